@@ -32,6 +32,7 @@ strategy: {strategy}
 train: {{length: 10 steps, batch: 8, micro_batches: 2, seed: 3, dropout: {dropout}}}
 callbacks: []
 """
+# Of two ranks, one for each axis and stage that learns in its own way.
 LAYOUTS = {
     "data": "{use: data_parallel}",
     "sharding 1": "{use: hybrid, sharding: 2}",
@@ -39,7 +40,7 @@ LAYOUTS = {
     "sharding 3": "{use: hybrid, sharding: 2, sharding_stage: 3}",
     "pipeline": "{use: hybrid, pipeline: 2}",
     "tensor": "{use: hybrid, tensor: 2}",
-}  # of two ranks, one for each axis and stage that learns in its own way
+}
 Found = dict[str, Any]  # what one rank saw: JSON
 
 

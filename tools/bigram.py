@@ -47,9 +47,8 @@ def main(path: str, overrides: list[str]) -> None:
     """Prints the losses, and the number of tokens and files."""
     config = read_recipe(Path(path), overrides).dataset
     splits = [config.build(split) for split in ("train", "test")]
-    train, test = (
-        data.tokens[: len(data) * data.length + 1] for data in splits
-    )  # as far as samples cover them
+    # As far as samples cover them.
+    train, test = (data.tokens[: len(data) * data.length + 1] for data in splits)
     vocab = splits[0].tokenizer.vocab
     sizes = [
         f"{len(tokens) - 1:,} tokens of {len(data.files)} files"

@@ -119,9 +119,8 @@ def _word(mark: Mark) -> str:
 
 
 def _cell(said: str) -> str:
-    flat = re.sub(r"/\S*?/(?=trace/)", "…/", " ".join(said.split())).replace(
-        "|", "\\|"
-    )  # folders of this run
+    # Folders of this run.
+    flat = re.sub(r"/\S*?/(?=trace/)", "…/", " ".join(said.split())).replace("|", "\\|")
     return flat if len(flat) <= WIDEST else flat[:WIDEST].rsplit(" ", 1)[0] + " …"
 
 

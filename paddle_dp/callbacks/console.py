@@ -72,9 +72,8 @@ class Console(Callback):
         self._began, self._first, self._read = 0.0, 0, 0
         self._found: Evaluation | None = None
         self._saved: Path | None = None
-        self._sent: list[
-            tuple[int, float]
-        ] = []  # steps, and what was sent in each: some strategies send in a few only
+        # Steps, and what was sent in each: some strategies send in a few only.
+        self._sent: list[tuple[int, float]] = []
         self._left_out: set[int] = set()  # steps whose updates the guard left out
 
     def start(self, moment: Moment) -> None:
@@ -158,9 +157,8 @@ def terminal() -> TextIO | None:
     named = os.environ.get("PADDLE_DP_TTY")
     if named:
         try:
-            file = os.open(
-                named, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
-            )  # a file is neither made nor emptied
+            # A file is neither made nor emptied.
+            file = os.open(named, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
         except OSError:
             return None
         if not os.isatty(file):

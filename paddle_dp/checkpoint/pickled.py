@@ -29,9 +29,8 @@ _STORAGES = {
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
     "ByteStorage": "uint8", "BoolStorage": "bool",
 }  # fmt: skip
-_NUMPY = {
-    code: name for name, (_, code) in DTYPES.items() if name != "uint16"
-}  # Paddle's bfloat16 is uint16 there
+# Paddle's bfloat16 is uint16 there.
+_NUMPY = {code: name for name, (_, code) in DTYPES.items() if name != "uint16"}
 
 
 @dataclass(frozen=True)

@@ -84,9 +84,8 @@ class Origin:
         if self.head_width is None:
             return self.pieces[0].read(source, offset, shape)
         width, (*above, start), (*sizes, columns) = self.head_width, offset, shape
-        heads = range(
-            start // (3 * width), -(-(start + columns) // (3 * width))
-        )  # all of which a part is asked for
+        # The heads of which at least a part is asked for.
+        heads = range(start // (3 * width), -(-(start + columns) // (3 * width)))
         third = self.shape(source)[-1] // 3
         each = self.pieces if len(self.pieces) == 3 else self.pieces * 3
         shifts = (0, 0, 0) if len(self.pieces) == 3 else (0, third, 2 * third)

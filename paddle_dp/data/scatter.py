@@ -135,9 +135,8 @@ class Scatterer:
                 packed[dp_rank] = pack(slices, key, _indices(self._samplers[dp_rank], epoch, k))
             self._wait_for(rank, k)
             transport.endpoint().send(self._channel, rank, *packed[dp_rank])
-        own = self._slices(
-            whole, self._dp_ranks[0], k
-        )  # copies: a source's arrays are its own, for its next batch
+        # Copies: a source's arrays are its own, for its next batch.
+        own = self._slices(whole, self._dp_ranks[0], k)
         return [(mapped(np.array, inputs), mapped(np.array, targets), n) for inputs, targets, n in own]
 
     def _slices(self, whole: list[MicroArrays], dp_rank: int, k: int) -> list[MicroArrays]:

@@ -204,11 +204,8 @@ def _detach(libc: ctypes.CDLL | None, parent: int) -> None:
     os.setsid()  # a Ctrl-C goes to the parent's group only; the parent ends its workers itself
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-    ):  # a scheduler sends them to all processes of a job
+    # A scheduler sends them to all processes of a job.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the rank still reads; afterwards it ends its workers itself
     if libc is not None and sys.platform == "linux":
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

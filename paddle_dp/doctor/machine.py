@@ -22,11 +22,8 @@ from paddle_dp.version import __version__
 FOLDER = "run folder"
 OLDEST = (3, 0)  # of Paddle, as in pyproject.toml
 GB, MB = 1 << 30, 1 << 20
-BLOCK, MOST, LONGEST = (
-    8 * MB,
-    96 * MB,
-    1.0,
-)  # what is written to measure the disk, in bytes and at most in seconds
+# What is written to measure the disk: bytes at once, bytes at most, and seconds at most.
+BLOCK, MOST, LONGEST = 8 * MB, 96 * MB, 1.0
 
 
 def paddle() -> Finding:

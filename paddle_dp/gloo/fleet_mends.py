@@ -33,9 +33,8 @@ def count_tied_weights_once(pipeline: Any) -> int:
     shared = getattr(pipeline, "shared_comm", {})  # 2.6 has none without a pipeline
     count = 0
     for weights in shared.values():
-        names = weights.get(
-            "weight_attr", weights.get("shared_weight_attr")
-        )  # a string in 2.6, a list in 3.x
+        # A string in 2.6, a list in 3.x.
+        names = weights.get("weight_attr", weights.get("shared_weight_attr"))
         for name in [names] if isinstance(names, str) else names:
             getattr(weights["layer"], name).is_firstly_shared = dist.get_rank() == min(weights["ranks"])
             count += 1

@@ -26,9 +26,8 @@ from paddle_dp.mesh.transport import Patience
 
 _stores: list[Any] = []  # a group's store must outlive the group: its first rank serves the others
 REUSE = 1 << 20  # above all group ids that Paddle hands out
-_uses: collections.defaultdict[int, Iterator[int]] = collections.defaultdict(
-    itertools.count
-)  # of each group id
+# How often each group id has been used.
+_uses: collections.defaultdict[int, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 def create(store: Any, rank: int, size: int, group: int = 0) -> Any:

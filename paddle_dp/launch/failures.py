@@ -20,12 +20,8 @@ KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or l
 OTHERS = "by a person or another program: memory had not run out"
 MOST, WIDTH = 8, 140  # consequences that are shown, and characters of each
 LOST_NODE = "lost node"  # the kind of a failure that no rank has written, for its machine is gone
-OF_THE_JOB = (
-    "stood still",
-    "launcher",
-    LOST_NODE,
-    StoppedError.__name__,
-)  # kinds, of failures that are not one rank's
+# Kinds of failures that are not one rank's.
+OF_THE_JOB = ("stood still", "launcher", LOST_NODE, StoppedError.__name__)
 # Messages of ranks that lost a peer: such a failure is not the cause if there is any other.
 _CONSEQUENCE = re.compile(
     r"gloo|nccl|connection (?:closed|reset|refused)|broken pipe|tcp_?store|unhandled system error"

@@ -177,9 +177,8 @@ def free_blocks() -> int:
 def _is_free(port: int) -> bool:
     """Whether no socket of this machine is bound to the port."""
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # a port in TIME_WAIT is free, as for the store
+        # A port in TIME_WAIT is free, as for the store.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError:

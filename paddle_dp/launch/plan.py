@@ -9,9 +9,8 @@ from paddle_dp.launch.command import Job, Plan
 from paddle_dp.launch.devices import spoken
 from paddle_dp.launch.machine import Machine
 
-RANK = (
-    128 << 20
-)  # bytes that a process takes for itself once it has imported Paddle 3.3.1 (135 MB, by smaps_rollup)
+# Bytes that a process takes for itself once it has imported Paddle 3.3.1 (135 MB, by smaps_rollup).
+RANK = 128 << 20
 
 
 @dataclass(frozen=True)

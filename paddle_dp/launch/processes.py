@@ -39,9 +39,8 @@ def tied_to(parent: int) -> Callable[[], None]:
 
     def tie() -> None:
         die_with_parent()
-        signal.signal(
-            signal.SIGUSR1, signal.SIG_IGN
-        )  # schedulers send it to all; who can stop in order takes it
+        # Schedulers send it to all; who can stop in order takes it.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         if os.getppid() != parent:
             os._exit(1)
 

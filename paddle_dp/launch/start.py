@@ -24,13 +24,8 @@ from paddle_dp.launch.steady import steady_screen
 from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.launch.watch import Prepared
 
-OF_A_RUN = (
-    "evaluate",
-    "generate",
-    "predict",
-    "export",
-    "export_weights",
-)  # they read the recipe in a run's folder, perhaps another's
+# Entry points that read the recipe in a run's folder, perhaps another's.
+OF_A_RUN = ("evaluate", "generate", "predict", "export", "export_weights")
 
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe

@@ -85,10 +85,8 @@ def compiled(model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool 
 def _compare_with_layers(model: nn.Layer, inputs: Any) -> None:
     """Raises UsageError where the traced program, called again, has other outputs or fewer gradients than the layers:
     what Python computes in the forward stays in it as it was, and Paddle's while loop gives no gradients (3.3.1)."""
-    before, undo = (
-        random_state(),
-        buffers_before(model),
-    )  # a forward may have put another tensor in a buffer's place
+    # A forward may have put another tensor in a buffer's place.
+    before, undo = random_state(), buffers_before(model)
     with trial(model), paddle.enable_grad():  # each from the same buffers and the same random numbers
         program, learned = _outputs_and_gradients(model, inputs)
     undo()

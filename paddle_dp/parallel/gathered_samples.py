@@ -54,9 +54,8 @@ class GatheredSamples:
         if self._alone:
             return list(rows), 0
         sizes = self._sizes(rows[0].shape[0] if self._present else 0)
-        if not any(
-            sizes
-        ):  # a micro-batch that a short batch left empty: each rank has a dummy, and it counts nowhere
+        # A micro-batch that a short batch left empty: each rank has a dummy, and it counts nowhere.
+        if not any(sizes):
             return list(rows), 0
         gathered = [
             _Gather.apply(one, self, sizes) if _learned(one) else self.all_rows(one, sizes) for one in rows

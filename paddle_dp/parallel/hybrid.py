@@ -157,9 +157,8 @@ class HybridLearner(Learner):
         axes = self.mesh.axes
         if self._behind is not None:
             self._behind.exchange()
-        elif self._ahead is None and (
-            axes.data > 1 or axes.sequence > 1
-        ):  # under ZeRO: of the gradients that this rank owns
+        elif self._ahead is None and (axes.data > 1 or axes.sequence > 1):
+            # Under ZeRO: of the gradients that this rank owns.
             fused_allreduce_gradients(self.trainable, self.hcg)
 
     def _step(self) -> None:

@@ -75,9 +75,8 @@ class Learner(Passes):
         super().__post_init__()
         self._placed_trainable = Trainable(self.named_parameters())
         updated = {id(p) for p in parameters_of(self.optimizer)}
-        self._updates_some = bool(
-            updated
-        )  # a stage may have no parameters, and Paddle's methods ask for the first
+        # A stage may have no parameters, and Paddle's methods ask for the first.
+        self._updates_some = bool(updated)
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
         self._gradients_checked = False
         self._reducer: ReducerBuckets | None = None

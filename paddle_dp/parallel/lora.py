@@ -102,9 +102,8 @@ def add_low_rank(model: nn.Layer, match: Sequence[str], rank: int, scale: float,
 
 def _add(name: str, layer: nn.Linear, rank: int, scale: float, seed: int) -> None:
     inputs, outputs = layer.weight.shape
-    bound = 1 / np.sqrt(
-        inputs
-    )  # of PEFT and of Linear itself in PyTorch: Kaiming's uniform with a gain of sqrt(1/3)
+    # As in PEFT, and in PyTorch's own Linear: Kaiming's uniform with a gain of sqrt(1/3).
+    bound = 1 / np.sqrt(inputs)
     draws = np.random.default_rng([seed, zlib.crc32(name.encode())])
     dtype = layer.weight.dtype
     first = nn.initializer.Assign(draws.uniform(-bound, bound, [inputs, rank]).astype("float32"))

@@ -130,9 +130,8 @@ class Passes(PlacedModel):
         """`factor` as the gradient from which the backward of `total` starts; cheaper than `total * factor`."""
         weight = self._weights.get(factor)
         if weight is None or weight.dtype is not total.dtype:
-            if (
-                len(self._weights) > 16
-            ):  # the cache is for factors that repeat; loss scales and counts may not
+            # The cache is for factors that repeat; loss scales and counts may not.
+            if len(self._weights) > 16:
                 self._weights.clear()
             weight = self._weights[factor] = paddle.full(total.shape, factor, total.dtype)
         return weight

@@ -20,9 +20,8 @@ class Periods:
     every: int
     warmup: int = 0
     adaptive: bool = False
-    ends: int = field(
-        default=0, init=False
-    )  # the update behind which the present period ends; 0: none has begun
+    # The update behind which the present period ends; 0: none has begun.
+    ends: int = field(default=0, init=False)
     highest: float = field(default=0.0, init=False)
 
     def is_local(self, update: int) -> bool:

@@ -80,9 +80,8 @@ class Replicated(nn.Layer):
         self._replicas = list(replicas)  # in a list: no sublayers, so that nothing is found twice
         self._devices = devices
         self.ran = 1  # replicas that had samples in the last call
-        self._gathered: list[
-            list[tuple[paddle.Tensor, paddle.Tensor]]
-        ] = []  # by replica: outputs, as gathered
+        # By replica: outputs, as gathered.
+        self._gathered: list[list[tuple[paddle.Tensor, paddle.Tensor]]] = []
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Raises UsageError for outputs that are not [samples, …]."""

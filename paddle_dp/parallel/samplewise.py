@@ -277,9 +277,8 @@ def mixing(model: nn.Layer, samples: Callable[[], Any] | None, exact: bool = Tru
                 said = f"of one sample there is {type(error).__name__}: {error}"
                 return [_UNTRIED.format(type(model).__name__, said)] if answers else []
         together, *alone = answers
-        if (
-            watch.found or watch.doubted
-        ):  # random numbers, or masks of nobody's: the learner's draws are named
+        # Random numbers, or masks of nobody's: the learner's draws are named.
+        if watch.found or watch.doubted:
             continue
         if not all(_close(both, each) for both, each in _matched(together, alone)):
             return [_MIXES.format(type(model).__name__, _ALSO if evaluation else _TRAINING)]

@@ -65,9 +65,8 @@ def of_standard_library(dotted: str) -> bool:
 def _module_of(called: Any) -> str:
     """Where a class or function is from; of another object, its class."""
     owner = called if isinstance(called, type) or hasattr(called, "__qualname__") else type(called)
-    if (
-        module := getattr(owner, "__module__", None)
-    ) is None:  # a function in C, bound to its module or to an object
+    # A function in C, bound to its module or to an object.
+    if (module := getattr(owner, "__module__", None)) is None:
         holder = getattr(called, "__self__", None)
         module = holder.__name__ if isinstance(holder, ModuleType) else type(holder).__module__
     return str(module)

@@ -8,9 +8,8 @@ from statistics import mean, median
 
 WIDE = 1.5  # a chunk is as much as 1.5 typical layers for each rank at most; more than 4 ranks count as 4
 RANKS = 4
-LAUNCH = (
-    1 / 64
-)  # of a typical layer's bytes: what a chunk costs besides them, so that a norm goes with a matrix
+# Of a typical layer's bytes: what a chunk costs besides them, so that a norm goes with a matrix.
+LAUNCH = 1 / 64
 
 
 def unshardable(sharding: int, pipeline: int, offload: bool, tied: bool, device: str) -> str | None:

@@ -87,9 +87,8 @@ class Part:
     truth: Trace | None = None
     replayed: Trace | None = None
     findings: list[Finding] = field(init=False)
-    turned: dict[str, float] = field(
-        init=False, default_factory=dict
-    )  # r of a first batch that probes speak against
+    # r of each gradient of a first batch that probes speak against, by name.
+    turned: dict[str, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.dtype: str = self.one.facts["dtype"]

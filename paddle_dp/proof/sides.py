@@ -42,9 +42,8 @@ class Side:
         # Why it may differ from one process: a sentence for each cause, with what removes it.
         self.differences: list[str] = self.facts["differences"]
         self.axes: dict[str, int] = self.facts["axes"]
-        self.rounds_to: str | None = self.facts[
-            "rounds_to"
-        ]  # the dtype to which its ranks round their gradients
+        # The dtype to which its ranks round their gradients.
+        self.rounds_to: str | None = self.facts["rounds_to"]
         self.parameters: int = self.facts["parameters"]  # of the whole model
         self.memory: int = self.facts["memory"]  # the most bytes that one of its processes had at once
         self.seconds: float = 0.0  # of the whole side, its processes' start included

@@ -18,10 +18,8 @@ from paddle_dp.checkpoint.shards import Box, TensorShard, assemble, full_box
 from paddle_dp.proof.store import Store
 
 Arrays = Mapping[str, np.ndarray]
-REPLAYED = (
-    "update",
-    "state",
-)  # kinds that one process computes again from the ranks' gradients (proof.replay)
+# Kinds that one process computes again from the ranks' gradients (proof.replay).
+REPLAYED = ("update", "state")
 WHOLE = "the model"  # the name of the layer that is the whole model
 
 

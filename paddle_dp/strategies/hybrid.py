@@ -177,9 +177,8 @@ class Config(StrategyConfig):
             "pp_configs": {"enable_dynamic_shape": True},
         }  # fmt: skip
         strategy.pipeline_configs = {"accumulate_steps": 1, "micro_batch_size": 1, **PIPELINE_SETTINGS}
-        if (
-            Config._placed != degrees
-        ):  # a second layout in this process: fleet would keep the first one's groups
+        # A second layout in this process: fleet would keep the first one's groups.
+        if Config._placed != degrees:
             topology._HYBRID_PARALLEL_GROUP, Config._placed = None, degrees
         fleet.init(is_collective=True, strategy=strategy)
         return Hybrid(self, mesh, fleet.get_hybrid_communicate_group())

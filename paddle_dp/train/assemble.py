@@ -47,9 +47,8 @@ class Assembly:
 
     def __init__(self, setup: Setup, mesh: Mesh):
         self.setup = setup
-        self._noticed: list[
-            str
-        ] = []  # differences from one process that are known before the model is placed
+        # Differences from one process that are known before the model is placed.
+        self._noticed: list[str] = []
         self._fingerprints: dict[str, dict[str, str]] = {}  # by split, of the data sets opened so far
         self._first: dict[Loader, Any] = {}  # inputs of the first samples
         consistency.compare_setups(setup, mesh)
@@ -57,9 +56,8 @@ class Assembly:
             part.refuse(setup.asked, mesh.ranks, mesh.computes_on)
         _refuse_guard(setup)
         self.strategy: Strategy = setup.strategy.build(mesh)
-        self.mesh = (
-            self.strategy.mesh
-        )  # split by its axes: which ranks read the same samples, share random numbers
+        # Split by its axes: which ranks read the same samples, share random numbers.
+        self.mesh = self.strategy.mesh
 
     @cached_property
     def train_loader(self) -> Loader:

@@ -31,9 +31,8 @@ class Claims:
         self.mesh, self.round = mesh, 0
         self._lock = threading.Condition()
         self._ledger: Ledger | None = None
-        self._early: list[
-            tuple[int, dict[str, Any]]
-        ] = []  # questions of a round that this rank has not begun
+        # Questions of a round that this rank has not begun.
+        self._early: list[tuple[int, dict[str, Any]]] = []
         self._own: deque[Share] = deque()
         self._pace: dict[int, float] = {}  # of the ranks, on rank 0
         self._resting: deque[int] = deque()  # ranks that have computed all that they claimed

@@ -28,9 +28,8 @@ class Ledger:
     stop: int
     shares: int
     pace: dict[int, float] = field(default_factory=dict)
-    _ended: set[int] = field(
-        default_factory=set, init=False
-    )  # ranks that were told that there is no share left
+    # Ranks that were told that there is no share left.
+    _ended: set[int] = field(default_factory=set, init=False)
     _computed: set[int] = field(default_factory=set, init=False)  # ranks that have computed a share
     _next: int = field(default=0, init=False)  # the next share, counted from that of `first`
     _held: defaultdict[int, list[Share]] = field(default_factory=lambda: defaultdict(list), init=False)

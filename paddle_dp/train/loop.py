@@ -112,10 +112,8 @@ class TrainingLoop(Rounds):
         self.check("at the end of the training")
         self.differences = self.learner.differences()
         moment = self._moment("end")
-        for reads in (
-            False,
-            True,
-        ):  # the last evaluation and checkpoint may fail: a good end is told after them
+        # The last evaluation and checkpoint may fail: a good end is told after them.
+        for reads in (False, True):
             self._call("end", [c for c in self.callbacks if c.reads is reads], lambda c: c.end(moment))
 
     def _shares(self) -> list[int]:

@@ -102,9 +102,8 @@ class Rounds(Moments):
             except TargetError as error:
                 raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
         now = time.perf_counter()
-        if (
-            sums is not None and self.mesh.axes.servers
-        ):  # the first of which writes the lines, and has no samples
+        # Server 0 writes the lines, and has no samples.
+        if sums is not None and self.mesh.axes.servers:
             waiting = min(batch.waited / max(now - self._done_at, 1e-9), 1.0)
             shown = {"tokens": tokens(batch), "waiting": waiting}
             sums = {**sums, **{name: value * sums["count"] for name, value in shown.items()}}

@@ -32,10 +32,8 @@ _PATHS = {"path", "folder", "dir", "directory", "file", "filename", "name", "roo
 _DEVICES = re.compile(
     r"(place\()?(undefined|cpu|[a-z]*gpu(_pinned)?|cuda|xpu|npu|mlu|dcu|custom\w*)(:\d+)?\)?"
 )
-_NUMBERS, _PLACED = (
-    {"rank", "pid", "port"},
-    {"device", "gpu", "cuda"},
-)  # of this process: `local_rank`, `gpu_id`
+# Words of names that are this process's own: `local_rank`, `gpu_id`.
+_NUMBERS, _PLACED = {"rank", "pid", "port"}, {"device", "gpu", "cuda"}
 _AT = re.compile(r" at 0x[0-9a-f]+")  # in what Python prints of an object
 _RANDOM_ID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?4[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}")  # uuid4
 _EPOCH = 1.6e9  # seconds since 1970, in 2020: no setting is as large and has a fraction

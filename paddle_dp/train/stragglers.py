@@ -19,10 +19,8 @@ PHASES = ("data", "forward", "backward", "exchange", "update")
 SLOW, NO_LONGER = 1.5, 1.25  # times as long as the others: from when on a rank is slow, and until when
 MATTERS = 0.1  # of a step that it takes longer at least: what is less delays nobody
 LATER = 0.010  # seconds a step that it takes longer at least: less is the machine's other work, in steps of few ms
-MEETINGS, STEPS = (
-    3,
-    5,
-)  # in a row, of so many steps at least: a machine may have something else to do for a while
+# So many meetings in a row, of so many steps at least: a machine may have something else to do for a while.
+MEETINGS, STEPS = 3, 5
 
 
 @dataclass(frozen=True, kw_only=True)

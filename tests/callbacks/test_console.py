@@ -40,9 +40,8 @@ def test_a_step_is_a_line_of_the_known_shape() -> None:
 
 def test_the_last_step_of_an_epoch_is_still_in_it() -> None:
     assert _lines.at(Progress(epoch=2, batch=4, step=12)) == "[epoch 3, step 12] "
-    assert (
-        _lines.at(Progress(epoch=3, batch=0, step=12)) == "[epoch 3, step 12] "
-    )  # after it, the held-out line
+    # After it, the held-out line.
+    assert _lines.at(Progress(epoch=3, batch=0, step=12)) == "[epoch 3, step 12] "
 
 
 def test_commands_can_be_pasted_also_with_spaces_in_the_folder(run: Run) -> None:

@@ -40,9 +40,8 @@ def test_a_film_keeps_what_was_when_and_what_was_handed_over() -> None:
     beat.end_tape()
     phases = [phase for phase, start, stop in film.spans if stop > start]
     assert phases == ["start", "backward", "backward", "update"]
-    assert all(
-        a[2] <= b[1] + 1e-3 for a, b in zip(film.spans, film.spans[1:], strict=False)
-    )  # without the wait
+    # Without the wait.
+    assert all(a[2] <= b[1] + 1e-3 for a, b in zip(film.spans, film.spans[1:], strict=False))
     assert [(what, start) for what, start, _ in film.given] == [("gradient 3", began)]
     assert film.waits[0][4] - film.waits[0][3] >= 0.01
 

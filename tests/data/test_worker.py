@@ -39,9 +39,8 @@ def test_signals_to_the_parent_are_not_for_the_child():
     os.kill(worker.pid, signal.SIGINT)
     worker.send(b"b")
     assert worker.receive(10)["word"] == "b"
-    assert (
-        os.getsid(worker.pid) == worker.pid != os.getsid(0)
-    )  # a signal to the parent's group does not reach it
+    # A signal to the parent's group does not reach it.
+    assert os.getsid(worker.pid) == worker.pid != os.getsid(0)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # as a scheduler: to all processes
         os.kill(worker.pid, number)
     worker.send(b"c")

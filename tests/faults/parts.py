@@ -22,10 +22,8 @@ WHERE, _RANK, _STEP, _DEED = (os.environ.get("FAULT", "nowhere -1 0") + " stand_
 HERE = _RANK in ("all", os.environ.get("PADDLE_TRAINER_ID", "0"))
 STEP = int(_STEP)
 begun: list[int] = []  # not empty once the training has begun: samples are looked at before
-STANDS_AT = {
-    "train": 120,
-    "test": 37,
-}  # the how manieth sample that a rank reads, once the training has begun
+# The how manieth sample that a rank reads, once the training has begun.
+STANDS_AT = {"train": 120, "test": 37}
 
 
 def stand_still() -> None:

@@ -131,9 +131,8 @@ def test_nothing_is_left(start, found, fault):
     phase = "start" if wait is starting else "any"
     found(fault, seconds, named if words else None, phase=phase, job=job)
     assert nothing_left(job, shared) < SECONDS
-    if (
-        "twice" in fault and ended == -signal.SIGINT
-    ):  # all was over, and Python was about to leave: 130 for a shell
+    # All was over, and Python was about to leave: 130 for a shell.
+    if "twice" in fault and ended == -signal.SIGINT:
         ended = 130
     # The first Ctrl-C asks, the second one may find that all have stopped.
     assert ended in ((status, 75) if "twice" in fault else (status,)) and (named or ended == 75), complained

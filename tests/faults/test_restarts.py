@@ -67,9 +67,8 @@ def test_the_only_rank_starts_again_until_the_budget_is_spent(start, found):
 def test_an_interrupt_during_the_wait_ends_it_at_once(start, found):
     job = start("train", recipe=RECIPE, restarts=9, env={"FAULT": "import 1 0 leave_3"})
     second = job.out / "logs" / "attempt-002" / "workerlog.1"
-    while (
-        not second.exists() or len(job.left()) > 1
-    ):  # until no process but paddle-dp is left of the second attempt
+    # Until no process but paddle-dp is left of the second attempt.
+    while not second.exists() or len(job.left()) > 1:
         assert job.process.poll() is None, job.process.communicate()
         time.sleep(0.05)
     time.sleep(0.5)

@@ -85,9 +85,8 @@ def neighbours_and_limit(seconds: float) -> list[int]:
 
     def create_side_by_side(*arguments: Any) -> Any:
         chunks = [libc.malloc(0x58) for _ in range(20000)]  # as large as a context; the last are side by side
-        for chunk in reversed(
-            chunks[-7:]
-        ):  # as many as malloc keeps at hand: these are next, the lowest first
+        # As many as malloc keeps at hand: these are next, the lowest first.
+        for chunk in reversed(chunks[-7:]):
             libc.free(chunk)
         return create(*arguments)
 

@@ -97,9 +97,8 @@ def test_a_block_of_ports_is_held_until_it_is_let_go():
     with reserved_ports() as first, reserved_ports() as second:
         assert first != second
         low, high = map(int, first["PORT_RANGE"].split(":"))
-        assert (
-            64000 < low < high < 65536
-        )  # none that the kernel, or Paddle's launcher, would hand out by itself
+        # None that the kernel, or Paddle's launcher, would hand out by itself.
+        assert 64000 < low < high < 65536
     with reserved_ports() as again:
         assert again == first
 

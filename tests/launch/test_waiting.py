@@ -98,9 +98,8 @@ def test_a_fork_is_what_the_launcher_starts(waiting, tmp_path, monkeypatch):
         assert "a rank's own words" in (attempt / "workerlog.1").read_text()
         found.append([json.loads((attempt / f"told.{rank}").read_text()) for rank in range(2)])
     drawn = [number for side in found for rank in side for number in rank["drawn"]]
-    assert (
-        len(set(drawn)) == 16
-    )  # who seeds nothing draws other numbers on each rank, and orders sets otherwise
+    # Who seeds nothing draws other numbers on each rank, and orders sets otherwise.
+    assert len(set(drawn)) == 16
     for side in found:
         for rank in side:
             rank["same"]["arguments"] = [word.rpartition("/")[2] for word in rank["same"]["arguments"]]
@@ -121,9 +120,8 @@ def test_a_job_that_ends_badly_takes_nothing_with_it(waiting, tmp_path, how, kin
     if kind:
         assert isinstance(found, Failure)
         assert (found.rank, found.kind) == (1, kind)
-    assert not any(
-        descendants(pid) for pid in pids
-    )  # not even what rank 1 has started in a session of its own
+    # Not even what rank 1 has started in a session of its own.
+    assert not any(descendants(pid) for pid in pids)
     assert run(tmp_path / "after", waiting) == 0
     assert [each.pid for each in waiting._waiting] == pids
 

@@ -148,9 +148,8 @@ def far_from_kinks(model: Any) -> tuple[Any, Any]:
         if isinstance(layer, torch.nn.MaxPool2d):
             near = torch.nn.functional.unfold(inputs[0].flatten(0, 1)[:, None], 3, padding=1, stride=2)
             top = near.topk(2, dim=1).values
-            at.append(
-                torch.where(top[:, 1] > 0, top[:, 0] - top[:, 1], torch.inf)
-            )  # equal zeros have no gradient
+            # Equal zeros have no gradient.
+            at.append(torch.where(top[:, 1] > 0, top[:, 0] - top[:, 1], torch.inf))
         else:
             at.append(inputs[0].clone())
 

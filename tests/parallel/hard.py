@@ -130,9 +130,8 @@ def learn(owners: bool, each_micro_batch: bool = False) -> list[list[str]]:
     exchange = trial.exchange(owners, each_micro_batch)
     found = []
     for step in range(6):
-        some = (
-            step != 3 or trial.mesh.rank > 0
-        )  # once the first rank, which owns parts of it, does not use a layer
+        # Once the first rank, which owns parts of it, does not use a layer.
+        some = step != 3 or trial.mesh.rank > 0
         blocks = 3 if step == 4 and trial.mesh.rank == 1 else 2  # a gradient more than in the step before
         wanted = trial.sums(some, each_micro_batch, blocks)
         for micro_batch in range(MICRO_BATCHES):
@@ -140,9 +139,8 @@ def learn(owners: bool, each_micro_batch: bool = False) -> list[list[str]]:
                 trial.backward(micro_batch, some, blocks)
         exchange.finish()
         here = trial.is_own if owners else lambda _: True
-        found.append(
-            trial.others(wanted, here, exactly=step != 4)
-        )  # what comes late is added behind the others
+        # What comes late is added behind the others.
+        found.append(trial.others(wanted, here, exactly=step != 4))
     if owners and trial.mesh.device == "cpu":
         found.append(not_shared(trial))
     return found

@@ -51,10 +51,8 @@ def test_a_program_gives_what_the_layers_give(name: str) -> None:
     program = copy.deepcopy(plain)
     compiled(program, inputs)
     assert is_compiled(program) and not is_compiled(plain)
-    for model in (
-        plain,
-        program,
-    ):  # before the first gradient: Paddle's own to_static would never learn after that
+    # Before the first gradient: Paddle's own to_static would never learn after that.
+    for model in (plain, program):
         with paddle.no_grad():
             model(batch)
     expected, found = learned(plain, batch), learned(program, batch)

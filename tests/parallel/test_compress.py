@@ -43,9 +43,8 @@ def test_what_was_sent_and_what_is_owed_is_what_was_given(dtype):
     debt = sum(errors.saved(0).numpy().astype("float64") for _, _, errors in ranks)
     np.testing.assert_allclose(applied + debt, given, rtol=1e-6)
     ulp = 2.0**-8 if dtype == "bfloat16" else 2.0**-11
-    np.testing.assert_allclose(
-        applied, given, rtol=2 * ulp / 50, atol=2e-7
-    )  # not 50 times one update's error
+    # Not 50 times one update's error.
+    np.testing.assert_allclose(applied, given, rtol=2 * ulp / 50, atol=2e-7)
 
 
 def test_an_update_that_is_left_out_changes_no_error():
@@ -87,9 +86,8 @@ def test_what_float16_cannot_hold_is_known_by_its_place_until_it_was_told():
             errors.begin(1.0)
             parameter.clear_gradient(False)
             give(parameter, values)
-        finished(
-            *(rank[:2] for rank in ranks)
-        )  # in the second update, of which no error is kept, only the sum is large
+        # In the second update, of which no error is kept, only the sum is large.
+        finished(*(rank[:2] for rank in ranks))
         found = [errors.take_clipped() for _, _, errors in ranks]
         assert found == {1e6: [[0], [0]], 4e4: [[0], []], 1.0: [[], []]}[values[0]]
         assert ranks[0][2].take_clipped() == []

@@ -46,9 +46,8 @@ def compared(strategy):
     random = np.random.default_rng(5)
     for settings in strategy:
         for shape in ((40,), (6, 7)):
-            scores = (
-                random.uniform(-1, 1, (*shape, CLASSES)).astype("float32").round(2)
-            )  # rounded: there are equals
+            # Rounded: there are equals.
+            scores = random.uniform(-1, 1, (*shape, CLASSES)).astype("float32").round(2)
             numbers = random.integers(0, CLASSES, shape)
             if "ignore_index" in settings:
                 numbers[random.random(shape) < 0.3] = settings["ignore_index"]

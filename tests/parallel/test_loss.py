@@ -175,9 +175,8 @@ def test_low_precision_has_the_same_mean_in_every_form(dtype: str) -> None:
     (truth, wanted), (losses, weights) = (
         learned(f, Mesh.alone(), dtype=dtype) for f in ("class", "kept_sum")
     )
-    np.testing.assert_allclose(
-        losses, truth, rtol=1e-3
-    )  # backward rounds another multiple of the same gradient
+    # Backward rounds another multiple of the same gradient.
+    np.testing.assert_allclose(losses, truth, rtol=1e-3)
     for name, weight in wanted.items():
         np.testing.assert_allclose(weights[name], weight, atol=2e-3, err_msg=name)
 

@@ -23,9 +23,8 @@ def learn(away: bool) -> list[np.ndarray]:
             assert size(states(optimizer)) == 0
         optimizer.clear_grad()
     offload.to_device()
-    assert (
-        size(states(optimizer)) == 2 * 4 * (4 * 3 + 3) + 2 * 2 * 4
-    )  # two moments, and two powers a parameter
+    # Two moments, and two powers a parameter.
+    assert size(states(optimizer)) == 2 * 4 * (4 * 3 + 3) + 2 * 2 * 4
     return [p.numpy() for p in model.parameters()] + [t.numpy() for t in states(optimizer)]
 
 

@@ -70,9 +70,8 @@ def learned(strategy, mesh, model, loss, length=LENGTH):
         def __getitem__(self, i):
             random = np.random.RandomState(i)
             if hasattr(model, "length"):
-                text = random.randint(
-                    0, 8, length + 1
-                )  # the class 0, which a loss may ignore, is in every text
+                # The class 0, which a loss may ignore, is in every text.
+                text = random.randint(0, 8, length + 1)
                 return text[:-1], text[1:]
             return random.randn(1, 8, 8).astype("float32"), random.randint(0, 5)
 

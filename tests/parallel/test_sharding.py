@@ -31,9 +31,8 @@ def test_every_stage_is_one_process_and_holds_what_the_formula_says(tmp_path):
         ):
             counted = found["memory"]
             assert counted["parameters"] == said.parameters
-            assert (
-                said.optimizer <= counted["optimizer"] < said.optimizer * 1.01
-            )  # and two numbers a parameter
+            # Besides, two numbers a parameter.
+            assert said.optimizer <= counted["optimizer"] < said.optimizer * 1.01
             assert said.gradients <= counted["most gradients"] <= said.gradients + largest
             if stage == 3:  # besides its own, the layers at work and those under way
                 # A bias or a norm more: a backward does not release layers exactly in the reverse of their names.

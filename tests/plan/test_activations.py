@@ -34,9 +34,8 @@ def test_the_first_stage_keeps_as_much_as_all_layers_of_one_micro():
     assert micro_batches == 4
     assert activation_bytes(tokens, stages, 50, Recompute(), micro_batches) == 48 * tokens.block("none")
     micro_batches = in_flight("interleaved", 4, 0, 16, 3)
-    assert micro_batches * 3 * 4 == pytest.approx(
-        48 * (1 + 3 / (4 * 3))
-    )  # of 4 blocks, 3 stages of them, where L is 48
+    # Of 4 blocks, 3 stages of them, where L is 48.
+    assert micro_batches * 3 * 4 == pytest.approx(48 * (1 + 3 / (4 * 3)))
 
 
 def test_fewer_micros_than_stages_wait_all():

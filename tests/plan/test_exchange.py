@@ -64,9 +64,8 @@ def test_with_micro_batches_only_what_is_freed_after_each_is_sent_for_each():
     assert of(4, data=2) == of(data=2)
     assert of(4, sharding=2) == of(sharding=2)
     assert of(4, sharding=2, stage=2) == pytest.approx(5 * PSI / 2)
-    held = (
-        4 * 400
-    )  # the head between a forward and its backward, the embedding between this and the next forward
+    # The head between a forward and its backward, the embedding between this and the next forward.
+    held = 4 * 400
     assert of(4, sharding=2, stage=3, prefetch=0) == pytest.approx(12 * PSI / 2 - 7 * held / 2)
 
 

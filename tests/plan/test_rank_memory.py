@@ -79,10 +79,11 @@ def test_stage_3_shards_what_is_frozen_and_leaves_statistics_everywhere():
     assert (first.state.gradients, second.state.gradients, second.state.optimizer) == (4 * 60, 0, 0)
     assert (first.lent, second.lent) == (4 * 100, 4 * 60)
     moved = {(s.what, s.when): (s.bytes, s.taken) for s in sent(blocks, layout, 1, 1, None)}
-    # Backward ends at the first weight that learns, and fetches nothing before it:
+    # Backward ends at the first weight that learns, and fetches nothing before it; what learns is still here when it
+    # begins.
     assert moved == {
         ("gradients", "every backward"): (240, 0),
         ("parameters", "every forward"): (400, 240),
-    }  # what learns is still here when backward begins
+    }
     whole = rank_memories(blocks, Layout(degrees=Degrees(sharding=2), sharding_stage=2))
     assert [memory.state.parameters for memory in whole] == [4 * 170] * 2

@@ -37,11 +37,8 @@ def test_until_the_last_has_come_one_waits_for_it_and_then_for_the_wire():
             row({"forward": 10.0}, [("group 0", 7, "exchange", 15.0, 18.0, False)]),
         ]
     )
-    assert (early.forward, early.waiting, early.exchange) == (
-        2.0,
-        2.5,
-        2.0,
-    )  # 1.5 of the wire and 0.5 of its own
+    # The exchange: 1.5 of the wire and 0.5 of its own.
+    assert (early.forward, early.waiting, early.exchange) == (2.0, 2.5, 2.0)
     assert early.waits_for == {1: 2.5} and early.exchanges == 0.5
     assert (late.forward, late.waiting, late.exchange, late.waits_for) == (5.0, 0.0, 1.5, {})
     found = slowest([early, late])

@@ -12,9 +12,8 @@ def forget_to_wait() -> None:
     right = dist.all_reduce
 
     def issued(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, sync_op: bool = True) -> Any:
-        large = (
-            tensor.size > 1000
-        )  # the gradients; a hang of the small agreements would hide what is to be seen
+        # The gradients; a hang of the small agreements would hide what is to be seen.
+        large = tensor.size > 1000
         return right(tensor, op, group, sync_op and not large)
 
     dist.all_reduce = issued

@@ -31,9 +31,8 @@ def test_the_plain_layout_is_the_whole_model_on_each_rank(use: str) -> None:
 
 def test_auto_takes_the_ranks_that_the_other_axes_leave() -> None:
     assert layout(8, use="hybrid", tensor=2, pipeline=2).degrees == Degrees(data=2, tensor=2, pipeline=2)
-    assert layout(2, use="hybrid", tensor=4).degrees == Degrees(
-        data=1, tensor=4
-    )  # too few: refused elsewhere
+    # Too few: refused elsewhere.
+    assert layout(2, use="hybrid", tensor=4).degrees == Degrees(data=1, tensor=4)
     assert layout(8, use="hybrid", data=1, sharding=4, sequence=2).degrees.ranks == 8
 
 

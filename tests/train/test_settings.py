@@ -225,9 +225,8 @@ def test_addresses_clocks_random_names_and_the_order_of_a_dict_are_no_settings()
     names = [f"name {number}" for number in range(300)]
     found, again = settings_of(of_this_process(names)), settings_of(of_this_process(names[::-1]))
     few, many = found.pop("few"), found.pop("many")
-    assert (
-        again.pop("few").keys() != few.keys() and again.pop("many") == many
-    )  # other names, and the same ones
+    # Other names, and the same ones.
+    assert again.pop("few").keys() != few.keys() and again.pop("many") == many
     assert found == again
     assert len(found["no_decay"]) == 2 and list(found["rates"].values()) == [0.5, 0.25]
     assert (

@@ -55,9 +55,8 @@ class Layout:
 
 
 LAYOUTS = [
-    Layout(
-        "data_parallel", 2, "use: data_parallel, comm_buffer_size: 1 MB"
-    ),  # of 11: the default is all in one
+    # Of 11 MB: by default all gradients are in one bucket.
+    Layout("data_parallel", 2, "use: data_parallel, comm_buffer_size: 1 MB"),
     Layout("data 2", 2, "use: hybrid, data: 2"),
     *(
         Layout(f"sharding 2, stage {s}", 2, f"use: hybrid, sharding: 2, sharding_stage: {s}")

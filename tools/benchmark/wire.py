@@ -50,9 +50,8 @@ STEPS = 12  # at each speed
 FIRST = 2  # steps at each speed that do not count
 LEAST = 24  # in all: what is sent ahead crosses the first and the last line that count
 EVERY = 2  # steps from one line of metrics to the next
-OF_SERVERS = (
-    36  # steps of a job with servers, at least: its bytes are counted over all of them, to half a step's
-)
+# Steps of a job with servers, at least: its bytes are counted over all of them, to half a step's.
+OF_SERVERS = 36
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,8 @@ LAYOUTS = [
         Layout(f"sharding {{n}}, stage {s}", MLP, f"use: hybrid, sharding: {{n}}, sharding_stage: {s}")
         for s in (1, 2, 3)
     ),
-    Layout(
-        "sharding {n}, stage 3, gpt", GPT, "use: hybrid, sharding: {n}, sharding_stage: 3"
-    ),  # 4 micro-batches
+    # With 4 micro-batches.
+    Layout("sharding {n}, stage 3, gpt", GPT, "use: hybrid, sharding: {n}, sharding_stage: 3"),
     Layout("tensor {n}", GPT, "use: hybrid, tensor: {n}"),
     Layout("tensor {n}, sequence_parallel", GPT, "use: hybrid, tensor: {n}, sequence_parallel: true"),
     Layout("sequence {n}", GPT, "use: hybrid, sequence: {n}"),

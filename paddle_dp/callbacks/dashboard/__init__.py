@@ -109,9 +109,8 @@ class Dashboard(Callback):
         if self.log:
             numbers = {n: v for n, v in moment.numbers.items() if n not in _HIDDEN}
             memory = numbers.pop("memory", None)
-            if (
-                memory is not None and self.run.mesh.ranks == 1
-            ):  # of several ranks, self.ranks has a curve each
+            # Of several ranks, self.ranks has a curve each.
+            if memory is not None and self.run.mesh.ranks == 1:
                 numbers["memory"] = memory / 2**20
             if "sent" in numbers:
                 numbers["sent"] /= 1e6

@@ -32,9 +32,8 @@ def training_flops(build: Callable[[], nn.Layer], shape: Sequence[int], dtype: s
         model.eval()  # without dropout, which has no products
         spec = [paddle.static.InputSpec([1, *shape], dtype)]
         traced = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
-        program = (
-            traced.concrete_program.main_program
-        )  # a reference, since its operations do not keep it alive
+        # Kept in a variable: a program's operations do not keep it alive.
+        program = traced.concrete_program.main_program
         return (1 + BACKWARD) * sum(map(_flops, program.global_block().ops))
     finally:
         paddle.set_rng_state(kept)

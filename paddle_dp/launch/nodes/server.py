@@ -92,9 +92,8 @@ class Server:
                 return
             self._guests.append(guest)
             self._looks.register(end, selectors.EVENT_READ, guest)
-            self._tell(
-                guest, {"say": "alive"}
-            )  # sealed: the other end learns at once whether its secret is ours
+            # Sealed: the other end learns at once whether its secret is ours.
+            self._tell(guest, {"say": "alive"})
 
     def _listen(self, guest: _Guest) -> None:
         if guest not in self._guests:

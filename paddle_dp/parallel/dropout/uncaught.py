@@ -17,9 +17,8 @@ from paddle import nn
 from paddle.base.framework import EagerParamBase as Parameter
 
 States = dict[str, Any]
-Dropped = tuple[
-    list[int], str, str, list[str]
-]  # a call, its layer, the digest of its tensor, the axes that cut it
+# A call, its layer, the digest of its tensor, the axes that cut it.
+Dropped = tuple[list[int], str, str, list[str]]
 
 
 class Watch:

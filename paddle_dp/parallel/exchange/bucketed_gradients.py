@@ -145,9 +145,8 @@ class BucketedGradients:
         parameter = self._parameters[place]
         if parameter.grad is not None:
             self._had.add(place)
-            if (
-                self._wire is not None and self._errors is None
-            ):  # rounded itself, and in each sum but the first
+            # It is rounded itself, and in each sum but the first.
+            if self._wire is not None and self._errors is None:
                 roundings.note(parameter, parameter.grad, self._wire, len(self._group.ranks))
             self._view(place).copy_(as_dtype(parameter.grad, self._dtypes[place]), False)
             parameter.clear_gradient(False)
@@ -221,9 +220,8 @@ class BucketedGradients:
                 continue
             for place in bucket.places:
                 part = _part(flat, bucket, place, self._parameters[place].shape)
-                if (
-                    self._wire is not None and self.each_micro_batch
-                ):  # the sums of micro-batches are not rounded
+                # The sums of micro-batches are not rounded.
+                if self._wire is not None and self.each_micro_batch:
                     part = as_dtype(part, wide(self._parameters[place]))
                 self._sums[place] = self._sums[place].add_(part) if place in self._sums else part
 

@@ -29,9 +29,8 @@ class ErrorMemory:
         self._spare: dict[int, paddle.Tensor] = {}
         self._reuses = False
         self.clipped: set[int] = set()  # places of numbers that were too large for the dtype that travels
-        self._may_be_clipped: dict[
-            tuple[int, ...], paddle.Tensor
-        ] = {}  # by places: on a device, not read yet
+        # By places: on a device, not read yet.
+        self._may_be_clipped: dict[tuple[int, ...], paddle.Tensor] = {}
 
     def may_be_clipped(self, places: Sequence[int], flag: paddle.Tensor) -> None:
         """Some of the numbers at these places were too large, if `flag` is true, bool on a device."""

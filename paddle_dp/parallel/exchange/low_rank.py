@@ -46,9 +46,8 @@ class LowRankGradients:
         chosen = [is_worthwhile(parameter.shape, rank) for parameter in self._parameters]
         self.places = [place for place, low in enumerate(chosen) if low]
         self._whole = [place for place, low in enumerate(chosen) if not low]
-        self.right: dict[
-            int, paddle.Tensor
-        ] = {}  # Qᵀ [rank, m], by place: products with it read M as it lies
+        # Qᵀ [rank, m], by place: products with it read M as it lies.
+        self.right: dict[int, paddle.Tensor] = {}
         self._next: dict[int, paddle.Tensor] = {}  # Q of an update that is not yet made
         self._left_sums: list[paddle.Tensor] = []
         self._right_sums: list[paddle.Tensor] = []

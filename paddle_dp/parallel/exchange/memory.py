@@ -28,9 +28,8 @@ def moved_gradient(parameter: paddle.Tensor) -> paddle.Tensor:
     but what is not contiguous."""
     gradient = parameter.grad
     assert gradient is not None
-    gradient = (
-        gradient.contiguous()
-    )  # of a transposed parameter; in place, so that clearing would take it (3.3.1)
+    # A transposed parameter's is not contiguous. Paddle works in place, so that clearing would take it (3.3.1).
+    gradient = gradient.contiguous()
     moved = paddle.empty(gradient.shape, gradient.dtype)
     gradient._share_buffer_to(moved)
     parameter.clear_gradient(False)

@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MOST = (
-    1 << 18
-)  # numbers of a piece: a larger one waits too long for its sum, smaller ones cost a message each
+# Numbers of a piece: a larger one waits too long for its sum, smaller ones cost a message each.
+MOST = 1 << 18
 LEAST = 1 << 14  # numbers of a keeper's share: with fewer keepers' shares a link is busier than the others
 
 

@@ -43,9 +43,8 @@ class MicroBatchLoss:
 
     def __call__(self, outputs: Any, _: Any) -> paddle.Tensor:
         micro_batch, factor = next(self.upcoming)
-        targets = (
-            micro_batch.targets
-        )  # fleet's are the same, but detached, and only a tensor or a tuple of them
+        # Fleet's are the same, but detached, and only a tensor or a tuple of them.
+        targets = micro_batch.targets
         with self.loss.present(not micro_batch.is_dummy):
             total, count = self.loss(outputs, targets)
             sums = self.loss.sums(outputs, targets, total) if self.collect_metrics else {}

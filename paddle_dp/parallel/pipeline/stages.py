@@ -38,9 +38,8 @@ class Stages(PipelineLayer):
             layers=blocks, loss_fn=loss, topology=hcg.topology(), num_virtual_pipeline_stages=virtual_stages,
             seg_method="layer:" + ",".join(map(str, bounds)),  # the form that fleet requires
         )  # fmt: skip
-        self._layers_desc: list[
-            nn.Layer
-        ] = []  # drop the references to other ranks' blocks, so that they are freed
+        # Drop the references to other ranks' blocks, so that they are freed.
+        self._layers_desc: list[nn.Layer] = []
 
     def forward(self, input: Any, chunk_id: int | None = None) -> Any:
         if self.reads is None or self._stage_id or chunk_id:

@@ -97,10 +97,8 @@ class Desk:
         self._part = 0.0  # of a global batch
         self._seen: set[tuple[int, int]] = set()  # shares, in this round
         self._values: memoryview | None = None  # since the last update
-        self.updates, self.oldest = (
-            0,
-            0,
-        )  # made; and how many others were made at most while a gradient was computed
+        self.updates = 0  # made
+        self.oldest = 0  # how many were made at most while a gradient was computed
         self._began: dict[int, int] = {}
         transport.endpoint().answer(CHANNELS["pushed"], lambda rank, data: self._said.put((rank, data)))
         transport.endpoint().notice_silence()

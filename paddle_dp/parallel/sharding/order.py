@@ -54,9 +54,8 @@ class Diary:
     needs: list[Need] = field(default_factory=list)
     gradients: list[int] = field(default_factory=list)
     _last: dict[int, int] = field(default_factory=dict)  # by place: its last need
-    _released: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (need, place): needs seen until then
+    # (need, place): needs seen until then.
+    _released: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def need(self, need: Need) -> None:
         for place in need:

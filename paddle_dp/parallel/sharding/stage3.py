@@ -108,26 +108,23 @@ class Stage3:
             for size, owner in zip(self._sizes, owners, strict=True)
         ]
         self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
-        self._here: set[int] = (
-            set()
-        )  # gathered for layers at work; also own ones, so that ranks note the same needs
+        # Gathered for layers at work; also own ones, so that ranks note the same needs.
+        self._here: set[int] = set()
         self._users: Counter[int] = Counter()
         self._kept: set[int] = set()  # not at work, but to be needed again soon
         self._on_way: Counter[int] = Counter()
         self._bytes = self.most = 0
         self._orders: dict[Any, Order] = {}
-        self._rests: dict[
-            Any, tuple[int, int]
-        ] = {}  # after an order was left: passes without it, and those to come
+        # After an order was left: passes without it, and those to come.
+        self._rests: dict[Any, tuple[int, int]] = {}
         self._diary = Diary()
         self.sends = True  # whether a gradient that is there goes to its owner
         self._begun = self._followed = False
         self._key: Any = None
         self._order: Order | None = None  # the one that is followed
         self._at = self._asked = 0  # the next need in it, and the first that is not asked for
-        self._backwards: defaultdict[int, list[_Backward]] = defaultdict(
-            list
-        )  # by a place whose gradient ends them
+        # By a place whose gradient ends them.
+        self._backwards: defaultdict[int, list[_Backward]] = defaultdict(list)
         self._hooks: list[Any] = []  # on inputs that may outlive a pass
         self._since: dict[int, int] = {}  # by place: which of the order's needs it was gathered for
         for layer in model.sublayers(include_self=True):

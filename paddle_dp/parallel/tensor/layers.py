@@ -44,9 +44,8 @@ class CopyToTensorParallel(nn.Layer):
         self.group = group
         for name, parameter in layer.named_parameters(include_sublayers=False):
             self.add_parameter(name, parameter)
-        self._layer = [
-            layer
-        ]  # in a list, so that it is no sublayer: its parameters are registered here already
+        # In a list, so that it is no sublayer: its parameters are registered here already.
+        self._layer = [layer]
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self._layer[0](copied(x, self.group))

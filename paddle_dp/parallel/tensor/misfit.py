@@ -18,13 +18,8 @@ from paddle_dp.parallel.batch_norm import is_batch_norm
 from paddle_dp.parallel.tensor.convolutions import CONVOLUTIONS
 from paddle_dp.part.annotation import cut_entries
 
-SLICED = (
-    "colwise",
-    "heads",
-    "channels",
-    "classes",
-    "vocab",
-)  # ways after which a rank holds only some of the outputs
+# Ways after which a rank holds only some of the outputs.
+SLICED = ("colwise", "heads", "channels", "classes", "vocab")
 
 
 @dataclass

@@ -167,6 +167,5 @@ class Vision(nn.Layer):
 
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
         found = self.model(images)
-        return (
-            sum(found[1:], found[0]) if isinstance(found, tuple | list) else found
-        )  # googlenet has three heads
+        # Googlenet has three heads.
+        return sum(found[1:], found[0]) if isinstance(found, tuple | list) else found

@@ -29,9 +29,8 @@ def scaled_by(factor: Callable[[Any, Any, Any], float]) -> Callable[[], Abstract
 
 def local_mean(learner: Any, micro_batch: Any, count: Any) -> float:
     """From «sum over the global count» to «mean of the own share, averaged over ranks and micro-batches»."""
-    return float(count) / (
-        micro_batch.samples * learner.mesh.dp_size * 2
-    )  # recipes/mlp.yaml has 2 micro-batches
+    # The recipe, recipes/mlp.yaml, has 2 micro-batches.
+    return float(count) / (micro_batch.samples * learner.mesh.dp_size * 2)
 
 
 def left_out() -> AbstractContextManager[None]:

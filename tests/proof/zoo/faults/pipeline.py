@@ -51,9 +51,8 @@ def tied_counted_per_stage() -> AbstractContextManager[None]:
 
 def divided_by_micro_batches_twice() -> AbstractContextManager[None]:
     def make(call: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, outputs, targets: (
-            call(self, outputs, targets) / 2
-        )  # the recipe has 2 micro-batches
+        # The recipe has 2 micro-batches.
+        return lambda self, outputs, targets: call(self, outputs, targets) / 2
 
     return replaced(LOSS, make)
 
@@ -74,9 +73,8 @@ def targets_of_the_next_micro_batch() -> AbstractContextManager[None]:
 
     def make(begin: Callable[..., Any]) -> Callable[..., Any]:
         def ahead(self: Any, micro_batches: tuple[Any, ...], *more: Any) -> None:
-            equal = (
-                len({tuple(each.targets.shape) for each in micro_batches}) == 1
-            )  # others the loss would refuse
+            # The loss would refuse targets of other shapes.
+            equal = len({tuple(each.targets.shape) for each in micro_batches}) == 1
             following = (*micro_batches[1:], micro_batches[0])
             read = [
                 replace(each, targets=its.targets) for each, its in zip(micro_batches, following, strict=True)
