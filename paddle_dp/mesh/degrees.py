@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import product
 from math import prod
 
 # Outermost first, as fleet numbers ranks: neighbouring ranks are on one tensor axis, which communicates most.
@@ -67,10 +68,18 @@ class Degrees:
         server = coords.get("server", -1)
         return number + self.servers if server < 0 else server
 
-    def group(self, rank: int, axis: str) -> list[int]:
-        """The ranks that differ from `rank` on `axis` only, in order, including itself."""
+    def group(self, rank: int, *axes: str) -> list[int]:
+        """The ranks that differ from `rank` on no other than these axes, in order, including itself; of a server, itself
+        alone."""
+        if rank < self.servers:
+            return [rank]
         coords = self.coords(rank)
-        return [self.rank({**coords, axis: place}) for place in range(self[axis])]
+        ranges = [range(self[axis]) if axis in axes else (coords[axis],) for axis in AXES]
+        return [self.rank(dict(zip(AXES, places, strict=True))) for places in product(*ranges)]
+
+    def groups(self, *axes: str) -> list[tuple[int, ...]]:
+        """All groups along these axes, in order; each rank is in one of them."""
+        return sorted({tuple(self.group(rank, *axes)) for rank in range(self.ranks)})
 
     def dp_rank(self, rank: int) -> int:
         """Which share of the data `rank` reads; −1: none, for it is a server."""

@@ -1,4 +1,4 @@
-"""The ranks that hold the same part of the model and read different samples: along the data and the sharding axis."""
+"""Ranks over which layers gather and sum: those along some axes in a group of their own, or in two of fleet's groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.parallel.exchange.gradient_exchange import among
 from paddle_dp.parallel.hcg import HCG
 
 
@@ -31,7 +30,7 @@ class Ranks:
     def of(cls, degrees: Degrees, rank: int, *axes: str) -> Ranks:
         """The ranks that differ from `rank` on these axes only. Collective: all ranks make all groups."""
         mine = None
-        for ranks in sorted({tuple(among(degrees, other, *axes)) for other in range(degrees.ranks)}):
+        for ranks in degrees.groups(*axes):
             group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
             mine = cls(ranks, rank, group) if rank in ranks else mine
         assert mine is not None

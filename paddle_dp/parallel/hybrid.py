@@ -18,15 +18,15 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
-from paddle_dp.parallel.data_group import DataGroup
+from paddle_dp.parallel.data_group import DataGroup, Ranks
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
-from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange, among
+from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.memory import dtype_of
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.exchange.replica_sums import ReplicaSums
 from paddle_dp.parallel.exchange.roundings import rounds, wire_of
 from paddle_dp.parallel.gathered_samples import GatheredSamples
-from paddle_dp.parallel.hcg import HCG, Group
+from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import Count
 from paddle_dp.parallel.sharding.zero import Zero
@@ -61,8 +61,8 @@ class HybridLearner(Learner):
 
     def _exchange_ahead(self) -> GradientExchange | None:
         """The exchange of the axes data, sharding and sequence together; stage 3 has its own. Collective."""
-        degrees, zero, me = self.mesh.axes, self.zero, self.mesh.rank
-        ranks = among(degrees, me, "data", "sharding", "sequence")
+        axes, zero, me = self.mesh.axes, self.zero, self.mesh.rank
+        ranks = axes.group(me, "data", "sharding", "sequence")
         if len(ranks) == 1 or (zero is not None and zero.stage == 3):
             return None
         each, wire = zero is not None and zero.stage == 2, self._wire
@@ -70,9 +70,9 @@ class HybridLearner(Learner):
             keepers = [ranks for _ in self.trainable]
             if zero is not None:
                 owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
-                keepers = [among(degrees, owner, "data", "sequence") for owner in owners]
+                keepers = [axes.group(owner, "data", "sequence") for owner in owners]
             return PushedGradients(ranks, me, self.trainable, keepers, each, None, wire)
-        replicas, before = self._new_group("data", "sequence"), before_exchanges(self.model)
+        replicas, before = Ranks.of(axes, me, "data", "sequence").group, before_exchanges(self.model)
         held = [place for place, parameter in enumerate(self.trainable) if id(parameter) in before]
         if zero is None:
             assert replicas is not None
@@ -85,11 +85,11 @@ class HybridLearner(Learner):
     def _exchange_behind(self) -> ReplicaSums | None:
         """Under stage 3 with a dtype to travel in: that of the sums that this rank keeps, over data and sequence; in
         their own dtype Paddle exchanges them. Collective."""
-        degrees, zero, me = self.mesh.axes, self.zero, self.mesh.rank
-        ranks = among(degrees, me, "data", "sequence")
+        axes, zero, me = self.mesh.axes, self.zero, self.mesh.rank
+        ranks = axes.group(me, "data", "sequence")
         if len(ranks) == 1 or zero is None or zero.stage < 3 or self._wire is None:
             return None
-        group = None if self.mesh.device == "cpu" else self._new_group("data", "sequence")
+        group = None if self.mesh.device == "cpu" else Ranks.of(axes, me, "data", "sequence").group
         return ReplicaSums(ranks, me, self.trainable, self._wire, group)
 
     @property
@@ -97,19 +97,9 @@ class HybridLearner(Learner):
         wire = self._wire
         return wire if wire is not None and any(rounds(dtype_of(p), wire) for p in self.trainable) else None
 
-    def _new_group(self, *axes: str) -> Group | None:
-        """A process group of its own for these axes: others must not come between its collectives. None for one rank
-        alone. Collective."""
-        degrees, mine = self.mesh.axes, None
-        for ranks in sorted({tuple(among(degrees, rank, *axes)) for rank in range(degrees.ranks)}):
-            if len(ranks) > 1:
-                group = dist.new_group(list(ranks))  # all ranks make all groups
-                mine = group if self.mesh.rank in ranks else mine
-        return mine
-
     def _gathered_samples(self) -> GatheredSamples:
-        ranks = among(self.mesh.axes, self.mesh.rank, "data", "sharding")
-        return GatheredSamples(ranks, self.mesh.rank, self._new_group("data", "sharding"))
+        ranks = Ranks.of(self.mesh.axes, self.mesh.rank, "data", "sharding")
+        return GatheredSamples(ranks.ranks, ranks.rank, ranks.group)
 
     @contextmanager
     def _exchanging(self, last: bool) -> Iterator[None]:

@@ -121,11 +121,8 @@ class Branches:
 
     def _lanes(self) -> Lanes | None:
         """Groups for the outputs of each rank's branches, on an accelerator. Collective."""
-        from paddle_dp.parallel.exchange.gradient_exchange import among
         from paddle_dp.parallel.exchange.lanes import Lanes
 
         if self.mesh.device == "cpu" or self.mesh.axes.tensor == 1:
             return None
-        degrees = self.mesh.axes
-        groups = {tuple(among(degrees, rank, "tensor")) for rank in range(degrees.ranks)}
-        return Lanes.make(sorted(groups), self.mesh.rank)
+        return Lanes.make(self.mesh.axes.groups("tensor"), self.mesh.rank)

@@ -19,6 +19,12 @@ def test_neighbours_in_rank_are_neighbours_on_the_tensor_axis():
     assert EIGHT.group(5, "data") == [1, 5]
 
 
+def test_a_group_along_several_axes_is_where_no_other_coordinate_differs():
+    assert EIGHT.group(5, "data", "tensor") == [0, 1, 4, 5]
+    assert EIGHT.groups("data", "tensor") == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert Degrees(data=2, servers=2).groups("data") == [(0,), (1,), (2, 3)]
+
+
 def test_fleets_own_topology_agrees():
     topology = pytest.importorskip("paddle.distributed.fleet").base.topology.CommunicateTopology
     names = ["data", "pipe", "sharding", "sep", "model"]
