@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +134,14 @@ _arrivals: list[Arrivals] = []
 def arrivals() -> Arrivals | None:
     """This process's counts; None where there are no other ranks."""
     return _arrivals[0] if _arrivals else None
+
+
+def waiting(
+    group: str, members: Sequence[int], what: str, computes: bool = False
+) -> AbstractContextManager[None]:
+    """Around an exchange of this process: `Arrivals.waiting`, where there are other ranks."""
+    mine = arrivals()
+    return nullcontext() if mine is None else mine.waiting(group, members, what, computes)
 
 
 def start(rank: int, master: str, patience: float) -> None:

@@ -175,10 +175,7 @@ class Mesh:
     def waiting(self, what: str, computes: bool = False) -> AbstractContextManager[None]:
         """Around an exchange `what` of all ranks: if it takes long, each waiting rank prints which ranks are late.
         `computes`: the ranks do so within it, too."""
-        arrivals = late_ranks.arrivals()
-        if arrivals is None:
-            return nullcontext()
-        return arrivals.waiting("all", range(self.ranks), what, computes)
+        return late_ranks.waiting("all", range(self.ranks), what, computes)
 
     @cached_property
     def _messages(self) -> Messages:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Container, Iterator, Sequence
-from contextlib import nullcontext
 
 from paddle_dp.errors import LostPeerError
 from paddle_dp.mesh import late_ranks, transport
@@ -50,9 +49,7 @@ class Messages:
 
         Raises LostPeerError when a rank is gone, or is late by the whole of `Patience.seconds`.
         """
-        arrivals = late_ranks.arrivals()
-        late = nullcontext() if arrivals is None else arrivals.waiting(self._group, self.ranks, what)
-        with transport.around(self), late:
+        with transport.around(self), late_ranks.waiting(self._group, self.ranks, what):
             endpoint = transport.endpoint()
             return (
                 self._gather(mine, endpoint)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
 
 import numpy as np
 import paddle
@@ -67,7 +66,5 @@ class Push:
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Around receives that all these ranks come to together: visible to observers; late ranks are named."""
-        arrivals = late_ranks.arrivals()
-        late: Any = nullcontext() if arrivals is None else arrivals.waiting(self._channel, self.ranks, what)
-        with transport.around(self), late:
+        with transport.around(self), late_ranks.waiting(self._channel, self.ranks, what):
             yield

@@ -7,8 +7,6 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import paddle
@@ -88,12 +86,8 @@ class Pull:
 
     def _wait(self, place: int) -> None:
         owner, endpoint = self._owners[place], transport.endpoint()
-        arrivals = late_ranks.arrivals()
-        what = f"the parameters of rank {owner}"
         # Counted in a group that the owner never enters: in a wait here, only the owner can be late.
-        late: Any = (
-            nullcontext() if arrivals is None else arrivals.waiting(f"from {owner}", (self._me, owner), what)
-        )
+        late = late_ranks.waiting(f"from {owner}", (self._me, owner), f"the parameters of rank {owner}")
         with transport.around(self), late:
             while not self._arrived[place]:
                 number, came = HEADER.unpack(endpoint.receive(self.id, owner))
