@@ -16,7 +16,8 @@ from paddle_dp.parallel.exchange.elastic import Elastic
 from paddle_dp.parallel.exchange.memory import Array
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.local_learner import LocalLearner
-from paddle_dp.parallel.loss import numbers
+from paddle_dp.parallel.loss import number
+from paddle_dp.parallel.passes import totals
 
 
 @dataclass(kw_only=True)
@@ -66,17 +67,14 @@ class AsynchronousLearner(LocalLearner):
         divisor = batch.samples if known is None else known
         seen, answered = self._forward_backward(batch, divisor, collect)
         if known is None:
-            self._take_count(float(numbers([answered])[0]))
+            self._take_count(number(answered))
         heartbeat.enter("update")
         found = None
         if self._own:
             self._unscale(divisor / self._own)
             if collect:
-                names = list(seen[0])
-                norm_here = gradients.global_norm(self.trainable)
-                *values, norm = numbers([*(row[name] for name in names for row in seen), norm_here])
-                of_names = np.array(values).reshape(len(names), len(seen)).sum(1).tolist()
-                found = {**dict(zip(names, of_names, strict=True)), "gradient_norm": norm, "count": self._own}
+                sums, (norm,) = totals(seen, gradients.global_norm(self.trainable))
+                found = {**sums, "gradient_norm": norm, "count": self._own}
             self.optimizer.step()
         self.optimizer.clear_grad(set_to_zero=False)
         self._learned += self._own

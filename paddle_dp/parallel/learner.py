@@ -24,10 +24,10 @@ from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.local_norms import LocalNorms
-from paddle_dp.parallel.loss import Count, number, numbers
+from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.missing_gradients import MissingGradients
 from paddle_dp.parallel.optimizer_memory import OptimizerMemory
-from paddle_dp.parallel.passes import Passes, Sums
+from paddle_dp.parallel.passes import Passes, Sums, totals
 from paddle_dp.parallel.trainable import Trainable
 from paddle_dp.parallel.trial import buffers_before
 
@@ -304,9 +304,15 @@ class Learner(Passes):
         Collective."""
         if self.loss.counted == "samples":
             return batch.samples
+        own = self._own_count(batch)
+        return None if own is None else self._global_count(own)
+
+    def _own_count(self, batch: Batch) -> Count | None:
+        """The count of this rank's share of a batch; None if it is only known after the forward."""
+        own = [one for one in batch.micro_batches if not one.is_dummy]
         if self.loss.counted == "answers":
             return None
-        return self._global_count(sum(self._counted(one) for one in batch.micro_batches if not one.is_dummy))
+        return sum(one.samples if self.loss.counted == "samples" else self._counted(one) for one in own)
 
     def _counted(self, micro_batch: MicroBatch) -> Count:
         """What the loss counts in the targets: on the host, where they are there, for a device would be waited for."""
@@ -317,11 +323,12 @@ class Learner(Passes):
 
     def _global_count(self, counted: Count) -> float:
         """The counts of all ranks that read different samples, added up, on every rank. Collective."""
-        count = self.mesh.sum([number(counted) if self.mesh.is_loss_rank else 0.0])[0]
+        return self._checked(self.mesh.sum([number(counted) if self.mesh.is_loss_rank else 0.0])[0])
+
+    def _checked(self, count: float) -> float:
+        """A count. Raises LossError for one that is none."""
         if not count >= 0:
-            raise LossError(
-                f"the loss {self.loss.name} returned a count of {count:g} for a global batch: it must be 0 or more."
-            )
+            raise LossError(f"the loss {self.loss.name} returned a count of {count:g}: it must be 0 or more.")
         return count
 
     def optimizer_states_on_device(self) -> AbstractContextManager[Any]:
@@ -367,17 +374,14 @@ class Learner(Passes):
     def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
         """The sums of all ranks divided by `count`, and the gradient norm; one that is not finite is so on all ranks.
         The device is read once. Collective."""
-        names = list(seen[0])
-        of_micro_batches = [row[name] for name in names for row in seen]
-        *values, norm = numbers([*of_micro_batches, self.gradient_norm() if count else 0.0])
+        here, (norm,) = totals(seen, self.gradient_norm() if count else 0.0)
         # Under a loss scale an overflow is no fault: the update is skipped.
         faulty = not math.isfinite(norm) and self.mixed.scale is None
         self.faulty_gradients = self._faulty_gradients() if faulty else {}
-        local = [sum(values[at : at + len(seen)]) for at in range(0, len(values), len(seen))]
-        *sums, not_finite_norms = self.mesh.sum([*local, 0.0 if math.isfinite(norm) else norm])
+        *sums, not_finite_norms = self.mesh.sum([*here.values(), 0.0 if math.isfinite(norm) else norm])
         means = [value / count if count else math.nan for value in sums]
         norm = norm if not_finite_norms == 0 else not_finite_norms
-        return {**dict(zip(names, means, strict=True)), "gradient_norm": norm}
+        return {**dict(zip(here, means, strict=True)), "gradient_norm": norm}
 
     def _faulty_gradients(self) -> dict[str, str]:
         """This rank's gradients that are not finite, by name, with their contents («3 NaN of 100»)."""

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import paddle
 
 from paddle_dp.batch import Batch
-from paddle_dp.errors import LossError
 from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.consistency import Replica, check_sound
 from paddle_dp.parallel.data_parallel_learner import DataParallelLearner
@@ -95,21 +94,15 @@ class LocalLearner(DataParallelLearner):
     def count_ahead(self, batch: Batch) -> float | None:
         if not self._is_local:
             return super().count_ahead(batch)
-        if self.loss.counted == "answers":
-            return None
-        own = [one for one in batch.micro_batches if not one.is_dummy]
-        if self.loss.counted == "samples":
-            return self._take_count(sum(one.samples for one in own))
-        return self._take_count(sum(number(self._counted(one)) for one in own))
+        own = self._own_count(batch)
+        return None if own is None else self._take_count(number(own))
 
     def _global_count(self, counted: Count) -> float:
         return self._take_count(number(counted)) if self._is_local else super()._global_count(counted)
 
     def _take_count(self, own: float) -> float:
         """What this rank divides by. Without a sample of its own it makes no update, but takes part in means."""
-        if not own >= 0:
-            raise LossError(f"the loss {self.loss.name} returned a count of {own:g}: it must be 0 or more.")
-        self._own = own
+        self._own = self._checked(own)
         return own or 1.0
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:

@@ -4,10 +4,11 @@ fault."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal
 
 import paddle
@@ -31,6 +32,13 @@ from paddle_dp.structure import call
 Dropout = Literal["exact", "own"]
 NOTHING = nullcontext()
 Sums = dict[str, Any]  # of a micro-batch, by name: numbers, or tensors of one that no one has read yet
+
+
+def totals(seen: Sequence[Sums], *others: Any) -> tuple[dict[str, float], list[float]]:
+    """The sums over micro-batches, by name, and further numbers, or tensors of one; a device is read once for all."""
+    names = list(seen[0]) if seen else []
+    values = iter(numbers([*(row[name] for name in names for row in seen), *others]))
+    return {name: sum(islice(values, len(seen))) for name in names}, list(values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ import numpy as np
 import paddle
 
 from paddle_dp.batch import Batch
-from paddle_dp.errors import LossError
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.copies import ToHost
 from paddle_dp.mesh.heartbeat import heartbeat
@@ -20,7 +19,8 @@ from paddle_dp.parallel.exchange.host_copies import bytes_on_host, to_tensors
 from paddle_dp.parallel.exchange.memory import Array, bytes_of, moved_gradient
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learner import NO_REMEDY, Learner
-from paddle_dp.parallel.loss import Count, number, numbers
+from paddle_dp.parallel.loss import number
+from paddle_dp.parallel.passes import totals
 from paddle_dp.parallel.server.desk import END, PULL, PUSH, SAID, Desk
 from paddle_dp.parallel.server.learner import ServedLearner
 
@@ -106,19 +106,14 @@ class AsynchronousServedLearner(ServedLearner):
         known = self.count_ahead(batch)
         divisor = batch.samples if known is None else known or 1.0
         seen, answered = self._forward_backward(batch, divisor, collect)
-        count = float(numbers([answered])[0]) if known is None else known
-        if not count >= 0:
-            raise LossError(f"the loss {self.loss.name} returned a count of {count:g}: it must be 0 or more.")
+        count = self._checked(number(answered) if known is None else known)
         heartbeat.enter("update")
         found = None
         if count:
             gradients.scale(self.trainable, divisor / count)
             if collect:
-                names = list(seen[0])
-                here = gradients.global_norm(self.trainable)
-                *values, norm = numbers([*(row[name] for name in names for row in seen), here])
-                sums = np.array(values).reshape(len(names), len(seen)).sum(1).tolist()
-                found = {**dict(zip(names, sums, strict=True)), "gradient_norm": norm, "count": count}
+                sums, (norm,) = totals(seen, gradients.global_norm(self.trainable))
+                found = {**sums, "gradient_norm": norm, "count": count}
             for clip in self.clips:
                 norm = float(gradients.global_norm(clip.parameters).item())
                 gradients.scale(clip.parameters, clip.bound / max(norm, clip.bound))
@@ -130,14 +125,8 @@ class AsynchronousServedLearner(ServedLearner):
 
     def count_ahead(self, batch: Batch) -> float | None:
         """Of this share alone."""
-        own = [micro_batch for micro_batch in batch.micro_batches if not micro_batch.is_dummy]
-        if self.loss.counted == "answers":
-            return None
-        counts: list[Count] = [
-            micro_batch.samples if self.loss.counted == "samples" else self._counted(micro_batch)
-            for micro_batch in own
-        ]
-        return float(sum(number(count) for count in counts))
+        own = self._own_count(batch)
+        return None if own is None else number(own)
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext()

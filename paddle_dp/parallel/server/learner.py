@@ -17,8 +17,7 @@ from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learner import Learner
-from paddle_dp.parallel.loss import numbers
-from paddle_dp.parallel.passes import Sums
+from paddle_dp.parallel.passes import Sums, totals
 from paddle_dp.parallel.server.copied_gradients import CopiedGradients
 from paddle_dp.parallel.server.deal import Deal
 from paddle_dp.parallel.server.sums import SamplesOfWorkers
@@ -111,17 +110,15 @@ class ServedLearner(Learner):
 
     def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
         """As in a learner; but a server, which has no forward, hears from the workers which sums there are."""
-        names = list(seen[0]) if seen else []
-        values = numbers([row[name] for name in names for row in seen])
-        local = {name: sum(values[at * len(seen) : (at + 1) * len(seen)]) for at, name in enumerate(names)}
+        local, _ = totals(seen)
         square = 0.0 if self.mesh.reads or not count else self._square(self.trainable)
         rows = self.mesh.gather([local, square])
         norm = sum(square for _, square in rows) ** 0.5
         faulty = not norm < float("inf") and self.mixed.scale is None
         self.faulty_gradients = self._faulty_gradients() if faulty else {}
         found = dict.fromkeys(name for sums, _ in rows for name in sums)
-        totals = {name: sum(sums.get(name, 0.0) for sums, _ in rows) for name in found}
-        means = {name: total / count if count else float("nan") for name, total in totals.items()}
+        of_all = {name: sum(sums.get(name, 0.0) for sums, _ in rows) for name in found}
+        means = {name: total / count if count else float("nan") for name, total in of_all.items()}
         return {**means, "gradient_norm": norm}
 
     def sync_buffers(self) -> None:
