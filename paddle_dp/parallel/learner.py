@@ -19,6 +19,7 @@ from paddle_dp.parallel.attributes import Attributes
 from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients
+from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.exchange.reducer_buckets import ReducerBuckets
 from paddle_dp.parallel.finite import not_finite
 from paddle_dp.parallel.given_optimizer import parameters_of
@@ -164,7 +165,7 @@ class Learner(Passes):
         """All-reduces gradients after backward; here nothing, but checks that backward left none out."""
         if self.mesh.ranks > 1:
             if self.dp_world_size > 1:
-                size = sum(int(p.size) * int(p.element_size()) for _, p in self._named_trainable)
+                size = sum(nbytes(parameter) for _, parameter in self._named_trainable)
                 traffic.all_reduced(size, self.dp_world_size)
             lacking = [name for name, parameter in self._named_trainable if parameter.grad is None]
             check_gradients(lacking, self.mesh, first=not self._gradients_checked)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import paddle
 
+from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.learner import Learner
 
 
 def size(tensors: Iterable[paddle.Tensor | None]) -> int:
     """The bytes of the tensors; one whose memory was freed still has its shape, but counts 0."""
     allocated = (t for t in tensors if t is not None and t._is_initialized())
-    return sum(_bytes(t) for t in allocated)
-
-
-def _bytes(tensor: paddle.Tensor) -> int:
-    """What the whole tensor takes. `tensor.size` takes 4 µs, and this is asked for each parameter at each gradient."""
-    return math.prod(tensor.shape) * tensor.element_size()
+    return sum(nbytes(t) for t in allocated)
 
 
 def states(optimizer: Any) -> list[paddle.Tensor]:
@@ -64,7 +59,7 @@ class MemoryMeter:
 
     def _after_gradient(self, parameter: paddle.Tensor, *_: Any) -> None:
         """Runs after the hooks of sharding, so it adds what they have just freed of this parameter."""
-        counts, own = self._count(), _bytes(parameter)
+        counts, own = self._count(), nbytes(parameter)
         counts["parameters"] += 0 if parameter._is_initialized() else own
         counts["gradients"] += 0 if parameter.grad is not None else own
         self.most = {name: max(self.most[name], counts[name]) for name in counts}

@@ -12,6 +12,7 @@ from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel.branches.forms import Form
 from paddle_dp.parallel.data_group import Ranks
 from paddle_dp.parallel.exchange.lanes import Lanes
+from paddle_dp.parallel.exchange.memory import nbytes
 
 
 class Wires:
@@ -36,7 +37,7 @@ class Wires:
                 group = self.ranks.group if self._lanes is None else self._lanes.of(owner)
                 travelling.append(dist.broadcast(output, owner, group=group, sync_op=False))
                 if self._lanes is not None:
-                    traffic.reduced(_bytes(output), len(self.ranks.ranks))
+                    traffic.reduced(nbytes(output), len(self.ranks.ranks))
         for task in travelling:
             task.wait()
         return outputs
@@ -44,14 +45,10 @@ class Wires:
     def sum(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Its sum over the ranks, as a new tensor. Collective."""
         if self._lanes is not None:
-            traffic.all_reduced(_bytes(tensor), len(self.ranks.ranks))
+            traffic.all_reduced(nbytes(tensor), len(self.ranks.ranks))
         return self.ranks.sum_tensor(copied(tensor))
 
 
 def copied(tensor: paddle.Tensor) -> paddle.Tensor:
     """A tensor in memory of its own, in the order of its elements, as collectives want it."""
     return tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
-
-
-def _bytes(tensor: paddle.Tensor) -> int:
-    return int(tensor.size) * int(tensor.element_size())

@@ -19,7 +19,7 @@ from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, Sizes, called, 
 from paddle_dp.parallel.exchange.error_memory import ErrorMemory, wide
 from paddle_dp.parallel.exchange.fires import Fires
 from paddle_dp.parallel.exchange.lanes import Lanes
-from paddle_dp.parallel.exchange.memory import as_dtype, dtype_of
+from paddle_dp.parallel.exchange.memory import as_dtype, dtype_of, nbytes
 from paddle_dp.parallel.exchange.narrow_sum import NarrowSum
 from paddle_dp.parallel.exchange.roundings import roundings
 from paddle_dp.parallel.hcg import Group
@@ -185,16 +185,16 @@ class BucketedGradients:
                 task = dist.reduce(flat, owner, group=self._lanes.of(owner), sync_op=False)
             self._count(flat)
             if heartbeat.tape is not None:
-                heartbeat.tape.hand_over(called(number, _bytes(flat)), began)
+                heartbeat.tape.hand_over(called(number, nbytes(flat)), began)
             self._travelling.append((bucket, flat, task))
             if self.each_micro_batch:
                 self._settle(self._may_travel)
 
     def _count(self, flat: paddle.Tensor) -> None:
         """Adds what a bucket sends to the bytes of this process."""
-        width = 2 if self._errors is not None else int(flat.element_size())
+        size = nbytes(flat) if self._errors is None else 2 * int(flat.size)  # a NarrowSum travels in 16 bits
         count = traffic.all_reduced if self._owners is None else traffic.reduced
-        count(int(flat.size) * width, len(self._group.ranks))
+        count(size, len(self._group.ranks))
 
     def _end_round(self) -> None:
         """After a round's last backward: sends what is left."""
@@ -209,10 +209,10 @@ class BucketedGradients:
     @paddle.no_grad()
     def _settle(self, most: int) -> None:
         """Waits for the oldest buckets until at most so many bytes travel: the device does, not the host."""
-        travelling = sum(_bytes(flat) for _, flat, _ in self._travelling)
+        travelling = sum(nbytes(flat) for _, flat, _ in self._travelling)
         while travelling > most:
             bucket, flat, task = self._travelling.popleft()
-            travelling -= _bytes(flat)
+            travelling -= nbytes(flat)
             task.wait()
             if isinstance(task, NarrowSum):
                 self._remember(bucket, task)
@@ -255,14 +255,10 @@ class BucketedGradients:
                 roundings.note(self._parameters[place], total, self._wire, len(self._replicas.ranks))
             self._sums = {place: as_dtype(total, self._wire) for place, total in self._sums.items()}
         for total in self._sums.values():
-            traffic.all_reduced(int(total.size) * int(total.element_size()), len(self._replicas.ranks))
+            traffic.all_reduced(nbytes(total), len(self._replicas.ranks))
         tasks = [dist.all_reduce(self._sums[place], group=self._replicas, sync_op=False) for place in order]
         for task in tasks:
             task.wait()
-
-
-def _bytes(flat: paddle.Tensor) -> int:
-    return int(flat.size) * int(flat.element_size())
 
 
 def _part(flat: paddle.Tensor, bucket: Bucket, place: int, shape: Sequence[int]) -> paddle.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,15 @@ Array = np.ndarray[Any, Any]
 LARGEST_HALF = 65504.0  # float16's largest number
 
 
+def nbytes(tensor: paddle.Tensor) -> int:
+    """The bytes of a tensor's numbers, also while its memory is freed. (`tensor.size` takes 4 µs.)"""
+    return math.prod(tensor.shape) * int(tensor.element_size())
+
+
 def bytes_of(tensor: paddle.Tensor) -> Array:
     """The bytes of a contiguous tensor on the CPU, [size × bytes an element], where they lie: what is written there is
     the tensor's. The tensor stays as long as the array does, and must keep its memory. (`Tensor.numpy()` copies.)"""
-    size = int(tensor.size) * int(tensor.element_size())
+    size = nbytes(tensor)
     if not size:
         return np.empty(0, np.uint8)
     memory = (ctypes.c_char * size).from_address(tensor.data_ptr())

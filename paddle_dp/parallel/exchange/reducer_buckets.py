@@ -17,6 +17,7 @@ import paddle
 
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel.exchange.buckets import called
+from paddle_dp.parallel.exchange.memory import nbytes
 
 
 class ReducerBuckets:
@@ -27,10 +28,7 @@ class ReducerBuckets:
         parameters = reduced(wrapper)
         self.buckets: list[tuple[int, ...]] = [tuple(places) for places in reversed(wrapper.group_indices)]
         self._all = set(range(len(parameters)))
-        self._bytes = [
-            sum(int(parameters[p].size) * int(parameters[p].element_size()) for p in places)
-            for places in self.buckets
-        ]
+        self._bytes = [sum(nbytes(parameters[place]) for place in places) for places in self.buckets]
         self._handles = [p.register_hook(partial(self._arrives, place)) for place, p in enumerate(parameters)]
         for place, parameter in enumerate(parameters):
             parameter._register_backward_hook(partial(self._added, place))

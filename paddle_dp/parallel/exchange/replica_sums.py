@@ -8,7 +8,7 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_dp.mesh.traffic import traffic
-from paddle_dp.parallel.exchange.memory import as_dtype, dtype_of
+from paddle_dp.parallel.exchange.memory import as_dtype, dtype_of, nbytes
 from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
 from paddle_dp.parallel.exchange.roundings import roundings
@@ -48,7 +48,7 @@ class ReplicaSums:
             if parameter.grad is not None:
                 roundings.note(parameter, parameter.grad, self._wire, len(self._group.ranks))
                 total = as_dtype(parameter.grad, self._wire)
-                traffic.all_reduced(int(total.size) * int(total.element_size()), len(self._group.ranks))
+                traffic.all_reduced(nbytes(total), len(self._group.ranks))
                 tasks.append(dist.all_reduce(total, group=self._group, sync_op=False))
                 sums.append((parameter, total))
         for (parameter, total), task in zip(sums, tasks, strict=True):

@@ -11,6 +11,7 @@ from paddle import nn
 
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel.exchange.lanes import Lanes
+from paddle_dp.parallel.exchange.memory import nbytes
 
 
 class TravellingValues:
@@ -47,7 +48,7 @@ class TravellingValues:
         self.settle()
         self._noting = False
         for place, (parameter, owner) in enumerate(zip(self._weights, self._owners, strict=True)):
-            traffic.reduced(int(parameter.size) * int(parameter.element_size()), self._ranks)
+            traffic.reduced(nbytes(parameter), self._ranks)
             self._tasks[place] = dist.broadcast(parameter, owner, self._lanes.of(owner), sync_op=False)
 
     def wait(self, places: Iterable[int]) -> None:

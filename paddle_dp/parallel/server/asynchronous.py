@@ -16,7 +16,7 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.exchange.host_copies import bytes_on_host, to_tensors
-from paddle_dp.parallel.exchange.memory import Array, bytes_of, moved_gradient
+from paddle_dp.parallel.exchange.memory import Array, bytes_of, moved_gradient, nbytes
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learner import NO_REMEDY, Learner
 from paddle_dp.parallel.loss import number
@@ -141,7 +141,7 @@ class AsynchronousServedLearner(ServedLearner):
             data, at, parts = transport.endpoint().receive(CHANNELS["pulled"], server), 0, []
             parameters = [self.deal.parameters[place] for place in self._of_server[server]]
             for parameter in parameters:
-                size = int(parameter.size) * int(parameter.element_size())
+                size = nbytes(parameter)
                 parts.append(np.frombuffer(data, np.uint8, size, at))
                 at += size
             if self._to_host is not None:

@@ -9,6 +9,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.given_optimizer import keep, parameters_of
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.plan.memory import owners
@@ -30,8 +31,7 @@ class Deal:
                 f"strategy.servers={servers}, but there are only {len(self.parameters)} parameters to train: some "
                 "servers would own none. Set a smaller strategy.servers."
             )
-        sizes = [int(parameter.size) * int(parameter.element_size()) for parameter in self.parameters]
-        self.owners = owners(sizes, servers)
+        self.owners = owners(list(map(nbytes, self.parameters)), servers)
         """For each of the parameters its server's number, which is its rank, too: servers are the first ranks."""
         for parameter, server in zip(self.parameters, self.owners, strict=True):
             placements.record(parameter, server=server)

@@ -17,7 +17,7 @@ from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.mesh.transport import Patience
-from paddle_dp.parallel.exchange.memory import Array, bytes_from, bytes_of, dtype_of, numbers_of
+from paddle_dp.parallel.exchange.memory import Array, bytes_from, bytes_of, dtype_of, nbytes, numbers_of
 
 PULL, PUSH, END = range(3)
 # What a worker says: one of these, the global batch, where its share begins in it, what part of it the share is, and of
@@ -169,7 +169,7 @@ class Desk:
         for place in np.frombuffer(data, "<i8", count, SAID.size).tolist():
             number = self._at_place[place]
             parameter = self._parameters[number]
-            size = int(parameter.size) * int(parameter.element_size())
+            size = nbytes(parameter)
             numbers = numbers_of(memoryview(data)[at : at + size], dtype_of(parameter))
             at += size
             if number in self._sums:

@@ -12,6 +12,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.mesh.messages import Messages
+from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.hcg import Group
 
 NO_ORDER = bytes(8)
@@ -76,12 +77,8 @@ class OwnerRounds:
         reduce: Callable[[int], None],
         lend: Callable[[int], None] | None = None,
     ):
-        self._mine, self._sizes, self._reduce, self._lend = (
-            mine,
-            [size_of(p) for p in parameters],
-            reduce,
-            lend,
-        )
+        self._mine, self._reduce, self._lend = mine, reduce, lend
+        self._sizes = [nbytes(parameter) for parameter in parameters]
         self._rounds = Rounds(group, 3 * len(parameters), self._serve)
         self._computed: set[int] = set()  # gradients that this rank has had since the last `finish`
         self._told: set[int] = set()  # those of all ranks
@@ -140,8 +137,3 @@ class OwnerRounds:
                 self._told.add(place)
             elif self._lend is not None:
                 self._lend(place)
-
-
-def size_of(parameter: paddle.Tensor) -> int:
-    """Its bytes, also while its memory is freed."""
-    return int(parameter.size) * int(parameter.element_size())

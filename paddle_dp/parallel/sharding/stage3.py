@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import paddle
 from paddle import nn
 
+from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.sharding.order import Diary, Need, Order
-from paddle_dp.parallel.sharding.rounds import size_of
 
 LONGEST_REST = 64  # passes in which an order that was left is not offered again, at most
 
@@ -102,7 +102,7 @@ class Stage3:
     ):
         self._model, self._parameters, self._lender, self._ahead = model, parameters, lender, ahead
         self._mine = [owner == group.rank for owner in owners]
-        self._sizes = [size_of(parameter) for parameter in parameters]
+        self._sizes = [nbytes(parameter) for parameter in parameters]
         self._loads = [
             [size if rank == owner else 0 for rank in range(group.nranks)]
             for size, owner in zip(self._sizes, owners, strict=True)
