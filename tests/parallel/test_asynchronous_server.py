@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.server import desk
-from paddle_dp.parallel.server.desk import Clocks
+from paddle_dp.parallel.server.desk import SAID, Clocks, Desk
 from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies.parameter_server import ParameterServer
@@ -43,6 +44,16 @@ def test_nobody_waits_for_a_worker_that_is_gone_nor_for_one_that_computes_nothin
 def test_the_slowest_never_waits() -> None:
     clocks = Clocks(staleness=1)
     assert clocks.want(1, 9) == [1] and clocks.want(2, 10) == [2] and clocks.want(3, 0) == [3]
+
+
+def test_unequal_shares_in_any_order_make_as_many_updates_as_global_batches() -> None:
+    shares = [17 / 50, 17 / 50, 16 / 50] * 40
+    random.Random(0).shuffle(shares)
+    made: list[int] = []
+    server: Any = SimpleNamespace(_began={}, _part=0.0, oldest=0, updates=0, _make_update=lambda: made.append(1))
+    for part in shares:
+        Desk._add(server, 1, bytearray(SAID.size), part, 0)
+    assert len(made) == 40
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ class Desk:
         self._workers, self._gone = set(range(mesh.axes.servers, mesh.ranks)), set[int]()
         self._left: set[int] = set()
         self._sums: dict[int, Array] = {}
-        self._part = 0.0  # of a global batch
+        self._part = 0.0  # of a global batch: what has come since the last whole one
         self._seen: set[tuple[int, int]] = set()  # shares, in this round
         self._values: memoryview | None = None  # since the last update
         self.updates = 0  # made
@@ -137,8 +137,9 @@ class Desk:
 
     def finish(self) -> None:
         """Makes an update of what is left: shares that nobody has computed are missing."""
-        if self._part:
+        if self._sums:
             self._make_update()
+        self._part = 0.0
 
     def _next(self) -> tuple[int, bytearray | None]:
         with heartbeat.waiting("gradients of the workers"):
@@ -178,6 +179,7 @@ class Desk:
                 self._sums[number] = numbers
         self._part += part
         if self._part >= WHOLE:
+            self._part -= 1.0  # what unequal shares are more than a whole one counts in the next
             self._make_update()
 
     @paddle.no_grad()
@@ -187,6 +189,6 @@ class Desk:
             gradient: Any = paddle.empty(parameter.shape, parameter.dtype)
             bytes_of(gradient)[:] = bytes_from(total, dtype_of(parameter))
             parameter._copy_gradient_from(gradient)
-        self._sums, self._part, self._values = {}, 0.0, None
+        self._sums, self._values = {}, None
         self._update()
         self.updates += 1
