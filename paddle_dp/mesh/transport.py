@@ -93,6 +93,8 @@ class Endpoint:
         self._connect_once(self._outgoing, rank)
 
     def _connect_once(self, outgoing: dict[int, Outgoing], rank: int) -> None:
+        if rank in outgoing:
+            return  # without waiting for another peer, which another thread may be connecting to
         with self._connecting:
             if rank not in outgoing:
                 outgoing[rank] = Outgoing(self._connect(rank))

@@ -62,6 +62,17 @@ def test_an_empty_message_is_one(pair: tuple[Endpoint, Endpoint]) -> None:
     assert [bytes(pair[1].receive(0, 0)) for _ in range(2)] == [b"", b"next"]
 
 
+def test_a_send_does_not_wait_while_another_peer_is_connected_to(pair: tuple[Endpoint, Endpoint]) -> None:
+    zero, one = pair
+    zero.connect(1)
+    with zero._connecting:  # as a thread does, up to `Patience.seconds` where a machine does not answer
+        sender = threading.Thread(target=say, args=(zero, 0, 1, b"now"), daemon=True)
+        sender.start()
+        sender.join(timeout=5.0)
+        assert not sender.is_alive()
+    assert bytes(one.receive(0, 0)) == b"now"
+
+
 def test_strangers_are_ignored(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
     with socket.create_connection(one._listener.getsockname()[:2]) as stranger:
