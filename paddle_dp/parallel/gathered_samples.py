@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import paddle
-import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
 from paddle_dp.mesh.messages import Messages
-from paddle_dp.parallel.hcg import Group
+from paddle_dp.parallel.data_group import Among
 
 _ROWS = struct.Struct("<q")
 
@@ -28,7 +27,7 @@ class _Gather(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, grad: paddle.Tensor) -> paddle.Tensor:
-        total = ctx.samples.sum(grad.clone())
+        total = ctx.samples.among.sum_tensor(grad.clone())
         me, sizes = ctx.samples.place, ctx.sizes
         first = sum(sizes[:me])
         if sizes[me] == 0:  # the row of a dummy, which is not among them
@@ -39,12 +38,11 @@ class _Gather(PyLayer):
 class GatheredSamples:
     """The samples of one micro-batch on the data `ranks`, of which `rank` is one, in the order of `ranks`.
 
-    `group` is theirs; None: that of all ranks. How many rows each has is told from host to host, so that no device is
-    waited for.
+    `among` exchanges their tensors. How many rows each has is told from host to host, so that no device is waited for.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, group: Group | None = None):
-        self.group, self.place = group, list(ranks).index(rank)
+    def __init__(self, ranks: Sequence[int], rank: int, among: Among):
+        self.among, self.place = among, list(ranks).index(rank)
         self._messages = Messages(ranks, rank, "samples")
         self._present, self._alone = True, False
 
@@ -90,19 +88,8 @@ class GatheredSamples:
         most, mine = max(sizes), sizes[self.place]
         padding = paddle.zeros([most - mine, *rows.shape[1:]], rows.dtype)
         padded = paddle.concat([rows, padding]) if 0 < mine < most else rows if mine else padding
-        parts = self.each(padded.contiguous())
+        parts = self.among.gather_tensor(padded.contiguous())
         return paddle.concat([part[:size] for part, size in zip(parts, sizes, strict=True) if size])
-
-    def each(self, mine: paddle.Tensor) -> list[paddle.Tensor]:
-        """Every rank's tensor, of one shape. Collective."""
-        parts: list[paddle.Tensor] = []
-        dist.all_gather(parts, mine, group=self.group)
-        return parts
-
-    def sum(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        """The sum over the ranks, in place. Collective."""
-        dist.all_reduce(tensor, group=self.group)
-        return tensor
 
 
 def _learned(rows: paddle.Tensor) -> bool:

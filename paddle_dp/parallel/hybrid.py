@@ -99,7 +99,7 @@ class HybridLearner(Learner):
 
     def _gathered_samples(self) -> GatheredSamples:
         ranks = Ranks.of(self.mesh.axes, self.mesh.rank, "data", "sharding")
-        return GatheredSamples(ranks.ranks, ranks.rank, ranks.group)
+        return GatheredSamples(ranks.ranks, ranks.rank, ranks)
 
     @contextmanager
     def _exchanging(self, last: bool) -> Iterator[None]:

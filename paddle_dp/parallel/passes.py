@@ -87,7 +87,7 @@ class Passes(PlacedModel):
 
     def _gathered_samples(self) -> GatheredSamples:
         """The samples of the ranks that hold the same part of the model. Collective."""
-        return GatheredSamples(range(self.mesh.ranks), self.mesh.rank)
+        return GatheredSamples(range(self.mesh.ranks), self.mesh.rank, self.mesh)
 
     def _forward_backward(
         self, batch: Batch, divisor: float, collect_metrics: bool

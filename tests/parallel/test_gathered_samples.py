@@ -21,7 +21,7 @@ def gathered() -> Any:
     from paddle_dp.parallel.gathered_samples import GatheredSamples
 
     mesh = join()
-    samples = GatheredSamples(range(mesh.ranks), mesh.rank)
+    samples = GatheredSamples(range(mesh.ranks), mesh.rank, mesh)
     mine = SIZES[mesh.rank]
     rows = paddle.full([max(mine, 1), 2], float(mesh.rank), "float64")
     rows.stop_gradient = False

@@ -46,17 +46,11 @@ class SamplesOfWorkers(GatheredSamples):
 
     def __init__(self, mesh: Mesh):
         # A server has none, and no loss.
-        super().__init__(range(mesh.ranks), mesh.rank)
-        self.place, self._among = mesh.dp_rank, AmongWorkers(mesh)
+        super().__init__(range(mesh.ranks), mesh.rank, AmongWorkers(mesh))
+        self.place = mesh.dp_rank
 
     def _sizes(self, mine: int) -> list[int]:
-        return [int(size.item()) for size in self.each(paddle.to_tensor([mine], "int64"))]
-
-    def each(self, mine: paddle.Tensor) -> list[paddle.Tensor]:
-        return self._among.gather_tensor(mine)
-
-    def sum(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        return self._among.sum_tensor(tensor)
+        return [int(size.item()) for size in self.among.gather_tensor(paddle.to_tensor([mine], "int64"))]
 
 
 class PassedOn:
