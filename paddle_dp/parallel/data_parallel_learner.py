@@ -73,8 +73,10 @@ class DataParallelLearner(Learner):
         if self.compress:
             return self._whole(self.trainable, "gradients", kind, errors)
         if self.way in ("after", "per_parameter"):
-            beside, sizes = self.way == "per_parameter", ALONE if self.way == "per_parameter" else WHOLE
-            return BucketedGradients(self._group(), self.trainable, sizes=sizes, beside=beside)
+            alone = self.way == "per_parameter"
+            return BucketedGradients(
+                self._group(), self.trainable, sizes=ALONE if alone else WHOLE, beside=alone
+            )
         if self.way == "bucketed":
             return BucketedGradients(self._group(), self.trainable, sizes=self.sizes)
         return self._whole(self.trainable, "gradients")
@@ -91,7 +93,9 @@ class DataParallelLearner(Learner):
             return BucketedGradients(self._group(), tensors, wire=wire, errors=errors)
         ranks = list(range(self.mesh.ranks))
         keepers = [ranks] * len(tensors)
-        return PushedGradients(ranks, self.mesh.rank, tensors, keepers, False, None, wire, errors, channel)
+        return PushedGradients(
+            ranks, self.mesh.rank, tensors, keepers, wire=wire, errors=errors, channel=channel
+        )
 
     def _group(self) -> Any:
         """All ranks: on an accelerator in a group of its own, between whose collectives no others come."""

@@ -71,7 +71,7 @@ class HybridLearner(Learner):
             if zero is not None:
                 owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
                 keepers = [axes.group(owner, "data", "sequence") for owner in owners]
-            return PushedGradients(ranks, me, self.trainable, keepers, each, None, wire)
+            return PushedGradients(ranks, me, self.trainable, keepers, each_micro_batch=each, wire=wire)
         replicas, before = Ranks.of(axes, me, "data", "sequence").group, before_exchanges(self.model)
         held = [place for place, parameter in enumerate(self.trainable) if id(parameter) in before]
         if zero is None:
@@ -79,8 +79,10 @@ class HybridLearner(Learner):
             return BucketedGradients(replicas, self.trainable, held=held, wire=wire)
         owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
         assert zero.lanes is not None
-        group = zero.lanes.groups[0]
-        return BucketedGradients(group, self.trainable, owners, replicas, each, zero.lanes, held, wire=wire)
+        return BucketedGradients(
+            zero.lanes.groups[0], self.trainable, owners=owners, replicas=replicas, each_micro_batch=each,
+            lanes=zero.lanes, held=held, wire=wire,
+        )  # fmt: skip
 
     def _exchange_behind(self) -> ReplicaSums | None:
         """Under stage 3 with a dtype to travel in: that of the sums that this rank keeps, over data and sequence; in

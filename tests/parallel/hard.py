@@ -60,9 +60,11 @@ class Trial:
         ranks, parameters = list(range(self.mesh.ranks)), self.parameters
         if self.mesh.device == "cpu":
             keepers = [[owner] if owners else ranks for owner in self.owners]
-            return PushedGradients(ranks, self.mesh.rank, parameters, keepers, each_micro_batch)
+            return PushedGradients(
+                ranks, self.mesh.rank, parameters, keepers, each_micro_batch=each_micro_batch
+            )
         group, given = dist.new_group(ranks), self.owners if owners else None
-        return BucketedGradients(group, parameters, given, each_micro_batch=each_micro_batch)
+        return BucketedGradients(group, parameters, owners=given, each_micro_batch=each_micro_batch)
 
     def backward(self, micro_batch: int, some: bool, blocks: int = 2) -> None:
         self.model(self.ids[micro_batch], some, blocks).square().mean().backward()

@@ -46,6 +46,7 @@ class PushReduce:
         push: Push,
         parameters: Sequence[paddle.Tensor],
         keepers: Sequence[Sequence[int]],
+        *,
         senders: int | None = None,
         wire: str | None = None,
         errors: ErrorMemory | None = None,

@@ -29,6 +29,7 @@ class PushedGradients:
         rank: int,
         parameters: Sequence[paddle.Tensor],
         keepers: Sequence[Sequence[int]],
+        *,
         each_micro_batch: bool = False,
         senders: int | None = None,
         wire: str | None = None,
@@ -37,7 +38,8 @@ class PushedGradients:
     ):
         self.each_micro_batch = each_micro_batch
         self._parameters = parameters
-        self._reduce = PushReduce(Push(channel, ranks, rank), parameters, keepers, senders, wire, errors)
+        push = Push(channel, ranks, rank)
+        self._reduce = PushReduce(push, parameters, keepers, senders=senders, wire=wire, errors=errors)
         self._fires = Fires(parameters, self._ready)
         self._whole = wire is not None  # the sum of two rounded parts is not the rounded sum
         self._sent: set[int] = set()  # places

@@ -36,9 +36,9 @@ class CopiedGradients:
         owners: Sequence[int],
         senders: int,
     ):
-        keepers = [[owner] for owner in owners]
+        push, keepers = Push("gradients", ranks, rank), [[owner] for owner in owners]
         self._parameters = parameters
-        self._reduce = PushReduce(Push("gradients", ranks, rank), parameters, keepers, senders)
+        self._reduce = PushReduce(push, parameters, keepers, senders=senders)
         self._fires = Fires(parameters, self._ready)
         self._to_host = ToHost(parameters[0].place)
         counts = [int(parameter.size) for parameter in parameters]

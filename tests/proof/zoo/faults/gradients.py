@@ -37,8 +37,8 @@ def left_out() -> AbstractContextManager[None]:
     """The last parameter, head.bias, is not among those that are exchanged."""
 
     def make(init: Callable[..., Any]) -> Callable[..., Any]:
-        def leaving_out(self: Any, among: Any, me: int, parameters: Any, keepers: Any, *more: Any) -> None:
-            init(self, among, me, parameters[:-1], keepers[:-1], *more)
+        def leaving_out(self: Any, among: Any, me: int, parameters: Any, keepers: Any, **more: Any) -> None:
+            init(self, among, me, parameters[:-1], keepers[:-1], **more)
 
         return leaving_out
 

@@ -172,9 +172,9 @@ def exchanged_over_the_wrong_axis() -> AbstractContextManager[None]:
     """On data 2 x tensor 2, gradients meet over the tensor axis: the group that came first was taken."""
 
     def make(init: Callable[..., Any]) -> Callable[..., Any]:
-        def confused(self: Any, among: Any, me: int, parameters: Any, keepers: Any, *more: Any) -> None:
+        def confused(self: Any, among: Any, me: int, parameters: Any, keepers: Any, **more: Any) -> None:
             wrong = [me // 2 * 2, me // 2 * 2 + 1]  # the tensor axis is the innermost one
-            init(self, wrong, me, parameters, [wrong] * len(parameters), *more)
+            init(self, wrong, me, parameters, [wrong] * len(parameters), **more)
 
         return confused
 
