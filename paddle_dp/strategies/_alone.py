@@ -34,6 +34,13 @@ def refuse_shared_decisions(recipe: Recipe, strategy: str) -> None:
     raise UsageError(f"strategy {strategy}: {why}.")
 
 
+def compared(recipe: Recipe) -> str:
+    """Whose samples the recipe's loss compares with one another (`Loss.compares`)."""
+    from paddle_dp.parallel.loss import as_loss
+
+    return "" if recipe.loss is None else as_loss(recipe.loss.build()).compares
+
+
 def refuse_across(compares: str, ranks: int) -> None:
     """Raises UsageError for a loss that compares the samples of all ranks."""
     if compares == "ranks" and ranks > 1:

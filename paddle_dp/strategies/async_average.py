@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.rank_memory import Layout
-from paddle_dp.strategies._alone import place_alone, refuse_across, refuse_shared_decisions
+from paddle_dp.strategies._alone import compared, place_alone, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Every, Fraction, Positive
 
@@ -55,7 +55,7 @@ class Config(StrategyConfig):
                 "dataset.reading=scatter: rank 0 sends each rank its share of a batch, and under async_average ranks "
                 "take shares as they come to them: set dataset.reading=each."
             )
-        refuse_across(getattr(recipe.loss and recipe.loss.config, "across", ""), ranks)
+        refuse_across(compared(recipe), ranks)
         super().refuse(recipe, ranks, device)
 
     def build(self, mesh: Mesh) -> AsyncAverage:

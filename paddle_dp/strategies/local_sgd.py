@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.plan.rank_memory import Layout
-from paddle_dp.strategies._alone import place_alone, refuse_across, refuse_shared_decisions
+from paddle_dp.strategies._alone import compared, place_alone, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import AboveZero, Every, Length, Probability
 
@@ -90,7 +90,7 @@ class Config(StrategyConfig):
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         refuse_shared_decisions(recipe, "local_sgd")
-        refuse_across(getattr(recipe.loss and recipe.loss.config, "across", ""), ranks)
+        refuse_across(compared(recipe), ranks)
         super().refuse(recipe, ranks, device)
 
     def build(self, mesh: Mesh) -> LocalSGD:

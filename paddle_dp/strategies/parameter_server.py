@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.rank_memory import Layout
-from paddle_dp.strategies._alone import refuse_across, refuse_shared_decisions
+from paddle_dp.strategies._alone import compared, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Positive
 
@@ -90,11 +90,9 @@ class Config(StrategyConfig):
         why = ""
         if recipe.guard.non_finite is not None:
             why = "guard.non_finite lets all ranks judge each update together: leave it out"
-        elif any(
-            getattr(part.config, "async_", False) for part in recipe.callbacks if part.name == "checkpoint"
-        ):
+        elif any(part.settings.get("async") for part in recipe.callbacks if part.name == "checkpoint"):
             why = "a checkpoint that is written in the background waits for the files of all ranks: leave async out"
-        elif recipe.loss is not None and getattr(recipe.loss.config, "across", "") == "ranks":
+        elif compared(recipe) == "ranks":
             why = "a loss across ranks lets workers wait for one another's samples: set loss.across=rank"
         if why:
             raise UsageError(f"strategy parameter_server with mode=async: {why}, or set strategy.mode=sync.")
