@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.benchmark.run_job import ROOT, run_job
+
 CASES = {
     "siamese_digits, towers of 2 × 1024, shared": ("siamese_digits", ["model.hidden=[1024,1024]"], 10),
     "siamese_digits, towers of 2 × 1024, apart": (
@@ -74,22 +76,14 @@ def measure(recipe: Any, options: dict[str, Any]) -> None:
         Path(options["folder"], "seconds.json").write_text(json.dumps(seconds))
 
 
-def main() -> int:
+def main() -> None:
     print("| model | one rank, ms | branches on 2, ms | ratio | data on 2, ms | ratio |")
     print("|---|---|---|---|---|---|")
     for case, (name, words, steps) in CASES.items():
         with tempfile.TemporaryDirectory(prefix="branches-") as folder:
-            recipe = str(ROOT / "configs" / f"{name}.yaml")
-            job = {
-                "entry_point": "tools.benchmark.branches:measure", "recipe": recipe, "ranks": 2, "quiet": True,
-                "overrides": [], "output_dir": f"{folder}/run",
-                "extra": {"folder": folder, "recipe": recipe, "words": words, "steps": steps},
-            }  # fmt: skip
-            command = [sys.executable, str(ROOT / "tools/benchmark/run_job.py"), json.dumps(job)]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-            if done.returncode:
-                print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
-                return 1
+            recipe = ROOT / "configs" / f"{name}.yaml"
+            extra = {"folder": folder, "recipe": str(recipe), "words": words, "steps": steps}
+            run_job("tools.benchmark.branches:measure", recipe, 2, folder, extra=extra)
             seconds = json.loads(Path(folder, "seconds.json").read_text())
         one, branches, data = (1e3 * statistics.median(seconds[name]) for name in STRATEGIES)
         ratios = [
@@ -100,8 +94,7 @@ def main() -> int:
             f"| {case} | {one:.0f} | {branches:.0f} | {ratios[0]:.2f} | {data:.0f} | {ratios[1]:.2f} |",
             flush=True,
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -30,6 +30,7 @@ from paddle_dp.train import measured
 from tests.sim.build import built, why_not
 from tools.benchmark.compute import variables
 from tools.benchmark.forecast import Forecast
+from tools.benchmark.run_job import run_job
 from tools.benchmark.slow_device import VARIABLE
 
 HERE = Path(__file__).resolve().parent
@@ -122,24 +123,11 @@ def step(layout: Layout, device: dict[str, str], steps: int) -> float:
     """Seconds of a step of a job in this layout, the median of means over 4 steps. Neither the first ones count nor
     those that are measured (`train.measured`), whose forward, backward and update wait for each other's exchanges."""
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
-        words = {
-            "entry_point": "tools.benchmark.slow_device:train", "ranks": layout.ranks, "quiet": True,
-            "overrides": [*layout.words, f"train.length={steps} steps"], "output_dir": f"{folder}/run",
-            "recipe": str(RECIPE),
-        }  # fmt: skip
-        command = [sys.executable, str(HERE / "run_job.py"), json.dumps(words)]
-        done = subprocess.run(
-            command,
-            env={**os.environ, **device},
-            cwd=HERE.parents[1],
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        if done.returncode:
-            raise RuntimeError(
-                f"{layout.name}: status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-            )
+        words = [*layout.words, f"train.length={steps} steps"]
+        run_job(
+            "tools.benchmark.slow_device:train", RECIPE, layout.ranks, folder,
+            overrides=words, variables=device, timeout=600,
+        )  # fmt: skip
         return statistics.median(windows(Path(folder, "run", "metrics.jsonl"), steps))
 
 

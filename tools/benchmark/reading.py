@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,10 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.benchmark.run_job import run_job
+
 RECIPE = """
 model: {{use: mlp, inputs: {inputs}, hidden: [256, 256], classes: 10}}
 dataset: {{use: tools.benchmark.reading.Samples, size: {inputs}, loading: {loading}}}
@@ -91,7 +93,7 @@ def measure(recipe: Any, options: dict[str, Any]) -> None:
         trainer.loader.close()
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -103,16 +105,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="reading-") as folder:
             recipe = Path(folder, "recipe.yaml")
             recipe.write_text(RECIPE.format(inputs=inputs, loading=loading, steps=1))
-            words = {
-                "entry_point": "tools.benchmark.reading:measure", "recipe": str(recipe), "ranks": given.ranks,
-                "quiet": True, "overrides": [], "output_dir": f"{folder}/run",
-                "extra": {"folder": folder, "workers": workers, "recipe": str(recipe)},
-            }  # fmt: skip
-            command = [sys.executable, str(ROOT / "tools/benchmark/run_job.py"), json.dumps(words)]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-            if done.returncode:
-                print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
-                return 1
+            extra = {"folder": folder, "workers": workers, "recipe": str(recipe)}
+            run_job("tools.benchmark.reading:measure", recipe, given.ranks, folder, extra=extra)
             seconds = json.loads(Path(folder, "seconds.json").read_text())
         each, scatter = (1e3 * statistics.median(seconds[reading]) for reading in ("each", "scatter"))
         turns = zip(seconds["scatter"], seconds["each"], strict=True)
@@ -120,8 +114,7 @@ def main() -> int:
         print(
             f"| {inputs} | {loading:g} | {workers} | {each:.2f} | {scatter:.2f} | {ratio:.2f} |", flush=True
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
