@@ -19,12 +19,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from paddle_dp.launch.command import MALLOC
-from paddle_dp.launch.machine import mkl_type
+from tools.benchmark.compute import variables
 
-WANTED = {"OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", **MALLOC}
-if kind := mkl_type():
-    WANTED["MKL_DEBUG_CPU_TYPE"] = kind
+WANTED = {**variables(), "GLOG_minloglevel": "2"}
 
 
 def main() -> None:
