@@ -3,7 +3,7 @@
     python tools/benchmark/compute.py tools/benchmark/mlp_25mb.yaml train.batch=128
 
 Prints {"forward", "backward", "update"}: seconds in the quickest quarter of the steps, of one process that trains the
-recipe alone, in one thread, as `paddle-dp train` does. Used by wire.py and overlap.py.
+recipe alone, in one thread, as `paddle-dp train` does. wire.py and overlap.py run it.
 """
 
 from __future__ import annotations
