@@ -15,9 +15,8 @@ from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.parallel.branches.planned import keep_part, planned
-from paddle_dp.parallel.meta_init import describe_weights
 from paddle_dp.parallel.parameter_groups import group
-from paddle_dp.part import adapted, lazily
+from paddle_dp.part import adapted
 from paddle_dp.plan.rank_memory import Blocks, Layout
 from paddle_dp.recipe import Recipe
 from paddle_dp.structure import mapped
@@ -51,20 +50,10 @@ def first_inputs(recipe: Recipe) -> Any:
     return mapped(paddle.to_tensor, inputs)
 
 
-def weights_of(recipe: Recipe) -> Blocks:
-    """The weights of the recipe's model, by block."""
-    with lazily():
-        return describe_weights(_adapted(recipe))
-
-
 def _model(recipe: Recipe) -> nn.Layer:
     """With the weights that it draws, in this process's memory, on the CPU."""
     paddle.set_device("cpu")
     paddle.seed(recipe.train.seed)
-    return _adapted(recipe)
-
-
-def _adapted(recipe: Recipe) -> nn.Layer:
     model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
     group(model, recipe.optimizer.groups, before)
     return model

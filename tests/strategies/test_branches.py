@@ -353,11 +353,13 @@ def counted(out: str, strategy: str, parts: dict[str, str]) -> dict[str, float]:
     ("place", "parts"), [(TWO, DEEP), (FOUR, APART), (TWO, PAIRS)], ids=["deep", "apart", "shared"]
 )
 def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_device, monkeypatch) -> None:
+    from paddle_dp.parallel.meta_init import describe_weights
+    from paddle_dp.part import lazily
     from paddle_dp.plan.exchange import mean_bytes
     from paddle_dp.plan.rank_memory import rank_memory
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train.forecast import layout_of
-    from paddle_dp.train.planned_branches import dealt, weights_of
+    from paddle_dp.train.planned_branches import dealt
 
     if on_device:
         if reason := why_not():
@@ -365,7 +367,9 @@ def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_dev
         monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(built()))
     ranks, strategy = place
     recipe = read_recipe(written(str(tmp_path), strategy, parts, 9), ["train.batch=12"])
-    layout, blocks = dealt(recipe, layout_of(recipe, ranks), weights_of(recipe), 4)
+    with lazily():
+        weights = describe_weights(recipe.build_model())
+    layout, blocks = dealt(recipe, layout_of(recipe, ranks), weights, 4)
     many = run_ranks(counted, ranks, str(tmp_path), strategy, parts)
     assert [found["weights"] for found in many] == [
         rank_memory(blocks, layout, rank).parameters for rank in range(ranks)

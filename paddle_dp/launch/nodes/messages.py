@@ -72,10 +72,6 @@ class Line:
     def fileno(self) -> int:
         return self._end.fileno()
 
-    @property
-    def has_unsent(self) -> bool:
-        return bool(self._out)
-
     def say(self, message: Message) -> None:
         """Sends a message, now or with a later `flush`. Raises BrokenLineError."""
         if not self._key:
