@@ -75,7 +75,7 @@ class OwnerRounds:
         parameters: Sequence[paddle.Tensor],
         mine: Sequence[bool],
         reduce: Callable[[int], None],
-        lend: Callable[[int], None] | None = None,
+        lend: Callable[[int], None],
     ):
         self._mine, self._reduce, self._lend = mine, reduce, lend
         self._sizes = [nbytes(parameter) for parameter in parameters]
@@ -135,5 +135,5 @@ class OwnerRounds:
                 self._reduce(place)
             elif kind == 2:
                 self._told.add(place)
-            elif self._lend is not None:
+            else:
                 self._lend(place)
