@@ -34,7 +34,7 @@ def check_compiles(recipe: Recipe, layout: Layout) -> None:
     if not recipe.train.compile:
         return
     cut = [axis for axis, degree in layout.degrees.as_dict().items() if degree > 1 and axis != "data"]
-    sync = getattr(recipe.strategy.config, "sync_batch_norm", False) and layout.degrees.ranks > 1
+    sync = recipe.strategy.config.sync_batch_norm and layout.degrees.ranks > 1
     if cut:
         _refuse(
             f"the ranks of the {cut[0]} axis meet within the forward: take axis data alone, data_parallel or single"

@@ -64,6 +64,11 @@ class StrategyConfig:
         return 0
 
     @property
+    def sync_batch_norm(self) -> bool:
+        """Whether the ranks' BatchNorms exchange within the forward."""
+        return False
+
+    @property
     def may_lose_ranks(self) -> bool:
         """Whether a training goes on when one of some ranks dies: those that say so in their heartbeats."""
         return False

@@ -151,21 +151,21 @@ def test_what_refuses_within_a_trace_is_said_without_the_trace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("degrees", "recompute", "settings", "said"),
+    ("degrees", "recompute", "sync_batch_norm", "said"),
     [
-        ({"tensor": 2}, "none", {}, "ranks of the tensor axis meet within the forward"),
-        ({"data": 2, "sharding": 2}, "none", {}, "ranks of the sharding axis"),
-        ({"data": 2, "servers": 1}, "none", {}, "before servers have dealt the parameters"),
-        ({"data": 2}, "full", {}, "strategy.recompute=none"),
-        ({"data": 2}, "none", {"sync_batch_norm": True}, "strategy.sync_batch_norm=false"),
-        ({"data": 2}, "none", {"sync_batch_norm": False}, ""),
-        ({}, "none", {"sync_batch_norm": True}, ""),
+        ({"tensor": 2}, "none", False, "ranks of the tensor axis meet within the forward"),
+        ({"data": 2, "sharding": 2}, "none", False, "ranks of the sharding axis"),
+        ({"data": 2, "servers": 1}, "none", False, "before servers have dealt the parameters"),
+        ({"data": 2}, "full", False, "strategy.recompute=none"),
+        ({"data": 2}, "none", True, "strategy.sync_batch_norm=false"),
+        ({"data": 2}, "none", False, ""),
+        ({}, "none", True, ""),
     ],
 )
 def test_a_layout_within_the_forward_is_refused(
-    degrees: dict[str, int], recompute: str, settings: dict[str, bool], said: str
+    degrees: dict[str, int], recompute: str, sync_batch_norm: bool, said: str
 ) -> None:
-    config = SimpleNamespace(**settings)
+    config = SimpleNamespace(sync_batch_norm=sync_batch_norm)
     recipe = SimpleNamespace(
         train=SimpleNamespace(compile=True),
         strategy=SimpleNamespace(config=config),
