@@ -84,11 +84,8 @@ class Buffers:
 
     @paddle.no_grad()
     def give(self, tensor: paddle.Tensor) -> None:
-        """Gives all ranks the first reader's values of a tensor, as bits: gloo does not support every dtype.
-        Collective."""
-        is_bool = tensor.dtype == paddle.bool
-        flat = tensor.detach().contiguous().reshape([-1])
-        bits = (flat.astype("uint8") if is_bool else flat.view("uint8")).clone()
+        """Gives all ranks the first reader's values of a tensor. Collective."""
+        bits = bits_of(tensor)
         for group in self._groups:
             if group is None:
                 self._mesh.broadcast(bits, source := self._mesh.readers[0])
@@ -96,8 +93,15 @@ class Buffers:
                     self._mesh.broadcast(bits, source := self._mesh.readers[0])
             else:
                 dist.broadcast(bits, group.ranks[0], group)
-        tensor.set_value(
-            bits.astype("bool").reshape(tensor.shape)
-            if is_bool
-            else bits.view(tensor.dtype).reshape(tensor.shape)
-        )
+        tensor.set_value(of_bits(bits, tensor))
+
+
+def bits_of(tensor: paddle.Tensor) -> paddle.Tensor:
+    """A copy of a tensor's numbers as uint8, to be exchanged: gloo does not support every dtype."""
+    flat = tensor.detach().contiguous().reshape([-1])
+    return (flat.astype("uint8") if tensor.dtype == paddle.bool else flat.view("uint8")).clone()
+
+
+def of_bits(bits: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
+    """The other way, for a tensor of the shape and the dtype of `like`."""
+    return (bits.astype("bool") if like.dtype == paddle.bool else bits.view(like.dtype)).reshape(like.shape)

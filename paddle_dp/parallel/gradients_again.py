@@ -15,6 +15,7 @@ from paddle import nn
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import SyncBatchNorm
+from paddle_dp.parallel.buffers import bits_of, of_bits
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.parallel.trial import buffers_before
 from paddle_dp.structure import leaves, structure_of, unflatten
@@ -50,12 +51,10 @@ def _row(micro_batch: MicroBatch) -> list[object]:
 
 @paddle.no_grad()
 def _broadcast(tensor: paddle.Tensor, source: int) -> paddle.Tensor:
-    """The bits of the source's tensor, as not every exchange supports every dtype."""
-    is_bool = tensor.dtype == paddle.bool
-    flat = tensor.detach().contiguous().reshape([-1])
-    bits = (flat.astype("uint8") if is_bool else flat.view("uint8")).clone()
+    """The source's tensor."""
+    bits = bits_of(tensor)
     dist.broadcast(bits, source)
-    return (bits.astype("bool") if is_bool else bits.view(tensor.dtype)).reshape(tensor.shape)
+    return of_bits(bits, tensor)
 
 
 @contextmanager
@@ -81,10 +80,8 @@ def watched(named: Named) -> Iterator[dict[str, list[int]]]:
 def untouched(model: nn.Layer, loss: object) -> Iterator[None]:
     """Around forwards and backwards: buffers, running statistics and generators are afterwards what they were; random
     numbers are the same on every rank. SyncBatchNorm takes its running statistics, which are: it would exchange."""
-    undo, generators = (
-        buffers_before(model, loss),
-        (paddle.get_rng_state(), np.random.get_state(), random.getstate()),
-    )
+    undo = buffers_before(model, loss)
+    generators = paddle.get_rng_state(), np.random.get_state(), random.getstate()
     norms = [
         layer
         for layer in model.sublayers(include_self=True)
