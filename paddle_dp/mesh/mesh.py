@@ -127,9 +127,8 @@ class Mesh:
         if self.ranks == 1:
             return [tensor]
         if self.axes.servers:  # not over process groups, in which workers would talk to one another
-            return tensors_of(
-                self._messages.gather(bytes_of(tensor), "an exchange between all ranks"), tensor
-            )
+            rows = self._messages.gather(copied_bytes(tensor), "an exchange between all ranks")
+            return tensors_of(rows, tensor)
         import paddle.distributed as dist
 
         gathered: list[paddle.Tensor] = []
@@ -147,7 +146,7 @@ class Mesh:
     def broadcast(self, tensor: paddle.Tensor, source: int = 0) -> paddle.Tensor:
         """Gives all ranks `source`'s values of `tensor`, in place, and returns it."""
         if self.axes.servers:
-            mine = bytes_of(tensor) if self.rank == source else b""
+            mine = copied_bytes(tensor) if self.rank == source else b""
             rows = self._messages.gather(mine, "an exchange between all ranks")
             if source not in self.lost:
                 place = source - sum(rank < source for rank in self.lost)
@@ -189,8 +188,8 @@ class Mesh:
         return core.create_or_get_global_tcp_store()
 
 
-def bytes_of(tensor: paddle.Tensor) -> bytes:
-    """The numbers of a tensor, on whatever device it is; of bfloat16 the bits."""
+def copied_bytes(tensor: paddle.Tensor) -> bytes:
+    """A copy of the numbers of a tensor, on whatever device it is; of bfloat16 the bits."""
     return bytes(tensor.detach().numpy().tobytes())
 
 

@@ -12,7 +12,7 @@ from collections import deque
 import paddle
 
 from paddle_dp.mesh import Mesh, transport
-from paddle_dp.mesh.mesh import bytes_of, tensors_of
+from paddle_dp.mesh.mesh import copied_bytes, tensors_of
 from paddle_dp.mesh.messages import CHANNELS, Messages
 from paddle_dp.parallel.gathered_samples import GatheredSamples
 
@@ -31,7 +31,7 @@ class AmongWorkers:
     def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
         """Every worker's `tensor` (equal shapes and dtypes), in rank order. Collective over the workers."""
         assert self._messages is not None, "a server has no forward"
-        rows = self._messages.gather(bytes_of(tensor), "an exchange between the workers")
+        rows = self._messages.gather(copied_bytes(tensor), "an exchange between the workers")
         return tensors_of(rows[1:], tensor)
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
