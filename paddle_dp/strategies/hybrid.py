@@ -12,8 +12,6 @@ from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Count, Positive
 
-Counts = tuple[Positive, ...]
-
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner, Task
@@ -22,6 +20,8 @@ if TYPE_CHECKING:
     from paddle_dp.parallel.strategy import Prepared
     from paddle_dp.plan import Shape
     from paddle_dp.recipe import Recipe
+
+Counts = tuple[Positive, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
