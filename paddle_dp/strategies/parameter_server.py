@@ -112,8 +112,8 @@ class Config(StrategyConfig):
         self._check_workers(mesh.ranks)
         if mesh.rank < self.servers and mesh.device != "cpu":
             raise UsageError(
-                f"rank {mesh.rank} is a server, which computes on its host, and it has joined with {mesh.device}: "
-                f"join by paddle_dp.mesh.join(servers={self.servers}) before a model is made."
+                f"rank {mesh.rank} is a server, which computes on its host, and it has joined with {mesh.device}: call "
+                f"paddle_dp.join(servers={self.servers}) before a model is made."
             )
         workers = range(self.servers, mesh.ranks)
         expendable = frozenset(workers if self.may_lose_ranks else ())

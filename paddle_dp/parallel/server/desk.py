@@ -148,8 +148,8 @@ class Desk:
             except queue.Empty:
                 late = sorted(self._workers - self._left - self._gone)
                 raise LostPeerError(
-                    f"rank {self._mesh.rank}, a server, has heard nothing for {Patience.seconds:g} s of the workers "
-                    f"that have not left off, ranks {', '.join(map(str, late))} (train.patience). See their logs."
+                    f"rank {self._mesh.rank}, a server, has heard nothing for {Patience.seconds:g} s, and these workers "
+                    f"have not ended the round: ranks {', '.join(map(str, late))} (train.patience). See their logs."
                 ) from None
 
     def _answer(self, ranks: Sequence[int]) -> None:
