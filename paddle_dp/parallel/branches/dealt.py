@@ -24,7 +24,7 @@ def deal(work: Sequence[float], ranks: int) -> list[int]:
     return owners
 
 
-class Elsewhere(nn.Layer):
+class AbsentLayer(nn.Layer):
     """Stands for a layer that other ranks have."""
 
     def forward(self, *inputs: Any) -> Any:
@@ -48,7 +48,7 @@ def drop_others(model: nn.Layer, found: Sequence[Seen], ranks: Ranks, placements
     for seen in found:
         for parent, key in (holder(seen.layer, word) for chain in seen.chains for word in chain):
             if id(parent._sub_layers[key]) in elsewhere:
-                parent._sub_layers[key] = Elsewhere()
+                parent._sub_layers[key] = AbsentLayer()
     return sorted(shared)
 
 
