@@ -69,8 +69,8 @@ class Degrees:
         return number + self.servers if server < 0 else server
 
     def group(self, rank: int, *axes: str) -> list[int]:
-        """The ranks that differ from `rank` on no other than these axes, in order, including itself; of a server, itself
-        alone."""
+        """The ranks that differ from `rank` on no other than these axes, in order, including itself; a server is alone.
+        """
         if rank < self.servers:
             return [rank]
         coords = self.coords(rank)

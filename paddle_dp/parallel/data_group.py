@@ -1,4 +1,4 @@
-"""Ranks over which layers gather and sum: those along some axes in a group of their own, or in two of fleet's groups."""
+"""Ranks over which layers gather and sum: those along some axes in a group of their own, or in two of fleet's."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Desk:
             except queue.Empty:
                 late = sorted(self._workers - self._left - self._gone)
                 raise LostPeerError(
-                    f"rank {self._mesh.rank}, a server, has heard nothing for {Patience.seconds:g} s, and these workers "
+                    f"rank {self._mesh.rank}, a server, has heard nothing for {Patience.seconds:g} s, and some workers "
                     f"have not ended the round: ranks {', '.join(map(str, late))} (train.patience). See their logs."
                 ) from None
 
