@@ -28,7 +28,8 @@ class Departure:
 
 
 class Started(Protocol):
-    """A job's ranks and what started them: Paddle's launcher, or processes that had waited (waiting.Forks)."""
+    """A job's ranks and what started them: Paddle's launcher, processes that had waited (waiting.Forks), or the process
+    that watches them (own_ranks.OwnRanks)."""
 
     @property
     def pid(self) -> int: ...
