@@ -196,9 +196,8 @@ def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
     """The variables that a rank needs and `inherited` does not set yet; set them before importing paddle."""
     wanted = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore"}
     if plan.nodes == 1:
-        wanted["GLOO_SOCKET_IFNAME"] = (
-            "lo"  # or gloo would resolve the host's name, which may have no address
-        )
+        # Or gloo would resolve the host's name, which may have no address.
+        wanted["GLOO_SOCKET_IFNAME"] = "lo"
     if not plan.devices:
         wanted["OMP_NUM_THREADS"] = str(plan.threads)
         wanted |= MALLOC

@@ -55,9 +55,8 @@ class HybridLearner(Learner):
         self._wire = wire_of(self.reduce_dtype, self.trainable)
         self._ahead, self._behind = self._exchange_ahead(), self._exchange_behind()
         if self._ahead is not None or self._behind is not None:
-            self.dp_world_size = (
-                1  # they are added up, where Paddle's exchange along the data axis is an average
-            )
+            # They are added up, where Paddle's exchange along the data axis is an average.
+            self.dp_world_size = 1
 
     def _exchange_ahead(self) -> GradientExchange | None:
         """The exchange of the axes data, sharding and sequence together; stage 3 has its own. Collective."""

@@ -51,9 +51,8 @@ class LocalLearner(DataParallelLearner):
         self._states = OwnStates(self.optimizer, self._trained, self.mesh)
         self._began = False  # whether ranks learn on their own
         self._start: list[paddle.Tensor] = []  # the weights that all had when the period began
-        self._learned = (
-            0.0  # from how many samples, or what the loss counts, this rank has learned since then
-        )
+        # From how many samples, or what the loss counts, this rank has learned since then.
+        self._learned = 0.0
         self._own = 0.0  # the same in this update
         self._is_local = False  # this update
         self._portion = 1.0 / self.mesh.ranks  # of this rank in the last mean

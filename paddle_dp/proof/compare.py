@@ -50,9 +50,8 @@ class Finding:
     key: Key
     r: float
     noise: float = 0.0  # F / |one|
-    unit: float = (
-        0.0  # of r, as a part of |one|: F at least, one unit in the last place, and what may be rounded
-    )
+    # Of r, as a part of |one|: F at least, one unit in the last place, and what may be rounded.
+    unit: float = 0.0
     undetermined: float = 0.0  # the part of its elements that have no true gradient
     missing: str = ""  # "one" or "many": the side that lacks it
 

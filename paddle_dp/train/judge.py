@@ -15,9 +15,8 @@ from typing import Any, Literal
 from paddle_dp.recipe.schema import Guard
 
 WINDOW, WARM_UP = 100, 20  # losses of which mean and deviation are taken; as many at least
-FLOOR = (
-    0.01  # of the mean: a deviation below it counts as this, or a constant loss would make spikes of rounding
-)
+# Of the mean: a deviation below it counts as this, or a constant loss would make spikes of rounding.
+FLOOR = 0.01
 Action = Literal["skip", "rewind"]
 
 

@@ -17,9 +17,8 @@ import pytest
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.dashboard import argv, check, check_port
 
-TELEMETRY = (
-    "63a600296f8a71f576c4806376a9245b"  # VisualDL's account at a counter of visits; in pages that report
-)
+# VisualDL's account at a counter of visits; in pages that report.
+TELEMETRY = "63a600296f8a71f576c4806376a9245b"
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

@@ -121,9 +121,8 @@ class Engine(PipelineParallel):
         with self.around(self._next("backward")):
             return super()._backward_step(*args, **more)
 
-    asynchronous = (
-        True  # on an accelerator: whether stages exchange beside compute; on CPUs sends wait for nobody
-    )
+    # On an accelerator: whether stages exchange beside compute; on CPUs sends wait for nobody.
+    asynchronous = True
 
     def __init__(self, layers: Any, hcg: HCG, strategy: Any):
         beside = self.asynchronous and paddle.get_device() != "cpu"

@@ -31,9 +31,8 @@ class Stages(PipelineLayer):
     def __init__(
         self, blocks: Sequence[nn.Layer], bounds: Sequence[int], hcg: HCG, loss: Any, virtual_stages: int
     ):
-        self.reads: Structure = (
-            None  # of the model's inputs, which the first block gets as a tuple of their leaves
-        )
+        # Of the model's inputs, which the first block gets as a tuple of their leaves.
+        self.reads: Structure = None
         super().__init__(
             layers=blocks, loss_fn=loss, topology=hcg.topology(), num_virtual_pipeline_stages=virtual_stages,
             seg_method="layer:" + ",".join(map(str, bounds)),  # the form that fleet requires
