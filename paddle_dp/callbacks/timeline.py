@@ -81,10 +81,8 @@ class Timeline(Callback):
 
     def _finish(self, moment: Moment) -> None:
         schedule, each = self.run.layout.pipeline_schedule, self.run.layout.virtual_stages
-        stages, micro_batches = (
-            self.run.mesh.axes.pipeline,
-            1 + max(s.work.micro_batch for s in self.batches[0]["spans"]),
-        )
+        stages = self.run.mesh.axes.pipeline
+        micro_batches = 1 + max(s.work.micro_batch for s in self.batches[0]["spans"])
         middle = _typical(self.batches)
         summary = {
             "schedule": schedule, "stages": stages, "virtual_stages": each, "micro_batches": micro_batches,

@@ -13,11 +13,9 @@ class Arrays:
     """Inputs [n, ...] and targets [n, ...] as a data set; `take` reads many samples in one indexing."""
 
     def __init__(self, inputs: Array, targets: Array, classes: tuple[str, ...] | None = None):
-        self.inputs, self.targets, self.classes = (
-            np.ascontiguousarray(inputs),
-            np.ascontiguousarray(targets),
-            classes,
-        )
+        self.inputs = np.ascontiguousarray(inputs)
+        self.targets = np.ascontiguousarray(targets)
+        self.classes = classes
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -122,10 +122,8 @@ def _with_branches(layout: Layout, branches: Branches, memory: RankMemory, block
     size = 2 * (every - 1) / every * shared * layout.widths.gradient
     yield Sent(axis="branches", what="gradients", bytes=size, when="last backward")
     if branches.outputs:
-        out, into = (
-            (ranks - 1) * branches.outputs[place],
-            sum(branches.outputs) - branches.outputs[place],
-        )
+        out = (ranks - 1) * branches.outputs[place]
+        into = sum(branches.outputs) - branches.outputs[place]
         yield Sent(
             axis="branches", what="activations", bytes=out, received=into, when="every forward", hides=False
         )

@@ -151,10 +151,8 @@ class Verdict:
 
     def _nothing(self) -> str:
         broken = self.steps.broken
-        why, ask = (
-            "no gradient, or no update that moves a weight",
-            "Is everything frozen, or the learning rate 0?",
-        )
+        why = "no gradient, or no update that moves a weight"
+        ask = "Is everything frozen, or the learning rate 0?"
         if all(step.empty for step in self.steps.steps):
             why, ask = "nothing counts for the loss", "Look at the batch, its micro-batches and the targets."
         elif broken is not None:

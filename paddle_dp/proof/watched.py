@@ -176,10 +176,8 @@ class Watched:
 
     def _learn(self, step: int, batch: Batch) -> None:
         """Does one step; records each in float64 and where ranks round, else only the first that ends in an update."""
-        rows, counted = (
-            [m.rows for m in batch.micro_batches],
-            [m.samples for m in batch.micro_batches],
-        )
+        rows = [m.rows for m in batch.micro_batches]
+        counted = [m.samples for m in batch.micro_batches]
         cuts = self.side.assembly.train_loader.sampler.cuts(batch.samples)
         setup = self.side.assembly.setup
         scattered = setup.scatters and self.mesh.ranks > 1

@@ -61,10 +61,8 @@ def _carry_over(net, optimizer, made, folder):
 
 
 def _assert_equal(net, optimizer, twin, other):
-    mine, its = (
-        optimizer_tensors(optimizer, net.named_parameters()),
-        optimizer_tensors(other, twin.named_parameters()),
-    )
+    mine = optimizer_tensors(optimizer, net.named_parameters())
+    its = optimizer_tensors(other, twin.named_parameters())
     assert mine.keys() == its.keys()
     for (name, a), (_, b) in [*zip(net.named_parameters(), twin.named_parameters(), strict=True)]:
         np.testing.assert_array_equal(a.numpy(), b.numpy(), name)

@@ -50,10 +50,8 @@ def test_take_gives_what_one_by_one_gives():
 
 
 def test_an_image_is_enlarged_by_its_pixels_and_in_each_channel():
-    small, large = (
-        Config(as_image=True).build("test"),
-        Config(as_image=True, size=32, channels=3).build("test"),
-    )
+    small = Config(as_image=True).build("test")
+    large = Config(as_image=True, size=32, channels=3).build("test")
     image, pixels = large[7][0], small[7][0][0]
     assert image.shape == (3, 32, 32)
     assert (image == np.kron(pixels, np.ones((4, 4)))).all()

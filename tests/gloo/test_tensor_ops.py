@@ -141,10 +141,8 @@ def inputs_of_rank() -> list[Any]:
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {"mp_degree": 2}
     fleet.init(is_collective=True, strategy=strategy)
-    first, nested = (
-        paddle.full([2 + mesh.rank], mesh.rank + 1.0),
-        {"a": [paddle.full([], mesh.rank, "int64")]},
-    )
+    first = paddle.full([2 + mesh.rank], mesh.rank + 1.0)
+    nested = {"a": [paddle.full([], mesh.rank, "int64")]}
     (one, two), named = broadcast_input_data(
         fleet.get_hybrid_communicate_group(), first, nested, mask=first + 1
     )

@@ -68,10 +68,8 @@ def test_mlp_has_the_layers_it_says() -> None:
 
 
 def test_convnet_normalizes_on_request() -> None:
-    with_norm, without = (
-        convnet.Config(widths=(4, 8)).build(),
-        convnet.Config(widths=(4, 8), norm="none").build(),
-    )
+    with_norm = convnet.Config(widths=(4, 8)).build()
+    without = convnet.Config(widths=(4, 8), norm="none").build()
     assert len([layer for layer in with_norm.sublayers() if isinstance(layer, nn.BatchNorm2D)]) == 2
     assert all(layer.bias is None for layer in convolutions(with_norm))
     assert not [layer for layer in without.sublayers() if isinstance(layer, nn.BatchNorm2D)]

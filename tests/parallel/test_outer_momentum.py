@@ -11,10 +11,8 @@ def test_it_is_paddle_s_momentum(nesterov):
     weight = paddle.create_parameter([3], "float64")
     weight.set_value(paddle.to_tensor([1.0, -2.0, 0.5], "float64"))
     momentum = paddle.optimizer.Momentum(0.75, 0.875, [weight], use_nesterov=nesterov)
-    outer, ours = (
-        OuterMomentum(learning_rate=0.75, momentum=0.875, nesterov=nesterov),
-        weight.detach().clone(),
-    )
+    outer = OuterMomentum(learning_rate=0.75, momentum=0.875, nesterov=nesterov)
+    ours = weight.detach().clone()
     outer.begin([ours])
     for step in range(4):
         gradient = paddle.to_tensor([0.1 * step, -0.3, 1.0 / (step + 1)], "float64")

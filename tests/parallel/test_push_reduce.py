@@ -18,13 +18,11 @@ class Wire:
     """The pushes of one of two ranks, which keeps what the other takes."""
 
     def __init__(self, rank, sent, arriving):
-        self.ranks, self.rank, self.others, self._sent, self._arriving = (
-            [0, 1],
-            rank,
-            [1 - rank],
-            sent,
-            arriving,
-        )
+        self.ranks = [0, 1]
+        self.rank = rank
+        self.others = [1 - rank]
+        self._sent = sent
+        self._arriving = arriving
 
     def send_bytes(self, to, number, data):
         self._sent.put((number, memoryview(bytearray(data.tobytes()))))

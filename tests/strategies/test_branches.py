@@ -279,10 +279,8 @@ def learned(
     return {"rows": rows, "numbers": numbers, "saved": str(saved), "mine": mine}
 
 
-TWO, FOUR = (
-    (2, "{use: branches, over: 2, sync_batch_norm: true}"),
-    (4, "{use: branches, over: 2, sync_batch_norm: true}"),
-)
+TWO = (2, "{use: branches, over: 2, sync_batch_norm: true}")
+FOUR = (4, "{use: branches, over: 2, sync_batch_norm: true}")
 
 
 CASES = [

@@ -156,10 +156,8 @@ def test_a_file_that_is_no_safetensors_file_is_named(tmp_path: Path) -> None:
 
 def test_any_box_of_a_safetensors_file(first: Path, tmp_path: Path) -> None:
     merge(first / "checkpoints/step-00000002", tmp_path / "merged.safetensors")
-    opened, saved = (
-        SafetensorsFile(tmp_path / "merged.safetensors"),
-        load(first / "checkpoints/step-00000002"),
-    )
+    opened = SafetensorsFile(tmp_path / "merged.safetensors")
+    saved = load(first / "checkpoints/step-00000002")
     name = next(name for name in opened.names if len(opened.shape(name)) == 2)
     np.testing.assert_array_equal(opened.read(name, (3, 2), (5, 4)), saved.read(f"model/{name}")[3:8, 2:6])
 

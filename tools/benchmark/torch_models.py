@@ -44,11 +44,9 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm1(x)
-        q, k, v = (
-            split(self.q(y), self.heads),
-            split(self.k(y), self.kv_heads),
-            split(self.v(y), self.kv_heads),
-        )
+        q = split(self.q(y), self.heads)
+        k = split(self.k(y), self.kv_heads)
+        v = split(self.v(y), self.kv_heads)
         k, v = (each.repeat_interleave(self.heads // self.kv_heads, 1) for each in (k, v))
         y = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))

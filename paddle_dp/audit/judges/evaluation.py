@@ -73,10 +73,8 @@ def _numbers(trace: Trace, made: LoaderMade, orders: list[Batches], managed: boo
         )  # fmt: skip
     elif len(set(shares)) > 1 and (values := _means(trace, made, exchanged)):
         read = [_given(rank, made.loader) for rank in trace.ranks]
-        plain, right = (
-            sum(values) / len(values),
-            sum(v * n for v, n in zip(values, read, strict=True)) / sum(read),
-        )
+        plain = sum(values) / len(values)
+        right = sum(v * n for v, n in zip(values, read, strict=True)) / sum(read)
         yield Finding(
             rule="evaluation-mean-of-means", severity="fault", where=exchanged[0][0].where,
             what=f"a mean of the ranks' means is reported, over unequal shares ({few(shares)} samples)",

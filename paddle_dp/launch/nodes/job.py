@@ -229,10 +229,8 @@ class _Node:
     def _judge(self, message: Message) -> None:
         """Node 0: whether all start again."""
         assert self.plan is not None and self.logs is not None
-        outcome, restarts = (
-            outcome_of(message, self.logs, self.number, self.own),
-            self.given.plan.job.restarts,
-        )
+        outcome = outcome_of(message, self.logs, self.number, self.own)
+        restarts = self.given.plan.job.restarts
         if restarts and not outcome.final:
             self.point = attempts.next_point(self.plan, self.logs)
             outcome = replace(outcome, saved=self.point.saved)

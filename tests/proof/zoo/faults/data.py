@@ -29,10 +29,8 @@ def padded_shares() -> AbstractContextManager[None]:
         def padded(self: Any, size: int) -> list[tuple[int, int]]:
             found = []
             for micro_batch, (start, _) in enumerate(cuts(self, size)):
-                low, high = (
-                    micro_batch * size // self.micro_batches,
-                    (micro_batch + 1) * size // self.micro_batches,
-                )
+                low = micro_batch * size // self.micro_batches
+                high = (micro_batch + 1) * size // self.micro_batches
                 each = -(-(high - low) // self.dp_size)
                 start = min(start, high - each)
                 found.append((start, start + each))
