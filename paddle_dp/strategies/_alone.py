@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import UsageError
@@ -51,7 +51,12 @@ def refuse_across(compares: str, ranks: int) -> None:
 
 
 def place_alone(
-    task: Task, mesh: Mesh, kind: Any, recompute: Recompute, noticed: Sequence[str], **fields: Any
+    task: Task,
+    mesh: Mesh,
+    kind: Callable[..., Learner],
+    recompute: Recompute,
+    noticed: Sequence[str],
+    **fields: Any,
 ) -> Learner:
     """A learner of this `kind` with rank 0's weights on all ranks. Collective. Raises UsageError for a loss that
     compares the samples of all ranks."""
