@@ -57,7 +57,8 @@ def copies(model: nn.Layer, devices: Sequence[str]) -> list[nn.Layer]:
     own = [name for name, _ in model.named_parameters()]
     if any([name for name, _ in each.named_parameters()] != own for each in made):
         raise UsageError(
-            f"strategy replicas: a copy of {type(model).__name__} has other parameters than itself."
+            f"strategy replicas: a copy of {type(model).__name__} has other parameters than itself: choose "
+            "strategy.use=data_parallel, in which each process builds its own."
         )
     return made
 

@@ -164,7 +164,10 @@ class Config(StrategyConfig):
 
         degrees = self.layout(mesh.ranks).degrees
         if degrees.ranks != mesh.ranks:  # started without paddle-dp, which refuses it before
-            raise UsageError(f"strategy: {degrees} needs {degrees.ranks} ranks, and there are {mesh.ranks}.")
+            raise UsageError(
+                f"strategy: {degrees} needs {degrees.ranks} ranks, and there are {mesh.ranks}: start as many, or set "
+                "other degrees."
+            )
         mesh = replace(mesh, degrees=degrees)
         if mesh.ranks == 1:
             return Hybrid(self, mesh, None)

@@ -18,20 +18,25 @@ if TYPE_CHECKING:
 class Config(StrategyConfig):
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError for more than one rank."""
-        if ranks > 1:
-            raise UsageError(
-                f"strategy single runs on one rank, and this job has {ranks}. "
-                "Start it with --ranks 1, or choose strategy.use=data_parallel."
-            )
+        _check(ranks)
         super().refuse(recipe, ranks, device)
 
     def build(self, mesh: Mesh) -> Single:
+        _check(mesh.ranks)
         return Single(self, mesh)
+
+
+def _check(ranks: int) -> None:
+    if ranks > 1:
+        raise UsageError(
+            f"strategy single runs on one rank, and this job has {ranks}: start it with --ranks 1, or choose "
+            "strategy.use=data_parallel."
+        )
 
 
 @dataclass(frozen=True)
 class Single:
-    """Places a model on one rank. Raises UsageError on a mesh of several."""
+    """Places a model on one rank."""
 
     config: Config
     mesh: Mesh
@@ -41,8 +46,6 @@ class Single:
         from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.recompute import recomputed
 
-        if self.mesh.ranks > 1:  # started without paddle-dp, which calls `refuse`
-            raise UsageError(f"strategy single runs on one rank, and this job has {self.mesh.ranks}.")
         if self.config.recompute.blocks:
             check_table(task.model, task.samples, "strategy.recompute")
         recomputed(task.model, self.config.recompute)
