@@ -69,8 +69,7 @@ class Degrees:
         return number + self.servers if server < 0 else server
 
     def group(self, rank: int, *axes: str) -> list[int]:
-        """The ranks that differ from `rank` on no other than these axes, in order, including itself; a server is alone.
-        """
+        """The ranks that differ from `rank` on these axes alone, in order, including itself; a server is alone."""
         if rank < self.servers:
             return [rank]
         coords = self.coords(rank)

@@ -50,7 +50,9 @@ def test_unequal_shares_in_any_order_make_as_many_updates_as_global_batches() ->
     shares = [17 / 50, 17 / 50, 16 / 50] * 40
     random.Random(0).shuffle(shares)
     made: list[int] = []
-    server: Any = SimpleNamespace(_began={}, _part=0.0, oldest=0, updates=0, _make_update=lambda: made.append(1))
+    server: Any = SimpleNamespace(
+        _began={}, _part=0.0, oldest=0, updates=0, _make_update=lambda: made.append(1)
+    )
     for part in shares:
         Desk._add(server, 1, bytearray(SAID.size), part, 0)
     assert len(made) == 40
