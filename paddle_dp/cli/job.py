@@ -11,6 +11,8 @@ import typer
 from paddle_dp.launch.command import Job
 
 PLAIN = ("strategy.use=single", "train.precision=float32")  # the model as one process has it
+# What is no training reads neither; a callback may need more ranks, and a guard a callback.
+NO_TRAINING = ("callbacks=[]", "guard={}")
 
 
 def start(job: Job) -> NoReturn:
@@ -28,7 +30,7 @@ def ask(entry_point: str, run: Path, options: Mapping[str, Any], overrides: tupl
         Job(
             entry_point=entry_point,
             recipe=resolved(run),
-            overrides=overrides,
+            overrides=(*overrides, *NO_TRAINING),
             ranks=1,
             output_dir=run,
             quiet=True,

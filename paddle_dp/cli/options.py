@@ -37,7 +37,11 @@ Ranks = Annotated[
     typer.Option(metavar="N", help="Processes on each node; without it, one for each visible GPU, or one."),
 ]
 Devices = Annotated[
-    str | None, typer.Option(metavar="0,1,…", help="These GPUs or other devices, one process each.")
+    str | None,
+    typer.Option(
+        metavar="0,1,…",
+        help="These GPUs or other devices: a process for each, or one for all of them (strategy replicas).",
+    ),
 ]
 RanksOrSpan = Annotated[
     str | None,

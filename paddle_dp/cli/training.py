@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paddle_dp.cli.job import start
+from paddle_dp.cli.job import NO_TRAINING, start
 from paddle_dp.cli.options import (
     Averaged,
     Checkpoint,
@@ -102,14 +102,18 @@ def evaluate(
     checkpoint: Checkpoint = "newest",
     ema: Averaged = False,
 ) -> None:
-    """Evaluate a run's checkpoint on every held-out sample, each exactly once."""
+    """Evaluate a run's checkpoint on every held-out sample, each exactly once.
+
+    Any number of ranks will do, whatever trained the run: where its strategy needs others, each rank has the whole
+    model (strategy.use=data_parallel).
+    """
     from paddle_dp.recipe import resolved
 
     start(
         Job(
             entry_point="evaluate",
             recipe=resolved(run),
-            overrides=tuple(overrides or ()),
+            overrides=(*(overrides or ()), *NO_TRAINING),
             ranks=ranks,
             devices=numbers(devices),
             output_dir=run,

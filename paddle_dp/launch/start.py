@@ -13,6 +13,7 @@ from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch import attempts, last_words, logs, script
 from paddle_dp.launch.ahead import LauncherAhead
 from paddle_dp.launch.command import Job, Limits, Plan, environment
+from paddle_dp.launch.evaluated import on_any_ranks
 from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.inside import watched_inside
 from paddle_dp.launch.machine import Machine
@@ -83,7 +84,20 @@ def _read(
             f"{file} is not what the run was trained with, and it is what runs now. The run's own is {copy}: it runs "
             "where there is no other of its name."
         )
-    recipe = read_recipe(job.recipe, job.all_overrides)
+    if job.entry_point == "evaluate":
+        recipe, plan = on_any_ranks(job, partial(_taken, machine=machine), last_words.say)
+    else:
+        recipe = read_recipe(job.recipe, job.all_overrides)
+        plan = _planned(job, recipe, machine)
+    if not isinstance(prepared, LauncherAhead):
+        return _checked(plan, recipe, inherited, prepared)
+    if plan.alone or plan.servers:
+        prepared.drop()
+    return _checked(plan, recipe, inherited, prepared)
+
+
+def _planned(job: Job, recipe: Recipe, machine: Machine) -> Plan:
+    """The plan of the job, as the recipe's strategy takes devices. Raises UsageError where it cannot have them."""
     strategy = recipe.strategy.config
     each = Each(servers=strategy.servers)
     if strategy.accelerators > 1:
@@ -92,12 +106,17 @@ def _read(
         each = replace(each, fewer="each worker takes one")
     plan = plan_of(job, machine, recipe.train.device, each)
     limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds, nodes=plan.nodes)
-    plan = replace(plan, limits=limits)
-    if not isinstance(prepared, LauncherAhead):
-        return _checked(plan, recipe, inherited, prepared)
-    if plan.alone or plan.servers:
-        prepared.drop()
-    return _checked(plan, recipe, inherited, prepared)
+    return replace(plan, limits=limits)
+
+
+def _taken(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
+    """The job's recipe and plan. Raises UsageError where its strategy does not take these ranks."""
+    from paddle_dp.recipe import read_recipe
+
+    recipe = read_recipe(job.recipe, job.all_overrides)
+    plan = _planned(job, recipe, machine)
+    _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
+    return recipe, plan
 
 
 def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: Prepared | None) -> int:

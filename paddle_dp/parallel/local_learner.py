@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import sqrt
@@ -176,14 +176,14 @@ class LocalLearner(DataParallelLearner):
     def _moved(self) -> States:
         """How far the ranks' mean has moved from the start of the period. Collective."""
         pairs = zip(self._start, self.trainable, strict=True)
-        return self._summed([(start - parameter) * self._portion for start, parameter in pairs])
+        return self._summed((start - parameter) * self._portion for start, parameter in pairs)
 
     def _mean(self, tensors: States) -> States:
-        return self._summed([None if one is None else one * self._portion for one in tensors])
+        return self._summed(None if one is None else one * self._portion for one in tensors)
 
-    def _summed(self, values: States) -> States:
-        """The sums over all ranks of one value for each trained parameter, of its shape; they travel as gradients do.
-        Collective."""
+    def _summed(self, values: Iterable[paddle.Tensor | None]) -> States:
+        """The sums over all ranks of one value for each trained parameter, of its shape; they travel as gradients do,
+        in whose place each comes as it is made. Collective."""
         for parameter, value in zip(self.trainable, values, strict=True):
             parameter.clear_gradient(False)
             if value is not None:

@@ -4,6 +4,8 @@ For Ψ bytes of parameters on a rank, A bytes of activations between two blocks 
 
     data             gradients               2(n−1)/n·Ψ            a ring's all-reduce (Patarasuk and Yuan 2009); Ψ in
                                                                    16 bits, or of the factors, where they are compressed
+    data, sharding,  gradients               half of these         with reduce_dtype bfloat16; parameters as they are
+      sequence
     data, where      parameters              2(n−1)/n·Ψ / H        the mean of H steps; with the optimizer's states on
       ranks average                                                request, and without the steps of a warm-up
     sharding 1, 2    gradients, parameters   (n−1)/n·Ψ each        ZeRO (arXiv:1910.02054, section 7)
@@ -146,7 +148,8 @@ def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> Iterator[Sent]:
             hides=hides,
         )
 
-    yield way("gradients", layout.widths.gradient, "last backward", out=not serves, hides=True)
+    behind = serves or not layout.asynchronous  # one that waits for nobody pushes when its backward has ended
+    yield way("gradients", layout.widths.gradient, "last backward", out=not serves, hides=behind)
     yield way("parameters", layout.widths.parameter, "first forward", out=serves, hides=False)
 
 
@@ -177,7 +180,7 @@ def _gradients(
     def moved(what: What, when: When, times: int, owners_send: bool, some: Sequence[Weight]) -> Sent:
         mine, of_others = shares(some)
         to_others = (ranks - 1) * mine
-        each = layout.widths.gradient if what == "gradients" else layout.widths.parameter
+        each = layout.gradient_on_its_way if what == "gradients" else layout.widths.parameter
         out, into = (to_others, of_others) if owners_send else (of_others, to_others)
         out, into = times * each * out, times * each * into
         return Sent(axis="sharding", what=what, bytes=out, received=into, when=when)
@@ -200,9 +203,10 @@ def _gradients(
             if layout.averaged_every:
                 width = layout.widths.parameter + layout.averaged_states * layout.widths.optimizer
                 size = count * width / layout.averaged_every
-                yield Sent(axis=axis, what="parameters", bytes=size, when="last backward", hides=False)
+                hides = layout.asynchronous
+                yield Sent(axis=axis, what="parameters", bytes=size, when="last backward", hides=hides)
             else:
-                size = count * layout.widths.gradient * _compressed(trained, layout)
+                size = count * layout.gradient_on_its_way * _compressed(trained, layout)
                 yield Sent(axis=axis, what="gradients", bytes=size, when="last backward")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Literal
 
 from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.besides import come, owed
 from paddle_dp.plan.memory import StateBytes, Widths, deal, owners, state_bytes
 from paddle_dp.plan.partition import Partition, stage_bounds
 from paddle_dp.plan.pipeline_schedule import Schedule
@@ -54,9 +56,11 @@ class Layout:
     `degrees` of the axes; a pipeline's `partition` of the blocks, with `virtual_stages` on each rank, and its schedule;
     ZeRO's `sharding_stage`, and how many chunks of layers its stage 3 fetches ahead (`prefetch`); whether tensor ranks
     split the tokens between cut layers (`sequence_parallel`); what is recomputed; what data ranks `compress` gradients
-    to. `averaged_every`: in how many steps weights travel once, in place of each step's gradients (0: these do), with
-    `averaged_states` the optimizer's, too; `copies` of the weights are kept besides.
+    to, or the `reduce_dtype` in which all travel, where it is not their own. `averaged_every`: in how many steps
+    weights travel once, in place of each step's gradients (0: these do), with `averaged_states` the optimizer's, too;
+    so many `copies` of the trained weights are kept besides. `asynchronous`: no rank waits for another one to compute.
     `branches`: the ranks of the tensor axis have branches of layers, and no slices.
+    `replicas`: of the whole model in each process; `apart`: on an accelerator each where there are some.
     `widths`, the bytes per element, follow from optimizer and precision.
     """
 
@@ -69,16 +73,33 @@ class Layout:
     sequence_parallel: bool = False
     recompute: Recompute = field(default_factory=Recompute)
     compress: Compress = field(default_factory=Compress)
+    reduce_dtype: Literal["bfloat16", "float32"] | None = None
     averaged_every: int = 0
     averaged_states: bool = False
-    copies: int = 0
+    copies: float = 0.0
+    asynchronous: bool = False
     branches: Branches | None = None
+    replicas: int = 1
+    apart: bool = False
     widths: Widths = field(default_factory=Widths)
     accelerator: bool = False
 
     def called(self, axis: str) -> str:
         """An axis on the screen: «branches», where that is what its ranks have."""
         return "branches" if axis == "tensor" and self.branches is not None else axis
+
+    @property
+    def gradient_on_its_way(self) -> int:
+        """Bytes per element of gradients that travel along data, sharding and sequence; float64 travels as it is."""
+        own = self.widths.gradient
+        return (
+            own if self.reduce_dtype is None or own == 8 else {"bfloat16": 2, "float32": 4}[self.reduce_dtype]
+        )
+
+    @property
+    def devices(self) -> int:
+        """On which the replicas of one process are."""
+        return self.replicas if self.apart and self.accelerator else 1
 
     def __str__(self) -> str:
         return str(self.degrees).replace("tensor", self.called("tensor"))
@@ -87,8 +108,11 @@ class Layout:
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
     """One rank: its coordinates, its blocks by number (one tuple per stage), number of parameters, how many of them are
-    `trained`, and bytes; `lent` besides these, in stage 3: other owners' parameters that are here or under way at once,
-    and on an accelerator copies and gradients that are being exchanged, at most.
+    `trained`, and bytes. Of a process with replicas, the state of those on its first device.
+
+    Besides these, at most (`plan.besides`): `kept`, copies of the weights, or the errors of compression; `lent`, in
+    stage 3 other owners' parameters that are here or under way at once, and on an accelerator copies and gradients that
+    are being exchanged; on a server the workers' gradients that have come.
     """
 
     rank: int
@@ -97,7 +121,12 @@ class RankMemory:
     parameters: int
     trained: int
     state: StateBytes
+    kept: float = 0.0
     lent: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.state.total + self.kept + self.lent
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -157,7 +186,7 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     here = [number for stage in stages for number in stage]
     trained, frozen = (distinct(blocks, here, degrees.tensor, frozen=kind) for kind in (False, True))
     zero = layout.sharding_stage if degrees.sharding > 1 else 0
-    kept = state_bytes(trained, degrees.sharding, zero, layout.widths)[coords["sharding"]]
+    state = state_bytes(trained, degrees.sharding, zero, layout.widths)[coords["sharding"]]
     held = frozen
     if zero == 3:
         weights = of_blocks(blocks, here)
@@ -166,7 +195,9 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
             w for w in weights if w.frozen and owner_of.get(w.name, coords["sharding"]) == coords["sharding"]
         )
         held = [weight.part(degrees.tensor) for weight in kept_here]
-    kept = replace(kept, parameters=kept.parameters + sum(held) * layout.widths.parameter)
+    times = layout.replicas // layout.devices  # copies in one memory
+    parameters = state.parameters + sum(held) * layout.widths.parameter
+    state = replace(state, parameters=times * parameters, gradients=times * state.gradients)
     lent = _lent(blocks, here, layout, coords["sharding"]) if zero == 3 else 0.0
     return RankMemory(
         rank=rank,
@@ -174,14 +205,25 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
         stages=stages,
         parameters=sum(trained) + sum(frozen),
         trained=sum(trained),
-        state=kept,
+        state=state,
+        kept=_besides(blocks, here, layout),
         lent=lent,
     )
 
 
+def _besides(blocks: Blocks, here: Sequence[int], layout: Layout) -> float:
+    """Bytes of copies of the trained weights, and of the errors of compression."""
+    trained = [weight for weight in of_blocks(blocks, here) if not weight.frozen]
+    sizes = [weight.part(layout.degrees.tensor) for weight in trained]
+    shapes = [weight.shape for weight in trained]
+    width = layout.widths.parameter
+    errors = owed(layout.compress, zip(sizes, shapes, strict=True), width, layout.accelerator)
+    return layout.copies * sum(sizes) * width + errors
+
+
 def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     """A worker holds the whole model and its gradients; a server its part of what is trained, with the gradients' sum
-    and the optimizer's states, and a copy of what is frozen."""
+    and the optimizer's states, a copy of what is frozen, and what comes from the workers."""
     degrees, every = layout.degrees, range(len(blocks))
     trained, frozen = (sum(distinct(blocks, every, 1, frozen=kind)) for kind in (False, True))
     serves = rank < degrees.servers
@@ -197,6 +239,7 @@ def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
             gradients=float(own * layout.widths.gradient),
             optimizer=float(own * layout.widths.optimizer if serves else 0),
         ),
+        lent=come(own, layout.widths.gradient, degrees.dp_size, not layout.asynchronous) if serves else 0.0,
     )
 
 

@@ -54,6 +54,7 @@ class Recorder:
     def watch(self, step: int) -> None:
         """The following update is that of `step`; 0: do not record it."""
         self._step = step
+        roundings.taken()  # by what was no update: a trial, an evaluation
 
     @contextmanager
     def probing(self, step: int) -> Iterator[None]:

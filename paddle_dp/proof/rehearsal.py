@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import save
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
+from paddle_dp.proof.followed import NAME, Followed, recorded
 from paddle_dp.proof.noise import nudge
+from paddle_dp.proof.record import Recorder
 from paddle_dp.proof.rehearsed import EVALUATED, SAVED, STEPS, TOLD
 from paddle_dp.proof.shares import short
+from paddle_dp.proof.trace_files import Trace
 from paddle_dp.proof.watched import taken
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment
@@ -61,13 +65,15 @@ class Watch(Callback):
         self.rows: list[dict[str, Any]] = []
         self._read: list[int] = []  # for the batch that is learned from
 
-    def watch(self, learner: Learner) -> None:
-        """Takes the samples of each batch that the learner gets."""
+    def watch(self, learner: Learner, recorder: Recorder | None = None) -> None:
+        """Takes the samples of each batch that the learner gets, which the `recorder` records."""
         train_batch = learner.train_batch
 
         def watched(batch: Batch, *given: Any, **named: Any) -> Any:
             rows = batch.samples if self.whole else sum(part.rows for part in batch.micro_batches)
             self._read = taken(self.read, rows)
+            if recorder is not None:
+                recorder.watch(len(self.rows) + 1)
             return train_batch(batch, *given, **named)
 
         learner.train_batch = watched  # type: ignore[method-assign]
@@ -86,20 +92,29 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
     """Rehearses this side, on every rank, and writes rehearsal.json to options["trace"].
 
     options["ranks"] is the larger side's number of ranks. One process trains without interruption, and again with
-    weights that are off by one unit in the last place, for its own noise.
+    weights that are off by one unit in the last place, for its own noise. Beside ranks that round their gradients
+    (options["beside"], [folder, ranks] each) it makes its updates with theirs, and writes to the folder follow<number>.
     """
     joined = join(recipe.train.seed, recipe.train.device, servers=recipe.strategy.config.servers)
     folder = Path(options["trace"])
     rehearsal = Rehearsal(replace(setup(recipe), folder=folder / "run"), joined, options["ranks"])
-    if options.get("alone", joined.ranks == 1):
-        dtype = recipe.train.precision.dtype
-        noise = [rehearsal.plain(_nudged(dtype, seed)) for seed in (1, 2)]
-        results = {"plain": rehearsal.plain(), "noise": noise, "dtype": dtype}
-    else:
+    if not options.get("alone", joined.ranks == 1):
         results = rehearsal.interrupted()
-    if joined.is_main:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "rehearsal.json").write_text(json.dumps(results))
+        if joined.is_main:
+            _write(folder, results)
+        return
+    beside = [Trace.read(Path(side), NAME, ranks) for side, ranks in options.get("beside", ())]
+    if not beside or None in beside:
+        _write(folder, rehearsal.alone(recipe.train.precision.dtype))
+    for number, many in enumerate(beside):
+        if many is not None:
+            found = rehearsal.alone(recipe.train.precision.dtype, many)
+            _write(folder / f"follow{number}", found)
+
+
+def _write(folder: Path, results: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rehearsal.json").write_text(json.dumps(results))
 
 
 class Rehearsal:
@@ -111,24 +126,41 @@ class Rehearsal:
         self.held_out = HELD_OUT * ranks + 1
         self.short = short(self.batch, ranks)
 
-    def plain(self, change: Callable[[Task], None] | None = None) -> dict[str, Any]:
+    def alone(self, dtype: str, many: Trace | None = None) -> dict[str, Any]:
+        """One process, and again with noise; with the gradients of `many`, where there are some."""
+        beside = None if many is None else Followed(many)
+        changes = [None, *(_nudged(dtype, seed) for seed in (1, 2))]
+        plain, *noise = [self._plain(change, beside) for change in changes]
+        return {"plain": plain, "noise": noise, "dtype": dtype}
+
+    def _plain(self, change: Callable[[Task], None] | None, beside: Followed | None) -> dict[str, Any]:
         """One process from the first step to the last, then evaluated."""
         trainer, watch = self._trainer(change=change)
+        watch.watch(trainer.learner, None if beside is None else beside.recorder(trainer.learner))
         trainer.fit(Length(STEPS, "steps"))
+        if beside is not None:
+            beside.tell(watch.rows)
         return self._told(trainer, watch)
 
     def interrupted(self) -> dict[str, Any]:
-        """The ranks, evaluated and saved on the way, and resumed from that checkpoint."""
+        """The ranks, evaluated and saved on the way, and resumed from that checkpoint. Gradients that they round are
+        written for the one process."""
         trainer, watch = self._trainer()
-        trainer.fit(Length(EVALUATED, "steps"))
-        if trainer.run.test_loader is not None:
-            trainer.evaluate()
-        trainer.fit(Length(SAVED, "steps"))
-        save(trainer.snapshot(), self.setup.folder / "checkpoints", trainer.mesh)
-        trainer.fit(Length(STEPS, "steps"))
+        written: AbstractContextManager[Recorder | None] = nullcontext()
+        if trainer.learner.rounds_to is not None:
+            written = recorded(trainer.learner, self.setup.folder.parent)
+        with written as recorder:
+            watch.watch(trainer.learner, recorder)
+            trainer.fit(Length(EVALUATED, "steps"))
+            if trainer.run.test_loader is not None:
+                trainer.evaluate()
+            trainer.fit(Length(SAVED, "steps"))
+            save(trainer.snapshot(), self.setup.folder / "checkpoints", trainer.mesh)
+            trainer.fit(Length(STEPS, "steps"))
         ended = digests(trainer)
         told = self._told(trainer, watch)
         again, watch = self._trainer(resume="newest")
+        watch.watch(again.learner)
         again.fit(Length(STEPS, "steps"))
         changed = sorted(name for name, bits in digests(again).items() if ended.get(name) != bits)
         names = sorted({name for names in trainer.mesh.gather(changed) for name in names})
@@ -172,7 +204,6 @@ class Rehearsal:
         trainer = Assembly(settings, self.mesh).trainer(Trainer, resume)
         watch = watches[0]
         assert isinstance(watch, Watch)
-        watch.watch(trainer.learner)
         return trainer, watch
 
     def _told(self, trainer: Trainer, watch: Watch) -> dict[str, Any]:

@@ -24,13 +24,17 @@ class Difference:
     """A difference between two rehearsals: the step, the kind of quantity, and a sentence."""
 
     step: int
-    kind: str  # samples, loss, evaluation, resume
+    kind: str  # samples, gradient, loss, evaluation, resume
     sentence: str
 
 
 @dataclass(frozen=True)
 class Rehearsals:
-    """One process's rehearsal and that of `ranks` ranks; numbers may differ by K times one process's own noise."""
+    """One process's rehearsal and that of `ranks` ranks; numbers may differ by K times one process's own noise.
+
+    Where the ranks round their gradients, the one process made its updates with theirs (proof.followed): its rows have
+    how far its own were `apart` from these, and what may be `rounded`, which is allowed beside the noise.
+    """
 
     one: dict[str, Any]
     many: dict[str, Any]
@@ -52,8 +56,13 @@ class Rehearsals:
         for n, (one, many) in enumerate(zip(self.one["plain"]["rows"], self.many["rows"], strict=True)):
             noisy = [run["rows"][n] for run in self.one["noise"]]
             for name in [name for name in TOLD if name in one]:
-                if not self._near(one[name], many[name], [row[name] for row in noisy]):
+                rounded = one.get("rounded", 0.0) if name == "gradient_norm" else 0.0
+                if not self._near(one[name], many[name], [row[name] for row in noisy], rounded):
                     yield Difference(one["step"], "loss", self._number(one, many, name))
+            if "apart" in one and np.isfinite(one["gradient_norm"]):
+                allowed = self._gradients_apart(one, noisy)
+                if not one["apart"] <= allowed:
+                    yield Difference(one["step"], "gradient", self._gradient(one, allowed))
         yield from self._held_out()
         yield from self._resumed()
 
@@ -68,14 +77,23 @@ class Rehearsals:
                     f"one process does not read then, and not {_some(less)}",
                 )  # fmt: skip
 
+    def _gradients_apart(self, one: dict[str, Any], noisy: list[dict[str, Any]]) -> float:
+        """How far the gradients of the ranks may be apart from one process's with the same weights, as a 2-norm."""
+        noise = max([row["apart"] for row in noisy] + [EPS[self.one["dtype"]] * one["gradient_norm"]])
+        return float(K * noise + one["rounded"])
+
+    def _gradient(self, one: dict[str, Any], allowed: float) -> str:
+        size = one["gradient_norm"] or 1.0
+        return (
+            f"step {one['step']}{_after(one['step'])}: the gradient of the {self.ranks} ranks is "
+            f"{one['apart'] / size:.2g} of its norm away from that of one process with the same weights, and rounding "
+            f"takes {allowed / size:.2g} at most"
+        )
+
     def _number(self, one: dict[str, Any], many: dict[str, Any], name: str) -> str:
         step, what = one["step"], TOLD[name]
-        after = {
-            EVALUATED + 1: " (the first after the evaluation)",
-            SAVED + 1: " (the first after the checkpoint)",
-        }
         return (
-            f"step {step}{after.get(step, '')}: {what} {one[name]:.9g} on one process that nothing interrupts, "
+            f"step {step}{_after(step)}: {what} {one[name]:.9g} on one process that nothing interrupts, "
             f"{many[name]:.9g} on {self.ranks} ranks"
         )
 
@@ -108,11 +126,16 @@ class Rehearsals:
                 f"'{resumed['changed'][0]}'{more}",
             )  # fmt: skip
 
-    def _near(self, one: float, many: float, noisy: list[float]) -> bool:
+    def _near(self, one: float, many: float, noisy: list[float], rounded: float = 0.0) -> bool:
         if not (np.isfinite(one) or np.isfinite(many)):  # a sum over ranks may turn infinities into NaN
             return True
         allowed = max([abs(other - one) for other in noisy] + [EPS[self.one["dtype"]] * abs(one)])
-        return bool(abs(one - many) <= K * allowed)
+        return bool(abs(one - many) <= K * allowed + rounded)
+
+
+def _after(step: int) -> str:
+    after = {EVALUATED: " (the first after the evaluation)", SAVED: " (the first after the checkpoint)"}
+    return after.get(step - 1, "")
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -125,12 +148,15 @@ def _some(numbers: list[int]) -> str:
     return f"sample{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:3])) or 'none'}{more}"
 
 
-def sentence(found: Difference | None, ranks: int) -> str:
-    """The result of comparing two rehearsals, in a sentence."""
+def sentence(found: Difference | None, ranks: int, rounds_to: str | None = None) -> str:
+    """The result of comparing two rehearsals, in a sentence; `rounds_to`: the dtype to which ranks round gradients."""
     if found is None:
         who = f"{ranks} ranks that were" if ranks > 1 else "the parts of one process that were"
-        return (
-            f"Rehearsed, SAME: {who} evaluated, saved and resumed on their way read and learned what "
-            "one process does that nothing interrupts."
-        )
+        told = f"Rehearsed, SAME: {who} evaluated, saved and resumed on their way read and learned what one process"
+        if rounds_to is not None:
+            return (
+                f"{told} does in each step with the same weights, but for the digits that {rounds_to} takes from "
+                "gradients."
+            )
+        return f"{told} does that nothing interrupts."
     return f"Rehearsed, DIFFERENT: {found.sentence}."

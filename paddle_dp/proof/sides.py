@@ -71,6 +71,10 @@ class Side:
         not. Raises ValueError for a side that `Comparison.one` was not given."""
         return Trace.read(self.folder / f"follow{self._number(many)}", name, 1)
 
+    def rehearsed(self, many: Side) -> Path:
+        """The folder of this one process's rehearsal that is to be compared with that of `many`."""
+        return self.folder if many.rounds_to is None else self.folder / f"follow{self._number(many)}"
+
     def _number(self, many: Side) -> int:
         if many not in self.beside:
             raise ValueError(f"{many.folder} is not among the sides that Comparison.one was given")

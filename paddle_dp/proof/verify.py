@@ -33,7 +33,7 @@ def verify(
 
     0: the same. 1: different. 3: nothing was learned, so nothing is proven, or the numbers are finite up to some step
     only. 4: one side failed in float64, and the other did not. Where ranks round their gradients (reduce_dtype), each
-    step is compared by itself, from the weights that they had.
+    step is compared by itself, from the weights that they had, in a rehearsal, too.
 
     Raises UsageError for fewer than 2 ranks or 1 step, and for a recipe that asks for something else than one process
     learns, RecipeError for a recipe with mistakes, JobError (exit status 4)
@@ -47,7 +47,7 @@ def verify(
             f"verify compares one process with 2 ranks or more, over 1 step or more: not with {ranks}, over {steps}."
         )
     strategy = recipe.strategy.config
-    if (rehearse or not strategy.compared_by_step) and (why := strategy.not_promised(recipe)):
+    if not strategy.compared_by_step and (why := strategy.not_promised(recipe)):
         raise UsageError(f"nothing was compared: {why}")
     with scratch_folder("paddle-dp-verify-") as scratch, WaitingRanks() as waiting:
         comparison = Comparison(
@@ -59,11 +59,11 @@ def verify(
         verdict = compare_sides(comparison.one([many]), many)
         found = None
         if rehearse:
-            found = Rehearsals.read(verdict.one.folder, many.folder, ranks).first_difference()
+            found = Rehearsals.read(verdict.one.rehearsed(many), many.folder, ranks).first_difference()
         if as_text:
             show(recipe, verdict, time.perf_counter() - begun)
             if rehearse:
-                print(sentence(found, ranks))
+                print(sentence(found, ranks, many.rounds_to))
         else:
             said = as_json(recipe, verdict, time.perf_counter() - begun)
             more = {"rehearsal": None if found is None else asdict(found)} if rehearse else {}

@@ -33,8 +33,9 @@ class Config(StrategyConfig):
             raise ValueError(f"every: '{self.every}' is not a number of steps")
 
     def layout(self, ranks: int) -> Layout:
-        # Where the round began, and what is under way to the center.
-        return replace(super().layout(ranks), averaged_every=int(self.every.count), copies=2)
+        copies = 2 + 1 / ranks  # where the round began, what is under way, and a part of the center
+        every = int(self.every.count)
+        return replace(super().layout(ranks), averaged_every=every, copies=copies, asynchronous=True)
 
     def not_promised(self, recipe: Recipe) -> str:
         return (

@@ -56,15 +56,18 @@ class Config(StrategyConfig):
             )
 
     def layout(self, ranks: int) -> Layout:
-        return replace(super().layout(ranks), compress=self.compress, copies=int(bool(self.compress)))
+        return replace(super().layout(ranks), compress=self.compress if ranks > 1 else Compress())
 
     def not_promised(self, recipe: Recipe) -> str:
         if not self.compress:
             return ""
+        as_few = (
+            "strategy={use: hybrid, reduce_dtype: bfloat16} sends as few bytes, and each step is compared. "
+        )
         return (
             f"strategy.compress={self.compress} does not promise one process's result: {self.approximates}. It is "
-            "promised, and compared, with strategy.compress=none. Otherwise compare held-out numbers of whole "
-            "trainings (docs/exchange.md)."
+            f"promised, and compared, with strategy.compress=none. {'' if self.compress.rank else as_few}Otherwise "
+            "compare held-out numbers of whole trainings (docs/exchange.md)."
         )
 
     @property

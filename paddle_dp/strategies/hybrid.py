@@ -93,6 +93,7 @@ class Config(StrategyConfig):
             prefetch=self.prefetch,
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
+            reduce_dtype=self.reduce_dtype,
         )
 
     @property

@@ -37,7 +37,8 @@ class Config(StrategyConfig):
 
     def layout(self, ranks: int) -> Layout:
         degrees = Degrees(data=max(ranks - self.servers, 1), servers=self.servers)
-        return Layout(degrees=degrees, recompute=self.recompute)
+        asynchronous = self.mode == "async"
+        return Layout(degrees=degrees, recompute=self.recompute, asynchronous=asynchronous)
 
     def __post_init__(self) -> None:
         if self.mode == "async" and self.sync_batch_norm:

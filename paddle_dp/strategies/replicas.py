@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge
 
 from paddle_dp.errors import UsageError
+from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.strategies._base import StrategyConfig
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class Config(StrategyConfig):
 
     devices: Literal["each", "one"] = "each"
     """Where copies compute, on accelerators: `each` on one of its own, or all on `one`, one after another."""
+
+    def layout(self, ranks: int) -> Layout:
+        return replace(super().layout(ranks), replicas=self.count, apart=self.devices == "each")
 
     @property
     def parts(self) -> int:

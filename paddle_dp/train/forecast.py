@@ -30,6 +30,7 @@ from paddle_dp.plan.rank_memory import (
 )
 from paddle_dp.recipe import Recipe
 from paddle_dp.train import planned_branches
+from paddle_dp.train.amounts import amount, summed, time
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
 
@@ -44,8 +45,9 @@ class Wire:
 
 def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | None = None) -> Iterator[str]:
     """Lines for the screen: the layout, the whole model, and the part of one rank: of `rank`, whose layers are then
-    built, or of the rank with the most; what it sends, and over a `wire` how long that takes. Raises UsageError for a
-    layout that cannot run, PaddleDPError if the layers built have another number of parameters than computed.
+    built, or of the rank with the most, where there are servers of each one and a worker; what it sends, and over a
+    `wire` how long that takes. Raises UsageError for a layout that cannot run, PaddleDPError if the layers built have
+    another number of parameters than computed.
     """
     layout = layout_of(recipe, ranks)
     if recipe.train.device == "auto" and not layout.accelerator:
@@ -65,12 +67,10 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         except DataError as error:
             yield f"all branches are counted for each rank: samples show where each goes, and there are none: {error}"
     yield f"{ranks} rank{'s' * (ranks > 1)}: {layout}; the whole model: {total_parameters(blocks):,} parameters"
-    if rank is None:
-        memories = rank_memories(blocks, layout)
-        shown = max(memories, key=lambda m: m.state.total + (activations(recipe, layout, blocks, m) or 0.0))
-    else:
-        shown = rank_memory(blocks, layout, rank)
-    yield from _described(recipe, layout, blocks, shown)
+    memories = rank_memories(blocks, layout) if rank is None else [rank_memory(blocks, layout, rank)]
+    shown = max(memories, key=lambda m: m.total + (activations(recipe, layout, blocks, m) or 0.0))
+    for memory in memories if layout.degrees.servers else [shown]:
+        yield from _described(recipe, layout, blocks, memory)
     if layout.degrees.servers:
         yield from _with_servers(layout, blocks, wire)
     elif ranks > 1:
@@ -124,21 +124,47 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
     coords = layout.degrees.role(memory.rank) or coords
     rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} holds {memory.parameters:,} parameters"
     yield f"{rank}: blocks {_runs(memory.stages)} of {len(blocks)}" if len(blocks) > 1 else rank
+    sizes = _sizes(recipe, layout, blocks, memory)
+    if layout.replicas == 1:
+        yield summed(sizes)
+    elif layout.devices == 1:
+        yield f"its {layout.replicas} copies: {summed(sizes)}"
+    else:
+        yield f"the first copy's device: {summed(sizes)}"
+        yield from _further_devices(layout.replicas - 1, sizes)
+
+
+def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> dict[str, float]:
+    """What the rank holds, in bytes by name."""
     sizes = {
         "weights": memory.state.parameters,
         "gradients": memory.state.gradients,
         "optimizer": memory.state.optimizer,
     }
-    if layout.copies:
-        sizes["copies of the weights"] = layout.copies * memory.state.parameters
+    if memory.kept:
+        sizes["copies of the weights" if layout.copies else "errors of compression"] = memory.kept
     if memory.lent:
-        and_more = ", copies and gradients" if layout.accelerator and layout.prefetch else ""
-        sizes[f"weights of other owners{and_more} at work or under way"] = memory.lent
+        sizes[_lent(layout)] = memory.lent
     forward = activations(recipe, layout, blocks, memory)
     if forward is not None:
         sizes["activations (estimate)"] = forward
-    parts = ", ".join(f"{name} {_amount(size)}" for name, size in sizes.items())
-    yield f"{parts}: {_amount(sum(sizes.values()))} in all"
+    return sizes
+
+
+def _further_devices(count: int, sizes: dict[str, float]) -> Iterator[str]:
+    """Of a process with replicas, whose first device holds `sizes`."""
+    others = {name: size for name, size in sizes.items() if name != "optimizer"}
+    yield f"{count} further device{'s: each' if count > 1 else ':'} {summed(others)}"
+    weights, gradients = (amount(count * sizes[name]) for name in ("weights", "gradients"))
+    yield f"a step copies {weights} of weights to them, and {gradients} of gradients back"
+
+
+def _lent(layout: Layout) -> str:
+    """What a rank has besides, at most."""
+    if layout.degrees.servers:
+        return "on their way from and to the workers" if layout.asynchronous else "gradients that have come"
+    and_more = ", copies and gradients" if layout.accelerator and layout.prefetch else ""
+    return f"weights of other owners{and_more} at work or under way"
 
 
 def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: Wire | None) -> Iterator[str]:
@@ -146,26 +172,26 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
     activations = between(recipe, layout)
     found = sent(blocks, layout, rank, recipe.train.micro_batches, activations)
     total = sum(each.bytes for each in found)
-    parts = ", ".join(f"{axis} {_amount(size)} of {what}" for (axis, what), size in _by_axis(found).items())
+    parts = ", ".join(f"{axis} {amount(size)} of {what}" for (axis, what), size in _by_axis(found).items())
     degrees = layout.degrees
     unknown = activations is None and max(degrees.tensor, degrees.sequence, degrees.pipeline) > 1
     unknown = unknown if layout.branches is None else not layout.branches.outputs
     left_out = " (activations are counted for transformers only)" if unknown else ""
     if parts or not unknown:
-        yield f"a step sends {_amount(total)}: {parts}{left_out}" if parts else "a step sends nothing"
+        yield f"a step sends {amount(total)}: {parts}{left_out}" if parts else "a step sends nothing"
     else:
         yield "a step sends activations, which are counted for transformers only"
     if wire is None:
         return
     speed = wire.link.bytes_per_second
-    alone = f"over {wire.link} that takes {_time(total / speed)}"
+    alone = f"over {wire.link} that takes {time(total / speed)}"
     if wire.compute is None:
         yield alone
         return
     compute, order = Compute.of(wire.compute.seconds), order_of(layout, recipe.train.micro_batches)
-    best, worst = (_time(bound(compute, found, speed, order, overlap)) for overlap in (True, False))
+    best, worst = (time(bound(compute, found, speed, order, overlap)) for overlap in (True, False))
     yield (
-        f"{alone}: a step that computes for {_time(compute.total)} lasts {best} at least, and {worst} where nothing "
+        f"{alone}: a step that computes for {time(compute.total)} lasts {best} at least, and {worst} where nothing "
         "is sent meanwhile"
     )
 
@@ -177,7 +203,7 @@ def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator
     for rank, found in exchanges.items():
         who = degrees.role(rank) if rank < degrees.servers else "each worker"
         out, into = (
-            " and ".join(f"{_amount(size)} of {each.what}" for each in found if (size := of(each)))
+            " and ".join(f"{amount(size)} of {each.what}" for each in found if (size := of(each)))
             for of in (lambda each: each.bytes, lambda each: each.taken)
         )
         yield f"a step: {who} sends {out} and takes {into}"
@@ -186,23 +212,8 @@ def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator
     speed = wire.link.bytes_per_second
     compute = Compute.of(0.0 if wire.compute is None else wire.compute.seconds)
     slowest = max(bound(compute, found, speed) for found in exchanges.values())
-    computes = "" if wire.compute is None else f" a step that computes for {_time(compute.total)} lasts"
-    yield f"over {wire.link}{computes or ' a step takes'} {_time(slowest)} at least, for the busiest link is a server's"
-
-
-def _amount(size: float) -> str:
-    """«25.2 MB», in powers of 1000."""
-    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-    unit, name = next(((u, n) for u, n in units if size >= u), (1, "bytes"))
-    return f"{_digits(size / unit)} {name}"
-
-
-def _time(seconds: float) -> str:
-    return f"{_digits(seconds)} s" if seconds >= 1 else f"{_digits(1e3 * seconds)} ms"
-
-
-def _digits(number: float) -> str:
-    return f"{number:.3g}" if number < 1000 else f"{number:.0f}"
+    computes = "" if wire.compute is None else f" a step that computes for {time(compute.total)} lasts"
+    yield f"over {wire.link}{computes or ' a step takes'} {time(slowest)} at least, for the busiest link is a server's"
 
 
 def _by_axis(found: Sequence[Sent]) -> dict[tuple[str, str], float]:
@@ -261,11 +272,13 @@ def _bytes(recipe: Recipe) -> int:
 
 
 def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> float | None:
-    """Bytes of activations on the rank, as `plan.activations` estimates them; None unless it is a transformer."""
+    """Bytes of activations on the rank, or on one of its devices, as `plan.activations` estimates them; None unless it
+    is a transformer, and on a server, which runs no layer."""
     model, degrees = recipe.model.config, layout.degrees
-    if not isinstance(model, TransformerSizes):
+    if not isinstance(model, TransformerSizes) or memory.rank < degrees.servers:
         return None
-    samples = -(-recipe.train.batch // (recipe.train.micro_batches * degrees.dp_size))
+    shares = recipe.train.micro_batches * degrees.dp_size * layout.devices
+    samples = -(-recipe.train.batch // shares)
     tokens = Tokens(
         length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
         vocab=model.vocab, tensor=degrees.tensor, sequence_parallel=layout.sequence_parallel,
@@ -300,6 +313,6 @@ def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:
             f"`cuts` and `blocks` of {recipe.model.name} do not describe all of its layers."
         )
     return (
-        f"built: {count:,} parameters, as planned, {_amount(size)} in float32; "
-        f"peak memory of this process {_amount(peak_memory('cpu'))}"
+        f"built: {count:,} parameters, as planned, {amount(size)} in float32; "
+        f"peak memory of this process {amount(peak_memory('cpu'))}"
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.cli import options
+from paddle_dp.cli.job import NO_TRAINING
 from paddle_dp.launch.command import Job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +96,7 @@ def test_evaluate_takes_the_recipe_of_the_run(leave: Leave, jobs: list[Job], tmp
         Job(
             entry_point="evaluate",
             recipe=tmp_path / "recipe.yaml",
+            overrides=NO_TRAINING,
             ranks=3,
             output_dir=tmp_path,
             extra={"checkpoint": "best"},
@@ -106,7 +108,8 @@ def test_generate_asks_for_one_process_of_any_layout(leave: Leave, jobs: list[Jo
     (tmp_path / "recipe.yaml").touch()
     leave("generate", str(tmp_path), "--prompt", "a", "--tokens", "3", "--top-k", "2")
     (job,) = jobs
-    assert (job.entry_point, job.ranks, job.overrides) == ("generate", 1, ("strategy.use=single",))
+    assert (job.entry_point, job.ranks) == ("generate", 1)
+    assert job.overrides == ("strategy.use=single", *NO_TRAINING)
     wanted = {"prompt": "a", "tokens": 3, "temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
     assert job.extra == wanted and job.quiet and job.output_dir == tmp_path
 
@@ -126,7 +129,7 @@ def test_export_asks_for_one_process_in_full_precision(leave: Leave, jobs: list[
     leave("export", str(tmp_path), "-o", "x", "--checkpoint", "best")
     (job,) = jobs
     assert (job.entry_point, job.ranks, job.output_dir) == ("export", 1, tmp_path)
-    assert job.overrides == ("strategy.use=single", "train.precision=float32")
+    assert job.overrides == ("strategy.use=single", "train.precision=float32", *NO_TRAINING)
     assert job.extra == {"to": "x", "checkpoint": "best", "onnx": False}
 
 
@@ -171,5 +174,5 @@ def test_merge_of_an_adapter_asks_for_one_process_that_has_its_base(
     leave("merge", str(tmp_path), "-o", "all.safetensors", "--ema")
     (job,) = jobs
     assert (job.entry_point, job.ranks, job.output_dir) == ("merge", 1, tmp_path)
-    assert job.overrides == ("strategy.use=single", "train.precision=float32")
+    assert job.overrides == ("strategy.use=single", "train.precision=float32", *NO_TRAINING)
     assert job.extra == {"to": "all.safetensors", "checkpoint": str(saved), "ema": True}

@@ -6,6 +6,7 @@ import pytest
 
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.exchange import Between, mean_bytes, sent
+from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.rank_memory import Layout, Weight
 from paddle_dp.units import Recompute
 
@@ -48,6 +49,53 @@ def test_means_of_weights_travel_once_in_so_many_steps():
     with_states = replace(often, averaged_states=True)  # of Adam: twice the weights
     assert mean_bytes(BLOCKS, with_states, 1, ACTIVATIONS) == pytest.approx(3 * 2 * part / 8)
     assert [each.what for each in sent(BLOCKS, often, 0, 1, None)] == ["parameters"]
+
+
+def test_nobody_waits_for_a_mean_that_is_made_in_the_background():
+    waits, goes_on = (replace(layout(data=4), averaged_every=4, asynchronous=yes) for yes in (False, True))
+    assert [one.hides for plan in (waits, goes_on) for one in sent(BLOCKS, plan, 0, 1, None)] == [False, True]
+    assert mean_bytes(BLOCKS, waits, 1, None) == mean_bytes(BLOCKS, goes_on, 1, None)
+    both = (replace(layout(data=2, servers=1), asynchronous=yes) for yes in (False, True))
+    pushes = [
+        sent(BLOCKS, plan, 1, 1, None)[0] for plan in both
+    ]  # of a worker: beside its backward, or behind it
+    assert [push.bytes for push in pushes] == [PSI, PSI] and [push.hides for push in pushes] == [True, False]
+
+
+LOW, DOUBLE = Widths.of("adamw", low=True), Widths.of("adamw", double=True)
+
+
+@pytest.mark.parametrize(
+    ("widths", "reduce_dtype", "gradient", "parameter"),
+    [
+        (Widths(), None, 4, 4),
+        (Widths(), "bfloat16", 2, 4),
+        (Widths(), "float32", 4, 4),
+        (LOW, None, 2, 2),
+        (LOW, "bfloat16", 2, 2),
+        (LOW, "float32", 4, 2),
+        (DOUBLE, "bfloat16", 8, 8),
+    ],
+)
+def test_gradients_travel_in_the_dtype_that_is_asked_for(widths, reduce_dtype, gradient, parameter):
+    """Parameters of ZeRO, and what two stages share, are not rounded."""
+    numbers, head = 4800, 400
+
+    def sends(micro_batches=1, **words):
+        plan = replace(layout(**words), widths=widths, reduce_dtype=reduce_dtype)
+        return mean_bytes(BLOCKS, plan, micro_batches, None)
+
+    assert sends(data=4) == pytest.approx(2 * 3 / 4 * numbers * gradient)
+    assert sends(sequence=2) == pytest.approx(numbers * gradient)
+    assert sends(sharding=2) == pytest.approx(numbers / 2 * (gradient + parameter))
+    assert sends(4, sharding=2, stage=2) == pytest.approx(numbers / 2 * (4 * gradient + parameter))
+    fetched = 2 * numbers - head  # the head is still here when backward begins
+    assert sends(sharding=2, stage=3, prefetch=0) == pytest.approx(
+        (numbers * gradient + fetched * parameter) / 2
+    )
+    tied = [*BLOCKS[:-1], [Weight(name="token", size=400, cut=True)]]
+    shared = replace(layout(pipeline=2), widths=widths, reduce_dtype=reduce_dtype)
+    assert mean_bytes(tied, shared, 1, None) == widths.gradient * 400
 
 
 def test_owners_of_whole_parameters_have_unequal_parts():

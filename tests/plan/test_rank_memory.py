@@ -1,11 +1,14 @@
 """Who holds which weights, and how many bytes: by hand for a small model."""
 
+from dataclasses import replace
+
 import pytest
 
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.exchange import sent
 from paddle_dp.plan.memory import Widths
 from paddle_dp.plan.rank_memory import Layout, Weight, rank_memories, rank_memory, total_parameters
+from paddle_dp.units import Compress
 
 BLOCK = [("up", 80, True), ("down", 80, True), ("norm", 10, False)]
 MODEL = [
@@ -87,3 +90,39 @@ def test_stage_3_shards_what_is_frozen_and_leaves_statistics_everywhere():
     }
     whole = rank_memories(blocks, Layout(degrees=Degrees(sharding=2), sharding_stage=2))
     assert [memory.state.parameters for memory in whole] == [4 * 170] * 2
+
+
+FROZEN = [[Weight(name="a", size=100, frozen=True)], [Weight(name="b", size=60, shape=(6, 10))]]
+
+
+def test_copies_and_errors_are_of_what_is_trained():
+    widths = Widths(parameter=4, gradient=4, optimizer=8)
+    copied = rank_memory(FROZEN, Layout(degrees=Degrees(data=2), copies=2.5, widths=widths), 0)
+    assert copied.kept == 2.5 * 4 * 60
+    assert copied.total == 4 * 160 + 4 * 60 + 8 * 60 + 2.5 * 4 * 60
+    low = Widths(parameter=2, gradient=2, optimizer=12)
+    compressed = Layout(degrees=Degrees(data=2), compress=Compress.parse("bfloat16"), widths=low)
+    assert rank_memory(FROZEN, compressed, 0).kept == 2 * 4 * 60
+
+
+def test_replicas_are_in_one_memory_or_on_a_device_each():
+    """Weights, the frozen ones too, and gradients of each; the optimizer's states once."""
+    layout = Layout(degrees=Degrees(), replicas=3, apart=True)
+    for here, times in ((layout, 3), (replace(layout, accelerator=True), 1)):
+        state = rank_memory(FROZEN, here, 0).state
+        assert (state.parameters, state.gradients, state.optimizer) == (
+            times * 4 * 160,
+            times * 4 * 60,
+            8 * 60,
+        )
+    assert replace(layout, accelerator=True, apart=False).devices == 1
+    assert replace(layout, accelerator=True).devices == 3
+
+
+@pytest.mark.parametrize(("asynchronous", "parts"), [(False, 2), (True, 5)])
+def test_a_server_has_what_three_workers_send_and_a_worker_no_more_than_its_gradients(asynchronous, parts):
+    layout = Layout(degrees=Degrees(data=3, servers=2), asynchronous=asynchronous)
+    first, second, worker = rank_memories(MODEL, layout)
+    own = [first.trained, second.trained]
+    assert [first.lent, second.lent] == [parts * 4 * size for size in own] and sum(own) == 810
+    assert worker.lent == 0 and worker.total == 2 * 4 * 810

@@ -40,6 +40,21 @@ def _one(learner):
     return matrices[len(matrices) // 2]
 
 
+def evaluation_spoils_a_gradient():
+    """One matrix's gradient is three times too large on one rank, from the first evaluation of a trainer on."""
+    from paddle_dp.train.trainer import Trainer
+
+    evaluate = Trainer.evaluate
+
+    def spoiled(self):
+        found = evaluate(self)
+        if LAST:
+            _one(self.learner)[1].register_hook(lambda gradient: gradient * 3)
+        return found
+
+    Trainer.evaluate = spoiled
+
+
 def any_gradient():
     """A thousandth too much in one matrix's gradient, on one rank, whatever the model."""
 

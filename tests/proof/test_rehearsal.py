@@ -67,6 +67,38 @@ def test_each_difference_is_found_and_said(what, kind, step, words):
     assert first.sentence in sentence(first, 2)
 
 
+def followed():
+    """Beside ranks that round: their gradients are 0.5 % apart, of which rounding takes 0.6 % at most."""
+    found = rehearsals()
+    for run, apart in ((found.one["plain"], 5e-3), *((run, 1e-6) for run in found.one["noise"])):
+        for row in run["rows"]:
+            row["apart"] = apart
+    for row in found.one["plain"]["rows"]:
+        row["rounded"] = 6e-3
+    return found
+
+
+def test_ranks_that_round_may_be_apart_by_that_and_by_8_times_the_noise():
+    found = followed()
+    assert found.first_difference() is None
+    found.one["plain"]["rows"][3]["apart"] = 6e-3 + 7e-6
+    found.many["rows"][3]["gradient_norm"] = found.many["resumed"]["rows"][1]["gradient_norm"] = 1.0059
+    assert found.first_difference() is None
+    found.one["plain"]["rows"][3]["apart"] = 6e-3 + 9e-6
+    first = found.first_difference()
+    assert (first.kind, first.step) == ("gradient", 4) and "rounding takes 0.006 at most" in first.sentence
+    found = followed()
+    found.many["rows"][3]["gradient_norm"] = 1.0061
+    assert (found.first_difference().kind, found.first_difference().step) == ("loss", 4)
+    found = followed()
+    found.one["plain"]["rows"][1]["apart"] = float("nan")
+    assert found.first_difference().kind == "gradient"
+    found = followed()
+    found.many["rows"][3]["loss"] *= 1.0001  # what is not rounded is judged as ever
+    assert found.first_difference().kind == "loss"
+    assert "but for the digits that bfloat16 takes" in sentence(None, 2, "bfloat16")
+
+
 def test_a_number_that_is_finite_on_neither_side_is_no_difference():
     found = rehearsals()
     found.one["plain"]["rows"][0]["gradient_norm"], found.many["rows"][0]["gradient_norm"] = (

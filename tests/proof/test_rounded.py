@@ -11,6 +11,7 @@ import pytest
 from paddle_dp.parallel.exchange.memory import bytes_from, numbers_of
 from paddle_dp.parallel.exchange.roundings import Roundings, rounds, wire_of
 from paddle_dp.proof import Comparison, compare_sides
+from paddle_dp.proof.rehearsed import Rehearsals
 from tests.jobs import comparisons_in_forks
 
 RECIPE = """
@@ -103,6 +104,25 @@ def test_a_fault_shows_beside_what_is_rounded(tmp_path: Path) -> None:
         many = wide.many(2, patch="tests.proof.faults:any_gradient")
         verdict = compare_sides(wide.one([many]), many)
     assert verdict.status == 1 and verdict.wide is not None and not verdict.wide.same
+
+
+@pytest.mark.long
+@pytest.mark.processes
+@pytest.mark.parametrize("layout", ["data 2", "stage 2", "stage 3"])
+def test_a_training_is_rehearsed_with_the_ranks_gradients(layout: str, tmp_path: Path) -> None:
+    """And a gradient that is wrong from the evaluation on is found behind it."""
+    comparison = Comparison(recipe(tmp_path), (TWO[layout],), 2, 2, tmp_path, wide=False, rehearse=True)
+    patch = "tests.proof.faults:evaluation_spoils_a_gradient"
+    with comparisons_in_forks():
+        sides = [comparison.many(2), comparison.many(2, name="spoiled", patch=patch)]
+        one = comparison.one(sides)
+    good, spoiled = (Rehearsals.read(one.rehearsed(side), side.folder, 2) for side in sides)
+    assert good.first_difference() is None
+    rows = good.one["plain"]["rows"]
+    assert all(0 < row["apart"] < row["rounded"] < 0.1 * row["gradient_norm"] for row in rows)
+    found = spoiled.first_difference()
+    assert found is not None and (found.kind, found.step) == ("loss", 2) and "gradient norm" in found.sentence
+    assert any(each.kind == "gradient" and each.step == 2 for each in spoiled._differences())
 
 
 def test_what_is_noted_is_the_largest_loss() -> None:

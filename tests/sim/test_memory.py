@@ -115,8 +115,17 @@ def allocated(folder: str, words: str) -> dict[str, float]:
         "most": paddle.base.core.device_memory_stat_peak_value("Allocated", device),
         "state": memory.state.total,
         "lent": memory.lent,
+        "kept": memory.kept,
         "activations": activations(recipe, layout, blocks, memory) or 0,
     }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("compress", ["bfloat16", "power_sgd rank 2 after 0 steps"])
+def test_errors_take_on_a_device_what_the_plan_says(tmp_path: Path, compress: str) -> None:
+    for found in run_ranks(allocated, 2, str(tmp_path), f"{{use: data_parallel, compress: {compress}}}"):
+        least = found["state"] + found["kept"]
+        assert 0.95 * least <= found["most"] <= 1.01 * (least + found["activations"]), found
 
 
 @pytest.mark.long

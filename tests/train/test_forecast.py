@@ -112,7 +112,45 @@ def test_compressed_gradients_are_fewer_bytes():
     factors = 4 * (2 * (320 + 512 + 266) + 522)
     for found, size in zip(lines, (whole, whole / 2, factors), strict=True):
         assert found[-1] == f"a step sends {size / 1e3:.3g} kB: data {size / 1e3:.3g} kB of gradients"
-    assert "copies of the weights" in lines[1][-2] and "copies" not in lines[0][-2]  # what each rank owes
+    # What each rank owes, kept and made anew: of all in float32 and twice on its way; of the matrices three times.
+    assert f"errors of compression {3 * whole / 1e6:.3g} MB" in lines[1][-2] and "errors" not in lines[0][-2]
+    assert f"errors of compression {3 * 4 * (64 * 256 + 256 * 256 + 256 * 10) / 1e6:.3g} MB" in lines[2][-2]
+
+
+def test_gradients_that_are_rounded_are_half_the_bytes():
+    both = [
+        said("digits_mlp", 2, None, f"strategy={{use: hybrid, reduce_dtype: {dtype}}}")[-1]
+        for dtype in ("float32", "bfloat16")
+    ]
+    whole, half = (float(line.split()[3]) for line in both)
+    assert half == pytest.approx(whole / 2, rel=0.01)
+
+
+def test_one_process_holds_all_copies_on_a_cpu_and_each_device_one():
+    """Ψ = 4 bytes of each of the mlp's 85,002 numbers; AdamW has twice as much, once."""
+    psi = 4 * (64 * 256 + 256 * 256 + 256 * 10 + 522)
+    on_cpu = said("digits_replicas", 1, None, "train.device=cpu", "strategy.count=3")
+    assert on_cpu[-1] == (
+        f"its 3 copies: weights {3e-6 * psi:.3g} MB, gradients {3e-6 * psi:.3g} MB, optimizer {2e-3 * psi:.3g} kB: "
+        f"{8e-6 * psi:.3g} MB in all"
+    )
+    apart = said("digits_replicas", 1, None, "strategy.count=3")
+    own = f"weights {1e-3 * psi:.3g} kB, gradients {1e-3 * psi:.3g} kB"
+    assert apart[-3:] == [
+        f"the first copy's device: {own}, optimizer {2e-3 * psi:.3g} kB: {4e-6 * psi:.3g} MB in all",
+        f"2 further devices: each {own}: {2e-3 * psi:.3g} kB in all",
+        f"a step copies {2e-3 * psi:.3g} kB of weights to them, and {2e-3 * psi:.3g} kB of gradients back",
+    ]
+
+
+def test_each_server_and_a_worker_are_described():
+    lines = said("digits_parameter_server", 4, None, "strategy.servers=2")
+    assert [line.split(" holds")[0] for line in lines[1:7:2]] == [
+        "rank 0 (server 0)", "rank 1 (server 1)", "rank 2 (worker 0)",
+    ]  # fmt: skip
+    assert all("gradients that have come" in line for line in lines[2:5:2]) and "come" not in lines[6]
+    late = said("digits_parameter_server", 3, None, "strategy={use: parameter_server, mode: async}")
+    assert "on their way from and to the workers" in late[2]
 
 
 def test_a_rank_holds_and_sends_its_branches():

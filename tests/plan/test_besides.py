@@ -1,0 +1,33 @@
+"""What a rank keeps beside weights, gradients and states: by hand."""
+
+import pytest
+
+from paddle_dp.plan.besides import come, owed
+from paddle_dp.units import Compress
+
+# A matrix of which factors of 2 columns are worth it, one that is too small for it, and a bias.
+WEIGHTS = [(6000, (60, 100)), (20, (4, 5)), (100, (100,))]
+ALL, LARGE = 6120, 6000
+
+
+@pytest.mark.parametrize(
+    ("compress", "width", "accelerator", "bytes_"),
+    [
+        ("none", 4, True, 0),
+        ("bfloat16", 4, False, 2 * 4 * ALL),
+        ("float16", 4, True, (2 * 4 + 2 * 2) * ALL),
+        ("float16", 2, False, 2 * 4 * ALL),  # errors of weights in 16 bits have 32
+        ("bfloat16", 8, False, 2 * 8 * ALL),
+        ("power_sgd rank 2", 4, False, 3 * 4 * LARGE),
+        ("power_sgd rank 2", 4, True, 3 * 4 * LARGE),
+    ],
+)
+def test_errors_are_kept_and_made_anew(compress, width, accelerator, bytes_):
+    assert owed(Compress.parse(compress), WEIGHTS, width, accelerator) == bytes_
+
+
+@pytest.mark.parametrize(
+    ("workers", "in_step", "parts"), [(1, True, 1), (2, True, 1), (4, True, 3), (1, False, 3), (4, False, 6)]
+)
+def test_a_server_has_what_came_until_it_is_added_up(workers, in_step, parts):
+    assert come(600, 4, workers, in_step) == 4 * 600 * parts

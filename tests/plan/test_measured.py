@@ -1,0 +1,160 @@
+"""What a run allocates and sends is what the plan says of it: copies, errors, rounded gradients, a server."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddle_dp.plan.exchange import sent
+from paddle_dp.plan.rank_memory import rank_memory
+from tests.ranks import run_ranks
+
+WIDTH, DEPTH = 128, 4
+RECIPE = f"""
+model: {{use: gpt, vocab: 32, width: {WIDTH}, depth: {DEPTH}, heads: 4, length: 8}}
+dataset: {{use: random_tokens, vocab: 32, length: 8, samples: 64}}
+loss: {{use: cross_entropy}}
+optimizer: {{use: adamw}}
+schedule: {{use: constant, learning_rate: 1.0e-3}}
+strategy: {{use: single}}
+train: {{length: 8 steps, batch: 8, device: cpu}}
+callbacks: []
+"""
+WARM, STEPS = 3, 4  # updates before those that are measured, and these: one period of the local learners
+
+
+def allocated() -> int:
+    """Bytes that Paddle has allocated on this host for tensors."""
+    import paddle
+
+    return int(paddle.base.core.host_memory_stat_current_value("Allocated", 0))
+
+
+def measured(folder: str, strategy: str, late: int = -1) -> dict[str, float]:
+    """In a rank: the most bytes of tensors, and of other memory, of the updates behind the first ones; what is sent in
+    one; and what the plan says. Rank `late` is late in each."""
+    import paddle
+
+    from paddle_dp.mesh import join
+    from paddle_dp.mesh.traffic import traffic
+    from paddle_dp.parallel.meta_init import describe_weights
+    from paddle_dp.part import lazily
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+    from paddle_dp.train.forecast import activations, layout_of
+
+    path = Path(folder) / f"recipe-{os.getpid()}.yaml"
+    path.write_text(RECIPE)
+    recipe = read_recipe(path, [f"strategy={strategy}", f"output_dir={folder}"])
+    mesh = join(seed=3, servers=recipe.strategy.config.servers)
+    gc.collect()
+    before = allocated()
+    trainer = build(recipe, mesh)
+    stat = paddle.base.core
+    for number, batch in enumerate(trainer.loader.read(0)):
+        if number == WARM:
+            gc.collect()
+            mesh.wait("the measurement")
+            stat.host_memory_stat_reset_peak_value("Allocated", 0)
+            tracemalloc.start()
+            began = traffic.sent
+        if mesh.rank == late:
+            time.sleep(0.3)
+        trainer.learner.train_batch(batch)
+        if number == WARM + STEPS - 1:
+            break
+    traced = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    with lazily():
+        blocks = describe_weights(recipe.model.build())
+    layout = layout_of(recipe, mesh.ranks)
+    memory = rank_memory(blocks, layout, mesh.rank)
+    planned = sum(each.bytes for each in sent(blocks, layout, mesh.rank, 1, None))
+    return {
+        "tensors": stat.host_memory_stat_peak_value("Allocated", 0) - before,
+        "traced": traced,
+        "sent": (traffic.sent - began) / STEPS,
+        "state": memory.state.total,
+        "kept": memory.kept,
+        "lent": memory.lent,
+        "activations": activations(recipe, layout, blocks, memory) or 0.0,
+        "planned": planned,
+        "weights": memory.state.parameters,
+    }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "{use: hybrid}",
+        "{use: hybrid, reduce_dtype: bfloat16}",
+        "{use: hybrid, sharding: 2, sharding_stage: 2, reduce_dtype: bfloat16}",
+    ],
+)
+def test_two_ranks_hold_and_send_what_the_plan_says(strategy: str, tmp_path: Path) -> None:
+    many = run_ranks(measured, 2, str(tmp_path), strategy)
+    for found in many:
+        least = found["state"] + found["kept"]
+        assert 0.97 * least <= found["tensors"] <= 1.05 * (least + found["activations"]), found
+    sends = np.mean([found["sent"] for found in many])
+    planned = np.mean([found["planned"] for found in many])
+    assert planned <= sends <= 1.01 * planned + 2000, (
+        planned,
+        sends,
+    )  # beside it norms and the ends of messages
+
+
+@pytest.mark.long
+def test_a_server_has_what_waits_for_a_late_worker_and_a_worker_no_more_than_it_says(tmp_path: Path) -> None:
+    server, *workers = run_ranks(measured, 4, str(tmp_path), "{use: parameter_server}", 3)
+    assert server["lent"] == 2 * server["weights"]  # of the two workers that are in time
+    assert 0.97 * server["lent"] <= server["traced"] <= 1.03 * (server["lent"] + server["weights"])
+    assert 0.97 * server["state"] <= server["tensors"] <= 1.03 * server["state"]
+    assert server["sent"] == pytest.approx(server["planned"], rel=0.01)
+    for worker in workers:
+        assert worker["tensors"] <= 1.05 * (worker["state"] + worker["activations"])
+        assert worker["traced"] <= 1.03 * worker["weights"]  # pulled, when the gradients have left
+        assert worker["sent"] == pytest.approx(worker["planned"], rel=0.01)
+
+
+def test_one_process_allocates_what_its_replicas_hold() -> None:
+    import paddle
+    from paddle import nn
+
+    from paddle_dp.batch import Batch, MicroBatch
+    from paddle_dp.losses.mean_squared_error import Config as SquaredError
+    from paddle_dp.mesh import Mesh
+    from paddle_dp.parallel import Task
+    from paddle_dp.parallel.meta_init import describe_weights
+    from paddle_dp.part import read_part
+    from paddle_dp.plan.memory import Widths
+
+    paddle.set_device("cpu")
+    gc.collect()
+    before, stat = allocated(), paddle.base.core
+    strategy = read_part("strategies", {"use": "replicas", "count": 3})
+    task = Task(
+        model=nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256)),
+        loss=SquaredError().build(),
+        optimizer=lambda rate, named: paddle.optimizer.Momentum(0.1, parameters=[p for _, p in named]),
+        samples=lambda: paddle.zeros([2, 256]),
+    )
+    learner: Any = strategy.build(Mesh.alone()).place(task)
+    batch = Batch((MicroBatch(paddle.ones([3, 256]), paddle.ones([3, 256]), 3, 0),), 3, 0, 0)
+    learner.train_batch(batch)
+    stat.host_memory_stat_reset_peak_value("Allocated", 0)
+    learner.train_batch(batch)
+    most = stat.host_memory_stat_peak_value("Allocated", 0) - before
+    layout = strategy.config.layout(1)
+    plan = rank_memory(describe_weights(learner.model), layout, 0)
+    assert layout.widths == Widths()  # of AdamW; momentum has half of its states
+    total = plan.state.parameters + plan.state.gradients + plan.state.optimizer / 2
+    assert total <= most <= 1.02 * total, (total, most)
