@@ -66,12 +66,12 @@ class Config(StrategyConfig):
         if self.data == "auto":
             least = -(-ranks // self.over) * self.over
             raise UsageError(
-                f"strategy.over={self.over} deals each layer's branches to {self.over} ranks, and this job has {ranks}: "
-                f"start it with --ranks {least}, or another multiple of {self.over}, or set strategy.over."
+                f"strategy.over={self.over} deals each layer's branches to {self.over} ranks, and this job has "
+                f"{ranks}: start it with --ranks {least}, or another multiple of {self.over}, or set strategy.over."
             )
         raise UsageError(
-            f"strategy.over={self.over} × strategy.data={self.data} are {degrees.ranks} ranks, and this job has {ranks}: start "
-            f"it with --ranks {degrees.ranks}, or leave strategy.data out."
+            f"strategy.over={self.over} × strategy.data={self.data} are {degrees.ranks} ranks, and this job has "
+            f"{ranks}: start it with --ranks {degrees.ranks}, or leave strategy.data out."
         )
 
     def build(self, mesh: Mesh) -> Branches:

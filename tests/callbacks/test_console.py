@@ -215,7 +215,7 @@ def test_as_on_one_process_is_said_only_when_it_is_so(run: Run) -> None:
 def test_copies_in_one_process_are_judged_as_ranks_are(run: Run) -> None:
     """One process, and yet its BatchNorms see a part of each batch."""
     run = dataclasses.replace(run, recipe=recipe_with("replicas"))
-    first = list(_lines.summary(run, _lines.Took(4, 1.0), None, None))[0]
+    first, *_ = _lines.summary(run, _lines.Took(4, 1.0), None, None)
     same = "same global batches and gradients"
     assert first == f"  as on one process without copies, to the rounding of float32: {same}"
     local = "2 BatchNorm layers normalize over one copy's samples"

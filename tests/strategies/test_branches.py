@@ -281,9 +281,13 @@ def test_a_recipe_s_table_names_layers_that_there_are() -> None:
 
 def test_ranks_that_over_does_not_divide_are_refused() -> None:
     for ranks, least in ((1, 2), (3, 4)):
-        with pytest.raises(UsageError, match=rf"has {ranks}: start it with --ranks {least}, or another multiple of 2"):
+        with pytest.raises(
+            UsageError, match=rf"has {ranks}: start it with --ranks {least}, or another multiple of 2"
+        ):
             Config(over=2)._check(ranks)
-    with pytest.raises(UsageError, match=r"are 6 ranks, and this job has 2: start it with --ranks 6, or leave"):
+    with pytest.raises(
+        UsageError, match=r"are 6 ranks, and this job has 2: start it with --ranks 6, or leave"
+    ):
         Config(over=2, data=3)._check(2)
 
 

@@ -45,9 +45,7 @@ class Forms:
         self._name = name
         self._known: dict[Hashable, list[Form]] = {}
 
-    def of_all(
-        self, own: Mapping[int, paddle.Tensor], inputs: Sequence[Any], training: bool
-    ) -> list[Form]:
+    def of_all(self, own: Mapping[int, paddle.Tensor], inputs: Sequence[Any], training: bool) -> list[Form]:
         """By branch. `own`: the outputs of this rank's. Collective where these `inputs` are new.
 
         Raises UsageError where an own output has another form than for such inputs before.

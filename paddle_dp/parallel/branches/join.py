@@ -124,7 +124,9 @@ class Join:
             x = parent._sub_layers[key](x)
         return x
 
-    def _met(self, own: Mapping[int, paddle.Tensor], inputs: Sequence[Any], learned: Learned) -> list[paddle.Tensor]:
+    def _met(
+        self, own: Mapping[int, paddle.Tensor], inputs: Sequence[Any], learned: Learned
+    ) -> list[paddle.Tensor]:
         """Every branch's output."""
         forms = self.forms.of_all(own, inputs, self._seen.layer.training)
         outputs = self._wires.spread(own, forms, self._seen.owners)

@@ -47,6 +47,7 @@ def in_order(positional: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
 @contextmanager
 def _watched(seen: Seen, events: list[tuple[str, Any, Any]], given: list[Any]) -> Iterator[None]:
     """Notes the layer's inputs, and each call of its chains' layers: name, input, output."""
+
     def take(_: nn.Layer, positional: Any, named: Any) -> None:
         given.extend(in_order(positional, named))
 
