@@ -57,7 +57,7 @@ def test_a_rank_that_is_held_back_by_the_staleness_is_not_slow() -> None:
 
 
 def test_lines_that_are_due_at_once_have_one_speed() -> None:
-    """A rank that computes a long share passes several steps in a moment, and no line says millions of samples a second."""
+    """A rank that computes a long share passes several steps in a moment: no line says millions of samples a second."""
     meter = Meter(Mesh())
     rounds: Any = Rounds.__new__(Rounds)
     rounds.meter, rounds._waited, rounds._batch, rounds._known, rounds._own = meter, 0.0, None, {}, []
