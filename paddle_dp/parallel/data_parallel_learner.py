@@ -29,7 +29,7 @@ from paddle_dp.units import Compress
 
 @dataclass(kw_only=True)
 class DataParallelLearner(Learner):
-    """A learner whose gradients are added up by a `GradientExchange`; paddle.DataParallel only makes weights equal.
+    """A learner whose gradients are added up by a `GradientExchange`, not by paddle.DataParallel.
 
     Its reducer (3.3.1) waits for each all-reduce over gloo, so that nothing is hidden behind backward on CPUs. On
     accelerators too it fails in two cases: under recompute it takes the parameters of a backward inside a backward as

@@ -60,7 +60,7 @@ def place_alone(
 ) -> Learner:
     """A learner of this `kind` with rank 0's weights on all ranks. Collective. Raises UsageError for a loss that
     compares the samples of all ranks."""
-    import paddle
+    from paddle.distributed.parallel import sync_params_buffers
 
     from paddle_dp.parallel import prepare
     from paddle_dp.parallel.blocks import check_table
@@ -73,7 +73,8 @@ def place_alone(
     recomputed(task.model, recompute)
     prepared = prepare(task, mesh)
     more = mixing(prepared.model, task.samples, task.dropout == "exact") if mesh.ranks > 1 else []
-    model = paddle.DataParallel(prepared.model) if mesh.ranks > 1 else prepared.model
-    learner = prepared.learner(kind, parallel_model=model, absent=True, noticed=[*more, *noticed], **fields)
+    if mesh.ranks > 1:
+        sync_params_buffers(prepared.model, fuse_params=False)
+    learner = prepared.learner(kind, absent=True, noticed=[*more, *noticed], **fields)
     learner.check("after the weights were made equal")
     return learner

@@ -116,16 +116,15 @@ class DataParallel:
         if self.config.init == "seed":
             check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
         prepared = prepare(task, self.mesh)
-        absent = again != Recompute() or self.config.find_unused_parameters
         noticed = mixing(prepared.model, task.samples, task.dropout == "exact")
         if self.config.compress:
             noticed.append(
                 f"{self.config.approximates}: strategy.compress=none exchanges the gradients themselves"
             )
         kind: type[Learner] = DataParallelLearner
-        fields: dict[str, Any] = {"absent": absent, "compress": self.config.compress}
+        fields: dict[str, Any] = {"absent": self._absent, "compress": self.config.compress}
         fields |= {"way": self._way, "sizes": self._sizes}
-        if self._way == "bucketed" and not (absent or self.config.compress):
+        if self._by_paddle:
             kind, fields = Learner, {"dp_world_size": self.mesh.ranks}  # Paddle's exchange is an average
         parallel_model = self._wrap(prepared.model)
         learner = prepared.learner(kind, parallel_model=parallel_model, noticed=noticed, **fields)
@@ -140,6 +139,16 @@ class DataParallel:
         return "pushed" if self.mesh.device == "cpu" else "bucketed"
 
     @property
+    def _absent(self) -> bool:
+        """Whether a rank may lack a gradient, or a backward runs forwards."""
+        return self.config.recompute != Recompute() or self.config.find_unused_parameters
+
+    @property
+    def _by_paddle(self) -> bool:
+        """Whether paddle.DataParallel exchanges the gradients."""
+        return self._way == "bucketed" and not (self._absent or self.config.compress)
+
+    @property
     def _sizes(self) -> Sizes:
         from paddle_dp.parallel.exchange.buckets import Sizes
 
@@ -147,8 +156,14 @@ class DataParallel:
         return Sizes(int(most.count), int(last.count))
 
     def _wrap(self, model: nn.Layer) -> nn.Layer:
+        """The model with rank 0's weights and buffers; in a paddle.DataParallel only where that exchanges gradients:
+        from the first backward on it holds memory for all of them, also under no_sync (3.3.1)."""
         import paddle
+        from paddle.distributed.parallel import sync_params_buffers
 
+        if not self._by_paddle:
+            sync_params_buffers(model, fuse_params=False)
+            return model
         return paddle.DataParallel(
             model,
             comm_buffer_size=self.config.comm_buffer_size.megabytes,

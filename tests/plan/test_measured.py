@@ -94,9 +94,13 @@ def measured(folder: str, strategy: str, late: int = -1) -> dict[str, float]:
 @pytest.mark.parametrize(
     "strategy",
     [
-        "{use: hybrid}",
+        "{use: data_parallel}",
         "{use: hybrid, reduce_dtype: bfloat16}",
         "{use: hybrid, sharding: 2, sharding_stage: 2, reduce_dtype: bfloat16}",
+        "{use: data_parallel, compress: bfloat16}",
+        "{use: data_parallel, compress: power_sgd rank 2 after 0 steps}",
+        "{use: local_sgd, every: 4 steps}",
+        "{use: local_sgd, every: 4 steps, outer: {}}",
     ],
 )
 def test_two_ranks_hold_and_send_what_the_plan_says(strategy: str, tmp_path: Path) -> None:
