@@ -40,6 +40,8 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
     length = f"{total_steps} step{'s' * (total_steps != 1)} of {sampler.batch} samples ({in_epochs})"
     text = f"{run.name}: {length} on {ranks(run)}, {mesh.own_or_workers_device}"
     text += f", going on from step {progress.step}" if progress.step else ""
+    if mesh.ranks == 1 and run.recipe is not None and run.recipe.strategy.config.not_promised(run.recipe):
+        text += f"; strategy {run.recipe.strategy.name} is for several ranks: --ranks 2"
     idle = mesh.dp_size - -(-sampler.batch // sampler.micro_batches)
     if idle > 0:
         which = f"{mesh.dp_size} ranks" if mesh.dp_size == mesh.ranks else f"{mesh.dp_size} groups of ranks"

@@ -40,8 +40,8 @@ def _last(run: Path) -> dict[str, Any]:
         found = line if line.get("event") == "measured" else found
     if found is None:
         raise UsageError(
-            f"{path} has no measurement of a step's parts, after {steps} steps: a training makes the first when 15 are "
-            "done, a shorter one after a third of its steps; going back to a checkpoint takes those behind it away. "
-            f"Train on, or look at it live: paddle-dp train RECIPE --why. {NOT_MEASURED}"
+            f"{path} has no measurement of a step's parts, after {steps} steps. {NOT_MEASURED} Any other training "
+            "makes the first when 15 steps are done, a shorter one after a third of them; going back to a checkpoint "
+            "takes those behind it away: train on, or look at it live, paddle-dp train RECIPE --why."
         )
     return found

@@ -20,7 +20,8 @@ SHORT = 5e-3  # seconds of a step, below which handing a batch over from a worke
 class Facts:
     """What is known of the run beside its times. `cores`: processors of one machine; `local_ranks`: ranks on it;
     `degrees`: of the axes that are split; `free`, `peak`: bytes of a rank's memory; `sent`: bytes that a rank sends in
-    a step, the mean of all; 0 where they are not counted."""
+    a step, the mean of all; 0 where they are not counted. `servers`: so many of the first ranks are; `one_process`:
+    several ranks take another strategy."""
 
     batch: int
     micro_batches: int = 1
@@ -33,6 +34,8 @@ class Facts:
     free: int = 0
     peak: int = 0
     sent: float = 0.0
+    servers: int = 0
+    one_process: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +176,7 @@ def _fewer_ranks(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
     if len(parts) > 1 and facts.degrees.keys() <= {"data"}:
         one = sum(part.data + part.forward + part.backward for part in parts)
         yield Change(
-            what="--ranks 1",
+            what="--ranks 1" + " strategy.use=single" * bool(facts.servers),
             why="the ranks' exchange takes longer than it saves",
             seconds=one + max(part.update + part.callbacks for part in parts),
         )
@@ -181,6 +184,8 @@ def _fewer_ranks(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
 
 def _as_many_as_cores(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
     """Ranks that share cores take turns; as many as there are cores do the same work, without the turns."""
+    if facts.servers:
+        return
     if facts.device == "cpu" and facts.local_ranks > facts.cores and facts.degrees.keys() <= {"data"}:
         yield Change(
             what=f"--ranks {facts.cores}",
@@ -209,11 +214,14 @@ def _more_ranks(parts: Sequence[RankParts], facts: Facts) -> Iterator[Change]:
     computing = [part.forward + part.backward for part in parts]
     if min(computing) < 0.6 * _step(parts) or facts.batch < 2 * count or facts.degrees.get("pipeline", 1) > 1:
         return
+    if facts.servers:  # whose links carry the more, the more workers there are
+        return
     data = facts.degrees.get("data", 1)
     more = 1.0 if data == 1 else ((2 * data - 1) / (2 * data)) / ((data - 1) / data)
     wire = max(part.exchange for part in parts) * (more - 1)
+    other = " strategy.use=data_parallel" if facts.one_process else ""
     yield Change(
-        what=f"--ranks {2 * count}, on further devices or machines",
+        what=f"--ranks {2 * count}{other}, on further devices or machines",
         why="a step is forward and backward" + ("; the exchange comes on top" if count == 1 else ""),
         seconds=_step(parts, lambda part: part.own - (part.forward + part.backward + part.data) / 2) + wire,
         setting=False,

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from paddle_dp.plan.changes import SHORT, Change, changes, workers_that_would_do
+from paddle_dp.plan.changes import MATTERS, SHORT, Change, Facts, changes, workers_that_would_do
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.step_parts import RankParts, slowest
 
@@ -24,8 +24,9 @@ def lines(measured: Measured) -> list[str]:
     found = [
         f"Where a step of {_shown(step)} ms goes, in ms (steps {first} to {last}):",
         *_table(parts),
+        *_servers(facts.servers),
         *_wrapped(_sentence(parts)),
-        *([f"A rank sends {facts.sent / 1e6:.3g} MB a step."] if facts.sent and len(parts) > 1 else []),
+        *_sent(facts, len(parts)),
     ]
     return [*found, *_advice(step, changes(parts, facts))]
 
@@ -54,6 +55,17 @@ def _table(parts: Sequence[RankParts]) -> Iterator[str]:
         )
     if len(parts) > len(shown):
         yield f"({len(parts) - len(shown)} ranks with less work of their own are not shown)"
+
+
+def _servers(count: int) -> Iterator[str]:
+    if count:
+        yield "Rank 0 is a server." if count == 1 else f"Ranks 0 to {count - 1} are servers."
+
+
+def _sent(facts: Facts, ranks: int) -> Iterator[str]:
+    if facts.sent and ranks > 1:
+        mean = ", servers and workers in the mean" if facts.servers else ""
+        yield f"A rank sends {facts.sent / 1e6:.3g} MB a step{mean}."
 
 
 def _waits(part: RankParts) -> str:
@@ -92,7 +104,7 @@ def _called(one: RankParts, where: str) -> str:
 
 def _advice(step: float, found: Sequence[Change]) -> Iterator[str]:
     if not found:
-        yield "Nothing that is known here would gain 5 %."
+        yield f"Nothing that is known here would gain {100 * MATTERS:.0f} %."
         return
     for change, word in zip(found[:3], ("Change", "or", "or"), strict=False):
         faster = f"{_shown(step)} → {_shown(change.seconds)} ms, {step / change.seconds:.3g} × as fast"

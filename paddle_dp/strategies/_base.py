@@ -69,6 +69,11 @@ class StrategyConfig:
         return False
 
     @property
+    def one_process(self) -> bool:
+        """Whether it is one rank by itself, and several take another strategy."""
+        return False
+
+    @property
     def may_lose_ranks(self) -> bool:
         """Whether a training goes on when one of some ranks dies: those that say so in their heartbeats."""
         return False

@@ -37,6 +37,10 @@ class Config(StrategyConfig):
         return self.count
 
     @property
+    def one_process(self) -> bool:
+        return True
+
+    @property
     def accelerators(self) -> int:
         return self.count if self.devices == "each" else 1
 

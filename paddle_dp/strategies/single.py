@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
+    @property
+    def one_process(self) -> bool:
+        return True
+
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError for more than one rank."""
         _check(ranks)

@@ -132,7 +132,7 @@ class Measurements:
         return min(took) / len(batch.micro_batches)
 
     def _facts(self, sent: float) -> Facts:
-        sampler, axes = self.loader.sampler, self.mesh.axes
+        sampler, axes, recipe = self.loader.sampler, self.mesh.axes, self.run.recipe
         return Facts(
             batch=sampler.batch,
             micro_batches=sampler.micro_batches,
@@ -145,6 +145,8 @@ class Measurements:
             free=_free_memory(self.mesh.device, self._local_ranks),
             peak=peak_memory(self.mesh.device),
             sent=sent,
+            servers=axes.servers,
+            one_process=recipe is not None and recipe.strategy.config.one_process,
         )
 
 

@@ -101,6 +101,18 @@ def test_ranks_that_will_have_nothing_to_do_are_told(
     assert _lines.start(several, Progress(), 4) == line
 
 
+def test_a_strategy_that_does_nothing_on_one_rank_says_so(run: Run) -> None:
+    """Who forgets --ranks has one process, and nothing to compare."""
+    for strategy, told in (
+        ("local_sgd", "; strategy local_sgd is for several ranks: --ranks 2"),
+        ("single", ""),
+    ):
+        line = _lines.start(dataclasses.replace(run, recipe=recipe_with(strategy)), Progress(), 4)
+        assert line.endswith(f"on 1 process, cpu{told}")
+    several = dataclasses.replace(run, mesh=Mesh(ranks=2), recipe=recipe_with("local_sgd"))
+    assert "is for several" not in _lines.start(several, Progress(), 4)
+
+
 def test_what_could_not_be_tried_is_not_called_a_difference(run: Run) -> None:
     mesh = Mesh(ranks=2)
     doubt = (

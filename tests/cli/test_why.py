@@ -40,5 +40,5 @@ def test_a_run_without_a_measurement_says_how_to_get_one(tmp_path):
     with pytest.raises(UsageError, match=r"metrics.jsonl is not there: give a run's folder"):
         told(tmp_path)
     write(tmp_path, [{"event": "step", "step": 7}])
-    with pytest.raises(UsageError, match=r"after 7 steps: .*RECIPE --why.*do not wait for one another"):
+    with pytest.raises(UsageError, match=r"after 7 steps\. .*do not wait for one another.*RECIPE --why"):
         told(tmp_path)

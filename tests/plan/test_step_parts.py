@@ -175,3 +175,19 @@ def test_lines_fit_80_columns_for_many_ranks_and_long_names():
     assert lines(Measured.of_fields(measured(ranks).as_fields())) == shown
     assert "A rank sends 25.2 MB a step." in lines(measured(ranks, sent=25.17e6))
     assert not [line for line in shown if "sends" in line]  # of earlier versions, and accelerators
+
+
+def test_advice_is_of_a_job_that_the_strategy_takes():
+    """A job with servers needs two ranks, and one process with copies, or alone, cannot be two."""
+    server = part(0, exchange=0.09, update=0.01)
+    workers = [part(n, forward=0.01, backward=0.01, exchange=0.08, step=0.1) for n in (1, 2)]
+    found = [each.what for each in changes([server, *workers], facts(servers=1, cores=2, local_ranks=3))]
+    assert "--ranks 1 strategy.use=single" in found and not any("--ranks 2" in what for what in found)
+    shown = lines(measured([server, *workers], servers=1, sent=1e6))
+    assert (
+        "Rank 0 is a server." in shown
+        and "A rank sends 1 MB a step, servers and workers in the mean." in shown
+    )
+    assert "Ranks 0 to 1 are servers." in lines(measured([server, *workers], servers=2))
+    (change,) = changes([part(forward=0.02, backward=0.04)], facts(degrees={}, one_process=True))
+    assert change.what == "--ranks 2 strategy.use=data_parallel, on further devices or machines"
