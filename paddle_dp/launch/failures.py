@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from paddle_dp import errors
 from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError
 from paddle_dp.mesh.heartbeat import heartbeat
 
@@ -22,6 +23,8 @@ MOST, WIDTH = 8, 140  # consequences that are shown, and characters of each
 LOST_NODE = "lost node"  # the kind of a failure that no rank has written, for its machine is gone
 # Kinds of failures that are not one rank's.
 OF_THE_JOB = ("stood still", "launcher", LOST_NODE, StoppedError.__name__)
+# An error of ours within a backward: Paddle makes another of it, with the frames, ours and C++'s, in its message.
+_IN_BACKWARD = re.compile(r"Error message in backward of .*\n\s*(?P<kind>\w+): (?P<message>[^\n]*)")
 # Messages of ranks that lost a peer: such a failure is not the cause if there is any other.
 _CONSEQUENCE = re.compile(
     r"gloo|nccl|connection (?:closed|reset|refused)|broken pipe|tcp_?store|unhandled system error"
@@ -58,20 +61,27 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Failure:
-        """The failure for `error`, caught in this process; its traceback leaves the frames of `launch` out."""
+        """The failure for `error`, caught in this process; its traceback leaves the frames of `launch` out. An error of
+        this package within a backward is told as such, and not as what Paddle makes of it."""
         frames = error.__traceback__
         while frames and Path(frames.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
-        message, status = str(error), error.exit_status if isinstance(error, PaddleDPError) else 1
+        kind, message, status = type(error).__name__, str(error), 1
+        expected = isinstance(error, PaddleDPError | KeyboardInterrupt)
+        if isinstance(error, PaddleDPError):
+            status = error.exit_status
+        elif within := _IN_BACKWARD.search(message):
+            own = getattr(errors, within["kind"], None)
+            if isinstance(own, type) and issubclass(own, PaddleDPError):
+                kind, message, status, expected = within["kind"], within["message"], own.exit_status, True
         if isinstance(error, SystemExit):
             status = error.code if isinstance(error.code, int) else 1
             message = f"sys.exit({error.code!r})"
         if isinstance(error, KeyboardInterrupt):
             message, status = "interrupted.", 130
         return cls(
-            rank=rank, kind=type(error).__name__, message=message, exit_status=status, traceback=text,
-            expected=isinstance(error, PaddleDPError | KeyboardInterrupt),
+            rank=rank, kind=kind, message=message, exit_status=status, traceback=text, expected=expected,
             printed=os.fstat(2).st_size, name=heartbeat.name,
         )  # fmt: skip
 
@@ -115,8 +125,11 @@ class Failure:
     @property
     def in_short(self) -> str:
         """A line: the kind and the beginning of the message."""
-        words = " ".join(self.message.split())
-        words = words if self.kind.startswith(("SIG", "signal", "left")) else f"{self.kind}: {words}"
+        kind, message = self.kind, self.message
+        if within := _IN_BACKWARD.search(message):
+            kind, message = within["kind"], within["message"]
+        words = " ".join(message.split())
+        words = words if self.kind.startswith(("SIG", "signal", "left")) else f"{kind}: {words}"
         return words if len(words) <= WIDTH else f"{words[: WIDTH - 1]}…"
 
     def write(self, folder: Path) -> None:

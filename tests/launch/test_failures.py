@@ -57,6 +57,32 @@ def test_the_exit_status_follows_the_error(error, status, message, expected):
     assert (failure.exit_status, failure.message, failure.expected) == (status, message, expected)
 
 
+IN_BACKWARD = """(External) {
+    ============================ Error message in backward of GradNodePyLayer__Normalize(0x560de24b8a50)====
+    LostPeerError: rank 1 waits for a message of rank 0, which has left the job. See its log.
+    
+    At:
+      paddle_dp/mesh/transport.py(122): receive
+    
+    ========================================================================================================
+    
+}
+ (at /paddle/paddle/fluid/eager/pylayer/py_layer_node.cc:177)"""  # noqa: W293 - as Paddle 3.3.1 writes it
+
+
+def test_who_lost_a_peer_in_a_backward_is_not_the_cause():
+    """A BatchNorm over several ranks waits for them within backward, and Paddle makes an OSError of what it raises."""
+    wrapped = caught(OSError(IN_BACKWARD))
+    assert (wrapped.kind, wrapped.expected, wrapped.consequence) == ("LostPeerError", True, True)
+    assert wrapped.message == "rank 1 waits for a message of rank 0, which has left the job. See its log."
+    killed = end(0, "ended by SIGKILL", time=wrapped.time + 1, kind="SIGKILL", exit_status=137)
+    assert first([wrapped, killed]) == killed
+    assert "then rank 1: LostPeerError: rank 1 waits for" in describe(killed, 2, None, 1, [wrapped])
+    others = caught(OSError(IN_BACKWARD.replace("LostPeerError", "ValueError")))
+    assert (others.kind, others.expected, others.consequence) == ("OSError", False, False)
+    assert others.in_short.startswith("ValueError: rank 1 waits for")
+
+
 def test_causes_come_with_their_own_causes():
     error = ValueError("outer")
     error.__cause__ = KeyError("inner")
