@@ -107,7 +107,8 @@ class Every(Length):
         """«50 steps», «2 epochs»; an «every» before it says the same."""
         count, unit = _split(str(text).strip().removeprefix("every "), cls._units, cls.example)
         if count < 1 or count != int(count):
-            raise ValueError(f"'{text}': give a whole number of steps or epochs, 1 or more")
+            kinds = " or ".join(dict.fromkeys(cls._units.values()))
+            raise ValueError(f"'{text}': give a whole number of {kinds}, 1 or more")
         return cls(count, unit)
 
     @classmethod
@@ -121,6 +122,24 @@ class Every(Length):
     def due_at_epoch(self, epochs_done: int) -> bool:
         """Whether it is due after `epochs_done` complete epochs."""
         return self.unit == "epochs" and epochs_done % int(self.count) == 0
+
+
+_STEPS = {"step": "steps", "steps": "steps"}
+
+
+@dataclass(frozen=True)
+class Steps(Length):
+    """How far, in steps alone."""
+
+    example: ClassVar[str] = "100 steps"
+    _units: ClassVar[dict[str, str]] = _STEPS
+
+
+@dataclass(frozen=True)
+class EverySteps(Every):
+    """How often, in steps alone."""
+
+    _units: ClassVar[dict[str, str]] = _STEPS
 
 
 @dataclass(frozen=True)

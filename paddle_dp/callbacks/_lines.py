@@ -151,18 +151,8 @@ def summary(
     """The last lines: results, and commands for what to do next. `differences`: from one process's result."""
     if found is not None:  # its numbers are on the screen already
         yield f"  {found.counted}"
-    if run.mesh.ranks > 1 and took.steps:  # the ranks' weights are equal, or the training would have failed
-        if differences:
-            from paddle_dp.parallel.samplewise import is_doubt  # imports paddle, which a shelf must not
-
-            told = "they are not those of one process:"
-            if all(map(is_doubt, differences)):
-                told = "nothing is known to differ from one process, but:"
-            yield f"  weights that ranks share are equal bit by bit; {told}"
-            yield from (f"  - {difference}" for difference in differences)
-        else:
-            same = "same global batches and gradients, shared weights bit-equal"
-            yield f"  as on one process, to the rounding of {_precision(run)}: {same}"
+    if took.steps:
+        yield from _beside_one_process(run, differences)
     yield f"{took}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
@@ -172,13 +162,37 @@ def summary(
         yield f"  the proof    {shlex.join(words)}"
 
 
+def _beside_one_process(run: Run, differences: Sequence[str]) -> Iterable[str]:
+    """Whether the ranks, or the copies in one process, have learned what one process learns; else what differs."""
+    several = run.mesh.ranks > 1
+    copies = run.recipe is not None and run.recipe.strategy.config.parts > 1
+    one = "one process without copies" if copies else "one process"
+    if differences:
+        from paddle_dp.parallel.samplewise import is_doubt  # imports paddle, which a shelf must not
+
+        equal, they = "", "the weights"
+        if several:
+            equal, they = "weights that ranks share are equal bit by bit; ", "they"
+        told = f"{they} are not those of {one}:"
+        if all(map(is_doubt, differences)):
+            told = f"nothing is known to differ from {one}, but:"
+        yield f"  {equal}{told}"
+        yield from (f"  - {difference}" for difference in differences)
+    elif several or copies:  # the ranks' weights are equal, or the training would have failed
+        shared = ", shared weights bit-equal" if several else ""
+        yield f"  as on {one}, to the rounding of {_precision(run)}: same global batches and gradients{shared}"
+
+
 def _can_be_verified(recipe: Recipe) -> bool:
     strategy = recipe.strategy.config
     return strategy.compared_by_step or not strategy.not_promised(recipe)
 
 
 def _several(run: Run, recipe: Recipe) -> list[str]:
-    """["--ranks", "4"]: what a proof compares with one process. A layout that is of one rank alone gets another."""
+    """["--ranks", "4"]: what a proof compares with one process: the layout of the run where one rank has anything to
+    compare, else another."""
+    if recipe.strategy.config.parts > 1:
+        return ["--ranks", "1"]
     if run.mesh.ranks > 1:
         return ["--ranks", str(run.mesh.ranks)]
     try:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
-from paddle_dp.errors import InstallError, Mistake, RecipeError, UsageError, did_you_mean
+from paddle_dp.errors import InstallError, Mistake, RecipeError, UsageError, did_you_mean, near
 from paddle_dp.part.annotation import Annotation, annotate, named_in
 from paddle_dp.part.call import Call, config_of, resolve
 from paddle_dp.part.config import adapter, fields_of
@@ -20,7 +22,7 @@ from paddle_dp.part.lazy import lazily
 from paddle_dp.part.misfit import misfit, of_standard_library
 from paddle_dp.part.reading import READING, Reading, Who
 from paddle_dp.part.settings import Owner, read_settings
-from paddle_dp.part.shelf import SHELVES, folders, has_config, kept_code, load, names
+from paddle_dp.part.shelf import SHELVES, folders, has_config, kept_code, load, names, summary
 
 
 @runtime_checkable
@@ -188,7 +190,20 @@ def _unknown(shelf: str, use: str, known: list[str], home: Path | None) -> str:
         " Your own models are files of a folder models/ here or above the recipe, or package.module.Class."
         * own
     )
-    return f"there is no {SHELVES[shelf]} '{use}'.{did_you_mean(use, known, f'On the shelf {shelf}:')}{hint}"
+    meant = "" if near(use, known) else _by_another_name(shelf, use, known, home)
+    listed = did_you_mean(use, known, f"On the shelf {shelf}:")
+    return f"there is no {SHELVES[shelf]} '{use}'.{meant}{listed}{hint}"
+
+
+def _by_another_name(shelf: str, use: str, known: list[str], home: Path | None) -> str:
+    """The one part whose help has the word, as that of local_sgd has DiLoCo; "" for none, or several."""
+    word = re.compile(rf"\b{re.escape(use)}\b", re.IGNORECASE)
+    found = []
+    for name in known:
+        with suppress(SyntaxError, ValueError):  # of a file of one's own
+            if word.search(help_line := summary(shelf, name, home)):
+                found.append(f" Perhaps '{name}' is meant: {help_line}")
+    return found[0] if len(found) == 1 else ""
 
 
 def _own_file(use: str, home: Path | None) -> str:

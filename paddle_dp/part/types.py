@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -31,6 +32,8 @@ def in_words(annotation: Any) -> str:
         return _PLAIN[annotation]
     if isinstance(annotation, type) and issubclass(annotation, Quantity):
         return f"quantity such as {annotation.example}"
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return f"mapping of {', '.join(field.name for field in fields(annotation))}"
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         bounds = [_BOUNDS[type(b)].format(b) for b in annotation.__metadata__ if type(b) in _BOUNDS]

@@ -13,7 +13,7 @@ from paddle_dp.errors import UsageError, near
 from paddle_dp.part import Part, adapted, freeze, lazily
 from paddle_dp.recipe.on_shelf import OnShelf
 from paddle_dp.recipe.precision import Precision, PrecisionSetting
-from paddle_dp.units import Count, Duration, Every, Length, Positive, Probability, Sigmas
+from paddle_dp.units import Count, Duration, EverySteps, Length, Positive, Probability, Sigmas
 
 FLOAT32 = Precision()
 
@@ -176,15 +176,13 @@ class Guard:
     in_a_row: Positive = 10
     """As many batches in a row may be left out; one more ends the training."""
 
-    recompute: Every | None = None
+    recompute: EverySteps | None = None
     """How often all data ranks compute the gradients of the same samples and compare them bit by bit, such as `every
     200 steps`: a processor that computes wrong ends the training. With one data rank, twice on the same processor."""
 
     def __post_init__(self) -> None:
         if self.spike is not None and self.non_finite is None:
             raise ValueError("spike: non_finite says what is done about it, too: stop, skip or rewind")
-        if self.recompute is not None and self.recompute.unit != "steps":
-            raise ValueError(f"recompute: '{self.recompute}' is not a number of steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,15 +192,11 @@ class Ema:
     decay: Probability = 0.999
     """After each time, average = `decay` × average + (1 - `decay`) × weight."""
 
-    every: Every = Every.parse("1 step")
+    every: EverySteps = EverySteps(1, "steps")
     """How often the weights are taken into the average."""
 
     warmup: bool = False
     """The n-th time with a decay of (1 + n) / (10 + n), while that is smaller: for short trainings."""
-
-    def __post_init__(self) -> None:
-        if self.every.unit != "steps":
-            raise ValueError(f"every: '{self.every}' is not a number of steps")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.strategies._alone import compared, place_alone, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
-from paddle_dp.units import Every, Fraction, Positive
+from paddle_dp.units import EverySteps, Fraction, Positive
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -22,15 +22,11 @@ class Config(StrategyConfig):
     staleness: Positive = 4
     """How many updates a rank may have made since it sent the weights that it is pulled by. Only then it waits."""
 
-    every: Every = Every.parse("4 steps")
+    every: EverySteps = EverySteps(4, "steps")
     """After how many of its own updates a rank exchanges with the center; in which it has computed one share each."""
 
     moving_rate: Fraction = 0.9
     """Of the distance to the center, all ranks together, by which an exchange moves them and it (β of EASGD)."""
-
-    def __post_init__(self) -> None:
-        if self.every.unit != "steps":
-            raise ValueError(f"every: '{self.every}' is not a number of steps")
 
     def layout(self, ranks: int) -> Layout:
         copies = 2 + 1 / ranks  # where the round began, what is under way, and a part of the center

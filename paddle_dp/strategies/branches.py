@@ -44,7 +44,6 @@ class Config(StrategyConfig):
         from paddle_dp.parallel.branches.tables import chains_of, tables_of
         from paddle_dp.parallel.preflight import built_without_memory
 
-        self._check(ranks)
         if self.recompute.blocks or str(self.recompute) != "none":
             raise UsageError("strategy branches runs each branch once: set strategy.recompute=none.")
         model = built_without_memory(recipe.build_model)
@@ -57,15 +56,23 @@ class Config(StrategyConfig):
         branches = [len(chains_of(layer)) for layer in tables.values()]
         if branches and max(branches) < self.over:
             raise UsageError(too_few(branches, self.over))
+        self._check(ranks)
         super().refuse(recipe, ranks, device)
 
     def _check(self, ranks: int) -> None:
         degrees = self.layout(ranks).degrees
-        if degrees.ranks != ranks:
+        if degrees.ranks == ranks:
+            return
+        if self.data == "auto":
+            least = -(-ranks // self.over) * self.over
             raise UsageError(
-                f"strategy.over={self.over} with strategy.data={self.data} are {degrees.ranks} ranks, and there are "
-                f"{ranks}: start a multiple of {self.over}, or set strategy.over."
+                f"strategy.over={self.over} deals each layer's branches to {self.over} ranks, and this job has "
+                f"{ranks}: start it with --ranks {least}, or another multiple of {self.over}, or set strategy.over."
             )
+        raise UsageError(
+            f"strategy.over={self.over} × strategy.data={self.data} are {degrees.ranks} ranks, and this job has "
+            f"{ranks}: start it with --ranks {degrees.ranks}, or leave strategy.data out."
+        )
 
     def build(self, mesh: Mesh) -> Branches:
         """Prepares Paddle's groups on CPUs; on accelerators they are as they are. Collective."""

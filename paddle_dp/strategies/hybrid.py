@@ -1,4 +1,4 @@
-"""Splits the model itself: tensor (inside layers), pipeline (between them), sharding (updates); and the data."""
+"""Splits the model itself: tensor (inside layers), pipeline (between them), sharding (updates: ZeRO); and the data."""
 
 from __future__ import annotations
 

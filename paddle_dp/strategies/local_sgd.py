@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.strategies._alone import compared, place_alone, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
-from paddle_dp.units import AboveZero, Every, Length, Probability
+from paddle_dp.units import AboveZero, EverySteps, Probability, Steps
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -35,11 +35,11 @@ class Outer:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
-    every: Every = Every.parse("8 steps")
+    every: EverySteps = EverySteps(8, "steps")
     """After how many steps the ranks take the mean of their weights, each by the samples that it has learned from. 1:
     plain gradient descent is then data parallelism."""
 
-    warmup: Length = Length.parse("0 steps")
+    warmup: Steps = Steps(0, "steps")
     """So many steps at first are those of data_parallel, to the bit."""
 
     adaptive: bool = False
@@ -50,12 +50,8 @@ class Config(StrategyConfig):
     much."""
 
     outer: Outer | None = None
-    """What steps by the ranks' mean movement, in place of the mean itself: with momentum this is DiLoCo."""
-
-    def __post_init__(self) -> None:
-        for name, length in (("every", self.every), ("warmup", self.warmup)):
-            if length.unit != "steps":
-                raise ValueError(f"{name}: '{length}' is not a number of steps")
+    """What steps by the ranks' mean movement, in place of the mean itself: with momentum this is DiLoCo. `{}` is
+    `{use: momentum, learning_rate: 0.7, momentum: 0.9, nesterov: true}`."""
 
     @property
     def is_data_parallel(self) -> bool:

@@ -43,7 +43,8 @@ class Config(StrategyConfig):
     def __post_init__(self) -> None:
         if self.mode == "async" and self.sync_batch_norm:
             raise ValueError(
-                "sync_batch_norm: true lets workers wait for one another in every BatchNorm, and mode: async does not"
+                "sync_batch_norm: true lets workers wait for one another in every BatchNorm, and mode: async does not: "
+                "set it to false, or mode to sync"
             )
 
     @property

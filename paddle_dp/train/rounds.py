@@ -51,6 +51,7 @@ class Rounds(Moments):
     def _round(self, claims: Claims) -> None:
         self._own: list[Sums] = []  # of shares of this rank, since its last line
         self._waited = 0.0
+        self._speed: Numbers = {}  # of the lines that are written at once
         self._batch: Batch | None = None
         self._amiss: float | None = None  # a loss that is not finite
         self._done_at = time.perf_counter()  # when its last share was done
@@ -73,6 +74,7 @@ class Rounds(Moments):
         if stop > self.progress.batch:
             self._come_to(stop - 1, claims)
             self.learner.meet()
+            self._count(stop - 1)
             self._pass(claims, met=True)
 
     def _next_meeting(self) -> int:
@@ -120,9 +122,18 @@ class Rounds(Moments):
         heartbeat.enter("data")
 
     def _come_to(self, batch: int, claims: Claims) -> None:
-        """All shares of the global batches before this one are handed out."""
+        """All shares of the global batches before this one are handed out. Where several lines are due at once, they
+        have one speed: that of all these steps together."""
+        self._speed = {}
+        for number in range(self.progress.batch, batch):
+            self._count(number)
         while self.progress.batch < batch:
             self._pass(claims)
+        self._speed = {}
+
+    def _count(self, number: int) -> None:
+        self.meter.add(self.loader.sampler.size(number), self._waited)
+        self._waited = 0.0
 
     def _pass(self, claims: Claims, met: bool = False) -> None:
         """Counts a step, and calls the callbacks that are due then: those that do not read, where the ranks have
@@ -134,8 +145,6 @@ class Rounds(Moments):
         self.learner.rate.step()
         self.progress = self.progress.advance(size)
         heartbeat.step = self.progress.step
-        self.meter.add(size, self._waited)
-        self._waited = 0.0
         if met and self.check_every is not None and self.check_every.due_at_step(step):
             self.check(f"after step {step}")
         if due:
@@ -153,7 +162,8 @@ class Rounds(Moments):
         else:
             found, self._own = means(self._own), []
         self._known = found or self._known
-        speed, known = self.meter.read(self._batch), dict(self._known)
+        self._speed = self._speed or self.meter.read(self._batch)
+        speed, known = dict(self._speed), dict(self._known)
         if length := known.pop("tokens", 0.0):
             speed["tokens_per_second"] = speed["samples_per_second"] * length
         return {**known, "lr": rate, **speed, **({"waiting": known["waiting"]} if "waiting" in known else {})}

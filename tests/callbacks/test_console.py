@@ -71,6 +71,7 @@ def recipe_with(strategy: str) -> Recipe:
         (1, "single", "--ranks 2 strategy.use=data_parallel"),
         (1, "hybrid, data: 1", "--ranks 2 strategy.use=data_parallel"),
         (1, "data_parallel", "--ranks 2"),
+        (1, "replicas", "--ranks 1"),
         (4, "data_parallel", "--ranks 4"),
         (4, "hybrid, tensor: 2", "--ranks 4"),
     ],
@@ -221,6 +222,19 @@ def test_as_on_one_process_is_said_only_when_it_is_so(run: Run) -> None:
         "  weights that ranks share are equal bit by bit; they are not those of one process:",
         f"  - {local}",
     ]
+
+
+def test_copies_in_one_process_are_judged_as_ranks_are(run: Run) -> None:
+    """One process, and yet its BatchNorms see a part of each batch."""
+    run = dataclasses.replace(run, recipe=recipe_with("replicas"))
+    first, *_ = _lines.summary(run, _lines.Took(4, 1.0), None, None)
+    same = "same global batches and gradients"
+    assert first == f"  as on one process without copies, to the rounding of float32: {same}"
+    local = "2 BatchNorm layers normalize over one copy's samples"
+    lines = list(_lines.summary(run, _lines.Took(4, 1.0), None, None, [local]))
+    assert lines[:2] == ["  the weights are not those of one process without copies:", f"  - {local}"]
+    alone = dataclasses.replace(run, recipe=recipe_with("single"))
+    assert not any("as on" in line for line in _lines.summary(alone, _lines.Took(4, 1.0), None, None))
 
 
 def test_other_ranks_are_silent(

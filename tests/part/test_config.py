@@ -34,7 +34,7 @@ def test_settings_in_the_order_of_the_file() -> None:
         Setting(name="width", type="whole number, 1 or more", default=None),
         Setting(name="comm_buffer_size", type="quantity such as 25 MB", default="1 MB"),
         Setting(name="sizes", type="list: whole number", default="[1]"),
-        Setting(name="inner", type="Inner or null", default="null"),
+        Setting(name="inner", type="mapping of depth or null", default="null"),
     ]
 
 

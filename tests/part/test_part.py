@@ -92,6 +92,13 @@ def test_an_unknown_part_is_told_with_the_near_miss_and_the_shelf() -> None:
     )
 
 
+def test_a_part_is_found_by_another_name_that_its_help_has() -> None:
+    for word, part in (("diloco", "local_sgd"), ("EASGD", "async_average"), ("zero", "hybrid")):
+        assert f" Perhaps '{part}' is meant: " in refusal({"use": word}, "strategies")
+    assert "Perhaps" not in refusal({"use": "model"}, "strategies")  # in the help of several
+    assert "Perhaps" not in refusal({"use": "hybird"}, "strategies")  # a slip of the finger
+
+
 def test_a_file_beside_the_recipe_is_named_with_its_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from paddle import nn
 
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.parallel.branches.dealt import deal
+from paddle_dp.parallel.branches.observed import observed
 from paddle_dp.parallel.branches.placed import Branched, branched
 from paddle_dp.parallel.branches.tables import tables_of
 from paddle_dp.parallel.branches.wires import Wires
@@ -83,6 +85,28 @@ class Sum(nn.Layer):
         return self.one(x) + self.other(x)
 
 
+class TwoSides(nn.Layer):
+    """Its inputs have names, and one is a flag."""
+
+    branches = (("one",), ("other",))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, left: Any, right: Any, apart: bool = False) -> Any:
+        return (self.one(left) - self.other(right)).abs() if apart else self.one(left) + self.other(right)
+
+
+class Compared(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin, self.sides = nn.Linear(6, 6), TwoSides()
+
+    def forward(self, left: Any, right: Any) -> Any:
+        return self.sides(self.begin(left), apart=True, right=self.begin(right))
+
+
 class Frozen(nn.Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
@@ -125,6 +149,31 @@ def samples(width: int = 6) -> Any:
 
 def place(model: nn.Layer, width: int = 6) -> Branched:
     return branched(model, lambda: samples(width), ALONE, Placements(), compare=True)
+
+
+@pytest.mark.parametrize("model", [TwoSides, Compared])
+def test_a_layer_s_inputs_may_have_names(model: type[nn.Layer]) -> None:
+    """As those of a data set whose samples are dicts, in any order, and as a layer's own settings."""
+    paddle.seed(0)
+    placed, alone = model(), model()
+    alone.set_state_dict(placed.state_dict())
+    both = {"right": samples(), "left": 2 * samples()}
+    branched(placed, lambda: both, ALONE, Placements(), compare=True)
+    for each in (placed, alone):
+        each(**both).square().sum().backward()
+    for mine, its in zip(placed.parameters(), alone.parameters(), strict=True):
+        np.testing.assert_array_equal(mine.grad.numpy(), its.grad.numpy())
+
+
+def test_the_model_with_branches_of_the_page_has_them() -> None:
+    page = (Path(__file__).parents[2] / "docs/add-a-part.md").read_text()
+    (code,) = re.findall(r"```python\n# mine/towers.py\n(.*?)```", page, re.S)
+    space: dict[str, Any] = {}
+    exec(code, space)
+    pair = (samples(64), samples(64))
+    found, _ = observed(space["Towers"](), pair)
+    assert [seen.chains for seen in found] == [(("left", "left_head"), ("right", "right_head"))]
+    branched(space["Towers"](), lambda: pair, ALONE, Placements(), compare=True)
 
 
 def test_the_largest_branches_are_dealt_first_and_every_rank_gets_the_same_deal() -> None:
@@ -231,8 +280,15 @@ def test_a_recipe_s_table_names_layers_that_there_are() -> None:
 
 
 def test_ranks_that_over_does_not_divide_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"start a multiple of 2"):
-        Config(over=2)._check(3)
+    for ranks, least in ((1, 2), (3, 4)):
+        with pytest.raises(
+            UsageError, match=rf"has {ranks}: start it with --ranks {least}, or another multiple of 2"
+        ):
+            Config(over=2)._check(ranks)
+    with pytest.raises(
+        UsageError, match=r"are 6 ranks, and this job has 2: start it with --ranks 6, or leave"
+    ):
+        Config(over=2, data=3)._check(2)
 
 
 RECIPE = """

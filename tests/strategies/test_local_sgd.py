@@ -81,7 +81,7 @@ def test_a_loss_over_the_samples_of_all_ranks_is_refused():
 
 @pytest.mark.parametrize("setting", ["every: 1 epoch", "warmup: 2 epochs"])
 def test_periods_are_steps(recipe, setting):
-    with pytest.raises(RecipeError, match="is not a number of steps"):
+    with pytest.raises(RecipeError, match=r"is not a quantity like .* \(units: step, steps\)"):
         read_recipe(recipe, [local(setting)])
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train.ledger import Ledger
+from paddle_dp.train.meter import Meter
 from paddle_dp.train.rounds import Rounds
 
 
@@ -52,3 +54,26 @@ def test_a_rank_that_is_held_back_by_the_staleness_is_not_slow() -> None:
         ledger.claim(rank)
         ledger.done(rank, (0, 0), None, seconds)
     assert ledger.pace[1] < ledger.pace[2] == pytest.approx(0.06, rel=0.9)
+
+
+def test_lines_that_are_due_at_once_have_one_speed() -> None:
+    """A rank that computes a long share passes several steps in a moment: no line says millions of samples a second."""
+    meter = Meter(Mesh())
+    rounds: Any = Rounds.__new__(Rounds)
+    rounds.meter, rounds._waited, rounds._batch, rounds._known, rounds._own = meter, 0.0, None, {}, []
+    rounds.mesh, rounds.progress = SimpleNamespace(is_main=False), SimpleNamespace(batch=0)
+    rounds.loader = SimpleNamespace(sampler=SimpleNamespace(size=lambda number: 64))
+    lines: list[dict[str, float]] = []
+
+    def passed(claims: Any) -> None:
+        rounds.progress.batch += 1
+        if rounds.progress.batch % 10 == 0:
+            lines.append(rounds._line(rounds.progress.batch, 0.1, claims))
+
+    rounds._pass = passed
+    meter.began -= 2.0
+    rounds._come_to(20, None)
+    assert [line["samples_per_second"] for line in lines] == pytest.approx([20 * 64 / 2.0] * 2, rel=0.05)
+    meter.began -= 1.0
+    rounds._come_to(30, None)
+    assert lines[2]["samples_per_second"] == pytest.approx(640, rel=0.05)

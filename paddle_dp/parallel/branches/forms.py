@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import paddle
 
@@ -26,6 +26,13 @@ class Form(NamedTuple):
         return cls(tuple(output.shape), str(output.dtype).rpartition(".")[2], not output.stop_gradient)
 
 
+def _form_or_flag(value: Any) -> Hashable:
+    """Of an input: a tensor's form, a flag itself, of anything else its type."""
+    if isinstance(value, paddle.Tensor):
+        return Form.of(value)
+    return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
+
+
 class Forms:
     """The forms of all outputs of a layer with branches, of which each rank computes some.
 
@@ -38,16 +45,14 @@ class Forms:
         self._name = name
         self._known: dict[Hashable, list[Form]] = {}
 
-    def of_all(
-        self, own: Mapping[int, paddle.Tensor], inputs: Sequence[paddle.Tensor], training: bool
-    ) -> list[Form]:
+    def of_all(self, own: Mapping[int, paddle.Tensor], inputs: Sequence[Any], training: bool) -> list[Form]:
         """By branch. `own`: the outputs of this rank's. Collective where these `inputs` are new.
 
         Raises UsageError where an own output has another form than for such inputs before.
         """
         mine = {branch: Form.of(output) for branch, output in own.items()}
         autocast = paddle.get_autocast_gpu_dtype() if paddle.is_autocast_enabled() else None
-        key = (tuple(Form.of(x) for x in inputs), training, paddle.is_grad_enabled(), str(autocast))
+        key = (tuple(map(_form_or_flag, inputs)), training, paddle.is_grad_enabled(), str(autocast))
         if (known := self._known.get(key)) is None:
             told = json.dumps(mine).encode()
             alone = len(self._messages.ranks) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import paddle
@@ -11,7 +12,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from paddle_dp.parallel.branches.forms import Forms
-from paddle_dp.parallel.branches.observed import Seen
+from paddle_dp.parallel.branches.observed import Seen, in_order
 from paddle_dp.parallel.branches.tables import Chain, holder
 from paddle_dp.parallel.branches.wires import Wires
 
@@ -95,19 +96,21 @@ class Join:
         self._seen, self._wires, self._turns, self._forward = seen, wires, turns, seen.layer.forward
         self._own = [branch for branch, owner in enumerate(seen.owners) if owner == wires.ranks.place]
         self.forms = Forms(wires.ranks, seen.name)
+        self.__signature__ = signature(self._forward)  # a batch is given as the layer's own forward takes it
 
-    def __call__(self, *inputs: paddle.Tensor) -> Any:
-        seen = self._seen
+    def __call__(self, *positional: Any, **named: Any) -> Any:
+        seen, inputs = self._seen, in_order(positional, named)
         learned: Learned = {}
         if paddle.is_grad_enabled():
-            learned = self._forked({place: x for place, x in enumerate(inputs) if not x.stop_gradient})
+            tensors = {place: x for place, x in enumerate(inputs) if isinstance(x, paddle.Tensor)}
+            learned = self._forked({place: x for place, x in tensors.items() if not x.stop_gradient})
         own = {
             branch: self._run(
                 seen.chains[branch], learned.get(seen.sources[branch], inputs[seen.sources[branch]])
             )
             for branch in self._own
         }
-        return self._rest(inputs, self._met(own, inputs, learned))
+        return self._rest(positional, named, self._met(own, inputs, learned))
 
     def _forked(self, learned: Learned) -> Learned:
         if not learned:
@@ -122,7 +125,7 @@ class Join:
         return x
 
     def _met(
-        self, own: Mapping[int, paddle.Tensor], inputs: Sequence[paddle.Tensor], learned: Learned
+        self, own: Mapping[int, paddle.Tensor], inputs: Sequence[Any], learned: Learned
     ) -> list[paddle.Tensor]:
         """Every branch's output."""
         forms = self.forms.of_all(own, inputs, self._seen.layer.training)
@@ -135,7 +138,9 @@ class Join:
         )
         return [x if form.learns else x.detach() for x, form in zip(outputs, forms, strict=True)]
 
-    def _rest(self, inputs: Sequence[paddle.Tensor], results: Sequence[paddle.Tensor]) -> Any:
+    def _rest(
+        self, positional: Sequence[Any], named: Mapping[str, Any], results: Sequence[paddle.Tensor]
+    ) -> Any:
         """The layer's own forward, in which the calls of its chains' layers give these results."""
         answers: dict[str, list[paddle.Tensor | None]] = {}
         for word, branch in self._seen.calls:
@@ -146,7 +151,7 @@ class Join:
                 parent, key = holder(self._seen.layer, word)
                 before.append((parent, key, parent._sub_layers[key]))
                 parent._sub_layers[key] = _Given(given)
-            return self._forward(*inputs)
+            return self._forward(*positional, **named)
         finally:
             for parent, key, layer in before:
                 parent._sub_layers[key] = layer

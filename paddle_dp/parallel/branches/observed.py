@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -39,10 +39,19 @@ class Seen:
     owners: list[int] = field(default_factory=list)  # by branch: a rank of the group
 
 
+def in_order(positional: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """A layer's inputs: those by position, then those by name, in the order of their names."""
+    return [*positional, *(named[name] for name in sorted(named))]
+
+
 @contextmanager
 def _watched(seen: Seen, events: list[tuple[str, Any, Any]], given: list[Any]) -> Iterator[None]:
     """Notes the layer's inputs, and each call of its chains' layers: name, input, output."""
-    handles = [seen.layer.register_forward_pre_hook(lambda _, inputs: given.extend(inputs))]
+
+    def take(_: nn.Layer, positional: Any, named: Any) -> None:
+        given.extend(in_order(positional, named))
+
+    handles = [seen.layer.register_forward_pre_hook(take, with_kwargs=True)]
     layers = dict(seen.layer.named_sublayers())
     for word in dict.fromkeys(word for chain in seen.chains for word in chain):
         if word not in layers:
