@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paddle_dp.mesh.degrees import Degrees
+
 INK, QUIET = "#1f2933", "#7b8794"
 COLOURS = {
     "forward": "#9cc5eb", "backward": "#e08a3c", "exchange": "#b8336a", "update": "#6aa57a", "data": "#c9b8e8",
@@ -34,7 +36,7 @@ class Row:
         return COLOURS.get(self.what if self.kind == "work" else self.kind, OTHER)
 
 
-def trace(rows: Sequence[Row]) -> dict[str, Any]:
+def trace(rows: Sequence[Row], degrees: Degrees) -> dict[str, Any]:
     """In the Trace Event Format, which Perfetto reads: a process for each rank, a thread for each of its lanes."""
     lanes = {
         "work": (1, "computes"),
@@ -48,7 +50,7 @@ def trace(rows: Sequence[Row]) -> dict[str, Any]:
         for tid, name in sorted(set(lanes.values()))
     ]
     names += [
-        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": _called(rank, degrees)}}
         for rank in sorted({row.rank for row in rows})
     ]
     events = [
@@ -62,7 +64,12 @@ def trace(rows: Sequence[Row]) -> dict[str, Any]:
     return {"traceEvents": names + events}
 
 
-def draw(rows: Sequence[Row], title: str) -> bytes:
+def _called(rank: int, degrees: Degrees) -> str:
+    """«rank 1», «server 0», «worker 1»."""
+    return degrees.role(rank) or f"rank {rank}"
+
+
+def draw(rows: Sequence[Row], title: str, degrees: Degrees) -> bytes:
     """A PNG: for each rank a lane of what it computes, a line of what it hands over, and one of its link."""
     # Not pyplot: no window system is asked for, and nothing stays in a global list of figures.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -90,7 +97,9 @@ def draw(rows: Sequence[Row], title: str) -> bytes:
             "edgecolor": INK, "linewidth": 0.5},
         )  # fmt: skip
     ticks = [rank + at for rank in range(ranks) for at in (-0.2, 0.12, 0.32)]
-    labels = [text for rank in range(ranks) for text in (f"rank {rank} computes", "hands over", "link")]
+    labels = [
+        text for rank in range(ranks) for text in (f"{_called(rank, degrees)} computes", "hands over", "link")
+    ]
     axes.set_yticks(ticks, labels, fontsize=8.5, color=INK)
     axes.set(xlim=(0, end * 1e3), ylim=(ranks - 0.45, -0.5))
     axes.set_xlabel("milliseconds", fontsize=9, color=QUIET)

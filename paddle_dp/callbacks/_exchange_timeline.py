@@ -79,8 +79,8 @@ class ExchangeTimeline(Callback):
             len(self.recorded) // 2
         ]
         files, folder = Files(), self.run.folder
-        files.write(folder / "timeline.json", json.dumps(trace(rows)).encode())
-        files.write(folder / "timeline.png", draw(rows, f"{self.run.name}, step {step}"))
+        files.write(folder / "timeline.json", json.dumps(trace(rows, self.run.mesh.axes)).encode())
+        files.write(folder / "timeline.png", draw(rows, f"{self.run.name}, step {step}", self.run.mesh.axes))
         print(
             f"timeline: step {step}, of median length among {len(self.recorded)}. Picture: {folder / 'timeline.png'}; "
             f"for ui.perfetto.dev: {folder / 'timeline.json'}",

@@ -13,6 +13,7 @@ from paddle import nn
 
 from paddle_dp.callbacks._exchange_picture import Row, draw, trace
 from paddle_dp.launch.worker import work
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import Heartbeat, heartbeat
 from paddle_dp.mesh.tape import Film
 from paddle_dp.parallel.exchange.reducer_buckets import ReducerBuckets
@@ -47,8 +48,10 @@ def test_a_film_keeps_what_was_when_and_what_was_handed_over() -> None:
 
 
 def test_a_trace_has_a_process_for_each_rank_and_a_lane_for_each_kind() -> None:
-    events = trace(ROWS)["traceEvents"]
+    events = trace(ROWS, Degrees(data=2))["traceEvents"]
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"rank 0", "rank 1"}
+    served = trace(ROWS, Degrees(data=1, servers=1))["traceEvents"]
+    assert {e["args"]["name"] for e in served if e["name"] == "process_name"} == {"server 0", "worker 0"}
     slices = [(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
     assert slices[1:4] == [
         (0, 1, "backward", 10000.0, 20000.0),
@@ -61,7 +64,9 @@ def test_a_trace_has_a_process_for_each_rank_and_a_lane_for_each_kind() -> None:
 def test_the_picture_grows_with_the_ranks() -> None:
     from PIL import Image
 
-    one, two = (Image.open(io.BytesIO(draw(rows, "mlp, step 3"))) for rows in (ROWS[:4], ROWS))
+    one, two = (
+        Image.open(io.BytesIO(draw(rows, "mlp, step 3", Degrees(data=2)))) for rows in (ROWS[:4], ROWS)
+    )
     assert two.height > 1.3 * one.height and two.width == one.width
     colours = {
         two.convert("RGB").getpixel((x, y))
