@@ -72,17 +72,18 @@ class Endpoint:
         atexit.register(self.flush)
 
     def send(self, group: int, rank: int, *data: memoryview) -> None:
-        """Writes or queues `data`, as one message, for a peer and returns; the caller must not change it afterwards."""
-        self.connect(rank)
-        self._send(self._outgoing[rank], group, rank, data)
+        """Writes or queues `data`, as one message, for a peer and returns; the caller must not change it afterwards. For
+        one whose process has ended it does nothing."""
+        self._send(self._to(self._outgoing, rank), group, rank, data)
 
     def ask(self, group: int, rank: int, *data: memoryview) -> None:
         """As `send`, over a connection of its own, for a short message that shall not wait behind a long one: else what
         is asked for travels when what is answered has, and each link carries one direction at a time."""
-        self._connect_once(self._asking, rank)
-        self._send(self._asking[rank], group, rank, data)
+        self._send(self._to(self._asking, rank), group, rank, data)
 
-    def _send(self, outgoing: Outgoing, group: int, rank: int, data: tuple[memoryview, ...]) -> None:
+    def _send(self, outgoing: Outgoing | None, group: int, rank: int, data: tuple[memoryview, ...]) -> None:
+        if outgoing is None:
+            return
         self._sent[group, rank] += 1
         if heartbeat.tape is not None:
             heartbeat.tape.send(group, rank, self._sent[group, rank])
@@ -90,14 +91,21 @@ class Endpoint:
 
     def connect(self, rank: int) -> None:
         """Connects to a peer, if that is not done yet; else its first message does."""
-        self._connect_once(self._outgoing, rank)
+        self._to(self._outgoing, rank)
 
-    def _connect_once(self, outgoing: dict[int, Outgoing], rank: int) -> None:
+    def _to(self, outgoing: dict[int, Outgoing], rank: int) -> Outgoing | None:
+        """The connection to a peer; None: nobody listens any more, for its process has ended."""
         if rank in outgoing:
-            return  # without waiting for another peer, which another thread may be connecting to
-        with self._connecting:
+            return outgoing[rank]  # without waiting for another peer, which another thread may be connecting to
+        with self._connecting, contextlib.suppress(ConnectionError):
             if rank not in outgoing:
                 outgoing[rank] = Outgoing(self._connect(rank))
+            return outgoing[rank]
+        with self._arrived:
+            if self._incoming[rank]:
+                return None  # what it has sent is still being read
+        self._part_with(rank)
+        return None
 
     def answer(self, group: int, answer: Callable[[int, bytearray], None]) -> None:
         """From now on `answer(rank, data)` is called with each message of a group, those that wait here first, whatever
@@ -191,13 +199,20 @@ class Endpoint:
                     answer(rank, data)
             with self._arrived:
                 self._incoming[rank].remove(connection)
-                if self._incoming[rank] or rank in self._gone:
+                if self._incoming[rank]:
                     return  # what it has sent over another one is still being read
-                self._gone.add(rank)
-                self._arrived.notify_all()
-                farewells = list(self._farewells.values())
-            for farewell in farewells:
-                farewell(rank)
+            self._part_with(rank)
+
+    def _part_with(self, rank: int) -> None:
+        """A peer is gone."""
+        with self._arrived:
+            if rank in self._gone:
+                return
+            self._gone.add(rank)
+            self._arrived.notify_all()
+            farewells = list(self._farewells.values())
+        for farewell in farewells:
+            farewell(rank)
 
 
 class Outgoing:

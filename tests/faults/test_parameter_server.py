@@ -67,3 +67,18 @@ def test_without_a_server_or_any_worker_the_job_ends(start: Any, found: Any, fau
     named = re.search(words, complained) is not None
     found(f"async: {fault}", job.seconds_from_fault(), named, phase=fault.split()[0])
     assert status != 0 and named and not job.left(), complained
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_worker_that_dies_in_its_first_pull_is_left_behind(start: Any, found: Any) -> None:
+    """Server 1 has told it nothing yet, and could not connect to it any more: that ended the server, and the job."""
+    overrides = ["strategy={use: parameter_server, servers: 2, mode: async}"]
+    fault = "exchange 3 0 kill"
+    job = start(
+        "train", ranks=4, recipe="tests/faults/faulty.yaml", overrides=overrides, env={"FAULT": fault}
+    )
+    status, said, complained = job.finish(timeout=110)
+    named = "worker 1 (rank 3) is lost: ended by SIGKILL in" in complained
+    found(f"worker 1 (rank 3), async: {fault}", job.seconds_from_fault(), named, phase="exchange")
+    assert status == 0 and named and not job.left(), complained + said

@@ -143,3 +143,20 @@ def test_a_peer_is_gone_when_all_that_it_sent_is_read(pair: tuple[Endpoint, Endp
     with pytest.raises(JobError, match="which has left"):
         one.receive(0, 0)
     assert gone == [0]
+
+
+def test_what_is_said_to_a_process_that_has_ended_before_is_lost_and_it_is_gone(
+    pair: tuple[Endpoint, Endpoint],
+) -> None:
+    """A server ended with «Connection refused» where a worker had died in its first pull."""
+    zero, one = pair
+    one._listener.close()
+    store, left = zero.store, list[int]()
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        store.set("endpoint/1", f"127.0.0.1:{nobody.getsockname()[1]}:{'00' * 16}")
+    zero.when_gone("test", left.append)
+    for _ in range(2):
+        say(zero, 0, 1, b"x")
+    assert zero.is_gone(1) and left == [1]
+    with pytest.raises(JobError, match="rank 1, which has left the job"):
+        zero.receive(0, 1)

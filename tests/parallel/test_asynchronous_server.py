@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import paddle
 import pytest
 
 from paddle_dp.errors import UsageError
@@ -116,26 +115,3 @@ def test_a_loss_over_the_samples_of_all_workers_is_refused_in_a_script_too() -> 
     task = SimpleNamespace(loss=SimpleNamespace(compares="ranks"))
     with pytest.raises(UsageError, match=r"set loss\.across=rank"):
         ParameterServer(config, SimpleNamespace(dp_size=2)).place(task)  # type: ignore[arg-type]
-
-
-class Refusing:
-    """A network in which nobody listens any more."""
-
-    def answer(self, *_: Any) -> None: ...
-
-    def notice_silence(self) -> None: ...
-
-    def when_gone(self, *_: Any) -> None: ...
-
-    def send(self, *_: Any) -> None:
-        raise ConnectionRefusedError("its process has ended")
-
-
-def test_a_worker_that_dies_before_its_first_answer_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk.transport, "endpoint", Refusing)
-    mesh: Any = SimpleNamespace(axes=SimpleNamespace(servers=1), ranks=3, rank=0)
-    one = desk.Desk(mesh, [paddle.zeros([2])], [0], 4, lambda: None)
-    for said in [(1, bytearray(desk.SAID.pack(desk.PULL, 0, 0, 0.0, 0))), (1, None)]:
-        one._said.put(said)  # it asks, and is gone
-    one._said.put((2, bytearray(desk.SAID.pack(desk.END, 0, 0, 0.0, 0))))
-    assert list(one.serve()) == []

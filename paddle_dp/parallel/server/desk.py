@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,10 +158,7 @@ class Desk:
             self._values = np.concatenate([bytes_of(parameter) for parameter in self._parameters]).data
         for rank in ranks:
             self._began[rank] = self.updates
-            with suppress(
-                ConnectionError
-            ):  # of one that died before its first answer, and is soon told of as gone
-                transport.endpoint().send(CHANNELS["pulled"], rank, self._values)
+            transport.endpoint().send(CHANNELS["pulled"], rank, self._values)
 
     def _add(self, rank: int, data: bytearray, part: float, count: int) -> None:
         self.oldest = max(self.oldest, self.updates - self._began.get(rank, self.updates))
