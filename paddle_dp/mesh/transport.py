@@ -72,8 +72,8 @@ class Endpoint:
         atexit.register(self.flush)
 
     def send(self, group: int, rank: int, *data: memoryview) -> None:
-        """Writes or queues `data`, as one message, for a peer and returns; the caller must not change it afterwards. For
-        one whose process has ended it does nothing."""
+        """Writes or queues `data`, as one message, for a peer and returns; the caller must not change it afterwards.
+        For one whose process has ended it does nothing."""
         self._send(self._to(self._outgoing, rank), group, rank, data)
 
     def ask(self, group: int, rank: int, *data: memoryview) -> None:

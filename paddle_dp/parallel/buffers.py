@@ -85,6 +85,8 @@ class Buffers:
     @paddle.no_grad()
     def give(self, tensor: paddle.Tensor) -> None:
         """Gives all ranks the first reader's values of a tensor. Collective."""
+        if not tensor.size:
+            return
         bits = bits_of(tensor)
         for group in self._groups:
             if group is None:

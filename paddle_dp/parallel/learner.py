@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import paddle
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.errors import LossError, NotFiniteError
+from paddle_dp.errors import DivergenceError, LossError, NotFiniteError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel import gradients
@@ -41,6 +41,11 @@ NO_REMEDY = (
 _LOCAL_PAIRS = (
     "the loss {} compares the samples of each rank with one another only (loss.across: rank): loss.across=ranks "
     "compares all of the micro-batch"
+)
+_UNUSED = (
+    "a parameter that was used before is not used in this forward, on this rank at least, and paddle.DataParallel waits "
+    "for its gradient. Set strategy.find_unused_parameters=true, or use every parameter in every forward. Paddle's own "
+    "error is above."
 )
 Accept = Callable[[Mapping[str, float]], bool]
 """Whether an update is to be made, by its metrics; the same answer on every rank."""
@@ -144,6 +149,16 @@ class Learner(Passes):
         self.rate.step()
         self._after_update()
         return metrics
+
+    def _forward_backward(
+        self, batch: Batch, divisor: float, collect_metrics: bool
+    ) -> tuple[list[Sums], Count]:
+        try:
+            return super()._forward_backward(batch, divisor, collect_metrics)
+        except RuntimeError as error:
+            if self.dp_world_size == 1 or "find_unused_parameters" not in str(error):
+                raise
+            raise DivergenceError(_UNUSED) from error
 
     def _after_update(self) -> None:
         """What ranks tell each other after an update. Collective."""

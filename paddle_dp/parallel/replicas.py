@@ -65,7 +65,8 @@ def copies(model: nn.Layer, devices: Sequence[str]) -> list[nn.Layer]:
 
 def _copied(model: nn.Layer, device: str) -> nn.Layer:
     made = copy.deepcopy(model)
-    if any(name_of(tensor.place) != device for tensor in (*made.parameters(), *made.buffers())):
+    tensors = [tensor for tensor in (*made.parameters(), *made.buffers()) if tensor._is_initialized()]
+    if any(name_of(tensor.place) != device for tensor in tensors):
         made.to(device=place_of(device))
     return made
 
@@ -187,7 +188,10 @@ class ReplicasLearner(Learner):
                 buffers = zip(self.model.buffers(), replica.buffers(), strict=True)
                 with on(device):
                     for mine, twin in (*pairs, *buffers):
-                        twin.copy_(moved(mine, name_of(twin.place)), False)
+                        if (
+                            mine._is_initialized()
+                        ):  # not so `_dropout_state` of Paddle's LSTM and GRU on a CPU
+                            twin.copy_(moved(mine, name_of(twin.place)), False)
                 for mine, twin in pairs:
                     twin.stop_gradient = mine.stop_gradient
                 for layer, twin_layer in layers:
@@ -295,4 +299,8 @@ def _is_setting(value: Any) -> bool:
 def _others(model: nn.Layer) -> dict[str, paddle.Tensor]:
     """The buffers without BatchNorm's statistics, by name."""
     running = {id(tensor) for tensor in statistics(model).values()}
-    return {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in running}
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if id(buffer) not in running and buffer._is_initialized()
+    }

@@ -22,6 +22,7 @@ from paddle_dp.errors import LossError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import is_batch_norm
 from paddle_dp.parallel.compiled import plain_forward
+from paddle_dp.parallel.consistency import Digest, digests
 from paddle_dp.parallel.dropout import Scope, install
 from paddle_dp.parallel.dropout.uncaught import Watch
 from paddle_dp.parallel.gradient_sketch import Sketches, farthest
@@ -268,11 +269,11 @@ def mixing(model: nn.Layer, samples: Callable[[], Any] | None, exact: bool = Tru
     if exact:
         install()
     for evaluation in (True, False):
-        watch, answers = Watch(), []
+        watch, answers, left = Watch(), [], list[dict[str, Digest]]()
         for place, cut in ((0, slice(2)), (0, slice(1)), (1, slice(1, 2))):
             try:
                 scope = Scope(0, 0, 0, place, cut.stop - place)
-                answers.append(_outputs(model, _rows(pair, cut), scope, exact, evaluation, watch))
+                answers.append(_outputs(model, _rows(pair, cut), scope, exact, evaluation, watch, left))
             except Exception as error:  # noqa: BLE001 - of two, the first update will tell
                 said = f"of one sample there is {type(error).__name__}: {error}"
                 return [_UNTRIED.format(type(model).__name__, said)] if answers else []
@@ -282,19 +283,34 @@ def mixing(model: nn.Layer, samples: Callable[[], Any] | None, exact: bool = Tru
             continue
         if not all(_close(both, each) for both, each in _matched(together, alone)):
             return [_MIXES.format(type(model).__name__, _ALSO if evaluation else _TRAINING)]
+        both, one, other = left
+        # What hangs on the samples themselves the ranks see for themselves: theirs then differ (`buffers`).
+        if counts := [name for name in both if both[name] != one.get(name) == other.get(name)]:
+            return [_COUNTS.format(counts[0])]
     return []
 
 
 def _outputs(
-    model: nn.Layer, part: Any, scope: Scope, exact: bool, evaluation: bool, watch: Watch
+    model: nn.Layer,
+    part: Any,
+    scope: Scope,
+    exact: bool,
+    evaluation: bool,
+    watch: Watch,
+    left: list[dict[str, Digest]],
 ) -> list[paddle.Tensor]:
+    """Those for some samples; `left` gets what the forward has left in the buffers."""
     drawing = scope if exact else nullcontext()
     with restored(model), paddle.no_grad(), default_dtype(read_by(model)), drawing, watch.on([]):
         for layer in model.sublayers(include_self=True):
             layer.training = layer.training and not evaluation and not is_batch_norm(layer)
-        return _answers(call(model, part, plain_forward(model)))
+        answers = _answers(call(model, part, plain_forward(model)))
+        buffers = dict(model.named_buffers())
+        left.append(dict(zip(buffers, digests(buffers.values()), strict=True)))
+        return answers
 
 
+_COUNTS = "buffer {} hangs on how many samples forward gets: a rank, or a copy, gets its own only, and one process gets all"
 _MIXES = (
     "the outputs of {} for a sample depend on the other samples in its batch, {}: each rank computes them from its "
     "own samples"

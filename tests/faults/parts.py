@@ -121,6 +121,8 @@ class Hanging(Callback):
             learner.trainable[0].register_hook(_from_step(moment))
         if WHERE == "exchange":
             learner._all_reduce_gradients = _from_step(moment, learner._all_reduce_gradients)
+        if WHERE == "pull":  # of a worker of an asynchronous server
+            learner._pull = _from_step(moment)
         if WHERE == "update":
             learner._step = _from_step(moment, learner._step)
         if WHERE == "checkpoint":

@@ -74,7 +74,7 @@ def test_without_a_server_or_any_worker_the_job_ends(start: Any, found: Any, fau
 def test_a_worker_that_dies_in_its_first_pull_is_left_behind(start: Any, found: Any) -> None:
     """Server 1 has told it nothing yet, and could not connect to it any more: that ended the server, and the job."""
     overrides = ["strategy={use: parameter_server, servers: 2, mode: async}"]
-    fault = "exchange 3 0 kill"
+    fault = "pull 3 0 kill"
     job = start(
         "train", ranks=4, recipe="tests/faults/faulty.yaml", overrides=overrides, env={"FAULT": fault}
     )

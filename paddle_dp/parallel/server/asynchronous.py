@@ -70,6 +70,11 @@ class AsynchronousServedLearner(ServedLearner):
     def go_on(self) -> None:
         if self.desk is not None:
             self.desk.begin()
+        else:
+            for server in range(
+                self.mesh.axes.servers
+            ):  # each hears of this worker's end then, if it says nothing
+                transport.endpoint().connect(server)
         heartbeat.expendable = self.mesh.rank in self.mesh.expendable
 
     def serve(self) -> Iterator[int]:
