@@ -43,9 +43,8 @@ _LOCAL_PAIRS = (
     "compares all of the micro-batch"
 )
 _UNUSED = (
-    "a parameter that was used before is not used in this forward, on this rank at least, and paddle.DataParallel waits "
-    "for its gradient. Set strategy.find_unused_parameters=true, or use every parameter in every forward. Paddle's own "
-    "error is above."
+    "a parameter that was used before is not used in this forward, on this rank at least, and paddle.DataParallel "
+    "waits for its gradient. Set strategy.find_unused_parameters=true, or use every parameter in every forward."
 )
 Accept = Callable[[Mapping[str, float]], bool]
 """Whether an update is to be made, by its metrics; the same answer on every rank."""

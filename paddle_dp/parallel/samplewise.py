@@ -269,21 +269,21 @@ def mixing(model: nn.Layer, samples: Callable[[], Any] | None, exact: bool = Tru
     if exact:
         install()
     for evaluation in (True, False):
-        watch, answers, left = Watch(), [], list[dict[str, Digest]]()
+        watch, answers = Watch(), []
         for place, cut in ((0, slice(2)), (0, slice(1)), (1, slice(1, 2))):
             try:
                 scope = Scope(0, 0, 0, place, cut.stop - place)
-                answers.append(_outputs(model, _rows(pair, cut), scope, exact, evaluation, watch, left))
+                answers.append(_outputs(model, _rows(pair, cut), scope, exact, evaluation, watch))
             except Exception as error:  # noqa: BLE001 - of two, the first update will tell
                 said = f"of one sample there is {type(error).__name__}: {error}"
                 return [_UNTRIED.format(type(model).__name__, said)] if answers else []
-        together, *alone = answers
+        together, *alone = [of_samples for of_samples, _ in answers]
         # Random numbers, or masks of nobody's: the learner's draws are named.
         if watch.found or watch.doubted:
             continue
         if not all(_close(both, each) for both, each in _matched(together, alone)):
             return [_MIXES.format(type(model).__name__, _ALSO if evaluation else _TRAINING)]
-        both, one, other = left
+        both, one, other = [buffers for _, buffers in answers]
         # What hangs on the samples themselves the ranks see for themselves: theirs then differ (`buffers`).
         if counts := [name for name in both if both[name] != one.get(name) == other.get(name)]:
             return [_COUNTS.format(counts[0])]
@@ -291,26 +291,22 @@ def mixing(model: nn.Layer, samples: Callable[[], Any] | None, exact: bool = Tru
 
 
 def _outputs(
-    model: nn.Layer,
-    part: Any,
-    scope: Scope,
-    exact: bool,
-    evaluation: bool,
-    watch: Watch,
-    left: list[dict[str, Digest]],
-) -> list[paddle.Tensor]:
-    """Those for some samples; `left` gets what the forward has left in the buffers."""
+    model: nn.Layer, part: Any, scope: Scope, exact: bool, evaluation: bool, watch: Watch
+) -> tuple[list[paddle.Tensor], dict[str, Digest]]:
+    """Those for some samples, and what their forward has left in the buffers."""
     drawing = scope if exact else nullcontext()
     with restored(model), paddle.no_grad(), default_dtype(read_by(model)), drawing, watch.on([]):
         for layer in model.sublayers(include_self=True):
             layer.training = layer.training and not evaluation and not is_batch_norm(layer)
         answers = _answers(call(model, part, plain_forward(model)))
         buffers = dict(model.named_buffers())
-        left.append(dict(zip(buffers, digests(buffers.values()), strict=True)))
-        return answers
+        return answers, dict(zip(buffers, digests(buffers.values()), strict=True))
 
 
-_COUNTS = "buffer {} hangs on how many samples forward gets: a rank, or a copy, gets its own only, and one process gets all"
+_COUNTS = (
+    "buffer {} hangs on how many samples forward gets: a rank, or a copy of the model, gets its own only, and one "
+    "process gets all"
+)
 _MIXES = (
     "the outputs of {} for a sample depend on the other samples in its batch, {}: each rank computes them from its "
     "own samples"

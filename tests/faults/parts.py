@@ -119,12 +119,9 @@ class Hanging(Callback):
                 layer.register_forward_pre_hook(_from_step(moment))
         if WHERE == "backward":
             learner.trainable[0].register_hook(_from_step(moment))
-        if WHERE == "exchange":
-            learner._all_reduce_gradients = _from_step(moment, learner._all_reduce_gradients)
-        if WHERE == "pull":  # of a worker of an asynchronous server
-            learner._pull = _from_step(moment)
-        if WHERE == "update":
-            learner._step = _from_step(moment, learner._step)
+        for where, name in (("exchange", "_all_reduce_gradients"), ("pull", "_pull"), ("update", "_step")):
+            if where == WHERE:
+                setattr(learner, name, _from_step(moment, getattr(learner, name)))
         if WHERE == "checkpoint":
             saving.write_rank = do
         if WHERE == "writing":

@@ -6,10 +6,11 @@ import pytest
 from paddle import nn
 
 from paddle_dp.data import Batch, MicroBatch
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import DivergenceError, UsageError
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Precision, Task, place_whole
+from paddle_dp.parallel import Learner, Precision, Task, place_whole
+from paddle_dp.parallel.passes import Passes
 
 
 class Summed:
@@ -176,3 +177,19 @@ def test_a_gradient_norm_has_the_type_of_the_precision_though_nothing_learns(pre
         assert ours.train_batch(batch(4), collect_metrics=True)["gradient_norm"] > 0
     assert str(ours.gradient_norm().dtype) == f"paddle.{precision}"
     assert ours.gradient_norm().shape == []
+
+
+def test_paddle_s_word_on_an_unused_parameter_becomes_ours(monkeypatch):
+    """Raised from the midst of its reducer, with a hint of its C++."""
+
+    def fails(*_):
+        raise RuntimeError(
+            "(PreconditionNotMet) … has been ready before. Please set find_unused_parameters=True to …"
+        )
+
+    monkeypatch.setattr(Passes, "_forward_backward", fails)
+    for ranks, kind in ((2, DivergenceError), (1, RuntimeError)):
+        one = object.__new__(Learner)
+        one.dp_world_size = ranks
+        with pytest.raises(kind, match="find_unused_parameters="):
+            one._forward_backward(None, 1.0, False)

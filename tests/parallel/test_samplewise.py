@@ -295,6 +295,27 @@ def test_a_model_that_looks_at_other_samples_in_training_alone_is_named() -> Non
     assert mixing(model[:2], lambda: pair) == []
 
 
+class Counting(nn.Layer):
+    """Counts samples, or calls, or keeps a mean of them."""
+
+    def __init__(self, what: str):
+        super().__init__()
+        self.what = what
+        self.register_buffer("seen", paddle.zeros([1], "int64" if what != "mean" else "float32"))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        if self.training:
+            more = {"samples": x.shape[0], "calls": 1, "mean": x.mean()}[self.what]
+            self.seen.set_value(self.seen + more)
+        return x * 2
+
+
+def test_a_counter_of_samples_is_named_and_one_of_calls_or_of_what_differs_is_not() -> None:
+    """Of equal shares all ranks count as many, so that no comparison of ranks finds it."""
+    said = [mixing(Counting(what), lambda: paddle.rand([2, 3])) for what in ("samples", "calls", "mean")]
+    assert said[1:] == [[], []] and "buffer seen hangs on how many samples forward gets" in said[0][0]
+
+
 def test_a_model_that_cannot_compute_one_sample_is_not_judged() -> None:
     model = network()
     model.register_forward_pre_hook(lambda _, inputs: 1 / (len(inputs[0]) - 1) and None)

@@ -146,6 +146,25 @@ class Counts(nn.Layer):
         return (self.linear(x), paddle.ones([])) if self.scalar else self.linear(x)
 
 
+class Recurrent(nn.Layer):
+    """Paddle's LSTM has a buffer without memory on a CPU, `_dropout_state`."""
+
+    def __init__(self):
+        super().__init__()
+        paddle.seed(1)
+        self.lstm, self.head = nn.LSTM(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.lstm(x.reshape([-1, 3, 2]))[0].mean(1))
+
+
+def test_a_buffer_without_memory_is_copied_as_it_is():
+    one, many = learner({"use": "single"}, Recurrent()), learner({"use": "replicas"}, Recurrent())
+    for _ in range(2):
+        alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
+        assert found == pytest.approx(alone, rel=1e-5)
+
+
 def test_a_buffer_of_each_copy_is_named():
     paddle.seed(1)
     many = learner({"use": "replicas"}, Counts())
