@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.server import desk
 from paddle_dp.parallel.server.desk import SAID, Clocks, Desk
 from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe

@@ -71,9 +71,8 @@ class AsynchronousServedLearner(ServedLearner):
         if self.desk is not None:
             self.desk.begin()
         else:
-            for server in range(
-                self.mesh.axes.servers
-            ):  # each hears of this worker's end then, if it says nothing
+            # Each hears of this worker's end then, also where it has not said anything yet.
+            for server in range(self.mesh.axes.servers):
                 transport.endpoint().connect(server)
         heartbeat.expendable = self.mesh.rank in self.mesh.expendable
 
