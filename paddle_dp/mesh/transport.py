@@ -95,10 +95,9 @@ class Endpoint:
 
     def _to(self, outgoing: dict[int, Outgoing], rank: int) -> Outgoing | None:
         """The connection to a peer; None: nobody listens any more, for its process has ended."""
+        # Without waiting for another peer, which another thread may be connecting to.
         if rank in outgoing:
-            return outgoing[
-                rank
-            ]  # without waiting for another peer, which another thread may be connecting to
+            return outgoing[rank]
         with self._connecting, contextlib.suppress(ConnectionError):
             if rank not in outgoing:
                 outgoing[rank] = Outgoing(self._connect(rank))

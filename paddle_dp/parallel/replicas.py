@@ -188,9 +188,8 @@ class ReplicasLearner(Learner):
                 buffers = zip(self.model.buffers(), replica.buffers(), strict=True)
                 with on(device):
                     for mine, twin in (*pairs, *buffers):
-                        if (
-                            mine._is_initialized()
-                        ):  # not so `_dropout_state` of Paddle's LSTM and GRU on a CPU
+                        # Not so `_dropout_state` of Paddle's LSTM and GRU on a CPU.
+                        if mine._is_initialized():
                             twin.copy_(moved(mine, name_of(twin.place)), False)
                 for mine, twin in pairs:
                     twin.stop_gradient = mine.stop_gradient
