@@ -156,7 +156,7 @@ def _further_devices(count: int, sizes: dict[str, float]) -> Iterator[str]:
     others = {name: size for name, size in sizes.items() if name != "optimizer"}
     yield f"{count} further device{'s: each' if count > 1 else ':'} {summed(others)}"
     weights, gradients = (amount(count * sizes[name]) for name in ("weights", "gradients"))
-    yield f"a step copies {weights} of weights to them, and {gradients} of gradients back"
+    yield f"a step copies {weights} of weights there, and {gradients} of gradients back"
 
 
 def _lent(layout: Layout) -> str:

@@ -139,7 +139,7 @@ def test_one_process_holds_all_copies_on_a_cpu_and_each_device_one():
     assert apart[-3:] == [
         f"the first copy's device: {own}, optimizer {2e-3 * psi:.3g} kB: {4e-6 * psi:.3g} MB in all",
         f"2 further devices: each {own}: {2e-3 * psi:.3g} kB in all",
-        f"a step copies {2e-3 * psi:.3g} kB of weights to them, and {2e-3 * psi:.3g} kB of gradients back",
+        f"a step copies {2e-3 * psi:.3g} kB of weights there, and {2e-3 * psi:.3g} kB of gradients back",
     ]
 
 
