@@ -9,6 +9,8 @@ At most, for Ψ bytes of trained weights, as many of gradients, n ranks or worke
       on accelerators             3Ψ             and what is sent and has come, in 16 bits
     compress, to low rank         3Λ             the same errors, and gradients with errors added, of the Λ bytes
                                                  of the matrices that are sent as factors
+    exchange after                Ψ              all gradients, flat
+    Paddle's reducer              Ψ + a bucket   the same, and one on its way (3.3.1): data_parallel's `bucketed`
     a server, in step             max(n−1, 1)·Ψ/s   gradients that have come, until all workers' have: they are added in
                                                  the order of ranks, in the memory of the first
     a server, as workers come     (n + 2)·Ψ/s    a message of each, the sum, and the values that were sent last
@@ -38,6 +40,12 @@ def owed(
     elements = sum(size for size, shape in weights if not low_rank or is_worthwhile(shape, compress.rank))
     each = 3 * width if low_rank else 2 * width + (2 * NARROW if accelerator else 0)
     return float(each * elements)
+
+
+def flat(way: str, gradients: float, bucket: float) -> float:
+    """Bytes of flat gradients beside the gradients themselves, by the word for their exchange."""
+    of_paddle = gradients + min(bucket, gradients)
+    return {"after": gradients, "bucketed": of_paddle}.get(way, 0.0)
 
 
 def come(elements: int, width: int, workers: int, in_step: bool) -> float:

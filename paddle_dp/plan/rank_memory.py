@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Literal
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.besides import come, owed
+from paddle_dp.plan.besides import come, flat, owed
 from paddle_dp.plan.memory import StateBytes, Widths, deal, owners, state_bytes
 from paddle_dp.plan.partition import Partition, stage_bounds
 from paddle_dp.plan.pipeline_schedule import Schedule
@@ -59,6 +59,7 @@ class Layout:
     to, or the `reduce_dtype` in which all travel, where it is not their own. `averaged_every`: in how many steps
     weights travel once, in place of each step's gradients (0: these do), with `averaged_states` the optimizer's, too;
     so many `copies` of the trained weights are kept besides. `asynchronous`: no rank waits for another one to compute.
+    `exchange`: data_parallel's word for it, with Paddle's buckets of so many bytes (`bucket`); "": ours.
     `branches`: the ranks of the tensor axis have branches of layers, and no slices.
     `replicas`: of the whole model in each process; `apart`: on an accelerator each where there are some.
     `widths`, the bytes per element, follow from optimizer and precision.
@@ -73,6 +74,8 @@ class Layout:
     sequence_parallel: bool = False
     recompute: Recompute = field(default_factory=Recompute)
     compress: Compress = field(default_factory=Compress)
+    exchange: str = ""
+    bucket: float = 0.0
     reduce_dtype: Literal["bfloat16", "float32"] | None = None
     averaged_every: int = 0
     averaged_states: bool = False
@@ -110,9 +113,9 @@ class RankMemory:
     """One rank: its coordinates, its blocks by number (one tuple per stage), number of parameters, how many of them are
     `trained`, and bytes. Of a process with replicas, the state of those on its first device.
 
-    Besides these, at most (`plan.besides`): `kept`, copies of the weights, or the errors of compression; `lent`, in
-    stage 3 other owners' parameters that are here or under way at once, and on an accelerator copies and gradients that
-    are being exchanged; on a server the workers' gradients that have come.
+    Besides these, at most (`plan.besides`): `kept`, copies of the weights, errors of compression, flat gradients;
+    `lent`, in stage 3 other owners' parameters that are here or under way at once, and on an accelerator copies and
+    gradients that are being exchanged; on a server the workers' gradients that have come.
     """
 
     rank: int
@@ -212,13 +215,15 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
 
 
 def _besides(blocks: Blocks, here: Sequence[int], layout: Layout) -> float:
-    """Bytes of copies of the trained weights, and of the errors of compression."""
+    """Bytes of copies of the trained weights, of the errors of compression, and of flat gradients."""
     trained = [weight for weight in of_blocks(blocks, here) if not weight.frozen]
     sizes = [weight.part(layout.degrees.tensor) for weight in trained]
     shapes = [weight.shape for weight in trained]
     width = layout.widths.parameter
     errors = owed(layout.compress, zip(sizes, shapes, strict=True), width, layout.accelerator)
-    return layout.copies * sum(sizes) * width + errors
+    way = "bucketed" if layout.exchange == "auto" and layout.accelerator else layout.exchange
+    buffers = flat(way, float(sum(sizes) * layout.widths.gradient), layout.bucket)
+    return layout.copies * sum(sizes) * width + errors + buffers
 
 
 def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:

@@ -55,8 +55,17 @@ class Config(StrategyConfig):
                 f"{self.compress}) have their own: leave it out"
             )
 
+    @property
+    def absent(self) -> bool:
+        """Whether a rank may lack a gradient, or a backward runs forwards: Paddle's reducer can do neither."""
+        return self.recompute != Recompute() or self.find_unused_parameters
+
     def layout(self, ranks: int) -> Layout:
-        return replace(super().layout(ranks), compress=self.compress if ranks > 1 else Compress())
+        if ranks == 1:
+            return super().layout(ranks)
+        ours = self.compress or (self.absent and self.exchange in ("auto", "bucketed"))
+        exchange, bucket = "" if ours else self.exchange, self.comm_buffer_size.count
+        return replace(super().layout(ranks), compress=self.compress, exchange=exchange, bucket=bucket)
 
     def not_promised(self, recipe: Recipe) -> str:
         if not self.compress:
@@ -122,7 +131,7 @@ class DataParallel:
                 f"{self.config.approximates}: strategy.compress=none exchanges the gradients themselves"
             )
         kind: type[Learner] = DataParallelLearner
-        fields: dict[str, Any] = {"absent": self._absent, "compress": self.config.compress}
+        fields: dict[str, Any] = {"absent": self.config.absent, "compress": self.config.compress}
         fields |= {"way": self._way, "sizes": self._sizes}
         if self._by_paddle:
             kind, fields = Learner, {"dp_world_size": self.mesh.ranks}  # Paddle's exchange is an average
@@ -139,14 +148,9 @@ class DataParallel:
         return "pushed" if self.mesh.device == "cpu" else "bucketed"
 
     @property
-    def _absent(self) -> bool:
-        """Whether a rank may lack a gradient, or a backward runs forwards."""
-        return self.config.recompute != Recompute() or self.config.find_unused_parameters
-
-    @property
     def _by_paddle(self) -> bool:
         """Whether paddle.DataParallel exchanges the gradients."""
-        return self._way == "bucketed" and not (self._absent or self.config.compress)
+        return self._way == "bucketed" and not (self.config.absent or self.config.compress)
 
     @property
     def _sizes(self) -> Sizes:

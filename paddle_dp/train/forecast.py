@@ -142,7 +142,7 @@ def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -
         "optimizer": memory.state.optimizer,
     }
     if memory.kept:
-        sizes["copies of the weights" if layout.copies else "errors of compression"] = memory.kept
+        sizes[_kept(layout)] = memory.kept
     if memory.lent:
         sizes[_lent(layout)] = memory.lent
     forward = activations(recipe, layout, blocks, memory)
@@ -157,6 +157,13 @@ def _further_devices(count: int, sizes: dict[str, float]) -> Iterator[str]:
     yield f"{count} further device{'s: each' if count > 1 else ':'} {summed(others)}"
     weights, gradients = (amount(count * sizes[name]) for name in ("weights", "gradients"))
     yield f"a step copies {weights} of weights there, and {gradients} of gradients back"
+
+
+def _kept(layout: Layout) -> str:
+    """What a rank keeps besides."""
+    if layout.copies:
+        return "copies of the weights"
+    return "errors of compression" if layout.compress else "buffers of the exchange"
 
 
 def _lent(layout: Layout) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_dp.plan.besides import come, owed
+from paddle_dp.plan.besides import come, flat, owed
 from paddle_dp.units import Compress
 
 # A matrix of which factors of 2 columns are worth it, one that is too small for it, and a bias.
@@ -24,6 +24,14 @@ ALL, LARGE = 6120, 6000
 )
 def test_errors_are_kept_and_made_anew(compress, width, accelerator, bytes_):
     assert owed(Compress.parse(compress), WEIGHTS, width, accelerator) == bytes_
+
+
+@pytest.mark.parametrize(
+    ("way", "beside"), [("", 0), ("pushed", 0), ("per_parameter", 0), ("after", 600), ("bucketed", 700)]
+)
+def test_flat_gradients_are_beside_their_own(way, beside):
+    assert flat(way, 600.0, 100.0) == beside
+    assert flat("bucketed", 60.0, 100.0) == 2 * 60
 
 
 @pytest.mark.parametrize(

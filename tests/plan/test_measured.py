@@ -95,6 +95,9 @@ def measured(folder: str, strategy: str, late: int = -1) -> dict[str, float]:
     "strategy",
     [
         "{use: data_parallel}",
+        "{use: data_parallel, exchange: after}",
+        "{use: data_parallel, exchange: per_parameter}",
+        "{use: data_parallel, exchange: bucketed, last_comm_buffer_size: 25 MB}",
         "{use: hybrid, reduce_dtype: bfloat16}",
         "{use: hybrid, sharding: 2, sharding_stage: 2, reduce_dtype: bfloat16}",
         "{use: data_parallel, compress: bfloat16}",
