@@ -11,6 +11,7 @@ At most, for Ψ bytes of trained weights, as many of gradients, n ranks or worke
                                                  of the matrices that are sent as factors
     exchange after                Ψ              all gradients, flat
     Paddle's reducer              Ψ + a bucket   the same, and one on its way (3.3.1): data_parallel's `bucketed`
+    reduce_dtype, data alone      Ψ/2            on accelerators: sums as they came, until gradients are made of them
     a server, in step             max(n−1, 1)·Ψ/s   gradients that have come, until all workers' have: they are added in
                                                  the order of ranks, in the memory of the first
     a server, as workers come     (n + 2)·Ψ/s    a message of each, the sum, and the values that were sent last

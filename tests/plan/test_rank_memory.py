@@ -112,6 +112,19 @@ def test_paddle_s_reducer_is_that_of_accelerators():
     assert rank_memory(FROZEN, replace(layout, exchange="bucketed"), 0).kept == 4 * 60 + 40
 
 
+def test_sums_that_came_rounded_lie_beside_their_gradients_on_accelerators():
+    layout = Layout(degrees=Degrees(data=2), reduce_dtype="bfloat16")
+    there = replace(layout, accelerator=True)
+    found = (
+        layout,
+        there,
+        replace(there, reduce_dtype="float32"),
+        replace(there, widths=Widths.of("sgd", double=True)),
+    )
+    assert [rank_memory(FROZEN, each, 0).kept for each in found] == [0, 2 * 60, 0, 0]
+    assert rank_memory(FROZEN, replace(there, degrees=Degrees(sharding=2)), 0).kept == 0
+
+
 def test_replicas_are_in_one_memory_or_on_a_device_each():
     """Weights, the frozen ones too, and gradients of each; the optimizer's states once."""
     layout = Layout(degrees=Degrees(), replicas=3, apart=True)

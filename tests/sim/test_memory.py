@@ -121,9 +121,18 @@ def allocated(folder: str, words: str) -> dict[str, float]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("compress", ["bfloat16", "power_sgd rank 2 after 0 steps"])
-def test_errors_take_on_a_device_what_the_plan_says(tmp_path: Path, compress: str) -> None:
-    for found in run_ranks(allocated, 2, str(tmp_path), f"{{use: data_parallel, compress: {compress}}}"):
+@pytest.mark.parametrize(
+    "words",
+    [
+        "{use: data_parallel}",
+        "{use: data_parallel, compress: bfloat16}",
+        "{use: data_parallel, compress: power_sgd rank 2 after 0 steps}",
+        "{use: hybrid}",
+        "{use: hybrid, reduce_dtype: bfloat16}",
+    ],
+)
+def test_an_exchange_takes_on_a_device_what_the_plan_says(tmp_path: Path, words: str) -> None:
+    for found in run_ranks(allocated, 2, str(tmp_path), words):
         least = found["state"] + found["kept"]
         assert 0.95 * least <= found["most"] <= 1.01 * (least + found["activations"]), found
 
