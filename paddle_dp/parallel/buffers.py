@@ -17,11 +17,13 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
+from paddle import nn
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.consistency import digests
 
 Named = list[tuple[str, paddle.Tensor]]
+_USUAL = {"float32", "float64", "int8", "uint8", "int32", "int64"}  # in a broadcast, over any backend
 
 
 class Buffers:
@@ -107,3 +109,17 @@ def bits_of(tensor: paddle.Tensor) -> paddle.Tensor:
 def of_bits(bits: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
     """The other way, for a tensor of the shape and the dtype of `like`."""
     return (bits.astype("bool") if like.dtype == paddle.bool else bits.view(like.dtype)).reshape(like.shape)
+
+
+def give_unusual(model: nn.Layer, mesh: Mesh) -> None:
+    """Gives all ranks the first one's tensors of which Paddle's broadcast makes nothing. Collective.
+
+    It refuses what is empty, loses what is not contiguous, and over gloo ends the process for buffers and frozen
+    weights of most kinds of numbers (3.3.1: «Invalid data type»). Call this before: it then leaves the last ones out.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        odd = tensor.stop_gradient and str(tensor.dtype).rpartition(".")[2] not in _USUAL
+        if tensor._is_initialized() and (odd or not tensor.is_contiguous()):
+            Buffers(list, mesh).give(tensor)
+        if odd or not tensor.size:
+            tensor.no_sync = True

@@ -95,7 +95,11 @@ def check_sound(
     memory is a weight that was placed here and never drawn: said as one that is not finite.
     """
     copies = list(copies)
-    empty = {copy.name: "it was never given a value" for copy in copies if not copy.tensor._is_initialized()}
+    empty = {
+        copy.name: "it was never given a value"
+        for copy in copies
+        if copy.tensor.size and not copy.tensor._is_initialized()
+    }
     there = [(copy.name, copy.tensor) for copy in copies if copy.name not in empty]
     bad = empty | not_finite([*there, *own])
     _compare(copies, {name: what for name, what in bad.items() if name not in excused}, mesh, when)

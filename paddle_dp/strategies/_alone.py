@@ -64,6 +64,7 @@ def place_alone(
 
     from paddle_dp.parallel import prepare
     from paddle_dp.parallel.blocks import check_table
+    from paddle_dp.parallel.buffers import give_unusual
     from paddle_dp.parallel.recompute import recomputed
     from paddle_dp.parallel.samplewise import mixing
 
@@ -74,6 +75,7 @@ def place_alone(
     prepared = prepare(task, mesh)
     more = mixing(prepared.model, task.samples, task.dropout == "exact") if mesh.ranks > 1 else []
     if mesh.ranks > 1:
+        give_unusual(prepared.model, mesh)
         sync_params_buffers(prepared.model, fuse_params=False)
     learner = prepared.learner(kind, absent=True, noticed=[*more, *noticed], **fields)
     learner.check("after the weights were made equal")

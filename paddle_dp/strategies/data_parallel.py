@@ -165,6 +165,9 @@ class DataParallel:
         import paddle
         from paddle.distributed.parallel import sync_params_buffers
 
+        from paddle_dp.parallel.buffers import give_unusual
+
+        give_unusual(model, self.mesh)
         if not self._by_paddle:
             sync_params_buffers(model, fuse_params=False)
             return model
