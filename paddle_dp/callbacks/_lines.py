@@ -48,7 +48,8 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
         which = f"{mesh.dp_size} workers" if mesh.axes.servers else which
         text += f"; {idle} of {which} will always be without a sample, for train.batch is {sampler.batch}"
         text += f" in {sampler.micro_batches} micro-batches" if sampler.micro_batches > 1 else ""
-    more = [f"and {len(run.changes) - 3} more changes"] if len(run.changes) > 3 else []
+    left = len(run.changes) - 3
+    more = [f"and {left} more change{'s' * (left > 1)}"] if left > 0 else []
     return "; ".join([text, *run.changes[:3], *more])
 
 
@@ -120,12 +121,14 @@ def left_out(count: int, steps: int) -> str:
 
 @dataclass(frozen=True)
 class Took:
-    """What a training took: `seconds` for its `steps`; `sent`: bytes that `sender` has sent in a step."""
+    """What a training took: `seconds` for its `steps`, which came behind step `first`; `sent`: bytes that `sender` has
+    sent in a step."""
 
     steps: int
     seconds: float
     sent: float | None = None
     sender: str = "each rank"
+    first: int = 0
 
     def __str__(self) -> str:
         """«460 steps in 6.4 s, 0.34 MB a step sent by each rank»: a MB of a million bytes, as links are measured."""
@@ -152,7 +155,7 @@ def summary(
     if found is not None:  # its numbers are on the screen already
         yield f"  {found.counted}"
     if took.steps:
-        yield from _beside_one_process(run, differences)
+        yield from _beside_one_process(run, differences, took.first)
     yield f"{took}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
@@ -162,8 +165,9 @@ def summary(
         yield f"  the proof    {shlex.join(words)}"
 
 
-def _beside_one_process(run: Run, differences: Sequence[str]) -> Iterable[str]:
-    """Whether the ranks, or the copies in one process, have learned what one process learns; else what differs."""
+def _beside_one_process(run: Run, differences: Sequence[str], first: int) -> Iterable[str]:
+    """Whether the ranks, or the copies in one process, have learned what one process learns; else what differs.
+    Nothing is said of what came before step `first` under another strategy."""
     several = run.mesh.ranks > 1
     copies = run.recipe is not None and run.recipe.strategy.config.parts > 1
     one = "one process without copies" if copies else "one process"
@@ -180,6 +184,8 @@ def _beside_one_process(run: Run, differences: Sequence[str]) -> Iterable[str]:
         yield from (f"  - {difference}" for difference in differences)
     elif several or copies:  # the ranks' weights are equal, or the training would have failed
         shared = ", shared weights bit-equal" if several else ""
+        if any(change.startswith("strategy") for change in run.changes):
+            one += f" since step {first}"
         yield f"  as on {one}, to the rounding of {_precision(run)}: same global batches and gradients{shared}"
 
 

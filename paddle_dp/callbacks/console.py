@@ -121,7 +121,7 @@ class Console(Callback):
             self._say(_lines.left_out(len(self._left_out), steps))
         differences = moment.trainer.differences
         sender = self.run.mesh.axes.role(self.run.mesh.rank) or "each rank"
-        took = _lines.Took(steps, seconds, _lines.mean(self._sent), sender)
+        took = _lines.Took(steps, seconds, _lines.mean(self._sent), sender, self._first)
         for line in _lines.summary(self.run, took, self._found, self._saved, differences):
             self._say(line)
 

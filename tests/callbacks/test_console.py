@@ -224,6 +224,16 @@ def test_as_on_one_process_is_said_only_when_it_is_so(run: Run) -> None:
     ]
 
 
+def test_behind_a_resume_from_another_strategy_only_what_came_since_is_judged(run: Run) -> None:
+    for change, since in (
+        ("strategy was local_sgd and is data_parallel", " since step 92"),
+        ("threads was 1 and is 2", ""),
+    ):
+        resumed = dataclasses.replace(run, mesh=Mesh(ranks=2), changes=(change,))
+        line, *_ = _lines.summary(resumed, _lines.Took(46, 1.0, first=92), None, None)
+        assert line.startswith(f"  as on one process{since}, to the rounding of")
+
+
 def test_copies_in_one_process_are_judged_as_ranks_are(run: Run) -> None:
     """One process, and yet its BatchNorms see a part of each batch."""
     run = dataclasses.replace(run, recipe=recipe_with("replicas"))
