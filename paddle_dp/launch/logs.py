@@ -61,11 +61,11 @@ def worker_log(attempt: Path, local_rank: int) -> Path:
     return attempt / f"workerlog.{local_rank}"
 
 
-def tail(log: Path, lines: int = 30) -> str:
-    """The last `lines` lines of a log; "" if there is none."""
+def tail(log: Path, lines: int = 30, since: int = 0) -> str:
+    """The last `lines` lines of a log behind byte `since`; "" if there is none."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 200 * lines))
+            file.seek(max(since, os.fstat(file.fileno()).st_size - 200 * lines))
             text = _NOISE.sub(b"", file.read()).decode(errors="replace")
     except OSError:
         return ""
@@ -101,6 +101,11 @@ class Follower:
             return self.log.stat().st_size
         except OSError:
             return 0
+
+    @property
+    def shown(self) -> int:
+        """The bytes of the log that are on the screen."""
+        return 0 if self.screen is None else self._read - len(self._rest)
 
     def copy(self, until: int) -> None:
         """Copies new text before byte `until`, up to the end of its last whole line."""

@@ -74,6 +74,7 @@ class Supervision:
         self.kernel = KernelKills()
         self.first_rank = plan.node * plan.ranks
         self._said_who_left = False
+        self._shown = 0  # bytes of the first rank's log that are on the screen
         self.lost = LostRanks(self.watch, board, self.first_rank, plan.nodes, outside.tell_others)
 
     def wait(self, follower: logs.Follower) -> Failure | int:
@@ -94,6 +95,7 @@ class Supervision:
             if signals.times > asked:
                 patience = 0.0 if asked else GRACE
                 return 128 + signals.number
+            self._shown = follower.shown
             outcome = self._outcome(signals)
             failed = isinstance(outcome, Failure)
             if not failed:
@@ -263,7 +265,8 @@ class Supervision:
         return replace(self._ended(departure), name="" if beat is None else beat.name)
 
     def _ended(self, departure: Departure) -> Failure:
-        log = logs.tail(self.log_of(departure.rank))
+        shown = self._shown if departure.rank == self.first_rank else 0
+        log = logs.tail(self.log_of(departure.rank), since=shown)
         seen = self._code_of(departure)
         code, rank, pid = seen or 0, departure.rank, departure.pid
         where = self._last_place(rank)

@@ -110,6 +110,17 @@ def test_a_screen_that_is_gone_does_not_stop_anything(log):
     assert follower.screen is None
 
 
+def test_what_is_on_the_screen_is_not_in_the_tail(log, tmp_path):
+    """A rank that is killed has no more words than the screen has; one that crashes has its last ones."""
+    log.write_bytes(b"step 10\nstep 20\nFatal")
+    with (tmp_path / "screen").open("wb") as screen:
+        follower, unseen = Follower(log, screen), Follower(log, None)
+        follower.copy(1 << 20)
+        unseen.copy(1 << 20)
+    assert tail(log, since=follower.shown) == "Fatal"
+    assert tail(log, since=unseen.shown) == "step 10\nstep 20\nFatal"
+
+
 def test_the_tail_is_the_last_lines(log):
     assert tail(log) == ""
     log.write_text("".join(f"line {i}\n" for i in range(1000)))
