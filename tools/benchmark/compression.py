@@ -57,7 +57,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2), metavar="N")
     parser.add_argument("--ranks", type=int, default=2, choices=range(2, 5), metavar="N")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="further overrides")
-    return parser.parse_intermixed_args()
+    given = parser.parse_intermixed_args()
+    if words := [way for way in given.ways if "=" in way]:
+        parser.error(f"--ways: {' '.join(words)} is an override, not a way to compress: give it before --ways")
+    return given
 
 
 def trained(recipe: Path, way: str, seed: int, ranks: int, words: Sequence[str]) -> Trained:
