@@ -59,7 +59,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="further overrides")
     given = parser.parse_intermixed_args()
     if words := [way for way in given.ways if "=" in way]:
-        parser.error(f"--ways: {' '.join(words)} is an override, not a way to compress: give it before --ways")
+        parser.error(
+            f"--ways: {' '.join(words)} is an override, not a way to compress: give it before --ways"
+        )
     return given
 
 
