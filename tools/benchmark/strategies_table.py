@@ -123,7 +123,7 @@ def _row(over: Sequence[Training], links: Sequence[str], target: float, whole: i
 def faults_table(rows: Sequence[Faulty]) -> str:
     """Markdown."""
     lines = [
-        "| strategy | 4 workers, samples/s | one of them slow | of it | one of them killed |",
+        "| strategy | 4 workers, samples/s | one of them slow | left of it | one of them killed |",
         "|---" * 5 + "|",
     ]
     for row in rows:
@@ -133,8 +133,17 @@ def faults_table(rows: Sequence[Faulty]) -> str:
     return "\n".join(lines)
 
 
+NAMED = (
+    "data_parallel", "data_parallel, bfloat16", "data_parallel, power_sgd rank 4", "local_sgd, every 8 steps",
+    "DiLoCo, every 24 steps", "async_average", "1 parameter server", "2 parameter servers, async", "pipeline",
+    "tensor",
+)  # fmt: skip
+"""The ways that have a colour in the picture: more of them nobody can tell apart."""
+
+
 def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path) -> None:
-    """For each task and number of workers: loss by time over each link, and by bytes over the last."""
+    """For each task and number of workers: loss by time over each link, and by bytes over the last. NAMED ways have
+    their colours, all others are grey."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -142,12 +151,13 @@ def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path)
 
     places = list(dict.fromkeys((one.task, one.workers) for one in found))
     links = list(dict.fromkeys(one.link for one in found))
-    ways = list(dict.fromkeys(one.way for one in found))
     columns = len(links) + 1
     figure, panels = pyplot.subplots(
         len(places), columns, figsize=(4.2 * columns + 3, 3.6 * len(places)), squeeze=False, sharey="row"
     )
-    colors = pyplot.colormaps["tab20"]
+    colors = [color for color in pyplot.colormaps["tab10"].colors if len(set(color)) > 1] + [
+        "black"
+    ]  # no grey
     for row, (task, workers) in zip(panels, places, strict=True):
         here = [one for one in found if (one.task, one.workers) == (task, workers)]
         for panel, link in zip(row, [*links, None], strict=True):
@@ -158,10 +168,15 @@ def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path)
                 if link is None and across[-1] == 0:
                     continue
                 losses = [point.loss for point in one.points]
-                place = ways.index(one.way)
-                dashes = (1, 1) if place >= 20 else (1, 0) if place % 2 else (4, 1)
-                look: dict[str, Any] = {"color": colors(place % 20), "dashes": dashes}
-                panel.plot(across, losses, label=one.way, linewidth=1.3, **look)
+                look: dict[str, Any] = {
+                    "color": "#cccccc",
+                    "linewidth": 0.9,
+                    "label": "the others",
+                    "zorder": 1,
+                }
+                if one.way in NAMED:
+                    look = {"color": colors[NAMED.index(one.way)], "linewidth": 1.5, "label": one.way}
+                panel.plot(across, losses, **look)
             panel.set_visible(bool(panel.lines))
             panel.axhline(targets[task], color="#888888", linewidth=0.8, dashes=(3, 3))
             panel.set_xscale("log")
@@ -176,6 +191,7 @@ def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path)
         for panel in panels.flat
         for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(names.values(), names.keys(), loc="center right", fontsize=8, frameon=False)
+    order = [name for name in (*NAMED, "the others") if name in names]
+    figure.legend([names[name] for name in order], order, loc="center right", fontsize=9, frameon=False)
     figure.tight_layout(rect=(0, 0, 1 - 3 / (4.2 * columns + 3), 1))
     figure.savefig(file, dpi=100)
