@@ -155,9 +155,8 @@ def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path)
     figure, panels = pyplot.subplots(
         len(places), columns, figsize=(4.2 * columns + 3, 3.6 * len(places)), squeeze=False, sharey="row"
     )
-    colors = [color for color in pyplot.colormaps["tab10"].colors if len(set(color)) > 1] + [
-        "black"
-    ]  # no grey
+    grey = 7  # of tab10; that is what the others are
+    colors = [*(f"C{place}" for place in range(10) if place != grey), "black"]
     for row, (task, workers) in zip(panels, places, strict=True):
         here = [one for one in found if (one.task, one.workers) == (task, workers)]
         for panel, link in zip(row, [*links, None], strict=True):
