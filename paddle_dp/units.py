@@ -142,6 +142,14 @@ class EverySteps(Every):
     _units: ClassVar[dict[str, str]] = _STEPS
 
 
+def check_steps(**lengths: Length | None) -> None:
+    """Raises ValueError for a length in epochs, by its name: settings that a script makes are not parsed, and Python
+    does not ask for types."""
+    for name, length in lengths.items():
+        if length is not None and length.unit != "steps":
+            raise ValueError(f"{name}: '{length}' is not a number of steps")
+
+
 @dataclass(frozen=True)
 class Bytes(Quantity):
     """An amount of memory; 1 MB = 2**20 bytes, as in paddle.DataParallel's comm_buffer_size."""

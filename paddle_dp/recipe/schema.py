@@ -13,7 +13,7 @@ from paddle_dp.errors import UsageError, near
 from paddle_dp.part import Part, adapted, freeze, lazily
 from paddle_dp.recipe.on_shelf import OnShelf
 from paddle_dp.recipe.precision import Precision, PrecisionSetting
-from paddle_dp.units import Count, Duration, EverySteps, Length, Positive, Probability, Sigmas
+from paddle_dp.units import Count, Duration, EverySteps, Length, Positive, Probability, Sigmas, check_steps
 
 FLOAT32 = Precision()
 
@@ -183,6 +183,7 @@ class Guard:
     def __post_init__(self) -> None:
         if self.spike is not None and self.non_finite is None:
             raise ValueError("spike: non_finite says what is done about it, too: stop, skip or rewind")
+        check_steps(recompute=self.recompute)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +198,9 @@ class Ema:
 
     warmup: bool = False
     """The n-th time with a decay of (1 + n) / (10 + n), while that is smaller: for short trainings."""
+
+    def __post_init__(self) -> None:
+        check_steps(every=self.every)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.strategies._alone import compared, place_alone, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
-from paddle_dp.units import EverySteps, Fraction, Positive
+from paddle_dp.units import EverySteps, Fraction, Positive, check_steps
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -27,6 +27,9 @@ class Config(StrategyConfig):
 
     moving_rate: Fraction = 0.9
     """Of the distance to the center, all ranks together, by which an exchange moves them and it (β of EASGD)."""
+
+    def __post_init__(self) -> None:
+        check_steps(every=self.every)
 
     def layout(self, ranks: int) -> Layout:
         copies = 2 + 1 / ranks  # where the round began, what is under way, and a part of the center

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.strategies._alone import compared, place_alone, refuse_across, refuse_shared_decisions
 from paddle_dp.strategies._base import StrategyConfig
-from paddle_dp.units import AboveZero, EverySteps, Probability, Steps
+from paddle_dp.units import AboveZero, EverySteps, Probability, Steps, check_steps
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -52,6 +52,9 @@ class Config(StrategyConfig):
     outer: Outer | None = None
     """What steps by the ranks' mean movement, in place of the mean itself: with momentum this is DiLoCo. `{}` is
     `{use: momentum, learning_rate: 0.7, momentum: 0.9, nesterov: true}`."""
+
+    def __post_init__(self) -> None:
+        check_steps(every=self.every, warmup=self.warmup)
 
     @property
     def is_data_parallel(self) -> bool:

@@ -51,10 +51,11 @@ def test_ranks_are_compared_with_those_that_hold_the_same_slices():
     assert judge(rows, rows, axes) == Finding((2, 3), ("b", "a"), True, True), "both of a data rank's"
 
 
-def test_a_number_of_steps_is_asked_for():
-    assert Guard(recompute=Every.parse("every 200 steps")).recompute == Every(200, "steps")
-    with pytest.raises(ValueError, match="not a number of steps"):
-        Guard(recompute=Every.parse("2 epochs"))
+def test_a_number_of_steps_is_asked_for(tmp_path):
+    with pytest.raises(UsageError, match=r"recompute: '2 epochs' is not a quantity .*units: step, steps"):
+        trainer(tmp_path, guard={"recompute": "2 epochs"})
+    with pytest.raises(ValueError, match="recompute: '2 epochs' is not a number of steps"):
+        Guard(recompute=Every.parse("2 epochs"))  # type: ignore[arg-type]  # which nobody has parsed
 
 
 def test_masks_must_be_the_same_on_all_ranks(tmp_path):
