@@ -25,10 +25,11 @@ sim-tests: sim   ## all tests that run on it, also those that take minutes
 long:            ## all tests, also those that take minutes
 	$(PYTHON) -m pytest -m "long or not long"
 
-check:           ## lint, format, types, recipes
+check:           ## lint, format, types, shell scripts, recipes
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	shellcheck .ci/run tools/cluster/slurm.sbatch tools/cluster/ssh.sh
 	paddle-dp check configs/*.yaml
 
 format:          ## mend what can be mended without thinking

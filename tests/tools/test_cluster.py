@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -27,11 +26,8 @@ RECIPE = "tests/faults/faulty.yaml"
 @pytest.mark.processes
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_the_scripts_are_bash(script):
-    checks = [["bash", "-n", str(script)]]
-    checks += [["shellcheck", str(script)]] if shutil.which("shellcheck") else []
-    for check in checks:
-        done = subprocess.run(check, capture_output=True, text=True, timeout=20)
-        assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_slurm_asks_for_what_the_page_says():

@@ -21,11 +21,8 @@ for node in "${!hosts[@]}"; do
 done
 
 told=0
-stop() { # all nodes hear of it from the one that is told
-    told=1
-    ssh -o BatchMode=yes "${hosts[0]}" "kill -s TERM \$(cat $pidfile.0)"
-}
-trap stop INT TERM HUP USR1
+# All nodes hear of it from the one that is told.
+trap 'told=1; ssh -o BatchMode=yes "${hosts[0]}" "kill -s TERM \$(cat $pidfile.0)"' INT TERM HUP USR1
 
 status=0
 for session in "${sessions[@]}"; do
