@@ -18,7 +18,7 @@ def verify(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     rehearse: Annotated[
         bool,
-        typer.Option("--rehearse", help="Also an evaluation, a checkpoint, a second epoch and a resume."),
+        typer.Option("--rehearse", help="Also an evaluation, a checkpoint, two more epochs and a resume."),
     ] = False,
 ) -> None:
     """Run a recipe's first steps on 1 and on N processes, compare every gradient and update, and say where they differ.

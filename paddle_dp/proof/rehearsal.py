@@ -1,9 +1,9 @@
 """Rehearses the training itself, for what a comparison of the first steps cannot see.
 
-Two epochs of three global batches each, the last one short, with an evaluation after the first step and a checkpoint
-after the second; then a resume from it in a newly built model. One process trains without evaluation and checkpoint in
-between. So anything that an evaluation or a checkpoint changes, that a second epoch reads otherwise, that an evaluation
-counts wrongly, or that a checkpoint lacks, shows as a difference (proof.rehearsed).
+Three epochs of three global batches each, the last one short (the third epoch ends after two), with an evaluation after
+the first step and a checkpoint after the second; then a resume from it in a newly built model. One process trains
+without evaluation and checkpoint in between. So anything that an evaluation or a checkpoint changes, that a later epoch
+reads otherwise, that an evaluation counts wrongly, or that a checkpoint lacks, shows as a difference (proof.rehearsed).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from paddle_dp.checkpoint import save
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
 from paddle_dp.proof.followed import NAME, Followed, recorded
+from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.noise import nudge
 from paddle_dp.proof.record import Recorder
 from paddle_dp.proof.rehearsed import EVALUATED, SAVED, STEPS, TOLD
@@ -59,19 +60,22 @@ class Few:
 class Watch(Callback):
     """Records each step's loss, gradient norm and samples."""
 
-    def __init__(self, read: list[int], mesh: Mesh, whole: bool):
-        """`whole`: every rank reads whole global batches."""
-        self.read, self.mesh, self.whole = read, mesh, whole
+    weights = False  # where it read them, ranks would wait for each other's values after each step
+
+    def __init__(self, read: list[int], mesh: Mesh, whole: bool, seed: int):
+        """`whole`: every rank reads whole global batches. `seed`: which rank is late in a step is drawn from it."""
+        self.read, self.mesh, self.whole, self.seed = read, mesh, whole, seed
         self.rows: list[dict[str, Any]] = []
-        self._read: list[int] = []  # for the batch that is learned from
+        self._reads: list[list[int]] = []  # by step: this rank's samples
 
     def watch(self, learner: Learner, recorder: Recorder | None = None) -> None:
         """Takes the samples of each batch that the learner gets, which the `recorder` records."""
+        make_late(learner, self.seed)
         train_batch = learner.train_batch
 
         def watched(batch: Batch, *given: Any, **named: Any) -> Any:
             rows = batch.samples if self.whole else sum(part.rows for part in batch.micro_batches)
-            self._read = taken(self.read, rows)
+            self._reads.append(taken(self.read, rows))
             if recorder is not None:
                 recorder.watch(len(self.rows) + 1)
             return train_batch(batch, *given, **named)
@@ -83,9 +87,14 @@ class Watch(Callback):
 
     def step(self, moment: Moment) -> None:
         numbers = moment.numbers
-        read = sorted({n for some in self.mesh.gather(self._read) for n in some})
         told = {name: numbers[name] for name in TOLD if name in numbers}
-        self.rows.append({"step": moment.progress.step, "read": read, **told})
+        self.rows.append({"step": moment.progress.step, **told})
+
+    def gather_reads(self) -> None:
+        """Adds to each row the samples that all ranks read. Collective: not between two steps, where it would hide that
+        a rank does not wait for another."""
+        for row, *reads in zip(self.rows, *self.mesh.gather(self._reads), strict=True):
+            row["read"] = sorted({n for of_rank in reads for n in of_rank})
 
 
 def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
@@ -194,7 +203,8 @@ class Rehearsal:
         watches: list[Callback] = []
 
         def callbacks(run: Any) -> list[Callback]:
-            watches.append(Watch(read, run.mesh, loader.collate == "batch" and not scattered))
+            every = loader.collate == "batch" and not scattered
+            watches.append(Watch(read, run.mesh, every, self.setup.seed))
             return watches
 
         settings = replace(
@@ -207,6 +217,7 @@ class Rehearsal:
         return trainer, watch
 
     def _told(self, trainer: Trainer, watch: Watch) -> dict[str, Any]:
+        watch.gather_reads()
         held_out = trainer.evaluate() if trainer.run.test_loader is not None else None
         numbers = {} if held_out is None else {**held_out.numbers, "samples": held_out.samples}
         return {"rows": watch.rows, "evaluation": numbers}

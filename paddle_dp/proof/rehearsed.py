@@ -12,7 +12,7 @@ import numpy as np
 
 from paddle_dp.proof.compare import EPS, K
 
-EVALUATED, SAVED, STEPS = 1, 2, 5  # after which step
+EVALUATED, SAVED, STEPS = 1, 2, 8  # after which step
 EPOCH = 3  # global batches
 TOLD = {  # numbers of a step, as sentences call them
     "lr": "learning rate", "loss_scale": "loss scale", "loss": "loss", "gradient_norm": "gradient norm",

@@ -29,7 +29,7 @@ def verify(
 ) -> int:
     """Compares the recipe's first steps on one process and on `ranks`; prints; returns the exit status.
 
-    With `rehearse`, the training itself as well: an evaluation, a checkpoint, a second epoch, a resume.
+    With `rehearse`, the training itself as well: an evaluation, a checkpoint, two more epochs, a resume.
 
     0: the same. 1: different. 3: nothing was learned, so nothing is proven, or the numbers are finite up to some step
     only. 4: one side failed in float64, and the other did not. Where ranks round their gradients (reduce_dtype), each

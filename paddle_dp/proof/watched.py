@@ -16,6 +16,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.memory import MemoryMeter
 from paddle_dp.proof import noise
+from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.outputs import Outputs
 from paddle_dp.proof.record import Put, Recorder
 from paddle_dp.proof.replay import give
@@ -115,6 +116,8 @@ class Watched:
         noisy = side.given.noise
         self.order_of = noisy.order if noisy is not None else None
         self.learner = side.learner()
+        if not wide:
+            make_late(self.learner, side.assembly.setup.seed)
         self._metrics: dict[str, float] = {}  # of the update that is being done
         self.learner._metrics = self._keeping(self.learner._metrics)  # type: ignore[method-assign]
         self.every = wide or self.learner.rounds_to is not None or side.given.follows is not None
@@ -130,15 +133,15 @@ class Watched:
         memory_meter = MemoryMeter(self.learner) if side.options.get("measure_memory") and not wide else None
         if noisy is None:
             self.recorder.initial()
-        for step, batch in enumerate(() if wide else itertools.islice(side.batches(wide), PROBES), start=1):
-            if step > 1:  # the first batch is that of the first step
-                with self.recorder.probing(step):
-                    self.learner.train_batch(self._in_order(batch))
+        if not wide:
+            self._probe()
         side.chosen.read.clear()
+        self._reads: list[list[int]] = []  # by step: the samples that this rank read
         for step, batch in enumerate(side.batches(wide), start=1):
             self._learn(step, batch)
             if step == steps:
                 break
+        self._gather_reads()
         if wide:
             self.seen.amiss = self.recorder.final(len(self.seen.rows))
         else:
@@ -150,6 +153,12 @@ class Watched:
         if memory_meter is not None:
             side.told["held"] = self.mesh.gather(memory_meter.read())
         self.seen.differences = self.learner.differences()
+
+    def _probe(self) -> None:
+        """Records the gradients of further batches with the initial weights; the first batch is that of step 1."""
+        for step, batch in itertools.islice(enumerate(self.side.batches(False), start=1), 1, PROBES):
+            with self.recorder.probing(step):
+                self.learner.train_batch(self._in_order(batch))
 
     def _put_numbers(self, put: Put) -> None:
         """Losses and gradient norms."""
@@ -192,13 +201,19 @@ class Watched:
         self.seen.places[step] = [place for start, stop in cuts for place in range(start, stop)]
         if self.hooks is not None:
             self._take_outputs(step, self.hooks.taken(rows, counted), _back(counted, self.order_of))
-        shares = self.mesh.gather([self.mesh.dp_rank, self.mesh.is_loss_rank, read])
+        self._reads.append(read)
         self.seen.rows.append({
             "loss": self._metrics["loss"], "gradient_norm": self._metrics["gradient_norm"],
             "samples": batch.samples, "empty": self.learner.empty,
-            "shares": [len(numbers) for _, speaks, numbers in shares if speaks],
-            "read": [[dp_rank, numbers] for dp_rank, _, numbers in shares],
         })  # fmt: skip
+
+    def _gather_reads(self) -> None:
+        """Adds to each step's row the samples that the ranks read. Collective: only after the last step, for ranks that
+        met between two steps would hide that a step begins before the update of another rank."""
+        ranks = self.mesh.gather([self.mesh.dp_rank, self.mesh.is_loss_rank, self._reads])
+        for step, row in enumerate(self.seen.rows):
+            row["shares"] = [len(reads[step]) for _, speaks, reads in ranks if speaks]
+            row["read"] = [[dp_rank, reads[step]] for dp_rank, _, reads in ranks]
 
     def _in_order(self, batch: Batch) -> Batch:
         return batch if self.order_of is None else noise.permute(batch, self.order_of)

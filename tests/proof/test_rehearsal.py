@@ -5,12 +5,13 @@ import json
 
 import pytest
 
-from paddle_dp.proof.rehearsed import Rehearsals, sentence
+from paddle_dp.proof.rehearsed import STEPS, Rehearsals, sentence
 
 
 def side(**changes):
     rows = [
-        {"step": n, "read": [n, n + 1], "lr": 0.1, "loss": 2.0 / n, "gradient_norm": 1.0} for n in range(1, 6)
+        {"step": n, "read": [n, n + 1], "lr": 0.1, "loss": 2.0 / n, "gradient_norm": 1.0}
+        for n in range(1, STEPS + 1)
     ]
     return {"rows": rows, "evaluation": {"loss": 1.0, "samples": 7}, **changes}
 
@@ -53,9 +54,9 @@ def spoil(many, what):
     [
         ("samples", "samples", 4, "in epoch 2"),
         ("loss", "loss", 2, "the first after the evaluation"),
-        ("evaluation", "evaluation", 5, "samples 7 on one process, 8 on 2 ranks"),
+        ("evaluation", "evaluation", STEPS, "samples 7 on one process, 8 on 2 ranks"),
         ("resume", "resume", 3, "another learning rate"),
-        ("bits", "resume", 5, "other bits in 'optimizer/a/moment1' and 1 more"),
+        ("bits", "resume", STEPS, "other bits in 'optimizer/a/moment1' and 1 more"),
     ],
 )
 def test_each_difference_is_found_and_said(what, kind, step, words):

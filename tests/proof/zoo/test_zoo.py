@@ -6,9 +6,9 @@ from tests.proof.zoo.case import Fault, Honest
 from tests.proof.zoo.cases import CASES, LIGHT
 from tests.proof.zoo.marking import Mark, examine
 
-SAMPLE = (  # two of a guard at most, all on two ranks: one job beside that of one process
+SAMPLE = (  # three of a guard at most, all on two ranks: one job beside that of one process
     "mean of means", "classes twice", "ranks train alone", "unused on one rank", "evaluation: padded",
-    "resume: first batch", "load: first slice",
+    "resume: first batch", "load: first slice", "loan before the update", "loan before the update, rehearsed",
     "perceptron", "convnet", "gpt, tensor 2", "rehearsal, sharding 2",
 )  # fmt: skip
 
@@ -21,7 +21,15 @@ def wrong(marks: list[Mark]) -> list[str]:
 def test_a_sample_is_caught_and_passed(tmp_path):
     marks = examine(SAMPLE, tmp_path)
     assert not wrong(marks)
-    assert {mark.guard for mark in marks} == {"verify", "weights", "gradients", "evaluation", "resume", None}
+    assert {mark.guard for mark in marks} == {
+        "verify",
+        "weights",
+        "gradients",
+        "evaluation",
+        "rehearsal",
+        "resume",
+        None,
+    }
 
 
 def test_there_are_as_many_cases_as_the_page_says():

@@ -76,6 +76,18 @@ def stale_loan() -> AbstractContextManager[None]:
     return replaced("paddle_dp.parallel.sharding.stage3:Stage3._fill", make)
 
 
+def loan_before_the_update() -> AbstractContextManager[None]:
+    """ZeRO-3: an owner never says that it has begun a pass, and no question for its parameters waits for that."""
+
+    def make(begin: Callable[..., Any]) -> Callable[..., Any]:
+        def begun(self: Any) -> None:
+            self._begun = True
+
+        return begun
+
+    return replaced("paddle_dp.parallel.sharding.pull:Pull._begin", make)
+
+
 def norm_of_the_own_part() -> AbstractContextManager[None]:
     """Each owner clips by the norm of its own gradients."""
 
@@ -151,6 +163,22 @@ FAULTS = (
         source="TTrace, stale parameters",
         setting=strategy("gpt", sharding=2, sharding_stage=3),
         patch=stale_loan,
+    ),
+    Fault(
+        name="loan before the update",
+        says="With sharded parameters an owner lends them before it has updated them.",
+        source="our own, found by mutation",
+        setting=strategy("gpt", sharding=2, sharding_stage=3),
+        patch=loan_before_the_update,
+    ),
+    Fault(
+        name="loan before the update, rehearsed",
+        says="The same in the training itself.",
+        source="our own, found by mutation",
+        setting=strategy("gpt", sharding=2, sharding_stage=3),
+        patch=loan_before_the_update,
+        guard="rehearsal",
+        exam="rehearsal",
     ),
     Fault(
         name="owner's norm",
