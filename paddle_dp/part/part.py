@@ -74,9 +74,25 @@ class Part:
             self.config.refuse(recipe, ranks, device)
 
     def build(self, *given: Any, **named: Any) -> Any:
-        """The object itself. Raises RecipeError if a model's annotation does not fit it."""
+        """The object itself. Raises RecipeError if a model's annotation does not fit it.
+
+        A model may give its parameters fixed names (`ParamAttr(name=…)`), which Paddle takes once in a process: each
+        build may take them again. Generated names go on, so that no two parameters of an optimizer share one.
+        """
+        if self.shelf == "models":
+            _free_fixed_names()
         made = self.config.build(*given, **named)
         return made if self.annotation is None else annotate(made, self.annotation)
+
+
+def _free_fixed_names() -> None:
+    """Lets Paddle forget which fixed names of parameters were used in this process."""
+    if "paddle" not in sys.modules:
+        return  # a model without Paddle, of a test
+    from paddle.utils import unique_name
+
+    generator, _ = unique_name.switch()
+    unique_name.switch(generator)
 
 
 def read_part(

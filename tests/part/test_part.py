@@ -85,6 +85,16 @@ def test_a_part_of_a_shelf() -> None:
     assert part.config.learning_rate == 3e-4 and part.settings["use"] == "cosine"
 
 
+def test_a_model_with_fixed_names_is_built_again_and_generated_names_go_on() -> None:
+    """An optimizer's states go by name: only what fixes a name may repeat it, and only in another model."""
+    part = read_part("models", {"use": "tests.part.fixed_names.FixedNames"})
+    names = [[parameter.name for parameter in part.build().parameters()] for _ in range(2)]
+    assert names[0][0] == names[1][0] == "fixed_weights"
+    assert not set(names[0][1:]) & set(names[1][1:])
+    with pytest.raises(ValueError, match="been used"):
+        read_part("models", {"use": "tests.part.fixed_names.FixedNames", "twice": True}).build()
+
+
 def test_an_unknown_part_is_told_with_the_near_miss_and_the_shelf() -> None:
     said = refusal({"use": "cosin", "learning_rate": 1.0}, "schedules")
     assert said.startswith(
