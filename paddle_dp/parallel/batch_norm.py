@@ -44,7 +44,8 @@ class _Normalize(PyLayer):
         of_ranks = paddle.stack(layer.mesh.gather_tensor(paddle.concat([count, mean, deviation * present])))
         counts = of_ranks[:, :1]
         means, deviations = paddle.split(of_ranks[:, 1:], 2, axis=1)
-        total = counts.sum().clip(min=1.0)
+        samples = counts.sum()
+        total = samples.clip(min=1.0)
         ctx.layer, ctx.present = layer, present
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias)]
         # With one value per channel in the whole batch, Paddle's kernel returns x. The device is read only where this
@@ -54,7 +55,7 @@ class _Normalize(PyLayer):
             return x.clone()
         mean = (counts * means).sum(0) / total
         variance = (deviations.sum(0) + (counts * (means - mean).square()).sum(0)) / total
-        layer.keep(mean, variance)
+        layer.keep(mean, variance, samples)
         ctx.total = total
         ctx.save_for_backward(wide, mean, variance, weight)
         return layer.affine(wide, mean, variance, weight, bias).astype(x.dtype)
@@ -129,10 +130,11 @@ class SyncBatchNorm(nn.Layer):
         )
 
     @paddle.no_grad()
-    def keep(self, mean: paddle.Tensor, variance: paddle.Tensor) -> None:
-        """Updates the running statistics with a batch's."""
+    def keep(self, mean: paddle.Tensor, variance: paddle.Tensor, samples: paddle.Tensor) -> None:
+        """Updates the running statistics with those of a batch, unless all ranks have dummies: 0 `samples`."""
         for running, now in ((self._mean, mean), (self._variance, variance)):
-            running.set_value(self.momentum * running + (1 - self.momentum) * now)
+            updated = self.momentum * running + (1 - self.momentum) * now
+            running.set_value(paddle.where(samples > 0, updated, running))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         local = self._local[0]
