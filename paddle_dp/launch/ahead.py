@@ -74,6 +74,7 @@ class LauncherAhead:
             try:
                 with launcher.stdin as file:
                     file.write((json.dumps(line) + "\n").encode())
+                launcher.expected = plan.numbers
                 return launcher
             except BrokenPipeError:  # it has ended: the one that is started will say why
                 pass

@@ -157,15 +157,17 @@ def watched(
         process = None if prepared is None else prepared.begin(plan, given, attempt)
         if process is None and plan.servers:
             process = OwnRanks(plan, given, attempt)
-        process = process or Launcher(
-            command.words,
-            env=hidden.enter_context(for_launcher(given)),
-            stdin=DEVNULL,
-            stdout=log,
-            stderr=STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
-            preexec_fn=tied_to(os.getpid()),  # prctl and getppid only; a kill -9 of us must end it
-        )
+        if process is None:
+            process = Launcher(
+                command.words,
+                env=hidden.enter_context(for_launcher(given)),
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=STDOUT,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
+                preexec_fn=tied_to(os.getpid()),  # prctl and getppid only; a kill -9 of us must end it
+            )
+            process.expected = plan.numbers
         supervision = Supervision(plan, process, attempt, mark, outside, board)
         outcome = supervision.wait(logs.Follower(logs.worker_log(attempt, 0), command.screen))
     return outcome, supervision

@@ -131,6 +131,11 @@ class Plan:
     meeting: Meeting | None = None
 
     @property
+    def numbers(self) -> range:
+        """The ranks of this node."""
+        return range(self.node * self.ranks, (self.node + 1) * self.ranks)
+
+    @property
     def kind(self) -> str:
         """The kind of device that its ranks compute on."""
         return self.machine.kind if self.devices else "cpu"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -56,11 +56,22 @@ class Prepared(Protocol):
 
 
 class Launcher(Popen[bytes]):
-    """Paddle's launcher, whose children are the ranks."""
+    """Paddle's launcher, whose children are the ranks. `expected`: the ranks that it starts, in this order."""
+
+    expected: Sequence[int] = ()
 
     def ranks(self) -> Mapping[int, int]:
-        """The pid of each rank that has started and that the launcher has not waited for yet."""
-        return {int(word): pid for pid in self._children() if (word := variable(pid, "PADDLE_TRAINER_ID"))}
+        """The pid of each rank that has started and that the launcher has not waited for yet.
+
+        A rank is known by its environment, which a process that has ended has no more. If one has ended before it was
+        known, its number follows from the launcher's order, as soon as no other rank is missing.
+        """
+        children = self._children()
+        known = {pid: int(word) for pid in children if (word := variable(pid, "PADDLE_TRAINER_ID"))}
+        in_order = [pid for pid in children if pid in known or exit_of(pid)[0]]
+        if len(in_order) == len(self.expected):
+            return dict(zip(self.expected, in_order, strict=True))
+        return {rank: pid for pid, rank in known.items()}
 
     def left(self) -> list[int]:
         """The launcher and its descendants, as far as they live."""

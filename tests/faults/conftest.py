@@ -38,11 +38,16 @@ class Started:
     job: Job
 
     def rank_pids(self, ranks: int, timeout: float = 60) -> list[int]:
-        """The ranks' pids, once all of them are at work."""
+        """The ranks' pids, once all of them are, or were, at work."""
         end = time.monotonic() + timeout
         names = [self.pids / str(rank) for rank in range(ranks)]
-        while not all(name.exists() for name in names):
-            assert self.process.poll() is None, self.process.communicate()
+        while True:
+            ended = (
+                self.process.poll() is not None
+            )  # asked first: they may have been at work, and the job is over
+            if all(name.exists() for name in names):
+                break
+            assert not ended, self.process.communicate()
             assert time.monotonic() < end, "the ranks did not come"
             time.sleep(0.02)
         return [int(name.read_text()) for name in names]

@@ -6,15 +6,17 @@ import os
 import sys
 import time
 
+import psutil
 import pytest
 
 from paddle_dp.launch.watch import Launcher, Watch
 
 LAUNCHER = """
 import os, subprocess, sys, time
+subprocess.Popen(["sleep", "60"])  # a child that is no rank
 for rank, code in enumerate(sys.argv[1:]):
     subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PADDLE_TRAINER_ID": str(rank)})
-subprocess.Popen(["sleep", "60"])  # a child that is no rank
+subprocess.Popen(["sleep", "60"])
 time.sleep(60)
 """
 
@@ -23,10 +25,11 @@ time.sleep(60)
 def launch():
     started = []
 
-    def start(*codes: str) -> Watch:
+    def start(*codes: str) -> Launcher:
         env = {k: v for k, v in os.environ.items() if k != "PADDLE_TRAINER_ID"}
         started.append(Launcher([sys.executable, "-c", LAUNCHER, *codes], env=env, start_new_session=True))
-        return Watch(started[0].ranks)
+        started[-1].expected = range(len(codes))
+        return started[-1]
 
     yield start
     for process in started:
@@ -35,7 +38,7 @@ def launch():
 
 
 def look_until(watch: Watch, condition) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while not condition() and time.monotonic() < end:
         watch.look()
         time.sleep(0.01)
@@ -43,7 +46,8 @@ def look_until(watch: Watch, condition) -> None:
 
 
 def test_ranks_are_seen_to_come_and_go(launch):
-    watch = launch("import time; time.sleep(60)", "exit(3)", "import os; os.kill(os.getpid(), 9)")
+    codes = "import time; time.sleep(60)", "exit(3)", "import os; os.kill(os.getpid(), 9)"
+    watch = Watch(launch(*codes).ranks)
     look_until(watch, lambda: len(watch.departures) == 2)
     assert set(watch.pids) == {0, 1, 2}
     assert watch.living == [watch.pids[0]]
@@ -51,8 +55,22 @@ def test_ranks_are_seen_to_come_and_go(launch):
     assert not watch.all_well(3)
 
 
+@pytest.mark.parametrize("alive", [0, 1, 2, 3])
+def test_ranks_that_end_before_anybody_has_looked_are_seen(launch, alive):
+    codes = [f"exit({rank + 3})" for rank in range(3)]
+    codes[alive : alive + 1] = ["import time; time.sleep(60)"] if alive < 3 else []
+    launcher = launch(*codes)
+    watch, end = Watch(launcher.ranks), time.monotonic() + 30
+    children = psutil.Process(launcher.pid).children
+    while sum(child.status() == psutil.STATUS_ZOMBIE for child in children()) < 3 - (alive < 3):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    look_until(watch, lambda: len(watch.pids) == 3)
+    assert {d.rank: d.code for d in watch.failed} == {rank: rank + 3 for rank in range(3) if rank != alive}
+
+
 def test_all_is_well_when_all_have_ended_with_0(launch):
-    watch = launch("0", "0")
+    watch = Watch(launch("0", "0").ranks)
     look_until(watch, lambda: len(watch.departures) == 2)
     assert watch.all_well(2) and not watch.all_well(3)
     assert not watch.failed and not watch.living
@@ -68,7 +86,7 @@ def test_a_launcher_that_is_gone_has_no_ranks():
 
 def test_who_waits_for_the_next_look_is_woken_by_an_end(launch):
     """The launcher looks every two seconds: an end that is seen after that has no code any more."""
-    watch = launch("import time; time.sleep(60)", "import time; time.sleep(60)")
+    watch = Watch(launch("import time; time.sleep(60)", "import time; time.sleep(60)").ranks)
     look_until(watch, lambda: len(watch.pids) == 2)
     begun = time.monotonic()
     os.kill(watch.pids[1], 9)
