@@ -92,7 +92,7 @@ def worst(parts: Sequence[Part | None], kind: str) -> float | None:
 def words(layout: str) -> list[str]:
     """Overrides of the strategy: "tensor=2 pipeline=2"."""
     if layout == "data":
-        return ["strategy={use: data_parallel, sync_batch_norm: true}"]
+        return ["strategy={use: data_parallel}"]
     return ["strategy={use: hybrid, data: auto}", *(f"strategy.{word}" for word in layout.split())]
 
 

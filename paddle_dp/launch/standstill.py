@@ -61,7 +61,19 @@ class Standstill:
         if all_wait and len(behind) == len(self.beats):
             said.append("each waits for another rank, and none of this node is late")
         seconds = f"{self.seconds:.0f} s (allowed are {self.limit:.0f} s: {self.setting})"
-        return f"no rank has made progress for {seconds}: {'; '.join(said)}."
+        return f"no rank has made progress for {seconds}: {'; '.join(said)}.{self._skipped(bool(all_wait))}"
+
+    def _skipped(self, all_wait: bool) -> str:
+        """A sentence for ranks that wait for one another in different phases of one step, some of them in forward."""
+        phases = {(beat.step, beat.phase) for beat in self.beats.values() if beat is not None}
+        if not all_wait or len({step for step, _ in phases}) != 1 or "forward" not in {p for _, p in phases}:
+            return ""
+        if len(phases) == 1:
+            return ""
+        return (
+            " Did some ranks skip a layer that exchanges in forward, as experts or layers left out at random do? "
+            "BatchNorm over all ranks does, unless strategy.sync_batch_norm=false (docs/same.md)."
+        )
 
     def _said(self, rank: int) -> str:
         beat, since = self.beats[rank], f"for {self.since[rank]:.0f} s"

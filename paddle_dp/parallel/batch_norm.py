@@ -15,6 +15,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.base.dygraph_utils import _append_activation_in_dygraph
 
+from paddle_dp.errors import UsageError
 from paddle_dp.parallel.data_group import Among
 
 # paddle.nn.BatchNorm, which the densenets of paddle.vision use, has no base class in common with the others.
@@ -41,11 +42,13 @@ class _Normalize(PyLayer):
         mean = layer.over_samples(wide) * (weight.size / x.size)
         centred = layer.affine(wide, mean, paddle.full_like(mean, 1 - layer.epsilon))
         deviation = layer.over_samples(centred.square())
-        of_ranks = paddle.stack(layer.mesh.gather_tensor(paddle.concat([count, mean, deviation * present])))
+        index = paddle.full([1], layer.index, wide.dtype)
+        mine = paddle.concat([count, index, mean, deviation * present])
+        of_ranks = paddle.stack(layer.mesh.gather_tensor(mine))
         counts = of_ranks[:, :1]
-        means, deviations = paddle.split(of_ranks[:, 1:], 2, axis=1)
+        means, deviations = paddle.split(of_ranks[:, 2:], 2, axis=1)
         samples = counts.sum()
-        total = samples.clip(min=1.0)
+        total = layer.of_this_layer(samples.clip(min=1.0), of_ranks[:, 1])
         ctx.layer, ctx.present = layer, present
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias)]
         # With one value per channel in the whole batch, Paddle's kernel returns x. The device is read only where this
@@ -89,12 +92,12 @@ class SyncBatchNorm(nn.Layer):
     """Takes a finished BatchNorm's parameters and buffers, and normalizes over all ranks' samples.
 
     In evaluation it is the local layer. `present` is set to False while this rank computes on a dummy sample, which
-    must not count.
+    must not count. `index` tells the model's BatchNorms apart, for ranks that do not run the same one.
     """
 
-    def __init__(self, local: nn.Layer, mesh: Among):
+    def __init__(self, local: nn.Layer, mesh: Among, index: int = 0):
         super().__init__()
-        self.mesh, self.present = mesh, True
+        self.mesh, self.index, self.present = mesh, index, True
         # As Paddle's kernel takes them: 1e-5 in float32 is 2.5e-13 less, and 0.9 is 2.4e-8 less.
         self.epsilon, self.momentum = (float(np.float32(x)) for x in (local._epsilon, local._momentum))
         layout = local._data_layout if isinstance(local, nn.BatchNorm) else local._data_format
@@ -108,6 +111,22 @@ class SyncBatchNorm(nn.Layer):
         """Once its parameters were replaced by others: the local layer, too, computes with these."""
         for name, parameter in self.named_parameters(include_sublayers=False):
             setattr(self._local[0], name, parameter)
+
+    def of_this_layer(self, total: paddle.Tensor, indices: paddle.Tensor) -> paddle.Tensor:
+        """The `total`, where the statistics of all ranks are this layer's. Ranks that take different ways through the
+        model would mix those of different layers: an error on CPUs; elsewhere the host does not wait for the device to
+        know, and the total is NaN, which ends the training."""
+        differ = (indices != self.index).any()
+        if not total.place.is_cpu_place():
+            return paddle.where(differ, paddle.full_like(total, float("nan")), total)
+        if differ.item():
+            raise UsageError(
+                "BatchNorm over all ranks: ranks are in different BatchNorm layers at the same time, so the model's "
+                "forward runs other layers on one rank than on another (experts, layers left out at random). Let each "
+                "rank run all BatchNorms, or set strategy.sync_batch_norm=false, which is not one process's training "
+                "(docs/same.md)."
+            )
+        return total
 
     def over_samples(self, x: paddle.Tensor) -> paddle.Tensor:
         """The sum of each channel, [channels]; x is contiguous, so this is faster than a sum over several axes."""
@@ -182,12 +201,14 @@ def synchronize(model: nn.Layer, mesh: Among) -> nn.Layer:
     """
     if _is_plain(model):
         return SyncBatchNorm(model, mesh)
+    index = 0
     for parent in model.sublayers(include_self=True):
         if isinstance(parent, SyncBatchNorm):
             continue
         for name, child in list(parent.named_children()):
             if _is_plain(child):
-                parent.add_sublayer(name, SyncBatchNorm(child, mesh))
+                parent.add_sublayer(name, SyncBatchNorm(child, mesh, index))
+                index += 1
     return model
 
 

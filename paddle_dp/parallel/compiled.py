@@ -16,6 +16,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.errors import UsageError, gist
+from paddle_dp.parallel.batch_norm import SyncBatchNorm, local_norms
 from paddle_dp.parallel.lora import adapted_layers
 from paddle_dp.parallel.trial import buffers_before, random_state, trial
 from paddle_dp.structure import call
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
 
 
+_SYNCHRONIZED = "BatchNorm over all ranks exchanges within the forward: set strategy.sync_batch_norm=false"
 _HOOKED = "an adapter adds to its layers by hooks, which a program leaves out: leave out the adapter"
 
 
-def check_compiles(recipe: Recipe, layout: Layout) -> None:
-    """Raises UsageError for a recipe with `train.compile` in a layout that takes place inside the forward."""
+def check_compiles(recipe: Recipe, layout: Layout, model: nn.Layer | None = None) -> None:
+    """Raises UsageError for a recipe with `train.compile` in a layout that takes place inside the forward. Without the
+    `model`, BatchNorms are looked for when it is compiled."""
     if not recipe.train.compile:
         return
     cut = [axis for axis, degree in layout.degrees.as_dict().items() if degree > 1 and axis != "data"]
@@ -47,15 +50,17 @@ def check_compiles(recipe: Recipe, layout: Layout) -> None:
         _refuse(_HOOKED)
     if layout.recompute != Recompute():
         _refuse("a program decides itself what it keeps for backward: set strategy.recompute=none")
-    if sync:
-        _refuse("BatchNorm over all ranks exchanges within the forward: set strategy.sync_batch_norm=false")
+    if sync and model is not None and local_norms(model):
+        _refuse(_SYNCHRONIZED)
 
 
 def _refuse(why: str) -> NoReturn:
     raise UsageError(f"train.compile: {why}, or train.compile=false.")
 
 
-def compiled(model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool = False) -> None:
+def compiled(
+    model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool = False, ranks: int = 1
+) -> None:
     """Makes the model's forward a program, in place, and traces it with `samples`, a batch of inputs, if there are any.
 
     Raises UsageError where it cannot be traced, where the program does not do what the layers do, and where its low
@@ -65,6 +70,8 @@ def compiled(model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool 
         _refuse("on CPUs low precision is emulated by hooks on layers: set train.precision=float32")
     if any(adapted_layers(model)):
         _refuse(_HOOKED)
+    if ranks > 1 and any(isinstance(layer, SyncBatchNorm) for layer in model.sublayers(include_self=True)):
+        _refuse(_SYNCHRONIZED)
     model.forward = Program(model.forward)
     if samples is None:
         return

@@ -39,8 +39,8 @@ def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> Non
             "dataset.reading=scatter: rank 0 would read for all, and is a server, which reads nothing: set "
             "dataset.reading=each."
         )
-    check_compiles(recipe, layout)
     model = built_without_memory(recipe.build_model)
+    check_compiles(recipe, layout, model)
     if model is None:
         return
     check_dense(model)

@@ -145,7 +145,7 @@ def prepare(task: Task, mesh: Mesh) -> Prepared:
         use_own_decays(optimizer)
     model, optimizer = mixed.place(model, optimizer)
     if task.compile:
-        compiled(model, task.samples, emulated=mixed.low and mesh.device == "cpu")
+        compiled(model, task.samples, mixed.low and mesh.device == "cpu", mesh.ranks)
     return Prepared(task=task, mesh=mesh, model=model, optimizer=optimizer, schedule=schedule, mixed=mixed)
 
 

@@ -64,7 +64,7 @@ class StrategyConfig:
         return 0
 
     @property
-    def sync_batch_norm(self) -> bool:
+    def sync_batch_norm(self) -> bool | None:
         """Whether the ranks' BatchNorms exchange within the forward."""
         return False
 

@@ -30,8 +30,8 @@ class Config(StrategyConfig):
     data: Positive | Literal["auto"] = "auto"
     """Data-parallel ranks; `auto`: as many as `over` leaves."""
 
-    sync_batch_norm: bool = False
-    """BatchNorm over the samples of all data ranks, as on one process."""
+    sync_batch_norm: bool = True
+    """BatchNorm over the samples of all data ranks, as on one process. `false`: over each rank's own."""
 
     def layout(self, ranks: int) -> Layout:
         data = max(ranks // self.over, 1) if self.data == "auto" else self.data

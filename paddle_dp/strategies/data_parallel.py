@@ -42,8 +42,8 @@ class Config(StrategyConfig):
     """A parameter may be without a gradient on some ranks, or in some steps, as experts are that a gate chooses: what
     a rank lacks counts as zeros."""
 
-    sync_batch_norm: bool = False
-    """BatchNorm over the samples of all ranks, as on one process."""
+    sync_batch_norm: bool = True
+    """BatchNorm over the samples of all ranks, as on one process. `false`: over each rank's own."""
 
     init: Literal["broadcast", "seed"] = "broadcast"
     """How initial weights are made equal: `broadcast` rank 0's, or draw them from one `seed` on each rank."""

@@ -69,8 +69,8 @@ class Config(StrategyConfig):
     """Blocks of each stage: equal in number (`uniform`), as equal in parameters as possible (`parameters`), or a list
     of numbers."""
 
-    sync_batch_norm: bool = False
-    """BatchNorm over the samples of all data and sharding ranks, as on one process."""
+    sync_batch_norm: bool = True
+    """BatchNorm over the samples of all data and sharding ranks, as on one process. `false`: over each rank's own."""
 
     _placed: ClassVar[Degrees | None] = None  # the layout for which this process's fleet groups were made
 

@@ -32,8 +32,8 @@ class Config(StrategyConfig):
     staleness: Positive = 4
     """How many global batches a worker may be ahead of the slowest one that lives, under `mode: async`."""
 
-    sync_batch_norm: bool = False
-    """BatchNorm over the samples of all workers, as on one process; through server 0."""
+    sync_batch_norm: bool | None = None
+    """BatchNorm over the samples of all workers, as on one process; through server 0. null: under `mode: sync`."""
 
     def layout(self, ranks: int) -> Layout:
         degrees = Degrees(data=max(ranks - self.servers, 1), servers=self.servers)
@@ -44,7 +44,7 @@ class Config(StrategyConfig):
         if self.mode == "async" and self.sync_batch_norm:
             raise ValueError(
                 "sync_batch_norm: true lets workers wait for one another in every BatchNorm, and mode: async does not: "
-                "set it to false, or mode to sync"
+                "leave it out, or set mode to sync"
             )
 
     @property
@@ -186,7 +186,8 @@ class ParameterServer:
         if self.config.recompute.blocks:
             with lent(task.model):
                 check_table(task.model, task.samples, "strategy.recompute")
-        if self.config.sync_batch_norm or needs_ours(task.model):
+        synchronized = self.config.sync_batch_norm
+        if (self.config.mode == "sync" if synchronized is None else synchronized) or needs_ours(task.model):
             synchronize(task.model, AmongWorkers(self.mesh))
         if self.mesh.dp_size == 1:
             return []

@@ -187,3 +187,16 @@ def test_a_rank_that_stands_by_itself_is_found_as_soon_on_two_nodes():
     start = work(standing)
     found, seconds = look_for(standing, {0: beat(99), 1: beat(99, waits=True)}, start, 2000)
     assert found and found.behind == [0] and 60 <= seconds <= 62
+
+
+def test_ranks_that_wait_in_forward_and_behind_it_may_have_skipped_a_layer() -> None:
+    """As a BatchNorm over all ranks in an expert that one rank does not use."""
+    standing = Standing(limits())
+    start = work(standing)
+    everywhere = "an exchange between all ranks"
+    beats = {0: beat(7, "exchange", waits=True), 1: beat(7, "forward", waits=True, what=everywhere)}
+    found, _ = look_for(standing, beats, start, 100)
+    assert str(found).endswith("unless strategy.sync_batch_norm=false (docs/same.md).")
+    alike = {0: beat(8, "forward", waits=True), 1: beat(8, "forward", waits=True)}
+    found, _ = look_for(standing, alike, start + 200, 100)
+    assert found and "sync_batch_norm" not in str(found)

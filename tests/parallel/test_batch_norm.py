@@ -5,8 +5,10 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.mesh import Mesh
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, local_norms, statistics, synchronize
+from tests.ranks import run_ranks
 
 CASES = [
     (nn.BatchNorm1D, {}, [6, 3]),
@@ -127,3 +129,24 @@ def test_a_micro_batch_with_one_value_per_channel_adds_nothing_to_the_gradients(
         gradients.append([p.grad.numpy() for p in model.parameters() if not p.stop_gradient])
     for ours, paddles in zip(*gradients, strict=True):
         np.testing.assert_allclose(ours, paddles, rtol=1e-4, atol=1e-5)
+
+
+def norm_of_its_own():
+    """Each rank runs another BatchNorm than the other; the error that says so."""
+    mesh = join()
+    model = synchronize(nn.Sequential(nn.BatchNorm1D(3), nn.BatchNorm1D(3)), mesh)
+    together = [layer(paddle.randn([4, 3])) for layer in model]
+    try:
+        model[mesh.rank](paddle.randn([4, 3]))
+    except UsageError as error:
+        return [len(together), str(error)]
+    return [len(together), ""]
+
+
+@pytest.mark.processes
+def test_statistics_of_different_layers_are_not_mixed():
+    """Experts that a gate leaves out on one rank: the ranks' statistics met all the same, and were added up."""
+    for count, said in run_ranks(norm_of_its_own, 2):
+        assert count == 2
+        assert "ranks are in different BatchNorm layers" in said
+        assert "strategy.sync_batch_norm=false" in said

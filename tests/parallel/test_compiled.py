@@ -14,9 +14,12 @@ from paddle import nn
 
 from models import gpt, mlp
 from paddle_dp.errors import UsageError
+from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.parallel.batch_norm import synchronize
 from paddle_dp.parallel.compiled import check_compiles, compiled, is_compiled, layer_by_layer
 from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.strategies.data_parallel import Config as DataParallel
 from paddle_dp.units import Recompute
 from tests.parity import assert_same, train, truth
 from tests.ranks import run_ranks
@@ -173,13 +176,29 @@ def test_a_layout_within_the_forward_is_refused(
         model_fields_set=set(),
     )
     layout = Layout(degrees=Degrees(**degrees), recompute=Recompute.parse(recompute))
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1D(2))
     if not said:
-        check_compiles(recipe, layout)
+        check_compiles(recipe, layout, model)
         return
     with pytest.raises(UsageError, match=said):
-        check_compiles(recipe, layout)
+        check_compiles(recipe, layout, model)
     recipe.train.compile = False
-    check_compiles(recipe, layout)
+    check_compiles(recipe, layout, model)
+
+
+def test_batch_norm_over_all_ranks_is_no_matter_where_the_model_has_none() -> None:
+    """sync_batch_norm is the default: what has no BatchNorm must compile with it, and what has is refused when the
+    model could not be built ahead."""
+    recipe = SimpleNamespace(
+        train=SimpleNamespace(compile=True),
+        strategy=SimpleNamespace(config=DataParallel()),
+        adapter=None,
+        model_fields_set=set(),
+    )
+    check_compiles(recipe, Layout(degrees=Degrees(data=2)), nn.Linear(2, 2))
+    model = synchronize(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1D(2)), Mesh())
+    with pytest.raises(UsageError, match=r"strategy\.sync_batch_norm=false"):
+        compiled(model, None, ranks=2)
 
 
 @pytest.mark.long

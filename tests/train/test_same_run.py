@@ -118,8 +118,8 @@ def copy_of(run: Path, folder: Path, change: dict[str, Any]) -> Path:
     [
         ("train.micro_batches=1", ["train.micro_batches was 2 and is 1"]),
         (
-            "strategy.sync_batch_norm=true",
-            ["strategy.sync_batch_norm was false and is true"],
+            "strategy.sync_batch_norm=false",
+            ["strategy.sync_batch_norm was true and is false"],
         ),  # there is none
         ("train.drop_last=true train.batch=50 dataset.held_out=0.2", None),
         ("name=other loader.num_workers=1 callbacks.checkpoint.keep=1 train.patience=9s", []),
@@ -437,8 +437,8 @@ def test_batch_norm_makes_its_synchronisation_matter(tmp_path: Path) -> None:
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1D(8), nn.Linear(8, 4))
 
     script(tmp_path, model=model()).fit("2 steps")
-    strategy = {"use": "data_parallel", "sync_batch_norm": True}
-    with pytest.raises(UsageError, match=r"strategy\.sync_batch_norm was false and is true"):
+    strategy = {"use": "data_parallel", "sync_batch_norm": False}
+    with pytest.raises(UsageError, match=r"strategy\.sync_batch_norm was true and is false"):
         script(tmp_path, model=model(), resume=True, strategy=strategy)
 
 
