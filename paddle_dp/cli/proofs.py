@@ -8,6 +8,10 @@ from typing import Annotated
 import typer
 
 from paddle_dp.cli.options import Overrides, RecipeFile, RunFolder
+from paddle_dp.errors import PaddleDPError
+
+NOT_RUN = 4  # as proof.sides
+UNEXPECTED = 70  # as EX_SOFTWARE of sysexits.h: an error of the program, which is no verdict
 
 
 def verify(
@@ -20,6 +24,13 @@ def verify(
         bool,
         typer.Option("--rehearse", help="Also an evaluation, a checkpoint, two more epochs and a resume."),
     ] = False,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEP|CHECKPOINT",
+            help="Compare the steps after a checkpoint: a path, or the newest of the recipe's run up to STEP.",
+        ),
+    ] = None,
 ) -> None:
     """Run a recipe's first steps on 1 and on N processes, compare every gradient and update, and say where they differ.
 
@@ -27,14 +38,24 @@ def verify(
     on one process, not chosen (docs/proof.md).
 
     Exit status: 0 the same; 1 different; 2 something to type differently, such as a layout that does not fit; 3 nothing
-    was learned, so nothing is proven; 4 a side could not be run; 128 + n ended by signal n.
+    was learned, so nothing is proven; 4 a side could not be run; 70 verify itself failed; 128 + n ended by signal n.
     """
+    import traceback
+
     from paddle_dp.launch.silence import import_paddle
 
     import_paddle()
     from paddle_dp import proof
 
-    status = proof.verify(recipe, tuple(overrides or ()), ranks, steps, as_text=not json, rehearse=rehearse)
+    try:
+        status = proof.verify(recipe, tuple(overrides or ()), ranks, steps, not json, rehearse, at)
+    except PaddleDPError as error:
+        if error.exit_status == 1:  # which is «different»
+            error.exit_status = NOT_RUN
+        raise
+    except Exception:  # noqa: BLE001 - whatever it is, it is no verdict
+        traceback.print_exc()
+        status = UNEXPECTED
     raise typer.Exit(status)
 
 

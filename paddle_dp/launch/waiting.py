@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE, Popen
 from types import TracebackType
@@ -117,7 +118,7 @@ class WaitingRanks:
 
 def launched(ranks: int, variables: Mapping[str, str], folder: Path) -> list[dict[str, str]]:
     """What Paddle's launcher gives each rank of one node on CPUs, beside `variables`; its logs are in `folder`."""
-    free = _free(variables.get("PORT_RANGE", "0:0"), ranks + 1)
+    free = _free(variables.get("PORT_RANGE", "0:0"), ranks + 1) or _free("0:0", ranks + 1)
     store, *endpoints = (f"127.0.0.1:{port}" for port in free)
     job = {
         "PADDLE_MASTER": store, "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints), "PADDLE_NNODES": "1",
@@ -132,20 +133,21 @@ def launched(ranks: int, variables: Mapping[str, str], folder: Path) -> list[dic
 
 
 def _free(port_range: str, count: int) -> list[int]:
-    """Ports of this range at which nobody listens; of any, where it is 0:0. Raises RuntimeError if there are fewer."""
+    """Ports of this range at which nobody listens, of any where it is 0:0; empty if there are fewer than `count`."""
     first, _, last = port_range.partition(":")
-    found: list[int] = []
-    for port in range(int(first), int(last) + 1) if int(first) else [0] * count:
-        with socket.socket() as probe:
+    free: list[int] = []
+    with ExitStack() as probes:  # open to the end, or the kernel might give a port twice
+        for port in range(int(first), int(last) + 1) if int(first) else [0] * count:
+            probe = probes.enter_context(socket.socket())
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            found.append(probe.getsockname()[1])
-        if len(found) == count:
-            return found
-    raise RuntimeError(f"fewer than {count} free ports in {port_range}")
+            free.append(probe.getsockname()[1])
+            if len(free) == count:
+                return free
+    return []
 
 
 def _answer(waiting: Popen[bytes]) -> int:

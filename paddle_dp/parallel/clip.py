@@ -46,6 +46,16 @@ def take_clips(optimizer: Any) -> list[Clip]:
     return clips
 
 
+def bound_of(learner: Any) -> float | None:
+    """The bound of a placed learner's clip by the norm of all gradients; None without one, or with one for each
+    parameter group."""
+    taken = [clip.bound for clip in getattr(learner, "clips", ())]
+    left = getattr(learner.optimizer, "_grad_clip", None)
+    if left is not None and type(left) is ClipGradByGlobalNorm:
+        taken.append(float(left.clip_norm))
+    return taken[0] if len(taken) == 1 else None
+
+
 def _kept(clip: Any) -> Any:
     """The clip that stays in the optimizer: one by value, which does not depend on other parameters; else None.
 

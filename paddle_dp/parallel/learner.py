@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +187,16 @@ class Learner(Passes):
 
     def _step(self) -> None:
         self.optimizer.step()
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Around the updates of a training: within it values may travel (`values_may_travel`)."""
+        self.values_may_travel = True
+        try:
+            yield
+        finally:
+            self.values_may_travel = False
+            self.settle()
 
     def settle(self) -> None:
         """Waits, on the device, until this rank has all values of the last update; `values_may_travel` tells who must

@@ -37,9 +37,12 @@ SLIGHT = 2.0**-40
 # The largest part of a parameter's gradient that switched ReLUs and max poolings may explain; measured: 0.07
 # (densenet121).
 TURNED = 0.2
-JUDGED = ("initial", "loss", "gradient norm", "gradient", "update", "frozen", "state", "statistic", "buffer")
+JUDGED = (
+    "initial", "loss", "gradient norm", "score", "gradient", "probe", "update", "frozen", "state", "statistic",
+    "buffer",
+)  # fmt: skip
 EXACT = ("initial", "frozen")  # equal bits, or different
-_NUMBERS = ("loss", "gradient norm")  # of every step; proof.steps judges those of the later ones
+_NUMBERS = ("loss", "gradient norm", "score")  # of every step; proof.steps judges those of the later ones
 _MASKED = ("gradient", "probe")
 
 
@@ -152,11 +155,16 @@ class Part:
             what = Key.read(number)
             if what.kind not in kinds or (what.kind in _NUMBERS and what.step not in watched):
                 continue
+            if what.kind in _NUMBERS and number not in self.many.keys:
+                continue  # ranks do not read every step
             if number not in self.one.keys or number not in self.many.keys:
                 side = "one" if number not in self.one.keys else "many"
                 yield Finding(key=what, r=float("inf"), missing=side)
             else:
-                yield self._finding(what, self.of_one(number), self.many.array(number))
+                found = self._finding(what, self.of_one(number), self.many.array(number))
+                if what.kind == "probe" and not found.same and found.r * found.unit <= TURNED:
+                    found = replace(found, r=min(self._probes(what.name)))
+                yield found
 
     def _cleared(self, findings: list[Finding]) -> list[Finding]:
         """The findings, with the smallest r of several batches for gradients at equal weights.
@@ -209,6 +217,8 @@ class Part:
             return Finding(key=what, r=ratio(_norm(apart), last_places))
         noise = self.one.noise(key(*what))
         most, floor = noise if noise is not None else (np.zeros(one.shape), 0.0)
+        if what.kind == "score":
+            floor = max(floor, least_of_a_score(self.dtype, self.one.facts["rows"][what.step - 1]["samples"]))
         mask, rounded = self._undetermined(what, one.shape), self.many.rounded(key(*what))
 
         def allowed(chosen: np.ndarray, at_least: float) -> float:
@@ -248,6 +258,12 @@ class Part:
             some = [n for n in self.one.keys if _alike(Key.read(n)) == alike]
             self._sizes[alike] = _norm(np.array([_norm(self.one.array(n)) for n in some]))
         return self._sizes[alike]
+
+
+def least_of_a_score(dtype: str, samples: int) -> float:
+    """What rounding may do to a score, beside one process's noise. Outside of float64 two classes that tie but for
+    rounding may change places; K times this is the part that two samples have in a score of many."""
+    return 0.0 if dtype == "float64" else 2.0 / (K * max(samples, 1))
 
 
 def _arithmetic(dtype: str) -> float:

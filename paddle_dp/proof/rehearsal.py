@@ -26,7 +26,7 @@ from paddle_dp.proof.noise import nudge
 from paddle_dp.proof.record import Recorder
 from paddle_dp.proof.rehearsed import EVALUATED, SAVED, STEPS, TOLD
 from paddle_dp.proof.shares import short
-from paddle_dp.proof.trace_files import Trace
+from paddle_dp.proof.trace_files import SCORE, Trace
 from paddle_dp.proof.watched import taken
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment
@@ -35,7 +35,7 @@ from paddle_dp.train.build import setup
 from paddle_dp.train.initial import load_whole
 from paddle_dp.train.setup import Setup, Split
 from paddle_dp.train.trainer import Trainer
-from paddle_dp.units import Length
+from paddle_dp.units import Every, Length
 
 HELD_OUT = 3  # times the ranks, and one more: no number of ranks shares them equally
 
@@ -58,37 +58,46 @@ class Few:
 
 
 class Watch(Callback):
-    """Records each step's loss, gradient norm and samples."""
+    """Records each step's samples, learning rate and loss scale, and loss, gradient norm and scores where they are
+    read: in every step of one process, in every second one of ranks, for most updates of a training are not read."""
 
     weights = False  # where it read them, ranks would wait for each other's values after each step
 
-    def __init__(self, read: list[int], mesh: Mesh, whole: bool, seed: int):
+    def __init__(self, read: list[int], mesh: Mesh, whole: bool, seed: int, alone: bool):
         """`whole`: every rank reads whole global batches. `seed`: which rank is late in a step is drawn from it."""
         self.read, self.mesh, self.whole, self.seed = read, mesh, whole, seed
+        self.every = None if alone else Every(2, "steps")
         self.rows: list[dict[str, Any]] = []
         self._reads: list[list[int]] = []  # by step: this rank's samples
+        self._step = 0
 
     def watch(self, learner: Learner, recorder: Recorder | None = None) -> None:
-        """Takes the samples of each batch that the learner gets, which the `recorder` records."""
+        """Records the batches that the learner gets, whose gradients the `recorder` records."""
         make_late(learner, self.seed)
         train_batch = learner.train_batch
 
         def watched(batch: Batch, *given: Any, **named: Any) -> Any:
             rows = batch.samples if self.whole else sum(part.rows for part in batch.micro_batches)
             self._reads.append(taken(self.read, rows))
+            self._step += 1
+            row = {"step": self._step, "samples": batch.samples, "lr": learner.optimizer.get_lr()}
             if recorder is not None:
                 recorder.watch(len(self.rows) + 1)
-            return train_batch(batch, *given, **named)
+            metrics = train_batch(batch, *given, **named)
+            if (scale := learner.mixed.scale) is not None:
+                row["loss_scale"] = scale.scale
+            names = {name: name if name in TOLD else SCORE + name for name in metrics or ()}
+            self.rows.append(row | {names[name]: value for name, value in (metrics or {}).items()})
+            return metrics
 
         learner.train_batch = watched  # type: ignore[method-assign]
 
     def start(self, moment: Moment) -> None:
+        self._step = moment.progress.step
         self.read.clear()  # some were read to compare the ranks' data sets
 
     def step(self, moment: Moment) -> None:
-        numbers = moment.numbers
-        told = {name: numbers[name] for name in TOLD if name in numbers}
-        self.rows.append({"step": moment.progress.step, **told})
+        """Reads, so that these updates have metrics."""
 
     def gather_reads(self) -> None:
         """Adds to each row the samples that all ranks read. Collective: not between two steps, where it would hide that
@@ -106,8 +115,9 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
     """
     joined = join(recipe.train.seed, recipe.train.device, servers=recipe.strategy.config.servers)
     folder = Path(options["trace"])
-    rehearsal = Rehearsal(replace(setup(recipe), folder=folder / "run"), joined, options["ranks"])
-    if not options.get("alone", joined.ranks == 1):
+    alone = options.get("alone", joined.ranks == 1)
+    rehearsal = Rehearsal(replace(setup(recipe), folder=folder / "run"), joined, options["ranks"], alone)
+    if not alone:
         results = rehearsal.interrupted()
         if joined.is_main:
             _write(folder, results)
@@ -129,8 +139,8 @@ def _write(folder: Path, results: dict[str, Any]) -> None:
 class Rehearsal:
     """The rehearsal of one side: its recipe, reduced to a few samples, on its ranks."""
 
-    def __init__(self, setup: Setup, mesh: Mesh, ranks: int):
-        self.setup, self.mesh = setup, mesh
+    def __init__(self, setup: Setup, mesh: Mesh, ranks: int, is_alone: bool):
+        self.setup, self.mesh, self.is_alone = setup, mesh, is_alone
         self.batch = setup.batch
         self.held_out = HELD_OUT * ranks + 1
         self.short = short(self.batch, ranks)
@@ -204,7 +214,7 @@ class Rehearsal:
 
         def callbacks(run: Any) -> list[Callback]:
             every = loader.collate == "batch" and not scattered
-            watches.append(Watch(read, run.mesh, every, self.setup.seed))
+            watches.append(Watch(read, run.mesh, every, self.setup.seed, self.is_alone))
             return watches
 
         settings = replace(

@@ -9,20 +9,25 @@ whatever the optimizer, its clip, groups, decay and schedule.
 
 from __future__ import annotations
 
+import math
+
 import paddle
 
 from paddle_dp.checkpoint import TensorShard
-from paddle_dp.parallel import Learner
+from paddle_dp.parallel import Learner, gradients
+from paddle_dp.parallel.clip import bound_of
 from paddle_dp.proof.record import Put, Recorder
 from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key
 
+NEAR = 2.0**-10  # relative: how near to the bound of a clip the norm of the gradients is brought
 
-def replay(learner: Learner, many: Trace, put: Put) -> None:
+
+def replay(learner: Learner, many: Trace, put: Put, wide: bool = False) -> None:
     """Passes to `put`, by key, what `learner`, on one process and in its initial state, computes from the gradients of
     the trace `many`: its updates, and the optimizer states after the last one.
 
-    There is no forward and no backward. A step whose update the ranks skipped or did not record only moves the
-    schedule.
+    `wide`: the trace is that of the steps in float64. There is no forward and no backward. A step whose update the
+    ranks skipped or did not record only moves the schedule.
     """
 
     def taken(number: str, shard: TensorShard) -> None:
@@ -36,11 +41,25 @@ def replay(learner: Learner, many: Trace, put: Put) -> None:
         if step in updates:
             recorder.watch(step)
             give(learner, step, many)
+            if wide:
+                meet_bound(learner, step)
             learner._step()
             learner.optimizer.clear_grad(set_to_zero=False)
         learner.rate.step()
     for step in states:  # one: the last
         recorder.states(step)
+
+
+def meet_bound(learner: Learner, step: int) -> None:
+    """Multiplies the gradients of an update so that their norm is just above the bound of the optimizer's clip in odd
+    steps and just below it in even ones: that it acts where it must, and only there, shows in the updates. Collective.
+    """
+    bound = bound_of(learner)
+    if bound is None:
+        return
+    norm = float(learner.gradient_norm())
+    if norm > 0 and math.isfinite(norm):
+        gradients.scale(learner.trainable, bound * (1 + NEAR if step % 2 else 1 - NEAR) / norm)
 
 
 def give(learner: Learner, step: int, many: Trace) -> None:

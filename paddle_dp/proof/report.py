@@ -26,8 +26,9 @@ def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for step in verdict.steps.steps:
         table.add_row(
-            str(step.number), shares(step.shares), f"{step.loss.one:.7f}", f"{step.loss.many:.7f}",
-            f"{step.loss.apart:.1e}", f"{step.loss.drift:.1e}", f"{step.gradient_norm.many:.6f}",
+            str(step.number), shares(step.shares), f"{step.loss.one:.7f}", _read(step.loss.many, ".7f"),
+            _read(step.loss.apart if step.read else None, ".1e"), f"{step.loss.drift:.1e}",
+            _read(step.gradient_norm.many, ".6f"),
         )  # fmt: skip
     console.print(table)
     console.print(_distances(verdict))
@@ -37,6 +38,10 @@ def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
         console.print(f"without the recipe's guard: {said}", markup=False)
     for sentence in verdict.sentences:
         console.print(_coloured(sentence))
+
+
+def _read(number: float | None, digits: str) -> str:
+    return "–" if number is None else format(number, digits)
 
 
 def _distances(verdict: Verdict) -> Any:
@@ -55,7 +60,11 @@ def _distances(verdict: Verdict) -> Any:
             )
     worst = max(verdict.steps.steps, key=lambda step: step.r)
     table.add_row(
-        "steps", "losses, norms", str(len(verdict.steps.steps)), number(worst.r), f"step {worst.number}"
+        "steps",
+        "numbers",
+        str(len(verdict.steps.steps)),
+        number(worst.r),
+        f"step {worst.number}",
     )
     table.add_row("steps", "weights", "all", number(verdict.steps.weights.r), "after the last step")
     return table
@@ -119,6 +128,7 @@ def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
             {
                 "step": step.number, "shares": list(step.shares), "loss": _plain(vars(step.loss)),
                 "gradient_norm": _plain(vars(step.gradient_norm)), "r": _plain(step.r),
+                "scores": {name: _plain(vars(pair)) for name, pair in step.scores.items()},
             }
             for step in verdict.steps.steps
         ],

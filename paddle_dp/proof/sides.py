@@ -90,7 +90,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first `steps` steps of a recipe, on global batches that `ranks` ranks cannot all share equally."""
+    """The first `steps` steps of a recipe, on global batches of which the last is one that `ranks` ranks cannot share
+    equally."""
 
     recipe: Path
     overrides: tuple[str, ...]
@@ -100,6 +101,7 @@ class Comparison:
     wide: bool = True  # in float64, too
     measure_memory: bool = False  # count what each rank holds, too (slow for many parameters)
     rehearse: bool = False  # the training itself, too: proof.rehearsal
+    start: Path | None = None  # a checkpoint, with which they begin instead of the initial state
     waiting: WaitingRanks | None = None  # the ranks of its sides are forks of these, where they can be
 
     def one(self, beside: Sequence[Side]) -> Side:
@@ -156,6 +158,7 @@ class Comparison:
 
     def _job(self, words: Sequence[str], ranks: int, folder: Path, **more: Any) -> Job:
         what = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
+        what |= {} if self.start is None else {"start": str(self.start.resolve())}
         what |= {"wide": self.wide, "measure_memory": self.measure_memory, "rehearse": self.rehearse, **more}
         return Job(
             entry_point="trace", recipe=self.recipe, overrides=tuple(words), ranks=ranks, output_dir=folder, extra=what,

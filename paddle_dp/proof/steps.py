@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from paddle_dp.proof.compare import EPS, NO_GRADIENT, K, ratio, undetermined
-from paddle_dp.proof.trace_files import Key, Trace, key
+from paddle_dp.proof.compare import EPS, NO_GRADIENT, K, least_of_a_score, ratio, undetermined
+from paddle_dp.proof.trace_files import SCORE, Key, Trace, key, number_key, numbers_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A number on both sides and its drift on one process; r: their distance over it, 0 for equal infinities."""
+    """A number on both sides and its drift on one process; r: their distance over it, 0 for equal infinities.
+
+    `many` is None in steps whose numbers the ranks do not read; what they learn there shows in the next step.
+    """
 
     one: float
-    many: float
+    many: float | None
     drift: float
 
     @property
     def apart(self) -> float:
-        if self.one == self.many or (np.isnan(self.one) and np.isnan(self.many)):
+        if self.many is None or self.one == self.many or (np.isnan(self.one) and np.isnan(self.many)):
             return 0.0
         apart = abs(self.one - self.many)
         return apart if np.isfinite(apart) else float("inf")
@@ -41,13 +44,20 @@ class Step:
     shares: tuple[int, ...]
     loss: Pair
     gradient_norm: Pair
+    scores: Mapping[str, Pair] = field(default_factory=dict)
     strays: float = 0.0  # one process's relative drift: the larger of the two
     empty: bool = False  # nothing in its batch counts: its loss is no number, and there is no update
     judged: bool = True  # False from the step on in which one process's drift is too large to compare with
 
     @property
     def r(self) -> float:
-        return max(self.loss.r, self.gradient_norm.r) if self.judged else 0.0
+        pairs = (self.loss, self.gradient_norm, *self.scores.values())
+        return max(pair.r for pair in pairs) if self.judged else 0.0
+
+    @property
+    def read(self) -> bool:
+        """Whether the ranks read the numbers of the step."""
+        return self.loss.many is not None
 
     @property
     def finite(self) -> bool:
@@ -127,6 +137,11 @@ class Steps:
             shares=tuple(many["shares"]),
             loss=self._pair("loss", number, one, many, min(eps, EPS["float32"])),
             gradient_norm=self._pair("gradient_norm", number, one, many, eps),
+            scores={
+                name.removeprefix(SCORE): self._pair(name, number, one, many, eps)
+                for name in numbers_of(one)
+                if name.startswith(SCORE)
+            },
             empty=bool(one.get("empty") and many.get("empty")),
             strays=max(self._strays_by(what, number, eps) for what in ("loss", "gradient_norm")),
         )
@@ -145,12 +160,14 @@ class Steps:
         ahead = strays[number] if number < len(strays) else strays[-1] * growth(strays)
         ahead = max(ahead, strays[number - 1])  # of a number that is smaller in the next step
         rounded = self.many.rounded(key("gradient norm", number, "")) if what == "gradient_norm" else 0.0
-        return Pair(one=one[what], many=many[what], drift=self.turned * ahead + rounded / K)
+        if what.startswith(SCORE):
+            ahead = max(ahead, least_of_a_score(self.dtype, one["samples"]))
+        return Pair(one=one[what], many=many.get(what), drift=self.turned * ahead + rounded / K)
 
     def _strays(self, what: str, eps: float) -> list[float]:
         """By step: the largest distance of any run with noise so far; one unit in the last place at least."""
         rows, runs = self.one.facts["rows"], self.one.facts["drift"]
-        first = self.one.noise(key(what.replace("_", " "), 1, ""))
+        first = self.one.noise(number_key(what, 1))
         # Of a first batch in which nothing counts, or that overflows, the distance is no number.
         worst, found = 0.0 if first is None or np.isnan(first[1]) else first[1], []
         for k, row in enumerate(rows):

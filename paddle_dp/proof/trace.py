@@ -7,6 +7,7 @@ is followed by runs with noise (proof.noise), of which only the distances from t
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import shutil
 import time
@@ -16,12 +17,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paddle_dp.batch import Batch
+from paddle_dp.checkpoint import Checkpoint, load
 from paddle_dp.data import Sampler
 from paddle_dp.data.scatter import Elsewhere, is_in_order
-from paddle_dp.errors import PaddleDPError
+from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.mesh import Mesh, join
+from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner, Task
 from paddle_dp.parallel.initial_weights import draw
 from paddle_dp.parallel.meta_init import size_of
@@ -39,20 +44,31 @@ from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import dataset, setup, task
 from paddle_dp.train.initial import load_whole
 from paddle_dp.train.meter import peak_memory
+from paddle_dp.train.progress import Progress
+from paddle_dp.train.state import progress_of, restore
 
 
-def first_samples(recipe: Recipe, steps: int, ranks: int, mesh: Mesh) -> Chosen:
-    """The samples of the recipe's first `steps` global batches, the last one cut so that `ranks` ranks get unequal
-    shares. Collective."""
+def first_samples(
+    recipe: Recipe, steps: int, ranks: int, mesh: Mesh, after: Progress | None = None
+) -> Chosen:
+    """The samples of the recipe's first `steps` full global batches, of as many epochs as that takes (of a stream, of
+    one), the last one cut so that `ranks` ranks get unequal shares. `after`: of the batches that follow this progress.
+    Collective."""
     scattered = recipe.dataset.reading == "scatter" and mesh.ranks > 1
     data: Any = dataset(recipe, "train") if mesh.is_main or not scattered else None
     data = Elsewhere.of(data, mesh) if scattered else data
     shuffle = not is_in_order(data)  # a stream is read in its own order, as in training
     whole = Sampler(len(data), recipe.train.batch, seed=recipe.train.seed, shuffle=shuffle)
-    full = min(steps - 1, whole.samples // whole.batch)
-    room = min(whole.batch, whole.samples - full * whole.batch)
-    count = full * whole.batch + (short(room, ranks) if room > 1 else room)
-    return Chosen(data, whole.order(0)[:count], scattered)
+    epoch, begun = (after.epoch, after.batch) if after is not None else (0, 0)
+    full = whole.samples // whole.batch or 1
+    epochs = itertools.count(epoch) if shuffle else range(epoch, epoch + 1)
+    places = ((number, k) for number in epochs for k in range(begun if number == epoch else 0, full))
+    batches = [whole.global_batch(*place) for place in itertools.islice(places, steps)]
+    if not batches:
+        raise UsageError(f"the stream ends after {full} global batches: nothing is left to compare.")
+    room = len(batches[-1])
+    batches[-1] = batches[-1][: short(room, ranks) if room > 1 else room]
+    return Chosen(data, np.concatenate(batches), scattered)
 
 
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:
@@ -62,7 +78,8 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     Options: "ranks", the larger side's number of ranks, so that both sides read the same batches; "steps", the number
     of steps in the recipe's precision; "wide", whether to do two steps in float64; "failed", why not, where some ranks
     failed there (proof.failed); "measure_memory", whether to measure what each rank holds; "rehearse", whether to
-    rehearse the training afterwards (proof.rehearsal). For one process: "alone": True, "beside", the sides whose
+    rehearse the training afterwards (proof.rehearsal); "start", the path of a checkpoint to begin from, where it is not
+    the initial state. For one process: "alone": True, "beside", the sides whose
     updates it repeats, [folder, ranks] each (proof.replay), and "tensor", the largest degree of their tensor axes.
     "patch": "module:function", called first.
     """
@@ -101,10 +118,14 @@ class Side:
         self.recipe, self.options, self.folder = recipe, options, Path(options["trace"])
         train, servers = recipe.train, recipe.strategy.config.servers
         joined = join(train.seed, train.device, train.patience.seconds, servers)
-        self.chosen = first_samples(recipe, options["steps"], options["ranks"], joined)
+        start = options.get("start")
+        self.start: Checkpoint | None = None if start is None else load(Path(start), joined)
+        after = None if self.start is None else progress_of(self.start)
+        self.chosen = first_samples(recipe, options["steps"], options["ranks"], joined, after)
         samples = len(self.chosen.dataset)
         self.per_epoch = Sampler(samples, recipe.train.batch, drop_last=recipe.train.drop_last).batches
         self.given = Given(recipe.train.precision)
+        self.alone = bool(options.get("alone", joined.ranks == 1))
         read: dict[str, Any] = {"dataset": lambda split: self.chosen, "shuffle": False, "drop_last": False}
         read |= {"task": self._task, "loader": LoaderSettings(collate=recipe.loader.collate)}
         read |= {"delivered": self.chosen.delivered}
@@ -124,7 +145,7 @@ class Side:
         recipe = self.recipe.model_copy(update={"train": train})
         found = task(recipe, train.length.steps(self.per_epoch), self.per_epoch)
         self.parameters = sum(parameter.size for parameter in found.model.parameters())
-        if self.given.noise is not None:
+        if self.given.noise is not None and self.start is None:
             draw(found.model)
             if recipe.load is not None:
                 load_whole(recipe.load, found, self.mesh)
@@ -133,7 +154,13 @@ class Side:
 
     def learner(self) -> Learner:
         """A new learner. Raises UsageError, at the first, if the comparison does not fit into this machine."""
-        learner = self.assembly.first_learner(loaded=self.given.noise is not None)
+        noisy = self.given.noise
+        learner = self.assembly.first_learner(loaded=noisy is not None and self.start is None)
+        if self.start is not None:
+            restore(self.start, learner)
+            seed_ranks(self.recipe.train.seed, self.mesh)  # as both sides begin, whose layouts are not one
+            if noisy is not None:
+                noisy.model(learner.model)
         if not self._fits:
             here = sum(p.size for _, p in learner.named_parameters() if p._is_initialized())
             self._check_fits(self.parameters, self.mesh.gather(here))
@@ -227,5 +254,5 @@ class Side:
                 self.given = Given(precision)
                 gc.collect()
                 with Writer(self.folder / f"replay{number}", name, 0) as sheet:
-                    replay(self.learner(), many, sheet.put)
+                    replay(self.learner(), many, sheet.put, wide=name == "wide")
                     sheet.finish({})

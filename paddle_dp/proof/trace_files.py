@@ -20,6 +20,7 @@ from paddle_dp.proof.store import Store
 Arrays = Mapping[str, np.ndarray]
 # Kinds that one process computes again from the ranks' gradients (proof.replay).
 REPLAYED = ("update", "state")
+SCORE = "score "  # begins the names of scores in a step's row
 WHOLE = "the model"  # the name of the layer that is the whole model
 
 
@@ -38,6 +39,23 @@ class Key(NamedTuple):
 
 def key(kind: str, step: int, name: str) -> str:
     return f"{kind}|{step}|{name}"
+
+
+def numbers_of(row: Mapping[str, Any]) -> list[str]:
+    """The names of the numbers in a step's row that both sides have: `loss`, `gradient_norm`, and `score NAME` of each
+    score; of a step that was not read, none."""
+    return [
+        name
+        for name, value in row.items()
+        if value is not None and (name in ("loss", "gradient_norm") or name.startswith(SCORE))
+    ]
+
+
+def number_key(name: str, step: int) -> str:
+    """The key of a number of a step's row."""
+    if name.startswith(SCORE):
+        return key("score", step, name.removeprefix(SCORE))
+    return key(name.replace("_", " "), step, "")
 
 
 class Writer:

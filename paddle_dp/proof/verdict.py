@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
-from typing import Any
 
 import numpy as np
 
@@ -99,6 +98,9 @@ class Verdict:
         late = next((step for step in self.steps.steps if not step.r <= K), None)
         if late is not None:
             return Where(step=late.number, kind="loss", name="", sentence=_late(late))
+        last = len(self.steps.steps)
+        if not self.steps.weights.r <= K:
+            return Where(step=last, kind="weight", name="", sentence=_weights(last, self.steps.weights.r))
         return None
 
     @property
@@ -169,7 +171,8 @@ class Verdict:
 
     def _sides(self, step: Step) -> str:
         """Whose numbers are not finite in a step in which one process's are not."""
-        many = isfinite(step.loss.many) and isfinite(step.gradient_norm.many)
+        numbers = (step.loss.many, step.gradient_norm.many)
+        many = all(number is not None and isfinite(number) for number in numbers)
         return "on one process" if many else "on both sides"
 
     def _limits(self, ranks: int) -> Iterator[str]:
@@ -285,9 +288,21 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1g} %" if part < 1 else "100 %"
 
 
-def _late(step: Any) -> str:
+def _weights(step: int, r: float) -> str:
+    return (
+        f"after step {step}: all weights together are {r:.1f} × as far from one process's as its own stray, and no "
+        "step that was read differs: look at the last updates"
+    )
+
+
+def _late(step: Step) -> str:
+    scores = "".join(
+        f", {name} {pair.one:.6g} and {pair.many:.6g}"
+        for name, pair in step.scores.items()
+        if not pair.r <= K
+    )
     return (
         f"step {step.number}: loss {step.loss.one:.9g} of one process and {step.loss.many:.9g} are {step.loss.r:.1f} × "
-        f"as far apart as one process strays by itself, gradient norms {step.gradient_norm.r:.1f} ×; the first steps "
-        "agree, so look at what carries over: optimizer states, running statistics, the schedule, later batches"
+        f"as far apart as one process strays by itself, gradient norms {step.gradient_norm.r:.1f} ×{scores}; the first "
+        "steps agree, so look at what carries over: optimizer states, running statistics, the schedule, later batches"
     )

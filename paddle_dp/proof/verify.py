@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
+from paddle_dp.checkpoint import newest
+from paddle_dp.checkpoint.folder import find_at
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.waiting import WaitingRanks
@@ -19,15 +23,19 @@ from paddle_dp.proof.verdict import DIFFERENT, compare_sides
 from paddle_dp.recipe import read_recipe
 
 
-def verify(
+def verify(  # noqa: PLR0913 - the options of the command
     path: Path,
     overrides: Sequence[str] = (),
     ranks: int = 2,
     steps: int = 8,
     as_text: bool = True,
     rehearse: bool = False,
+    at: str | None = None,
 ) -> int:
     """Compares the recipe's first steps on one process and on `ranks`; prints; returns the exit status.
+
+    `at`: the steps that follow a checkpoint, in place of the first ones: its path, or a number of updates, for the
+    newest one of the recipe's run that is not later. Without `as_text`, stdout gets one JSON object and nothing else.
 
     With `rehearse`, the training itself as well: an evaluation, a checkpoint, two more epochs, a resume.
 
@@ -49,30 +57,65 @@ def verify(
     strategy = recipe.strategy.config
     if not strategy.compared_by_step and (why := strategy.not_promised(recipe)):
         raise UsageError(f"nothing was compared: {why}")
-    with scratch_folder("paddle-dp-verify-") as scratch, WaitingRanks() as waiting:
+    start = None if at is None else _checkpoint(at, recipe.folder)
+    with (
+        nullcontext() if as_text else _nothing_on_stdout(),
+        scratch_folder("paddle-dp-verify-") as scratch,
+        WaitingRanks() as waiting,
+    ):
         comparison = Comparison(
-            Path(path), tuple(overrides), steps, ranks * parts, scratch, rehearse=rehearse, waiting=waiting
-        )
-        _announce(steps, ranks)
+            Path(path), tuple(overrides), steps, ranks * parts, scratch, rehearse=rehearse, waiting=waiting,
+            start=start,
+        )  # fmt: skip
+        _announce(steps, ranks, start)
         many = comparison.many(ranks)
-        _announce(steps, 1)
+        _announce(steps, 1, start)
         verdict = compare_sides(comparison.one([many]), many)
         found = None
         if rehearse:
             found = Rehearsals.read(verdict.one.rehearsed(many), many.folder, ranks).first_difference()
-        if as_text:
-            show(recipe, verdict, time.perf_counter() - begun)
-            if rehearse:
-                print(sentence(found, ranks, many.rounds_to))
-        else:
-            said = as_json(recipe, verdict, time.perf_counter() - begun)
-            more = {"rehearsal": None if found is None else asdict(found)} if rehearse else {}
-            print(json.dumps(said | more, indent=2))
-        return verdict.status if found is None else DIFFERENT
+        result = as_json(recipe, verdict, time.perf_counter() - begun)
+    if as_text:
+        show(recipe, verdict, time.perf_counter() - begun)
+        if rehearse:
+            print(sentence(found, ranks, many.rounds_to))
+    else:
+        more = {"rehearsal": None if found is None else asdict(found)} if rehearse else {}
+        print(json.dumps(result | more, indent=2))
+    return verdict.status if found is None else DIFFERENT
 
 
-def _announce(steps: int, ranks: int) -> None:
+def _checkpoint(at: str, folder: Path) -> Path:
+    """The checkpoint at a path, or the newest of the run in `folder` that has `at` updates at most. Raises UsageError
+    where there is none."""
+    if not at.isdecimal():
+        return find_at(Path(at))
+    checkpoint = newest(folder / "checkpoints", until=int(at))
+    if checkpoint is None:
+        raise UsageError(
+            f"nothing was compared: {folder} has no checkpoint of step {at} or before it. Train the recipe with "
+            "{use: checkpoint, every: …} among its callbacks, or give the path of a checkpoint."
+        )
+    return checkpoint
+
+
+@contextmanager
+def _nothing_on_stdout() -> Iterator[None]:
+    """Within it what this process and its children print on stdout goes to stderr."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _announce(steps: int, ranks: int, start: Path | None) -> None:
+    after = "" if start is None else f" from {start.name} on"
     print(
-        f"running 2 steps in float64 and {steps} in the recipe's precision on {ranks} rank{'s' * (ranks > 1)} …",
+        f"running 2 steps in float64 and {steps} in the recipe's precision{after} on {ranks} rank{'s' * (ranks > 1)} …",
         file=sys.stderr, flush=True,
     )  # fmt: skip

@@ -19,8 +19,8 @@ from paddle_dp.proof import noise
 from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.outputs import Outputs
 from paddle_dp.proof.record import Put, Recorder
-from paddle_dp.proof.replay import give
-from paddle_dp.proof.trace_files import Trace, key
+from paddle_dp.proof.replay import give, meet_bound
+from paddle_dp.proof.trace_files import SCORE, Trace, key, number_key, numbers_of
 from paddle_dp.recipe import Precision
 from paddle_dp.train.assemble import Assembly
 
@@ -66,6 +66,7 @@ class Watchable(Protocol):
 
     given: Given
     chosen: Chosen
+    alone: bool
     options: dict[str, Any]
     told: dict[str, Any]
     mesh: Mesh
@@ -84,7 +85,8 @@ class Watchable(Protocol):
 class Seen:
     """The results of a run, but for the quantities that were passed on."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)  # by step: loss, gradient norm, shares
+    # By step: loss, gradient norm and scores, None where they were not read; shares.
+    rows: list[dict[str, Any]] = field(default_factory=list)
     places: dict[int, list[int]] = field(default_factory=dict)  # by step: this rank's, in the global batch
     order: list[str] = field(default_factory=list)  # layers in the order of the forward
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
@@ -137,10 +139,11 @@ class Watched:
             self._probe()
         side.chosen.read.clear()
         self._reads: list[list[int]] = []  # by step: the samples that this rank read
-        for step, batch in enumerate(side.batches(wide), start=1):
-            self._learn(step, batch)
-            if step == steps:
-                break
+        with self.learner.training():
+            for step, batch in enumerate(side.batches(wide), start=1):
+                self._learn(step, batch)
+                if step == steps:
+                    break
         self._gather_reads()
         if wide:
             self.seen.amiss = self.recorder.final(len(self.seen.rows))
@@ -158,14 +161,14 @@ class Watched:
         """Records the gradients of further batches with the initial weights; the first batch is that of step 1."""
         for step, batch in itertools.islice(enumerate(self.side.batches(False), start=1), 1, PROBES):
             with self.recorder.probing(step):
-                self.learner.train_batch(self._in_order(batch))
+                self.learner.train_batch(self._in_order(batch), collect_metrics=self.side.alone)
 
     def _put_numbers(self, put: Put) -> None:
-        """Losses and gradient norms."""
+        """Losses, gradient norms and scores of the steps that were read."""
         for step, row in enumerate(self.seen.rows, start=1):
-            for kind in ("loss", "gradient_norm"):
-                number = key(kind.replace("_", " "), step, "")
-                put(number, TensorShard.whole(number, np.array([row[kind]], "float64")))
+            for name in numbers_of(row):
+                number = number_key(name, step)
+                put(number, TensorShard.whole(number, np.array([row[name]], "float64")))
 
     def _ahead(self) -> None:
         """Before an update that is recorded; at the first, weights are the initial ones, whichever step it is."""
@@ -173,6 +176,8 @@ class Watched:
 
     def _follow(self, step: int) -> None:
         """Between the gradients of an update and the update."""
+        if self.wide:
+            meet_bound(self.learner, step)
         if self.side.given.follows is not None:
             give(self.learner, step, self.side.given.follows)
 
@@ -196,15 +201,18 @@ class Watched:
         else:
             read = _counting(taken(self.side.chosen.read, sum(rows)), rows, counted)
         self.recorder.watch(step if self.every or not self.recorder.recorded else 0)
+        # Most updates of a training are not read, and on one process all of them are compared with.
+        reads = self.side.alone or self.wide or step % 2 == 1 or not self.recorder.recorded
         with self.hooks or nullcontext():
-            self.learner.train_batch(self._in_order(batch), collect_metrics=True)
+            metrics = self.learner.train_batch(self._in_order(batch), collect_metrics=reads) or {}
         self.seen.places[step] = [place for start, stop in cuts for place in range(start, stop)]
         if self.hooks is not None:
             self._take_outputs(step, self.hooks.taken(rows, counted), _back(counted, self.order_of))
         self._reads.append(read)
         self.seen.rows.append({
-            "loss": self._metrics["loss"], "gradient_norm": self._metrics["gradient_norm"],
+            "loss": metrics.pop("loss", None), "gradient_norm": metrics.pop("gradient_norm", None),
             "samples": batch.samples, "empty": self.learner.empty,
+            **{f"{SCORE}{name}": value for name, value in metrics.items()},
         })  # fmt: skip
 
     def _gather_reads(self) -> None:

@@ -18,7 +18,7 @@ from paddle_dp.proof import diagnose
 from paddle_dp.proof.compare import Finding, K, Part, ratio
 from paddle_dp.proof.trace_files import Key, key
 
-_LAST = ("update", "frozen", "statistic", "buffer", "state")
+_LAST = ("score", "update", "frozen", "statistic", "buffer", "state")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Search:
             yield from self._output(step)
             here = {what: finding for what, finding in bad.items() if what.step == step}
             yield from self._losses(step, here, one["loss"], many["loss"])
-            gradients = [what for what in here if what.kind == "gradient"]
+            gradients = [what for what in here if what.kind in ("gradient", "probe")]
             gradients.sort(key=lambda what: -self._place(what.name))
             yield from (self._gradient(step, here[what], gradients) for what in gradients)
             yield from self._unshared(step)
@@ -174,7 +174,8 @@ class Search:
         more = len({one.name for one in all_of_them}) - 1
         others = f" (and of {more} more parameters)" if more else ""
         said = self._say_gradient(finding)
-        sentence = f"step {step}: gradient of {what.name} {said}{others}{self._uneven(step)}"
+        when = f"step {step}" if what.kind == "gradient" else f"batch {step} with the initial weights"
+        sentence = f"{when}: gradient of {what.name} {said}{others}{self._uneven(step)}"
         return Where(step=step, kind="gradient", name=what.name, sentence=sentence)
 
     def _unshared(self, step: int) -> Iterator[Where]:
@@ -227,7 +228,7 @@ class Search:
         kind, name = finding.key.kind, finding.key.name
         words = {
             "update": "update of", "frozen": "frozen weight", "statistic": "running statistic", "buffer": "buffer",
-            "state": "optimizer state",
+            "state": "optimizer state", "score": "score",
         }  # fmt: skip
         if finding.missing:
             said = _missing(finding.missing)

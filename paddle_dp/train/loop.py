@@ -136,12 +136,8 @@ class TrainingLoop(Rounds):
         if self.learner.asynchronous:
             self._train_in_rounds()
             return
-        self.learner.values_may_travel = True
-        try:
+        with self.learner.training():
             self._update_until_the_end()
-        finally:
-            self.learner.values_may_travel = False
-            self.learner.settle()
 
     def _update_until_the_end(self) -> None:
         while self.progress.step < self.total_steps and not (self.stopped or self._interrupted):

@@ -64,6 +64,7 @@ class Fault:
     patch: Callable[[], AbstractContextManager[None]]
     guard: Guard = "verify"
     exam: Exam = "verify"
+    steps: int = 4  # of the recipe's own
     where: tuple[str, ...] = ()
 
 

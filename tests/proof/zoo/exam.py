@@ -65,7 +65,8 @@ def _recipe(case: Any, folder: Path, ranks: int) -> Any:
 def _compare(case: Any, folder: Path, ranks: int) -> None:
     from paddle_dp.proof.trace import trace
 
-    asked: dict[str, Any] = {"steps": 4, "ranks": case.setting.ranks, "trace": str(folder / "trace")}
+    steps = getattr(case, "steps", 4)
+    asked: dict[str, Any] = {"steps": steps, "ranks": case.setting.ranks, "trace": str(folder / "trace")}
     beside = folder.parents[1] / str(case.setting.ranks) / folder.name / "trace"  # the ranks go first
     if ranks == 1 and (beside / "side.json").exists():
         asked["beside"] = [[str(beside), case.setting.ranks]]

@@ -5,6 +5,7 @@ from tests.proof.zoo.faults import (
     gradients,
     invented,
     norms,
+    occasional,
     pipeline,
     randomness,
     sequence,
@@ -25,6 +26,7 @@ FILES = (
     pipeline,
     sharding,
     training,
+    occasional,
     invented,
 )
 FAULTS = tuple(fault for file in FILES for fault in file.FAULTS)
