@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
-from paddle_dp.train import Evaluation, Progress, Run
+from paddle_dp.train import Evaluation, Progress, Run, Training
 
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
@@ -144,69 +144,72 @@ def mean(of_steps: Sequence[tuple[int, float]]) -> float | None:
     return sum(count * number for count, number in of_steps) / steps if steps else None
 
 
+def known(run: Run, training: Training, first: int) -> Iterable[str]:
+    """What a training knows of itself when it begins, at step `first`, and the proof that it is one process's, or how
+    to get one. Nothing is said of one process without copies."""
+    if _is_alone(run):
+        return
+    yield f"  {'; '.join(training.facts)}"
+    yield from _besides(run, training)
+    yield from _proof(run, first)
+
+
 def summary(
-    run: Run,
-    took: Took,
-    found: Evaluation | None,
-    saved: Path | None,
-    differences: Sequence[str] = (),
+    run: Run, took: Took, found: Evaluation | None, saved: Path | None, training: Training
 ) -> Iterable[str]:
-    """The last lines: results, and commands for what to do next. `differences`: from one process's result."""
+    """The last lines: results, and commands for what to do next."""
     if found is not None:  # its numbers are on the screen already
         yield f"  {found.counted}"
-    if took.steps:
-        yield from _beside_one_process(run, differences, took.first)
+    if took.steps and not _is_alone(run):
+        several = run.mesh.ranks > 1  # their weights were compared, or the training would have failed
+        equal = [f"shared weights bit-equal after step {took.first + took.steps}"] if several else []
+        yield f"  {'; '.join([*equal, *training.facts])}"
+        yield from _besides(run, training)
     yield f"{took}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
     yield f"  dashboard    {shlex.join(['paddle-dp', 'dashboard', str(run.folder.parent)])}"
-    if run.recipe is not None and _can_be_verified(run.recipe):
-        words = ["paddle-dp", "verify", str(run.folder / "recipe.yaml"), *_several(run, run.recipe)]
+    yield from _proof(run, took.first)
+
+
+def _is_alone(run: Run) -> bool:
+    copies = run.recipe is not None and run.recipe.strategy.config.parts > 1
+    return run.mesh.ranks == 1 and not copies
+
+
+def _besides(run: Run, training: Training) -> Iterable[str]:
+    """What differs from one process, and what could not be known."""
+    if training.differences:
+        copies = run.mesh.ranks == 1
+        yield f"  not as {'one process without copies' if copies else 'one process'} computes it:"
+        yield from (f"  - {difference}" for difference in training.differences)
+    yield from (f"  not known: {doubt}" for doubt in training.unknown)
+
+
+def _proof(run: Run, first: int) -> Iterable[str]:
+    """The verdict of `paddle-dp verify` on this training, or the command that gives one."""
+    if run.proof is not None:
+        proof = run.proof()
+        since = f"; these are the updates since step {first}" if first and proof.verdict else ""
+        yield f"  the proof    {proof.sentence}{since}"
+    elif run.recipe is None:
+        if run.mesh.ranks > 1:
+            yield f"  the proof    {_OF_A_SCRIPT}"
+    elif _is_alone(run) and not run.recipe.strategy.config.not_promised(run.recipe):
+        words = ["paddle-dp", "verify", str(run.folder / "recipe.yaml"), *_two_ranks(run, run.recipe)]
         yield f"  the proof    {shlex.join(words)}"
 
 
-def _beside_one_process(run: Run, differences: Sequence[str], first: int) -> Iterable[str]:
-    """Whether the ranks, or the copies in one process, have learned what one process learns; else what differs.
-    Nothing is said of what came before step `first` under another strategy."""
-    several = run.mesh.ranks > 1
-    copies = run.recipe is not None and run.recipe.strategy.config.parts > 1
-    one = "one process without copies" if copies else "one process"
-    if differences:
-        from paddle_dp.parallel.samplewise import is_doubt  # imports paddle, which a shelf must not
-
-        equal, they = "", "the weights"
-        if several:
-            equal, they = "weights that ranks share are equal bit by bit; ", "they"
-        told = f"{they} are not those of {one}:"
-        if all(map(is_doubt, differences)):
-            told = f"nothing is known to differ from {one}, but:"
-        yield f"  {equal}{told}"
-        yield from (f"  - {difference}" for difference in differences)
-    elif several or copies:  # the ranks' weights are equal, or the training would have failed
-        shared = ", shared weights bit-equal" if several else ""
-        if any(change.startswith("strategy") for change in run.changes):
-            one += f" since step {first}"
-        yield f"  as on {one}, to the rounding of {_precision(run)}: same global batches and gradients{shared}"
+_OF_A_SCRIPT = (
+    "nobody has proven that this is one process's result. `paddle-dp audit SCRIPT` watches a script, and "
+    "`paddle-dp verify` proves a recipe that names its model (docs/proof.md)"
+)
 
 
-def _can_be_verified(recipe: Recipe) -> bool:
-    strategy = recipe.strategy.config
-    return strategy.compared_by_step or not strategy.not_promised(recipe)
-
-
-def _several(run: Run, recipe: Recipe) -> list[str]:
-    """["--ranks", "4"]: what a proof compares with one process: the layout of the run where one rank has anything to
-    compare, else another."""
-    if recipe.strategy.config.parts > 1:
-        return ["--ranks", "1"]
-    if run.mesh.ranks > 1:
-        return ["--ranks", str(run.mesh.ranks)]
+def _two_ranks(run: Run, recipe: Recipe) -> list[str]:
+    """["--ranks", "2"], with a layout that two ranks can have where the run's needs others."""
     try:
         recipe.strategy.refuse(recipe, 2, run.mesh.computes_on)
     except UsageError:
         return ["--ranks", "2", "strategy.use=data_parallel"]
     return ["--ranks", "2"]
-
-
-def _precision(run: Run) -> str:
-    return run.recipe.train.precision.dtype if run.recipe is not None else "its precision"

@@ -83,6 +83,8 @@ class Console(Callback):
         self._left_out.clear()
         self._sinks = self._opened(moment) if self.run.mesh.is_main else []
         self._say(_lines.start(self.run, moment.progress, moment.trainer.total_steps))
+        for line in _lines.known(self.run, moment.trainer, moment.progress.step) if self._sinks else ():
+            self._say(line)
         self._on_each(lambda sink: sink.start(moment.progress))
 
     def step(self, moment: Moment) -> None:
@@ -119,10 +121,9 @@ class Console(Callback):
         seconds, steps = time.perf_counter() - self._began, moment.progress.step - self._first
         if self._left_out:
             self._say(_lines.left_out(len(self._left_out), steps))
-        differences = moment.trainer.differences
         sender = self.run.mesh.axes.role(self.run.mesh.rank) or "each rank"
         took = _lines.Took(steps, seconds, _lines.mean(self._sent), sender, self._first)
-        for line in _lines.summary(self.run, took, self._found, self._saved, differences):
+        for line in _lines.summary(self.run, took, self._found, self._saved, moment.trainer):
             self._say(line)
 
     def failed(self, moment: Moment, error: BaseException) -> None:

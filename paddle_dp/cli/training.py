@@ -28,7 +28,9 @@ from paddle_dp.cli.options import (
     words,
 )
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.command import Job
+from paddle_dp.launch.command import Job, typed
+
+NOTHING_PROVEN = 3  # of `verify`
 
 
 def train(
@@ -67,6 +69,13 @@ def train(
             "--why", help="Show where the time of the steps goes, and what would make them shorter."
         ),
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="First prove that the ranks learn what one process learns (paddle-dp verify); train only if so.",
+        ),
+    ] = False,
 ) -> None:
     """Train a recipe on any number of processes."""
     if accept is not None and resume is None:
@@ -75,23 +84,54 @@ def train(
         )
     least_ranks, most_ranks = span("--ranks", ranks)
     least_nodes, most_nodes = span("--nodes", nodes)
-    start(
-        Job(
-            recipe=recipe,
-            overrides=tuple(overrides or ()),
-            ranks=most_ranks,
-            least_ranks=least_ranks,
-            devices=numbers(devices),
-            nodes=most_nodes,
-            least_nodes=least_nodes,
-            master=master,
-            node_rank=node_rank,
-            output_dir=output_dir,
-            resume=resume,
-            restarts=restarts,
-            extra={**({"accept": words(accept)} if accept else {}), **({"why": True} if why else {})},
-        )
+    job = Job(
+        recipe=recipe,
+        overrides=tuple(overrides or ()),
+        ranks=most_ranks,
+        least_ranks=least_ranks,
+        devices=numbers(devices),
+        nodes=most_nodes,
+        least_nodes=least_nodes,
+        master=master,
+        node_rank=node_rank,
+        output_dir=output_dir,
+        resume=resume,
+        restarts=restarts,
+        extra={**({"accept": words(accept)} if accept else {}), **({"why": True} if why else {})},
     )
+    if verify:
+        _verify(job)
+    start(job)
+
+
+def _verify(job: Job) -> None:
+    """Runs `paddle-dp verify` for the job's recipe and ranks, in a process of its own, and exits with its status where
+    the ranks do not learn what one process learns. The training then finds the verdict."""
+    import subprocess
+    import sys
+
+    from paddle_dp.launch.machine import Machine
+    from paddle_dp.launch.plan import Each, plan_of
+    from paddle_dp.recipe import read_recipe
+
+    recipe = read_recipe(job.recipe, job.all_overrides)
+    plan = plan_of(job, Machine.here(), recipe.train.device, Each(servers=None))
+    if plan.nodes > 1:
+        raise UsageError(
+            "--verify proves on one machine, and this training is to run on several: run paddle-dp verify there first."
+        )
+    if plan.ranks * recipe.strategy.config.parts == 1:
+        print(
+            "--verify: one process is what ranks are compared with, so there is nothing to prove.", flush=True
+        )
+        return
+    command = [sys.executable, "-m", "paddle_dp", "verify", typed(job.recipe), *job.all_overrides]
+    status = subprocess.run([*command, "--ranks", str(plan.ranks)]).returncode
+    if status == NOTHING_PROVEN:
+        print("--verify proved nothing, as said above: the training has no proof.", flush=True)
+    elif status:
+        print("Nothing was trained: --verify asks for a proof first.", flush=True)
+        raise typer.Exit(status if status > 0 else 128 - status)
 
 
 def evaluate(

@@ -61,6 +61,10 @@ class DataParallelLearner(Learner):
         self._first = self._whole(self.trainable, "gradients") if self.compress.after else self._ahead
         self._present: GradientExchange = self._first  # of this update
 
+    @property
+    def _exchanged(self) -> str:
+        return "gradients compressed in their exchange" if self.compress else super()._exchanged
+
     def _made_exchange(self) -> GradientExchange:
         """The exchange of this rank's gradients. Collective."""
         kind, errors = self.compress.kind, self._errors

@@ -277,10 +277,29 @@ class Learner(Passes):
         """After this rank's own parameters were given other values: gives them to the ranks that have copies of them
         and do not update them. Collective."""
 
+    def facts(self) -> list[str]:
+        """What this training has in common with one process's, or has not, by how it is made: parts of a sentence.
+
+        Collective; the same on every rank.
+        """
+        norms = self.mesh.gather([bool(self._norms), bool(self._local_norms.names())])
+        facts = ["shares of the same global batches"] if self.asynchronous else ["same global batches"]
+        if any(local for _, local in norms) and self.mesh.dp_size > 1:
+            facts.append("BatchNorm over each rank's own samples")
+        elif any(synchronized for synchronized, _ in norms):
+            facts.append("BatchNorm over the samples of all ranks")
+        masks = "exact dropout masks" if self.dropout == "exact" else "each rank's own dropout masks"
+        return [*facts, masks, self._exchanged]
+
+    @property
+    def _exchanged(self) -> str:
+        """How gradients come together, as a part of a sentence."""
+        return f"gradients rounded to {self.rounds_to}" if self.rounds_to else "unrounded gradients"
+
     def differences(self) -> list[str]:
         """How the training differs from one process's beyond rounding: a sentence for each cause, with what removes it.
 
-        Collective; the same on every rank; complete after the first update.
+        Collective; the same on every rank; what only updates show is there after them.
         """
         if self.mesh.ranks == 1:
             return []

@@ -59,6 +59,10 @@ class LocalLearner(DataParallelLearner):
         self._apart = False  # the ranks' weights differ
         self._states_apart = False
 
+    @property
+    def _exchanged(self) -> str:
+        return "weights averaged, not gradients"
+
     # An update of this rank alone.
 
     def train_batch(

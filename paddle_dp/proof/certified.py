@@ -89,6 +89,8 @@ def told(content: Content, run: Path) -> Iterator[str]:
         yield f"    {last}: {attempt['why'] or 'its end was not written: it was killed, or is at work'}"
         yield from (f"    step {r['step']} refused ({r['action']}): {r['why']}" for r in attempt["refused"])
         yield from (f"    not as on one process: {difference}" for difference in attempt["differences"])
+        if attempt.get("verdict"):
+            yield f"    verified: verdict {short(attempt['verdict'])}"
 
 
 def short(digest: object) -> str:

@@ -42,10 +42,12 @@ from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import Assembly
 from paddle_dp.train.build import dataset, setup, task
+from paddle_dp.train.consistency import data_of_main
 from paddle_dp.train.initial import load_whole
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.state import progress_of, restore
+from paddle_dp.train.verified import facts_of, verdict_of
 
 
 def first_samples(
@@ -86,6 +88,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")
         getattr(import_module(module), function)()
+    full = recipe
     # It judges updates; here they are compared, and a rewind would ask for a callback that saves.
     recipe = recipe.model_copy(update={"guard": Guard()})
     if options.get("alone"):  # a callback may require a layout, which the ranks have checked
@@ -105,6 +108,8 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
         side.follow(number, Path(folder), ranks)
     peak = max(side.mesh.gather(peak_memory(side.mesh.device)))
     told |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.told}
+    if not options.get("alone"):
+        told["verdict"] = side.identity(full)
     if side.mesh.is_main:
         (side.folder / "side.json").write_text(json.dumps(told))
     if options.get("rehearse"):
@@ -166,6 +171,12 @@ class Side:
             self._check_fits(self.parameters, self.mesh.gather(here))
             self._fits = True
         return learner
+
+    def identity(self, recipe: Recipe) -> dict[str, Any]:
+        """What a verdict on this side is about, as a training of the recipe tells it of itself. Collective."""
+        data, seed = self.chosen.dataset, recipe.train.seed
+        read = data_of_main(data, seed, recipe.loader, self.mesh)
+        return verdict_of(facts_of(recipe, self.mesh), {"train": {"samples": len(data), "read": read}})
 
     def _check_fits(self, parameters: int, held: Sequence[int]) -> None:
         """Raises UsageError, on every rank, if one process, or ranks that hold `held` parameters each, do not fit."""

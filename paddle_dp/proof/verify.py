@@ -75,6 +75,7 @@ def verify(  # noqa: PLR0913 - the options of the command
         if rehearse:
             found = Rehearsals.read(verdict.one.rehearsed(many), many.folder, ranks).first_difference()
         result = as_json(recipe, verdict, time.perf_counter() - begun)
+        status = verdict.status if found is None else DIFFERENT
     if as_text:
         show(recipe, verdict, time.perf_counter() - begun)
         if rehearse:
@@ -82,7 +83,13 @@ def verify(  # noqa: PLR0913 - the options of the command
     else:
         more = {"rehearsal": None if found is None else asdict(found)} if rehearse else {}
         print(json.dumps(result | more, indent=2))
-    return verdict.status if found is None else DIFFERENT
+    if at is None or status:  # later steps alone prove no training from its start
+        from paddle_dp.train import verified  # imports paddle, which decides OpenMP's settings
+
+        facts = many.facts["verdict"] | {"recipe": recipe.name, "steps": steps, "rehearsed": rehearse}
+        if line := verified.keep(recipe, status, facts):
+            print(line, file=sys.stderr, flush=True)
+    return status
 
 
 def _checkpoint(at: str, folder: Path) -> Path:

@@ -25,11 +25,13 @@ from paddle_dp.recipe import Load
 from paddle_dp.structure import mapped
 from paddle_dp.train import consistency, same_run
 from paddle_dp.train.certificate import CertificateWriter
+from paddle_dp.train.facts import Identity
 from paddle_dp.train.initial import load_initial, other_settings
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.run import Run
 from paddle_dp.train.setup import Setup, Split
 from paddle_dp.train.state import progress_of
+from paddle_dp.train.verified import Verdicts
 
 _LARGE = 1e9  # bytes of weights: from here on it matters that each rank builds them all
 _WHOLE = (
@@ -181,6 +183,7 @@ class Assembly:
             identity=identity,
             changes=tuple(changes),
             max_time=self.setup.max_time,
+            proof=self._verdicts(identity),
         )
         # Of an adapter's base no checkpoint holds the weights.
         load = self.setup.load if resumed is None or task.base else None
@@ -198,6 +201,14 @@ class Assembly:
         if resumed is not None:
             trainer.restore(resumed)
         return trainer
+
+    def _verdicts(self, identity: Identity) -> Verdicts | None:
+        """Looks for the proof of this training; None for a script, and for what `verify` does not compare."""
+        recipe, config = self.setup.recipe, self.setup.strategy.config
+        if recipe is None or (config.not_promised(recipe) and not config.compared_by_step):
+            return None
+        several = self.mesh.ranks > 1 or config.parts > 1
+        return Verdicts(recipe, self.mesh, identity) if several else None
 
     def _loader(self, split: Split, dataset: Any, **sampling: Any) -> Loader:
         settings, told = self.setup.loader, self.setup.delivered

@@ -29,15 +29,17 @@ class Training(Protocol):
     """The training as a callback sees it, in `moment.trainer`.
 
     `learner` has the model (`learner.named_parameters()`), `mesh` the ranks. `total_steps`: of the whole training.
-    `stopped`: the reason given to `stop`, or None. `differences`: sentences on where the result differs from one
-    process's; complete at `end`.
+    `stopped`: the reason given to `stop`, or None. `facts`: how it is made, as parts of a sentence; `differences`:
+    sentences on where it differs from one process's; `unknown`: on what could not be known. Complete at `end`.
     """
 
     learner: Learner
     mesh: Mesh
     total_steps: int
     stopped: str | None
+    facts: list[str]
     differences: list[str]
+    unknown: list[str]
 
     def stop(self, reason: str) -> None:
         """Ends the training after the current update; `end` is still called. Call it on every rank."""

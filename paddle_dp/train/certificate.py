@@ -65,7 +65,7 @@ class CertificateWriter(Callback):
             "from": moment.progress.step, "to": moment.progress.step,
             "resumed": None if self.run.resumed is None else str(self.run.resumed.folder),
             "changes": list(self.run.changes), "weights": weights, "saved": [], "differences": [],
-            "refused": [],
+            "refused": [], "verdict": self._verdict(),
         }  # fmt: skip
         self.content = {
             "format": FORMAT, "name": self.run.name, "steps": moment.trainer.total_steps,
@@ -116,8 +116,12 @@ class CertificateWriter(Callback):
             return
         differences = [str(each) for each in moment.trainer.differences]
         step = moment.progress.step
-        self._attempt.update(ended=_now(), why=why, to=step, differences=differences)
+        self._attempt.update(ended=_now(), why=why, to=step, differences=differences, verdict=self._verdict())
         self._write()
+
+    def _verdict(self) -> str | None:
+        """The key of the verdict of `paddle-dp verify` on this attempt, if there is one."""
+        return None if self.run.proof is None else self.run.proof().verdict
 
     @property
     def _attempt(self) -> Content:

@@ -110,7 +110,7 @@ class TrainingLoop(Rounds):
         self.learner.conclude()
         self.learner.sync_buffers()  # the caller gets the same model on every rank, saved or not
         self.check("at the end of the training")
-        self.differences = self.learner.differences()
+        self.look_at_itself()
         moment = self._moment("end")
         # The last evaluation and checkpoint may fail: a good end is told after them.
         for reads in (False, True):

@@ -11,6 +11,7 @@ from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import Learner
+from paddle_dp.parallel.samplewise import is_doubt
 from paddle_dp.recipe import Guard
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.callback_list import CallbackList
@@ -29,7 +30,9 @@ class Moments(TrainingState):
         super().__init__(learner, loader, run, guard)
         self.total_steps = 0
         self.stopped: str | None = None
-        self.differences: list[str] = []  # from one process's result; complete at the end
+        self.facts: list[str] = []
+        self.differences: list[str] = []
+        self.unknown: list[str] = []
         self.meter = Meter(self.mesh, self.mesh.ranks > 1 and learner.counts_sent)
         self.callbacks = CallbackList(learner, self.meter)
         self._refused: Evaluation | None = None  # has numbers that are not finite: it ends the training
@@ -79,8 +82,15 @@ class Moments(TrainingState):
             names = names_of_numbers(self.learner, self.run.test_loader, self.mesh)
         return names | ({EMA + name for name in names} if self.averages is not None else set())
 
+    def look_at_itself(self) -> None:
+        """Takes down what this training knows of itself. Collective."""
+        self.facts, differences = self.learner.facts(), self.learner.differences()
+        self.unknown = [sentence for sentence in differences if is_doubt(sentence)]
+        self.differences = [sentence for sentence in differences if not is_doubt(sentence)]
+
     def tell_start(self) -> None:
         """Calls `start` of all callbacks."""
+        self.look_at_itself()
         moment = self._moment("start")
         self.callbacks.tell("start", lambda c: c.start(moment))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from paddle_dp.train.facts import Identity
 
 
+@dataclass(frozen=True)
+class Proof:
+    """What is proven about a run: `verdict`, the key of a verdict of `paddle-dp verify` on just this training, if there
+    is one; `sentence`: what it says, or how to get one."""
+
+    sentence: str
+    verdict: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """The argument of a callback's `build`.
@@ -24,6 +34,7 @@ class Run:
     `recipe` is None for a training described in Python. `resumed`: the checkpoint that it resumes, and `changes`:
     sentences on the settings that differ from that checkpoint's. `layout`: how the model is split over the ranks.
     `identity`: the facts that its checkpoints keep. `max_time`: after so many seconds of this process it stops.
+    `proof` looks for the proof of a recipe that promises one process's result; None where it cannot have one.
     """
 
     name: str
@@ -38,6 +49,7 @@ class Run:
     identity: Identity | None = None
     changes: tuple[str, ...] = ()
     max_time: float | None = None
+    proof: Callable[[], Proof] | None = None
 
     @property
     def steps_per_epoch(self) -> int:

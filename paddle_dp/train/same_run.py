@@ -212,7 +212,7 @@ def _settings(saved: Mapping[str, Any], now: Identity, task: Task, setup: Setup)
     for key in dict.fromkeys([*facts, *kept]):
         was, value = kept.get(key, _ABSENT), facts.get(key, _ABSENT)
         if (
-            _same(was, value)
+            are_same(was, value)
             or key.partition(".")[0] in compared_elsewhere
             or key in ("train.batch", "train.seed")
         ):
@@ -240,7 +240,7 @@ def _verdict(key: str, was: Any, now: Any, task: Task) -> str:
     """The verdict on a change, by its key, and in some cases by the values and the model."""
     if key == "optimizer":
         return NEVER  # another optimizer cannot load the states
-    if key.startswith("dataset.") and _is_place(key, was, now):
+    if key.startswith("dataset.") and is_place(key, was, now):
         return TOLD  # the samples are compared
     if key == "strategy.sync_batch_norm" and statistics(task.model):
         return REFUSED
@@ -309,14 +309,14 @@ def _judged(changes: list[Change], known: bool, other: Sequence[float] | None) -
     return [judged(change) for change in changes]
 
 
-def _same(was: Any, now: Any) -> bool:
+def are_same(was: Any, now: Any) -> bool:
     """As JSON; paths to files with the same bytes are the same."""
     if all(isinstance(value, Mapping) and "path" in value for value in (was, now)):
         return bool(was["crc32"] == now["crc32"])
     return json.dumps(was, sort_keys=True) == json.dumps(now, sort_keys=True)
 
 
-def _is_place(key: str, *values: Any) -> bool:
+def is_place(key: str, *values: Any) -> bool:
     """Whether a setting of a data set is a path: the samples themselves are compared."""
     word = key.rpartition(".")[2].lower()
     path = any(isinstance(value, Mapping) or (isinstance(value, str) and os.sep in value) for value in values)

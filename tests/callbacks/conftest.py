@@ -41,7 +41,8 @@ def run(tmp_path: Path) -> Run:
 def trainer() -> SimpleNamespace:
     """Of 20 steps, 4 in an epoch; what it is asked to do is kept in `asked`."""
     asked: list[Any] = []
-    fake = SimpleNamespace(total_steps=20, stopped=None, asked=asked, differences=[], mesh=Mesh.alone())
+    fake = SimpleNamespace(total_steps=20, stopped=None, asked=asked, mesh=Mesh.alone())
+    fake.facts, fake.differences, fake.unknown = ["same global batches"], [], []
     fake.stop = asked.append
     fake.tell_saved = lambda path, progress=None, numbers=None: asked.append(("saved", path))
     fake.tell_save_failed = lambda error, progress=None: asked.append(("not saved", error))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.step_parts import RankParts
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
+from paddle_dp.train.run import Proof
 
 NUMBERS = {"loss": 1.23456, "acc1": 0.53125, "acc5": 0.9, "gradient_norm": 2.0, "lr": 3e-3, "memory": 1e9}
 SPEED = {"samples_per_second": 1234.4, "seconds_per_step": 0.01, "waiting": 0.02}
@@ -44,9 +46,10 @@ def test_the_last_step_of_an_epoch_is_still_in_it() -> None:
     assert _lines.at(Progress(epoch=3, batch=0, step=12)) == "[epoch 3, step 12] "
 
 
-def test_commands_can_be_pasted_also_with_spaces_in_the_folder(run: Run) -> None:
+def test_commands_can_be_pasted_also_with_spaces_in_the_folder(run: Run, trainer: Any) -> None:
     spaced = dataclasses.replace(run, folder=Path("runs/my run"), recipe=recipe_with("data_parallel"))
-    assert list(_lines.summary(spaced, _lines.Took(1, 1.0), Evaluation(numbers={}, samples=1), None)) == [
+    found = Evaluation(numbers={}, samples=1)
+    assert list(_lines.summary(spaced, _lines.Took(1, 1.0), found, None, trainer)) == [
         "  the only held-out sample counted once",
         "1 step in 1.0 s. The run is in runs/my run",
         "  dashboard    paddle-dp dashboard runs",
@@ -66,21 +69,18 @@ def recipe_with(strategy: str) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "strategy", "words"),
+    ("strategy", "words"),
     [
-        (1, "single", "--ranks 2 strategy.use=data_parallel"),
-        (1, "hybrid, data: 1", "--ranks 2 strategy.use=data_parallel"),
-        (1, "data_parallel", "--ranks 2"),
-        (1, "replicas", "--ranks 1"),
-        (4, "data_parallel", "--ranks 4"),
-        (4, "hybrid, tensor: 2", "--ranks 4"),
+        ("single", "--ranks 2 strategy.use=data_parallel"),
+        ("hybrid, data: 1", "--ranks 2 strategy.use=data_parallel"),
+        ("data_parallel", "--ranks 2"),
     ],
 )
-def test_the_proof_that_is_shown_is_one_that_the_strategy_takes(
-    run: Run, ranks: int, strategy: str, words: str
+def test_the_proof_that_one_process_shows_is_one_that_the_strategy_takes(
+    run: Run, trainer: Any, strategy: str, words: str
 ) -> None:
-    several = dataclasses.replace(run, mesh=Mesh(ranks=ranks), recipe=recipe_with(strategy))
-    last = list(_lines.summary(several, _lines.Took(1, 1.0), None, None))[-1]
+    alone = dataclasses.replace(run, recipe=recipe_with(strategy))
+    last = list(_lines.summary(alone, _lines.Took(1, 1.0), None, None, trainer))[-1]
     assert last == f"  the proof    paddle-dp verify {run.folder}/recipe.yaml {words}"
 
 
@@ -112,23 +112,6 @@ def test_a_strategy_that_does_nothing_on_one_rank_says_so(run: Run) -> None:
         assert line.endswith(f"on 1 process, cpu{told}")
     several = dataclasses.replace(run, mesh=Mesh(ranks=2), recipe=recipe_with("local_sgd"))
     assert "is for several" not in _lines.start(several, Progress(), 4)
-
-
-def test_what_could_not_be_tried_is_not_called_a_difference(run: Run) -> None:
-    mesh = Mesh(ranks=2)
-    doubt = (
-        "it could not be checked whether huber treats each sample alone: no rank had two samples to compare"
-    )
-    known = "1 BatchNorm layer normalizes over one rank's samples"
-    for differences, said in (
-        ([doubt], "nothing is known to differ from one process, but:"),
-        ([doubt, known], "they are not those of one process:"),
-    ):
-        lines = list(
-            _lines.summary(dataclasses.replace(run, mesh=mesh), _lines.Took(1, 1.0), None, None, differences)
-        )
-        assert lines[0] == f"  weights that ranks share are equal bit by bit; {said}"
-        assert lines[1] == f"  - {doubt}"
 
 
 def test_waiting_for_data_is_mentioned_when_it_matters() -> None:
@@ -207,44 +190,55 @@ def tell(console: Callback, at: Callable[..., Moment], found: Callable[..., Eval
     console.saved(at("saved", 8), console.run.folder / "checkpoints/step-00000008")  # type: ignore[attr-defined]
 
 
-def test_a_run_made_in_python_has_no_recipe_to_verify(run: Run) -> None:
-    lines = "\n".join(_lines.summary(run, _lines.Took(4, 1.0), None, None))
+def last_lines(run: Run, training: Any, first: int = 0) -> list[str]:
+    return list(_lines.summary(run, _lines.Took(4, 1.0, first=first), None, None, training))
+
+
+def test_a_run_made_in_python_has_no_recipe_to_verify(run: Run, trainer: Any) -> None:
+    lines = "\n".join(last_lines(run, trainer))
     assert "verify" not in lines and "held-out" not in lines and "checkpoint" not in lines
+    several = dataclasses.replace(run, mesh=Mesh(ranks=2))
+    for lines in (last_lines(several, trainer), list(_lines.known(several, trainer, 0))):
+        assert lines[-1].startswith("  the proof    nobody has proven that this is one process's result. ")
+        assert "paddle-dp audit" in lines[-1]
 
 
-def test_as_on_one_process_is_said_only_when_it_is_so(run: Run) -> None:
+def test_one_process_s_result_is_said_with_its_proof_alone(run: Run, trainer: Any) -> None:
+    """Whatever a training knows of itself, it claims nothing."""
+    trainer.facts, mesh = ["same global batches", "unrounded gradients"], Mesh(ranks=2)
+    proof = Proof("verified on 2 ranks, 23 Nov 2026", verdict="0123")
+    for told, line in ((proof, "verified on 2 ranks, 23 Nov 2026"), (Proof("nobody has"), "nobody has")):
+        proven = dataclasses.replace(
+            run, mesh=mesh, recipe=recipe_with("data_parallel"), proof=lambda t=told: t
+        )
+        begun, ended = list(_lines.known(proven, trainer, 0)), last_lines(proven, trainer)
+        facts = "same global batches; unrounded gradients"
+        assert begun == [f"  {facts}", f"  the proof    {line}"]
+        assert ended[0] == f"  shared weights bit-equal after step 4; {facts}" and ended[-1] == begun[-1]
+    resumed = list(_lines.known(dataclasses.replace(proven, proof=lambda: proof), trainer, 92))
+    assert resumed[-1].endswith("2026; these are the updates since step 92")
+
+
+def test_what_differs_stands_in_the_first_lines_and_in_the_last(run: Run, trainer: Any) -> None:
     run = dataclasses.replace(run, mesh=Mesh(ranks=2))
-    assert "as on one process" in "\n".join(_lines.summary(run, _lines.Took(4, 1.0), None, None))
-    local = "53 BatchNorm layers normalize over one rank's samples"
-    lines = list(_lines.summary(run, _lines.Took(4, 1.0), None, None, [local]))
-    assert not any("as on one process" in line for line in lines)
-    assert lines[:2] == [
-        "  weights that ranks share are equal bit by bit; they are not those of one process:",
-        f"  - {local}",
-    ]
+    trainer.differences = ["53 BatchNorm layers normalize over one rank's samples"]
+    trainer.unknown = ["whether huber treats each sample alone"]
+    for lines in (list(_lines.known(run, trainer, 0)), last_lines(run, trainer)):
+        assert lines[1:4] == [
+            "  not as one process computes it:",
+            "  - 53 BatchNorm layers normalize over one rank's samples",
+            "  not known: whether huber treats each sample alone",
+        ]
 
 
-def test_behind_a_resume_from_another_strategy_only_what_came_since_is_judged(run: Run) -> None:
-    for change, since in (
-        ("strategy was local_sgd and is data_parallel", " since step 92"),
-        ("threads was 1 and is 2", ""),
-    ):
-        resumed = dataclasses.replace(run, mesh=Mesh(ranks=2), changes=(change,))
-        line, *_ = _lines.summary(resumed, _lines.Took(46, 1.0, first=92), None, None)
-        assert line.startswith(f"  as on one process{since}, to the rounding of")
-
-
-def test_copies_in_one_process_are_judged_as_ranks_are(run: Run) -> None:
+def test_copies_in_one_process_are_judged_as_ranks_are(run: Run, trainer: Any) -> None:
     """One process, and yet its BatchNorms see a part of each batch."""
-    run = dataclasses.replace(run, recipe=recipe_with("replicas"))
-    first, *_ = _lines.summary(run, _lines.Took(4, 1.0), None, None)
-    same = "same global batches and gradients"
-    assert first == f"  as on one process without copies, to the rounding of float32: {same}"
-    local = "2 BatchNorm layers normalize over one copy's samples"
-    lines = list(_lines.summary(run, _lines.Took(4, 1.0), None, None, [local]))
-    assert lines[:2] == ["  the weights are not those of one process without copies:", f"  - {local}"]
+    trainer.differences = ["2 BatchNorm layers normalize over one copy's samples"]
+    copies = dataclasses.replace(run, recipe=recipe_with("replicas"))
+    assert "  not as one process without copies computes it:" in last_lines(copies, trainer)
     alone = dataclasses.replace(run, recipe=recipe_with("single"))
-    assert not any("as on" in line for line in _lines.summary(alone, _lines.Took(4, 1.0), None, None))
+    assert not list(_lines.known(alone, trainer, 0))
+    assert not any("as one process" in line for line in last_lines(alone, trainer))
 
 
 def test_other_ranks_are_silent(

@@ -64,6 +64,10 @@ class AsynchronousServedLearner(ServedLearner):
         return self.mesh.reads
 
     @property
+    def _exchanged(self) -> str:
+        return "updates made from shares as they come"
+
+    @property
     def _remedy(self) -> str:
         return NO_REMEDY
 

@@ -1,0 +1,175 @@
+"""The verdicts of `paddle-dp verify`, kept beside a recipe's runs, and looked up by the training that they are about.
+
+«One process's result» is said of a training only with its proof: a verdict of the same settings, code, data, layout,
+number of ranks, and versions. A verdict is one JSON file in `.verified`, beside the run folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.checkpoint import disk, json_codec
+from paddle_dp.data.fingerprint import common
+from paddle_dp.mesh import Mesh
+from paddle_dp.recipe import Recipe
+from paddle_dp.train.facts import Facts, Identity, callback_facts, packages, recipe_code, recipe_facts
+from paddle_dp.train.own_code import OF_MODULE, module_code
+from paddle_dp.train.run import Proof
+from paddle_dp.train.same_run import are_same, data_changes, is_place
+
+FOLDER, FORMAT = ".verified", 1
+_LARGEST, _MOST_FILES = 2**22, 256  # bytes of a verdict; files that are looked into, the newest first
+# Settings by which nothing else is learned in the steps that a proof compares.
+_FREE = (
+    "callbacks", "watch", "train.length", "train.max_time", "train.patience", "train.device", "dataset.reading",
+    "strategy.check_every",
+)  # fmt: skip
+Verdict = dict[str, Any]
+
+
+def facts_of(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
+    """What a verdict is about, but for the data: settings, code, versions, layout and ranks, by dotted key."""
+    settings = {
+        key: fact
+        for key, fact in recipe_facts(recipe).items()
+        if not key.startswith(_FREE) and not (key.startswith("dataset.") and is_place(key, fact))
+    }
+    layout = {f"layout {axis}": degree for axis, degree in mesh.axes.as_dict().items()}
+    code = {**recipe_code(recipe), **module_code(), **callback_facts(recipe.callbacks)}
+    return {**settings, **code, **packages(mesh), **layout, "ranks": mesh.ranks}
+
+
+def keep(recipe: Recipe, status: int, verdict: Verdict) -> str:
+    """Writes a verdict where trainings of the recipe look for it. With another `status` than 0, of `verify`, it removes
+    one of the same identity instead. Returns a sentence for the screen, or ""."""
+    path = recipe.folder.parent / FOLDER / f"{verdict['recipe']}-{verdict['key'][:12]}.json"
+    try:
+        if status:
+            path.unlink(missing_ok=True)
+            return ""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        disk.replace(path, json_codec.encode(verdict, path.name))
+    except OSError as error:
+        return f"The verdict was not kept in {path}: {error.strerror}."
+    return (
+        f"The verdict is kept in {path}: a training of this recipe, code and data on as many ranks names it."
+    )
+
+
+def verdict_of(facts: Facts, data: Mapping[str, Any], **more: Any) -> Verdict:
+    """A verdict as JSON values. `data`: {"train": {"samples", "read"}}; `more`: what `verify` found."""
+    first = {key: text for key, text in data["train"]["read"].items() if key.startswith("sample ")}
+    text = json.dumps([facts, data["train"]["samples"], first], sort_keys=True, default=str)
+    key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"format": FORMAT, "key": key, "date": date, "facts": dict(facts), "data": dict(data), **more}
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Looks for the verdict on one training, each time that it is called: of its recipe on these ranks, with this
+    data."""
+
+    recipe: Recipe
+    mesh: Mesh
+    identity: Identity
+
+    def __call__(self) -> Proof:
+        facts = json.loads(json.dumps(facts_of(self.recipe, self.mesh), default=str))
+        others: list[tuple[list[str], Verdict]] = []
+        for verdict in self._kept():
+            if not (apart := _apart(verdict, facts, self.identity)):
+                return Proof(verdict=verdict["key"], sentence=self._named(verdict))
+            if verdict["recipe"] == self.recipe.name:
+                others.append((apart, verdict))
+        if not others:
+            return Proof(sentence=f"nobody has proven that this is {self._result}: {self._command}")
+        apart, verdict = min(others, key=lambda other: len(other[0]))
+        return Proof(
+            sentence=f"no proof of this training: {_when(verdict)}, {_otherwise(apart, self.mesh)}: {self._command}"
+        )
+
+    def _named(self, verdict: Verdict) -> str:
+        compared = f"{verdict['steps']} steps"
+        if verdict["rehearsed"]:
+            compared += ", an evaluation, a checkpoint and a resume"
+        return f"{_when(verdict)}, this code and data: {self._result} ({compared})"
+
+    def _kept(self) -> Iterator[Verdict]:
+        """The verdicts beside this run and in `runs`, the newest first."""
+        folders = {(folder / FOLDER).absolute() for folder in (self.recipe.folder.parent, Path("runs"))}
+        files: list[tuple[float, Path]] = []
+        for path in (path for folder in folders for path in folder.glob("[!.]*.json")):
+            with suppress(OSError):  # removed just now
+                files.append((path.stat().st_mtime, path))
+        for _, path in sorted(files, reverse=True)[:_MOST_FILES]:
+            with suppress(OSError, ValueError, KeyError, TypeError):  # damaged, or another version's
+                verdict = json_codec.decode(disk.read_bytes(path, _LARGEST))
+                if verdict["format"] == FORMAT and verdict["data"]["train"] and verdict["facts"]["ranks"]:
+                    yield verdict
+
+    @property
+    def _result(self) -> str:
+        if self.recipe.strategy.config.not_promised(self.recipe):
+            return "one process's result, step by step"
+        return "one process's result"
+
+    @property
+    def _command(self) -> str:
+        """How to get the proof."""
+        words = [
+            "paddle-dp",
+            "verify",
+            str(self.recipe.folder / "recipe.yaml"),
+            "--ranks",
+            str(self.mesh.ranks),
+        ]
+        return shlex.join(words)
+
+
+def _apart(verdict: Verdict, facts: Facts, identity: Identity) -> list[str]:
+    """The keys in which a verdict is about something else than this training; [] for a proof of it. A module that the
+    training has not imported (yet) is none of them."""
+    known = verdict["facts"]
+    keys = [key for key in {**known, **facts} if key in facts or not key.startswith(OF_MODULE)]
+    apart = [key for key in keys if not _equal(known.get(key), facts.get(key))]
+    data, here = verdict["data"], identity.data
+    if data_changes(data, identity) or not common(data["train"]["read"], here["train"]["read"]):
+        apart.append("data")
+    return apart
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether facts are the same; folders, whose content is not read, only by their paths."""
+    unread = isinstance(one, dict) and one.get("crc32", "") is None
+    return one == other if unread else are_same(one, other)
+
+
+def _otherwise(apart: Sequence[str], mesh: Mesh) -> str:
+    """What a verdict that is no proof was about."""
+    if all(key == "ranks" or key.startswith("layout ") for key in apart):
+        return f"and now {_ranks(mesh.ranks)}" if "ranks" in apart else "in another layout"
+    code = [key.removeprefix("code of ") for key in apart if key.startswith("code of")]
+    if code:
+        return f"of other code ({code[0]}{', …' * (len(code) > 1)})"
+    if "data" in apart:
+        return "of other data"
+    rest = [key for key in apart if key != "ranks" and not key.startswith("layout ")]
+    return f"with another {rest[0]}{' and more' * (len(rest) > 1)}"
+
+
+def _when(verdict: Verdict) -> str:
+    day = time.strptime(verdict["date"], "%Y-%m-%dT%H:%M:%SZ")
+    return f"verified on {_ranks(verdict['facts']['ranks'])}, {day.tm_mday} {time.strftime('%b %Y', day)}"
+
+
+def _ranks(ranks: int) -> str:
+    return f"{ranks} rank{'s' * (ranks > 1)}"
