@@ -169,24 +169,28 @@ def _more(count: int) -> str:
     return f" (and {count - 1} more)" if count > 1 else ""
 
 
-def check_gradients(mine: list[str], mesh: Mesh, first: bool) -> None:
-    """Raises DivergenceError when a parameter's gradient would not be exchanged; to be called after a backward, with
-    the names of the parameters for which it gave none on this rank.
+def check_gradients(mine: list[str], mesh: Mesh, unused: frozenset[str] | None) -> frozenset[str]:
+    """Raises DivergenceError for a parameter that has a gradient on some ranks only; to be called after a backward,
+    with the names of the parameters for which it gave none on this rank. Returns those that had none on any rank in the
+    first update, which stay as they are on all ranks, as on one process.
 
     paddle.DataParallel waits for every parameter of a bucket. One that has no gradient in the first update is left out
     of the exchange in silence, and the ranks drift apart; one that has none later keeps its bucket, and all behind it,
     from being exchanged, so that the ranks that have it wait in backward for this one (seen with 3.3.1). After the
-    `first` update all ranks ask each other, in the later ones each looks at its own.
+    first update, when `unused` is None, all ranks ask each other, in the later ones each looks at its own.
     """
-    absent = mesh.gather(mine) if first else [mine if rank == mesh.rank else [] for rank in range(mesh.ranks)]
-    lacking = {
-        name: [rank for rank, names in enumerate(absent) if name in names] for name in set().union(*absent)
-    }
+    absent = mesh.gather(mine) if unused is None else []
+    if unused is None:
+        unused = frozenset(absent[0]).intersection(*absent[1:])
+    else:
+        absent = [mine if rank == mesh.rank else [] for rank in range(mesh.ranks)]
+    lacking = {name: rank for rank, names in enumerate(absent) for name in names if name not in unused}
     if lacking:
-        name, ranks = min(lacking.items())
-        who = "any rank" if len(ranks) == mesh.ranks else "rank " + ", ".join(map(str, ranks))
+        name = min(lacking)
+        ranks = ", ".join(str(rank) for rank, names in enumerate(absent) if name in names)
         raise DivergenceError(
-            f"parameter '{name}' got no gradient on {who}, so it would not be exchanged and the ranks would silently "
-            "drift apart. Set strategy.find_unused_parameters=true, or freeze the parameter (stop_gradient), or use it "
-            "on every rank."
+            f"parameter '{name}' got no gradient on rank {ranks}, so it would not be exchanged and the ranks would "
+            "silently drift apart. Set strategy.find_unused_parameters=true, or freeze the parameter (stop_gradient), "
+            "or use it on every rank."
         )
+    return unused

@@ -167,8 +167,7 @@ class DataParallelLearner(Learner):
             without = {id(self.trainable[place]) for place in self._present.finish()}
         if not self.absent:
             lacking = [name for name, parameter in self._named_trainable if id(parameter) in without]
-            check_gradients(lacking, self.mesh, first=not self._gradients_checked)
-            self._gradients_checked = True
+            self._unused = check_gradients(lacking, self.mesh, self._unused)
 
     def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
         if self.compress.kind == "float16" and not self._told_clipped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -46,6 +47,10 @@ _UNUSED = (
     "a parameter that was used before is not used in this forward, on this rank at least, and paddle.DataParallel "
     "waits for its gradient. Set strategy.find_unused_parameters=true, or use every parameter in every forward."
 )
+_NEVER_USED = (
+    "parameter '{}' got no gradient on any rank, and paddle.DataParallel exchanges none of a bucket's gradients before "
+    "it has all. Set strategy.find_unused_parameters=true, or freeze the parameter (stop_gradient)."
+)
 Accept = Callable[[Mapping[str, float]], bool]
 """Whether an update is to be made, by its metrics; the same answer on every rank."""
 
@@ -83,7 +88,9 @@ class Learner(Passes):
         # A stage may have no parameters, and Paddle's methods ask for the first.
         self._updates_some = bool(updated)
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
-        self._gradients_checked = False
+        # Parameters that no rank had a gradient of in the first update, where ranks are compared.
+        self._unused: frozenset[str] | None = None
+        self._told_unused = False
         self._reducer: ReducerBuckets | None = None
         self._absent = MissingGradients(self.mesh)
         self.rate = Rate(self.optimizer, self.schedule)
@@ -134,6 +141,8 @@ class Learner(Passes):
         self._all_reduce_gradients()
         count = self._global_count(answered) if known is None else known
         self.empty = count == 0
+        if not (self._told_unused or self.empty):
+            self._tell_unused()
         usable = not self.empty and self._unscale(divisor / count)
         metrics = self._metrics(seen, count) if collect_metrics or accept else None
         heartbeat.enter("update")
@@ -159,6 +168,22 @@ class Learner(Passes):
                 raise
             raise DivergenceError(_UNUSED) from error
 
+    def _tell_unused(self) -> None:
+        """Says once, on the first rank, which trained parameters no rank has a gradient of. Collective."""
+        self._told_unused = True
+        present = {name: parameter.grad is not None for name, parameter in self._named_trainable}
+        lacking = self._gather_names([name for name, there in present.items() if not there])
+        there = set(self._gather_names([name for name in lacking if present.get(name)])) if lacking else set()
+        unused = [name for name in lacking if name not in there]
+        if unused and self.mesh.is_main:
+            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            print(
+                f"parameter '{unused[0]}'{more} got no gradient in update {self.rate.steps + 1}: neither the outputs "
+                "nor the loss use it, so updates leave it as it is. This is said once.",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def _after_update(self) -> None:
         """What ranks tell each other after an update. Collective."""
         self._draws.gather_findings(self.mesh)
@@ -182,8 +207,9 @@ class Learner(Passes):
                 size = sum(nbytes(parameter) for _, parameter in self._named_trainable)
                 traffic.all_reduced(size, self.dp_world_size)
             lacking = [name for name, parameter in self._named_trainable if parameter.grad is None]
-            check_gradients(lacking, self.mesh, first=not self._gradients_checked)
-            self._gradients_checked = True
+            self._unused = check_gradients(lacking, self.mesh, self._unused)
+            if self._unused:
+                raise DivergenceError(_NEVER_USED.format(min(self._unused)))
 
     def _step(self) -> None:
         self.optimizer.step()

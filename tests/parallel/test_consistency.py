@@ -1,5 +1,7 @@
 """Divergence is named; it is never silence."""
 
+import io
+from contextlib import redirect_stderr
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,14 +81,14 @@ class Branches(nn.Layer):
         return self.first(x) + self.second(x) if self.use else self.first(x)
 
 
-def place(ranks_without, config):
+def place(ranks_without, config, model=None):
     from paddle_dp.losses.cross_entropy import Config as CrossEntropy
     from paddle_dp.mesh import join
     from paddle_dp.parallel import Task
     from paddle_dp.part import read_part
 
     mesh = join(seed=1)
-    model = Branches()
+    model = model or Branches()
     model.use = mesh.rank not in ranks_without
     task = Task(
         model=model,
@@ -139,10 +141,91 @@ def test_a_parameter_without_gradient_on_one_rank_is_an_error():
         assert "strategy.find_unused_parameters=true" in said
 
 
-def test_a_parameter_without_gradient_anywhere_is_an_error_too():
-    """Its whole bucket would not be exchanged."""
-    for said in run_ranks(unused, 2, [0, 1], {}):
-        assert "got no gradient on any rank" in said
+def told_unused(config):
+    """The weight that no rank uses, the one that all use, and what this rank said on standard error."""
+    said = io.StringIO()
+    with redirect_stderr(said):
+        mesh, learner = place(range(8), config)
+        step(mesh, learner)
+    first = learner.model.first.weight
+    return stored(learner), first.tolist() if learner.is_stored(first) else None, said.getvalue()
+
+
+ANY_NUMBER = {"use": "data_parallel"}
+TOLD = [
+    ANY_NUMBER,
+    {"use": "data_parallel", "find_unused_parameters": True},
+    {"use": "data_parallel", "compress": "bfloat16"},
+    {"use": "hybrid", "data": 2},
+    *({"use": "hybrid", "sharding": 2, "sharding_stage": stage} for stage in (1, 2, 3)),
+    {"use": "local_sgd", "every": "2 steps"},
+]
+
+
+def test_a_parameter_that_no_rank_uses_stays_as_it_is_and_is_told_once():
+    """As the poolers of BERT and ERNIE, on one rank as on two."""
+    alone, trained, said = run_ranks(told_unused, 1, ANY_NUMBER)[0]
+    assert said.count("parameter 'second.weight' and 1 more got no gradient in update 1") == 1
+    ranks = run_ranks(each_told, 2, TOLD)
+    for number, config in enumerate(TOLD):
+        assert [rank[number][2].count("got no gradient in update 1") for rank in ranks] == [1, 0], config
+        for rank in ranks:
+            left, moved, _ = rank[number]
+            assert left is None or left == alone, config
+            if moved is not None and not config.get("compress") and config["use"] != "local_sgd":
+                np.testing.assert_allclose(moved, trained, rtol=1e-6, err_msg=str(config))
+
+
+def each_told(configs):
+    return [told_unused(config) for config in configs]
+
+
+class Forgetful(nn.Linear):
+    """Reads its weight, and not its bias."""
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+class Stages(nn.Sequential):
+    """The second stage of two has a parameter that nothing reads."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(4, 3), nn.Tanh(), Forgetful(3, 3), nn.Tanh())
+
+
+def told_by_stages():
+    said = io.StringIO()
+    with redirect_stderr(said):
+        step(*place([], {"use": "hybrid", "pipeline": 2}, Stages()))
+    return said.getvalue()
+
+
+def test_a_stage_s_parameter_that_is_not_used_is_told_by_the_first_rank():
+    first, second = run_ranks(told_by_stages, 2)
+    assert first.count("parameter '2.bias' got no gradient in update 1") == 1
+    assert "no gradient" not in second
+
+
+def test_where_all_are_used_nothing_is_told():
+    for said in run_ranks(each_used, 2, TOLD):
+        assert not any("no gradient" in text for text in said)
+
+
+def each_used(configs):
+    texts = []
+    for config in configs:
+        with redirect_stderr(io.StringIO()) as said:
+            step(*place([], config))
+        texts.append(said.getvalue())
+    return texts
+
+
+def test_paddles_reducer_cannot_leave_one_out():
+    """It exchanges none of a bucket's gradients before it has all."""
+    for said in run_ranks(unused, 2, [0, 1], {"exchange": "bucketed"}):
+        assert "got no gradient on any rank, and paddle.DataParallel" in said
+        assert "strategy.find_unused_parameters=true" in said
 
 
 LATE = "parameter 'second.bias' got no gradient on rank {}, so it would not be exchanged"
