@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+LAYER_NORM_EPSILON = 1e-3  # the largest that Paddle's kernels accept (3.3.1)
+
 
 def at_least_one(config: Any, *names: str) -> None:
     """Raises ValueError unless each of these fields is 1 or more."""
@@ -31,10 +33,14 @@ def check_widths(config: Any, name: str) -> None:
 
 
 def check_hidden_and_epsilon(config: Any) -> None:
-    """Raises ValueError unless `hidden` is 1 or more, or None, and `epsilon` is above 0."""
+    """Raises ValueError unless `hidden` is 1 or more, or None, and `epsilon` is above 0, and one that LayerNorm takes."""
     if config.hidden is not None:
         at_least_one(config, "hidden")
     check_epsilon(config)
+    if config.epsilon > LAYER_NORM_EPSILON:
+        raise ValueError(
+            f"epsilon: {config.epsilon} is more than paddle.nn.LayerNorm takes, which is {LAYER_NORM_EPSILON}"
+        )
 
 
 def check_epsilon(config: Any) -> None:

@@ -135,7 +135,7 @@ class Config:
         },
         "least": {"segments": 1},
         "architecture": "BertForMaskedLM",
-        "unused": ("directionality", "pooler_*", "attention_probs_dropout_prob", "classifier_dropout"),
+        "unused": ("directionality", "pooler_*", "pool_act", "attention_probs_dropout_prob", "classifier_dropout"),
     }  # fmt: skip
 
     vocab: int = 264

@@ -198,6 +198,7 @@ class Config:
             "rope_scaling.original_max_position_embeddings": "rope_original_length", "tie_word_embeddings": "tied",
         },
         "also": {  # other words for the same, of other versions
+            "rope_scaling_type": "rope_scaling.rope_type", "rope_scaling_factor": "rope_scaling.factor",  # PaddleNLP's
             "rope_scaling.type": "rope_scaling.rope_type", "rope_parameters.rope_type": "rope_scaling.rope_type",
             "rope_parameters.rope_theta": "rope_theta", "rope_scaling.rope_theta": "rope_theta",
             "rope_parameters.factor": "rope_scaling.factor",
@@ -207,13 +208,14 @@ class Config:
         },
         "words": {"rope_scaling": {"default": None, "linear": "linear", "llama3": "llama3"}},
         "must": {
-            "model_type": ("llama",), "hidden_act": ("silu", "swish"), "pretraining_tp": (1,),
+            "model_type": ("llama", "mistral"), "hidden_act": ("silu", "swish"), "pretraining_tp": (1,),
             "head_dim": ("hidden_size / num_attention_heads",),
         },
         "absent": {
             "num_key_value_heads": "num_attention_heads", "rope_theta": 10000.0, "tie_word_embeddings": False,
             "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
         },
+        "needs": {"mistral": ("sliding_window", "num_key_value_heads")},
         "architecture": "LlamaForCausalLM",
         "unused": ("attention_dropout",),
     }  # fmt: skip

@@ -188,7 +188,7 @@ def describe(
     elif ranks > 1 or how:
         who = f"{failure.who} of {ranks} on {failure.host}"
         lines.append(f"{who} failed{' first' * (ranks > 1)}{how}")
-    if failure.consequence and ranks > 1:
+    if failure.consequence and ranks > 1 and not alike:
         if failure.waited:
             lines.append(
                 f"It lost a peer. Before, it said: {failure.waited}. See that rank's log, beside its own."

@@ -31,6 +31,11 @@ _HARMLESS = (
     "gradient_checkpointing", "max_length", "min_length", "do_sample", "temperature", "top_k", "top_p", "typical_p",
     "num_beams", "num_beam_groups", "num_return_sequences", "length_penalty", "repetition_penalty", "diversity_penalty",
     "early_stopping", "encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "model_max_length",
+    "is_llama_config", "transformers.js_config.*",
+    # PaddleNLP's and PaddleFormers': how, and on how many ranks, the same numbers are computed.
+    "paddle*_version", "*recompute*", "virtual_pp_degree", "pp_seg_method", "tensor_parallel_*", "sequence_parallel",
+    "fuse_sequence_parallel_allreduce", "use_flash_attention*", "use_fused_*", "seq_length", "long_sequence_*",
+    "immediate_clear_past_key_value", "use_last_token_for_generation",
 )  # fmt: skip
 
 
@@ -41,7 +46,8 @@ class PublishedSizes(Protocol):
     `sizes`: their key (nested ones with dots) → our field; `also`: another key for the same → that key; `words`: our
     field → their value → ours; `must`: their key → the only values that ours can be, "as KEY" and "KEY / KEY" among
     them; `always`: our field → its value; `least`: our field → what theirs is at least; `absent`: their key → what it
-    is where it is not there, a text naming another key; `unused`: patterns of keys that do not matter here;
+    is where it is not there, a text naming another key; `needs`: a model_type → keys that must be there, for theirs has
+    other defaults; `unused`: patterns of keys that do not matter here;
     `architecture`: their class.
     """
 
@@ -117,7 +123,7 @@ def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path 
             f"model {use} has no table of Hugging Face's sizes; those that have: {', '.join(having)}"
         )
     said = _canonical(there, table.get("also", {}))
-    wrong = list(_wrong_keys(said, table, use))
+    wrong = list(_wrong_type(said, table, use, home)) or list(_wrong_keys(said, table, use))
     if wrong:
         raise RecipeError([Mistake(where="", what=f"model.{KEY}: {FILE} {what}") for what in wrong])
     settings = dict(table.get("always", {}))
@@ -160,6 +166,29 @@ def _canonical(there: Mapping[str, Any], also: Mapping[str, str]) -> dict[str, A
         if word not in found or found[word] is None:
             found[word] = value
     return found
+
+
+def _wrong_type(
+    said: Mapping[str, Any], table: Mapping[str, Any], use: str, home: Path | None
+) -> Iterator[str]:
+    """A sentence on a folder of another kind of model: of its other keys nothing need be said then."""
+    theirs, ours = said.get("model_type"), table.get("must", {}).get("model_type", ())
+    if theirs is None or not ours:
+        return
+    if theirs not in ours:
+        others = [n for n in names("models", home) if "." not in n and _reads(n, theirs, home)]
+        instead = f": use {' or '.join(others)}" if others else ""
+        yield f"has model_type {show(theirs)}, and {use} reads {' and '.join(map(show, ours))} only{instead}"
+    for key in table.get("needs", {}).get(theirs, ()) if theirs in ours else ():
+        if key not in said:
+            yield f"has no {key}, of which a {theirs} has another default than {use}: write it there"
+
+
+def _reads(name: str, model_type: str, home: Path | None) -> bool:
+    try:
+        return model_type in (_table(find("models", name, home)) or {}).get("must", {}).get("model_type", ())
+    except RecipeError:
+        return False
 
 
 def _wrong_keys(said: Mapping[str, Any], table: Mapping[str, Any], use: str) -> Iterator[str]:

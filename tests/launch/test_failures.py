@@ -186,3 +186,12 @@ def test_an_error_that_all_ranks_raised_accuses_none(tmp_path) -> None:
         )
         assert in_a_line(cause, ranks, consequences).startswith(f"rank 1 of {ranks} on ")
     assert describe(cause, 1, None) == bad
+
+
+def test_an_error_of_all_ranks_sends_nobody_to_the_others() -> None:
+    """Its words looked like those of a lost peer, below the traceback that is the cause."""
+    alike = [
+        Failure(rank=rank, kind="RuntimeError", message="only support nccl", traceback="T") for rank in (0, 1)
+    ]
+    assert describe(alike[0], 2, None, consequences=alike[1:]) == "T\nall 2 ranks ended with it"
+    assert "It lost a peer" in describe(alike[0], 2, None)

@@ -131,7 +131,14 @@ def changed(folder: Path, **keys: Any) -> None:
         ({"head_dim": 16}, "has head_dim 16: llama has 4 only"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "has rope_scaling.rope_type 'yarn': llama has default, linear"),
         ({"quantization_config": {"bits": 4}}, "has quantization_config.bits 4, which"),
-        ({"model_type": "mistral"}, "has model_type 'mistral': llama has 'llama' only"),
+        ({"model_type": "bert"}, "has model_type 'bert', and llama reads 'llama' and 'mistral' only: use bert"),
+        ({"model_type": "qwen2"}, "has model_type 'qwen2', and llama reads 'llama' and 'mistral' only"),
+        ({"model_type": "mistral"}, "has no sliding_window, of which a mistral has another default"),
+        ({"alibi": True}, "has alibi true, which llama does not know"),
+        ({"rope_interleaved": True}, "has rope_interleaved true, which llama does not know"),
+        ({"fuse_attention_qkv": True}, "has fuse_attention_qkv true, which llama does not know"),
+        ({"use_long_sequence_strategies": True}, "has use_long_sequence_strategies true, which llama"),
+        ({"rope_scaling": None, "rope_scaling_type": "ntk"}, "has rope_scaling.rope_type 'ntk': llama has"),
         ({"vocab_size": ...}, "config.json has no vocab_size"),
         ({"num_attention_heads": 3, "head_dim": None}, r"heads: 3 does not divide width 16"),
     ],
@@ -141,6 +148,56 @@ def test_what_ours_cannot_be_is_refused_by_name(tmp_path: Path, keys: dict[str, 
     changed(tmp_path, **keys)
     with pytest.raises(RecipeError, match=said):
         read_recipe(recipe_at(tmp_path, "llama"))
+
+
+def test_another_kind_of_model_is_one_sentence(tmp_path: Path) -> None:
+    """Its other keys are all unlike ours, too: there were fourteen sentences."""
+    folder_of("gpt", tmp_path)
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(recipe_at(tmp_path, "llama"))
+    assert len(caught.value.mistakes) == 1 and "use gpt" in str(caught.value)
+
+
+PADDLE_NLP = {  # what PaddleNLP 2.8.1 and PaddleFormers 0.4.1 write of a Llama, beside its sizes
+    "alibi": False, "fuse_attention_ffn": False, "fuse_attention_qkv": False, "long_sequence_init_args": {},
+    "fuse_sequence_parallel_allreduce": False, "long_sequence_strategy_name": None, "no_recompute_layers": None,
+    "paddlenlp_version": "2.8.1", "paddleformers_version": "0.4.1", "pp_recompute_interval": 1,
+    "recompute_granularity": "full", "rope_scaling_factor": 1.0, "rope_scaling_type": None, "seq_length": 2048,
+    "sequence_parallel": False, "tensor_parallel_output": True, "use_fused_rms_norm": True, "use_fused_rope": True,
+    "use_recompute": False, "virtual_pp_degree": 1, "use_flash_attention": True, "tensor_parallel_degree": 2,
+    "immediate_clear_past_key_value": False, "use_last_token_for_generation": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param({"is_llama_config": True, "rope_interleaved": False}, id="SmolLM2"),
+        pytest.param({"model_type": "mistral", "sliding_window": None}, id="Mistral"),
+        pytest.param({**PADDLE_NLP, "rope_scaling": None}, id="PaddleNLP"),
+    ],
+)
+def test_what_is_a_llama_is_read_as_one(tmp_path: Path, keys: dict[str, Any]) -> None:
+    folder_of("llama", tmp_path)
+    before = read_recipe(recipe_at(tmp_path, "llama")).model.settings
+    changed(tmp_path, **keys)
+    assert read_recipe(recipe_at(tmp_path, "llama")).model.settings == before
+
+
+def test_a_linear_scale_of_paddle_nlp_is_ours(tmp_path: Path) -> None:
+    folder_of("llama", tmp_path)
+    changed(tmp_path, rope_scaling=None, rope_scaling_type="linear", rope_scaling_factor=4.0)
+    settings = read_recipe(recipe_at(tmp_path, "llama")).model.settings
+    assert (settings["rope_scaling"], settings["rope_factor"]) == ("linear", 4.0)
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert", "vit"])
+def test_what_layer_norm_does_not_take_is_refused_at_the_door(name: str) -> None:
+    """It loaded, and ended in Paddle's InvalidArgument."""
+    with pytest.raises(
+        ValueError, match=r"epsilon: 0\.01 is more than paddle\.nn\.LayerNorm takes, which is 0\.001"
+    ):
+        find("models", name)(epsilon=0.01)
 
 
 def test_what_says_nothing_of_the_model_is_no_matter(tmp_path: Path) -> None:
