@@ -167,4 +167,4 @@ def terminal() -> TextIO | None:
             return None
         os.set_blocking(file, True)
         return open(file, "w", encoding="utf-8")  # stays open as long as the training
-    return sys.stdout if sys.stdout.isatty() else None
+    return sys.stdout if sys.stdout and sys.stdout.isatty() else None  # None: closed when Python began

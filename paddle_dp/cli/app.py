@@ -20,6 +20,7 @@ from paddle_dp.cli.trained import export, generate, merge, predict
 from paddle_dp.cli.training import evaluate, launch, train
 from paddle_dp.cli.watching import dashboard, why
 from paddle_dp.errors import InstallError, PaddleDPError
+from paddle_dp.launch.steady import open_standard_files
 
 # In the order of --help.
 VERBS = (
@@ -73,6 +74,7 @@ def options(
 
 def main(words: Sequence[str] | None = None) -> None:
     """The console script: prints only the message of a PaddleDPError to stderr, and exits with its status."""
+    open_standard_files()
     try:
         app(args=with_resume_value(sys.argv[1:] if words is None else words), prog_name="paddle-dp")
     except PaddleDPError as error:

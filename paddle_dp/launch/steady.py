@@ -52,6 +52,19 @@ class SteadyFile(io.RawIOBase):
         return os.isatty(self._descriptor)
 
 
+def open_standard_files() -> None:
+    """Opens /dev/null in place of each standard file that this process was started without (`>&-`, cron, a daemon).
+
+    Python has None for such a stream, and the next file that anybody opens would get its descriptor: C++ code would
+    print into a checkpoint. Call it before any other file is opened.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this stream's
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w"))
+
+
 @contextmanager
 def steady_screen() -> Iterator[None]:
     """Within it, printing to this process's own standard output and error raises no OSError."""

@@ -29,7 +29,7 @@ from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.processes import alive, die_with_parent
 from paddle_dp.launch.silence import import_paddle
-from paddle_dp.launch.steady import steady_screen
+from paddle_dp.launch.steady import open_standard_files, steady_screen
 from paddle_dp.mesh.heartbeat import heartbeat, join_board
 
 ENTRY_POINTS = {
@@ -113,6 +113,7 @@ def _rank() -> int:
 
 def main(entry_point: str = "train", argv: Sequence[str] | None = None) -> NoReturn:
     """Runs a rank, under the launcher or started by hand, and exits with its status."""
+    open_standard_files()
     with steady_screen():
         _main(entry_point, argv)
 

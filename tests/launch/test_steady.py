@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 
 from paddle_dp.launch import steady
 from paddle_dp.launch.steady import Kept, SteadyFile, steady_screen
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def at(descriptor: int) -> type[SteadyFile]:
@@ -116,3 +119,48 @@ def test_a_line_that_a_disk_took_in_part_is_not_broken_by_the_other_stream(
     out.write(b"step 31\n")
     os.close(descriptor)
     assert (tmp_path / "log").read_bytes() == b"not saved\nstep 31\n"
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("ranks", "closed"), [(1, ">&-"), (1, "2>&-"), (2, "<&- >&- 2>&-"), (1, "| head -n 1")]
+)
+def test_a_training_without_standard_files_ends_well(tmp_path: Path, closed: str, ranks: int) -> None:
+    words = f"{sys.executable} -m paddle_dp train tests/faults/tiny.yaml train.length='40 steps'"
+    words += f" callbacks='[{{use: console, every: 1 step}}, {{use: checkpoint}}]' --ranks {ranks}"
+    script = f"set -o pipefail; {words} --output-dir {tmp_path / 'run'} {closed}"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=170)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "run" / "checkpoints" / "step-00000040").is_dir()
+
+
+@pytest.mark.processes
+def test_a_trainer_in_a_script_without_standard_output_trains(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import numpy as np, paddle\n"
+        "from paddle_dp import Trainer\n"
+        "data = [(np.full([4], i % 2, 'float32'), i % 2) for i in range(64)]\n"
+        "loss = paddle.nn.CrossEntropyLoss(reduction='none')\n"
+        "trainer = Trainer.of(model=paddle.nn.Linear(4, 2), loss=loss, optimizer='adamw', train=data, batch=16,\n"
+        "                     folder='run')\n"
+        "trainer.fit('1 epoch')\n"
+    )
+    words = f"exec {sys.executable} own.py <&- >&-"
+    done = subprocess.run(
+        ["bash", "-c", words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_what_is_not_a_training_has_its_status_too(closed: str) -> None:
+    for file, status in (("tiny.yaml", 0), ("no-such.yaml", 2)):
+        script = f"exec {sys.executable} -m paddle_dp check tests/faults/{file} {closed}"
+        assert subprocess.run(["bash", "-c", script], cwd=ROOT, timeout=60).returncode == status
