@@ -38,7 +38,7 @@ def meet(
     host, _, port = master.rpartition(":")
     try:
         address = _address(host, patience, say)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise UsageError(f"--master {master}: no address is known for {host} ({error}).") from error
     if is_first and host != address and _is_loopback(address):
         address = _address_of_this_machine() or address

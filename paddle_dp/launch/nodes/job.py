@@ -27,6 +27,7 @@ from paddle_dp.launch.supervisor import Outside
 
 TICK = 0.2  # seconds between two looks for news
 OWN_NAME = 60.0  # seconds for node 0's own name to become known: in a cluster, some time after it has started
+NOTICE = 5.0  # seconds without an answer before that is said
 FAREWELL = 3.0  # seconds to tell the others that this node was asked to end
 
 
@@ -63,12 +64,11 @@ def run(given: NodeJob) -> int:
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         if number == 0:
-            stack.enter_context(Server(Rendezvous(given.limits), address, key))
-            own = address
+            server, own = stack.enter_context(Server(Rendezvous(given.limits), address, key)), address
         else:  # by its name: node 0's machine may return with another number
-            own = network.parts(str(job.master))
+            server, own = None, network.parts(str(job.master))
         member = stack.enter_context(Membership(own, card, key))
-        node = _Node(given=given, member=member, meeting=meeting, signals=signals, offer=offer)
+        node = _Node(given=given, member=member, meeting=meeting, signals=signals, offer=offer, server=server)
         return node.run()
 
 
@@ -78,14 +78,15 @@ class _Node:
     member: Membership
     meeting: Meeting
     signals: Signals
+    server: Server | None  # on node 0
     plan: Plan | None = None  # once the run's folder is ready
     logs: Path | None = None  # of the attempt that is to come, or the last one
     point: Point = field(default_factory=Point)  # where the next attempt begins
     started: float = 0.0
-    since: float = field(default_factory=time.monotonic)  # when there was a connection last
     begun: bool = False  # an attempt, of this process
     offer: int = 0  # ranks that this machine had when we last looked
     looked: float = 0.0
+    noticed: bool = False  # that nobody has answered yet
     quits: float = 0.0  # when it was said
     own: Outcome | None = None  # of this node's last attempt
     history: list[Outcome] = field(default_factory=list)
@@ -96,11 +97,13 @@ class _Node:
 
     def run(self) -> int:
         acts: dict[str, Callable[[Message], int | None]] = {
-            "welcome": self._welcome, "waits": self._waits, "prepare": self._prepare, "begin": self._begin,
+            "welcome": lambda message: None, "waits": self._waits, "prepare": self._prepare, "begin": self._begin,
             "judge": self._judge, "again": self._again, "leave": self._leave, "lost": self._lost,
             "refused": self._refused,
         }  # fmt: skip
         while True:
+            if self.server is not None and self.server.failure:
+                return self._end(f"the rendezvous of this job has failed: {self.server.failure}", LOST)
             try:
                 message = self.member.news.get(timeout=TICK)
             except queue.Empty:
@@ -114,17 +117,17 @@ class _Node:
         """Nothing has been said for a moment."""
         if self.signals.number:
             return self._quit()
-        waited = time.monotonic() - self.since
+        waited = self.member.alone
         master = self.given.plan.job.master
-        if self.member.connected:
-            self.since = time.monotonic()
-        elif not self.member.known and waited > self.given.limits.gather:
-            last_words.say(
-                f"nobody answers at {master}, for {waited:.0f} s (watch.start). Is node 0 running, and can this node "
-                "reach it?"
-            )
+        asked = "Is node 0 running, and can this node reach it?"
+        if not self.member.known and waited > self.given.limits.gather:
+            last_words.say(f"nobody answers at {master}, for {waited:.0f} s (watch.start). {asked}")
             return NOBODY
-        elif self.member.known and waited > self.given.limits.rejoin:
+        if not self.member.known and waited > NOTICE and not self.noticed:
+            self.noticed = True
+            limit = f"{self.given.limits.gather:.0f} s at most (watch.start)"
+            last_words.say(f"nobody answers at {master} yet, waiting for {limit}. {asked}")
+        if self.member.known and waited > self.given.limits.rejoin:
             return self._end(
                 f"node 0 did not return to {master} within {waited:.0f} s (watch.rejoin). The nodes meet on its "
                 "machine: without it there is no job.",
@@ -146,9 +149,6 @@ class _Node:
         return None
 
     # What is said
-
-    def _welcome(self, message: Message) -> None:
-        self.since = time.monotonic()
 
     def _waits(self, message: Message) -> None:
         numbers = ", ".join(map(str, message["nodes"]))
@@ -275,14 +275,11 @@ class _Node:
         text = f"node 0 at {job.master} is lost: {message['why']}."
         if not job.restarts:
             return self._end(f"{text} Its own screen and logs say more, if the machine is there.", LOST)
-        self.since = time.monotonic()
         last_words.say(f"{text} Waiting for it, for {self.given.limits.rejoin:.0f} s at most (watch.rejoin)")
         return None
 
     def _refused(self, message: Message) -> int:
-        raise UsageError(
-            f"node 0 at {self.given.plan.job.master} does not let this node in: {message['why']}."
-        )
+        raise UsageError(f"--master {self.given.plan.job.master}: {message['why']}")
 
     def _end(self, text: str, status: int) -> int:
         if self.plan is None or self.logs is None:

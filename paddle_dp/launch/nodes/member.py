@@ -16,6 +16,8 @@ BEAT = 1.0  # seconds between two signs of life
 TICK = 0.2  # seconds between two looks
 AGAIN = 0.5  # seconds between two tries to connect
 SILENCE = 20.0  # seconds, until the rendezvous has said how many
+STRANGER = "If another program has this port on node 0's machine, give another one on all nodes."
+NEWS = ("welcome", "waits", "prepare", "begin", "judge", "again", "leave")
 
 
 class Membership:
@@ -36,8 +38,8 @@ class Membership:
         self._stops = (0, "")  # the last one that it was asked to stop, and why
         self._over = threading.Event()
         self._silence = SILENCE
-        self._is_in = False  # over this connection
-        self.connected = False
+        self.connected = False  # and let in
+        self._left = time.monotonic()  # when it was connected last, or began to try
         self._thread = threading.Thread(target=self._run, name="node", daemon=True)
 
     def __enter__(self) -> Membership:
@@ -47,6 +49,12 @@ class Membership:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+
+    @property
+    def alone(self) -> float:
+        """For how many seconds the rendezvous has not let this node in: one that accepts a connection and says nothing
+        counts as one that is gone."""
+        return 0.0 if self.connected else time.monotonic() - self._left
 
     def begin(self, attempt: int) -> None:
         """This node takes part in an attempt now."""
@@ -84,24 +92,26 @@ class Membership:
         """Keeps a connection until it breaks; why it did, or None where this node was not in yet."""
         while not self._out.empty():  # of an earlier connection
             self._out.get()
-        self._is_in = False
         line: Line | None = None
         try:
             line = Line(end, self._secret, greets=False)
             line.say({"say": "join", "attempt": self.attempt, **self._card})
-            return self._talk(line)
+            why = self._talk(line)
+            return why if self.connected else None
         except StrangerError as stranger:
-            self._refuse(str(stranger))
+            self._refuse(f"{stranger}. {STRANGER}")
             return None
         except BrokenLineError as broken:
-            return str(broken) if self._is_in else None
-        except (KeyError, TypeError, ValueError) as error:
+            return str(broken) if self.connected else None
+        except Exception as error:  # noqa: BLE001 - whatever the other end says, this thread tells what it was
             self._refuse(
-                f"it says what nobody here understands ({error!r}): is its paddle-dp of another version?"
+                f"what answers there says what nobody understands ({error!r}): is its paddle-dp of another version?"
             )
             return None
         finally:
-            self.connected = False
+            if self.connected:
+                self._left = time.monotonic()
+                self.connected = False
             (line or end).close()
 
     def _talk(self, line: Line) -> str | None:
@@ -113,7 +123,7 @@ class Membership:
                 heard = now
                 if message["say"] == "refused":
                     if not message.get("later"):
-                        self._refuse(str(message["why"]))
+                        self._refuse(f"node 0 does not let this node in: {message['why']}.")
                     return None
                 self._take(message)
             if now - heard > self._silence:
@@ -133,8 +143,7 @@ class Membership:
     def _take(self, message: Message) -> None:
         said = message["say"]
         if said == "welcome":
-            self._silence, self.known, self._is_in = float(message["silence"]), True, True
-            self.connected = True
+            self._silence, self.known, self.connected = float(message["silence"]), True, True
         elif said == "begin":
             self._told = int(message["attempt"])
         elif said == "end":
@@ -143,5 +152,7 @@ class Membership:
             self._stops = int(message["attempt"]), str(message["why"])
         elif said == "told":
             last_words.say(str(message["words"]))
-        if said not in ("alive", "end", "stop", "told"):
+        if said in NEWS:
             self.news.put(message)
+        elif said not in ("alive", "end", "stop", "told"):
+            raise ValueError(said)

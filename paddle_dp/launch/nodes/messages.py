@@ -126,7 +126,7 @@ class Line:
         """What a line says; None for the first one."""
         if not self._key:
             if len(line) != DIGITS or line.strip(b"0123456789abcdef"):
-                raise StrangerError("it is no node of paddle-dp")
+                raise StrangerError("what answers there is no node of paddle-dp")
             both = [self._own.encode(), line]
             first, second = both if self._greets else both[::-1]
             self._key = hmac.digest(self._secret, b"paddle_dp nodes " + first + second, hashlib.sha256)
@@ -136,7 +136,7 @@ class Line:
             return None
         code, _, text = line.partition(b" ")
         if not hmac.compare_digest(code, self._code(not self._greets, self._heard, text)):
-            raise StrangerError(f"its secret is another one ({SECRET}, {SECRET_FILE})")
+            raise StrangerError(f"the secret of what answers there is another one ({SECRET}, {SECRET_FILE})")
         self._heard += 1
         try:
             message = json.loads(text)

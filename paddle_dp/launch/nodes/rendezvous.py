@@ -27,6 +27,8 @@ GRACE = 30.0  # seconds for the ranks of all nodes to end, once they are told to
 NOTICE = 2.0  # seconds before the others are told for whom they wait
 NOBODY = 124  # the exit status of a job whose nodes do not meet: as of one that stands still
 LOST = 1  # the exit status of a job that has lost a node for good
+MOST_RANKS = 1 << 16  # of a node
+LONGEST = 8000  # characters of what a node says on the others' screens
 State = Literal["gathering", "preparing", "running", "ending", "judging", "over"]
 
 
@@ -92,7 +94,6 @@ class Rendezvous:
         self._runs: dict[int, Member] = {}  # the nodes of this attempt
         self._done: dict[int, str] = {}  # how each of them ended it
         self._causes: list[Cause] = []
-        self._since: float | None = None  # of this state
         self._began = 0.0  # seconds that this state has lasted by our looks
         self._looked: float | None = None
         self._told = False  # the nodes to end the attempt
@@ -139,13 +140,13 @@ class Rendezvous:
         elif message["say"] == "judged" and self.state == "judging":
             self._follow(message)
         elif message["say"] == "offer":
-            member.ranks = int(message["ranks"])
+            member.ranks = ranks_of(message)
             if self.state == "running":
                 self._regroup(f"{member} has {member.ranks} ranks now")
         elif message["say"] == "tell":
-            self._tell_but(number, str(message["words"]))
+            self._tell_but(number, str(message["words"])[:LONGEST])
         elif message["say"] == "ended":
-            member.ranks = int(message.get("ranks", member.ranks))
+            member.ranks = ranks_of(message) if "ranks" in message else member.ranks
             self._end_of(number, message, now)
 
     def leave(self, number: int, now: float, why: str = "its connection was closed") -> None:
@@ -225,12 +226,12 @@ class Rendezvous:
         if self.state not in ("running", "ending") or number not in self._runs or number in self._done:
             return
         how = str(message.get("how"))
-        self._done[number] = how
         if how == "failed":
+            words = dict(message.get("words") or {})
+            words |= {key: int(words[key]) for key in ("step", "began") if key in words}
             when, late = now - float(message.get("age", 0.0)), bool(message.get("consequence"))
-            self._fail(
-                Cause(node=number, time=when, consequence=late, words=dict(message.get("words") or {}))
-            )
+            self._fail(Cause(node=number, time=when, consequence=late, words=words))
+        self._done[number] = how
         self._notice_end()
 
     def _regroup(self, why: str) -> None:
@@ -307,6 +308,14 @@ class Rendezvous:
 
     def _send(self, number: int, **message: Any) -> None:
         self.orders.append((number, message))
+
+
+def ranks_of(message: Message) -> int:
+    """The ranks that a node says to have. Raises ValueError, TypeError or OverflowError where it is no such number."""
+    ranks = int(message["ranks"])
+    if not 0 <= ranks <= MOST_RANKS:
+        raise ValueError(f"{ranks} ranks")
+    return ranks
 
 
 def first_cause(causes: Sequence[Cause]) -> Cause:

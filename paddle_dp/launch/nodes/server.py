@@ -7,11 +7,12 @@ import selectors
 import socket
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
 from paddle_dp.launch.nodes.messages import BrokenLineError, Line, Message
-from paddle_dp.launch.nodes.rendezvous import Member, Rendezvous
+from paddle_dp.launch.nodes.rendezvous import Member, Rendezvous, ranks_of
 
 TICK = 0.2  # seconds between two looks
 BEAT = 1.0  # seconds between two signs of life
@@ -40,6 +41,7 @@ class Server:
         self._looks.register(self._ear, selectors.EVENT_READ)
         self._ends = threading.Event()
         self._beaten = 0.0
+        self.failure = ""  # why the thread has ended before it was told to
         self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
 
     def __enter__(self) -> Server:
@@ -50,12 +52,19 @@ class Server:
         """Ends when the last messages have left, or soon after."""
         self._ends.set()
         self._thread.join()
-        for guest in self._guests:
-            guest.line.close()
-        self._ear.close()
-        self._looks.close()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:  # noqa: BLE001 - node 0 ends the job with it; nobody may wait for a thread that is gone
+            self.failure = traceback.format_exc()
+        finally:
+            for guest in self._guests:
+                guest.line.close()
+            self._ear.close()
+            self._looks.close()
+
+    def _serve(self) -> None:
         end = None
         while end is None or (time.monotonic() < end and self._lingers()):
             if end is None and self._ends.is_set():
@@ -109,13 +118,13 @@ class Server:
                     self.rendezvous.heard(guest.number, message, time.monotonic())
                 elif message["say"] == "join":
                     self._join(guest, message)
-            except (KeyError, TypeError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever anybody says, the others go on
                 self._drop(guest, f"it said something that nobody understands ({error!r})")
             self._pass_on()
 
     def _join(self, guest: _Guest, message: Message) -> None:
         host, name = str(message["host"])[:64], str(message["name"])[:64]
-        member = Member(int(message["node"]), host, name, int(message["ranks"]))
+        member = Member(int(message["node"]), host, name, ranks_of(message))
         refused = self.rendezvous.join(member, int(message["attempt"]))
         if refused is None:
             guest.number = member.number
@@ -139,7 +148,7 @@ class Server:
             return
         try:
             guest.line.say(message)
-        except BrokenLineError as broken:
+        except (BrokenLineError, ValueError) as broken:  # closed, or too long a message
             self._drop(guest, str(broken))
 
     def _drop(self, guest: _Guest, why: str = "") -> None:

@@ -49,6 +49,17 @@ def _without_ranks(own: Outcome, node: int) -> Failure | None:
 def outcome_of(message: Message, attempt: Path | None, node: int, own: Outcome | None) -> Outcome:
     """The outcome of an attempt whose first cause was told by some node, with what followed from it on this one,
     `node`, whose `own` outcome is known here."""
+    try:
+        return _outcome(message, attempt, node, own)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        said = f"node {message['node']} failed, and nobody here understands what it says of that ({error!r}): is its "
+        cause = Failure(
+            rank=-1, kind=LOST_NODE, message=f"{said}paddle-dp of another version?", expected=True
+        )
+        return Outcome(attempt=attempt or Path(), status=LOST, cause=cause)
+
+
+def _outcome(message: Message, attempt: Path | None, node: int, own: Outcome | None) -> Outcome:
     words = message["words"]
     known: dict[str, Any] = {
         "attempt": attempt or Path(),

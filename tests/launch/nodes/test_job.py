@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -201,13 +202,84 @@ def test_a_node_without_a_node_0_says_so(play, capsys):
     assert "nobody answers at 127.0.0.1:" in capsys.readouterr().err
 
 
+def test_a_node_without_a_node_0_says_after_seconds_that_it_waits(play, capsys, monkeypatch):
+    monkeypatch.setattr(nodes, "NOTICE", 0.05)
+    job = play(gather=0.3)
+    job.start(1)
+    assert job.end() == {1: 124}
+    said = capsys.readouterr().err
+    assert said.count("yet, waiting for 0 s at most (watch.start). Is node 0 running") == 1
+
+
+def test_who_has_node_0s_port_is_not_called_node_0(play, capsys):
+    job = play()
+    with socket.create_server(("127.0.0.1", job.port)) as ear:
+        job.start(1)
+        end, _ = ear.accept()
+        with end:
+            end.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+            assert job.end() == {1: 2}
+    said = capsys.readouterr().out
+    assert f"--master 127.0.0.1:{job.port}: what answers there is no node of paddle-dp. If another" in said
+    assert "does not let" not in said
+
+
+def test_a_rendezvous_that_accepts_and_says_nothing_is_waited_for_as_one_that_is_gone(
+    play, monkeypatch, capsys
+):
+    """As node 0's whose process is stopped: the kernel takes connections for it."""
+
+    def silences(play: Play, plan: Plan, outside: Any) -> Outcome | None:
+        monkeypatch.setattr(server.Server, "_tell", lambda *_: None)
+        return waits(play, plan, outside)
+
+    job = play(silence=0.1, rejoin=0.5)
+    job.start(0, silences, restarts=2)
+    job.start(1, waits, restarts=2)
+    assert job.end() == {0: 1, 1: 1}
+    said = capsys.readouterr().err
+    assert said.count("is lost: nothing was heard of it") == 2  # each says it once
+    assert len(re.findall(r"node 0 did not return to \S+ within \d s \(watch.rejoin\)", said)) == 2
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_rendezvous_that_breaks_ends_the_job_with_its_cause(play, monkeypatch, capsys, restarts):
+    def breaks(play: Play, plan: Plan, outside: Any) -> Outcome | None:
+        monkeypatch.setattr(rendezvous.Rendezvous, "look", None)
+        return waits(play, plan, outside)
+
+    job = play(rejoin=0.5)
+    job.start(0, breaks, restarts=restarts)
+    job.start(1, waits, restarts=restarts)
+    assert job.end() == {0: 1, 1: 1}
+    said = capsys.readouterr().err
+    assert (
+        "the rendezvous of this job has failed: Traceback" in said
+        and "'NoneType' object is not callable" in said
+    )
+
+
+def test_a_failure_that_nobody_understands_is_a_failure(play, monkeypatch, capsys):
+    monkeypatch.setattr(
+        nodes, "end_of", lambda *_: {"how": "failed", "words": {"failure": {"odd": 1}, "log": None}}
+    )
+    job = play()
+    job.start(0, waits)
+    job.start(1, raises)
+    assert job.end() == {0: 1, 1: 1}
+    assert "failed, and nobody here understands what it says of that" in capsys.readouterr().err
+
+
 def test_a_number_too_high_is_refused(play, capsys):
     job = play()
     job.start(0, works)
     job.start(2)
     job.threads[1].join(timeout=5)
     assert job.status == {2: 2}
-    assert "does not let this node in: there are 2 nodes, with --node-rank 0 to 1" in capsys.readouterr().out
+    assert (
+        "node 0 does not let this node in: there are 2 nodes, with --node-rank 0 to 1"
+        in capsys.readouterr().out
+    )
     job.start(1, works)
     assert job.end() == {0: 0, 1: 0, 2: 2}
 

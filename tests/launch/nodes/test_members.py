@@ -6,13 +6,14 @@ import queue
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from paddle_dp.launch.nodes import member as members
 from paddle_dp.launch.nodes import server as servers
 from paddle_dp.launch.nodes.member import Membership
+from paddle_dp.launch.nodes.messages import BrokenLineError, Line
 from paddle_dp.launch.nodes.rendezvous import Limits, Rendezvous
 from paddle_dp.launch.nodes.server import Server
 
@@ -137,7 +138,7 @@ def test_a_silent_rendezvous_is_lost(place):
 def test_a_node_with_another_secret_is_told_so(place):
     place.open(secret=b"ours")
     node = place.node(1, secret=b"theirs")
-    assert "its secret is another one" in news(node, "refused")["why"]
+    assert "the secret of what answers there is another one" in news(node, "refused")["why"]
 
 
 def test_the_port_of_another_program_is_no_rendezvous(place):
@@ -146,5 +147,46 @@ def test_the_port_of_another_program_is_no_rendezvous(place):
         node = place.node(1)
         end, _ = ear.accept()
         end.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
-        assert "it is no node of paddle-dp" in news(node, "refused")["why"]
+        assert "is no node of paddle-dp" in news(node, "refused")["why"]
         end.close()
+
+
+ODD = [
+    *(float("inf"), float("-inf"), float("nan"), -1, 1 << 70, 1e300, True, None),
+    *("", "x", "9" * 4000, "\ud800", "\x1b[2J\n", "é" * 40_000),
+    *([], [[1]], {}, {"failure": {}}),
+]
+MESSAGES = [
+    {"say": "join", "attempt": 0, "node": 1, "host": "h", "name": "n", "ranks": 1},
+    {"say": "quit", "status": 1, "why": "odd"},
+    {"say": "offer", "attempt": 1, "ranks": 1},
+    {"say": "tell", "attempt": 1, "words": "odd"},
+    {"say": "prepared", "attempt": 1, "ranks": [[0, 1]]},
+    {"say": "judged", "attempt": 1, "wait": None, "status": 1, "told": {}},
+    {"say": "ended", "attempt": 1, "how": "failed", "age": 0.0, "words": {"step": 1}, "ranks": 1},
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message["say"])
+def test_whatever_a_stranger_says_the_rendezvous_goes_on(place, message):
+    """Every field of a message with every odd value, said by somebody who joins, or has joined, in mid-attempt."""
+    server = None
+    for field in message:
+        for value in ODD:
+            if server is None or server.rendezvous.state == "over":  # a node that has joined may end the job
+                place.port = 0
+                server = place.open(least=1, most=2, rejoin=0.0)
+                node = place.node(0)
+                prepare = news(node, "prepare")
+                node.say(say="prepared", attempt=prepare["attempt"], ranks=[[0, 1]])
+                node.begin(news(node, "begin")["attempt"])
+            with socket.create_connection(("127.0.0.1", place.port)) as end, suppress(BrokenLineError):
+                line = Line(end, b"", greets=False)
+                if message is not MESSAGES[0]:
+                    line.say(MESSAGES[0])
+                line.say({**message, field: value})
+                while not line.hear():  # sealed: it has ours as well
+                    assert not server.failure, (field, value)
+            with socket.create_connection(("127.0.0.1", place.port), timeout=5) as end:
+                assert end.recv(1), "it greets the next one"
+            assert not server.failure, (field, value)

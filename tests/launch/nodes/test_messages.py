@@ -49,7 +49,7 @@ def test_another_secret_is_noticed_by_both_ends(ends):
     one.say({"say": "join"})
     other.say({"say": "alive"})
     for line in (one, other):
-        with pytest.raises(StrangerError, match="its secret is another one"):
+        with pytest.raises(StrangerError, match="the secret of what answers there is another one"):
             heard(line)
 
 
