@@ -1,9 +1,13 @@
-"""Finds text files, and chooses the held-out ones by their names alone."""
+"""Finds text files, chooses the held-out ones by their names alone, and reads the documents in one.
+
+A file whose bytes are not its text (a table, an archive) is refused: its syntax would be trained like words.
+"""
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import math
 import os
 import sysconfig
@@ -15,6 +19,31 @@ from paddle_dp.datasets._paths import MissingDataError, given
 Named = tuple[str, Path]
 """A file, with its name relative to the folder that was given: equal on every machine."""
 
+_BY_PANDAS = "write it as one document a line: pandas.read_{}('{}').to_json('data.jsonl', orient='records', lines=True)"
+_UNPACK = "unpack it: {} '{}'"
+# What a file that is not its own text is, and what to do with it: by suffix, and by its first bytes.
+_CONTAINERS = {
+    ".json": ("JSON", f"call it .jsonl if each of its lines is an object; else {_BY_PANDAS}", "json"),
+    ".csv": ("a table", _BY_PANDAS, "csv"),
+    ".tsv": ("a table", _BY_PANDAS, "table"),
+    ".xlsx": ("a table", _BY_PANDAS, "excel"),
+    ".parquet": ("a table", _BY_PANDAS, "parquet"),
+    ".arrow": ("a table", _BY_PANDAS, "feather"),
+    ".feather": ("a table", _BY_PANDAS, "feather"),
+    ".gz": ("compressed", _UNPACK, "gunzip -k"),
+    ".bz2": ("compressed", _UNPACK, "bunzip2 -k"),
+    ".xz": ("compressed", _UNPACK, "unxz -k"),
+    ".zst": ("compressed", _UNPACK, "unzstd"),
+    ".zip": ("an archive", _UNPACK, "unzip"),
+    ".tar": ("an archive", _UNPACK, "tar -xf"),
+    ".tgz": ("an archive", _UNPACK, "tar -xf"),
+    ".pdf": ("a document with a layout", "take its text out: {} '{}'", "pdftotext"),
+}
+_BEGINNINGS = {
+    b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst", b"PK\x03\x04": ".zip",
+    b"PAR1": ".parquet", b"ARROW1": ".arrow", b"%PDF-": ".pdf",
+}  # fmt: skip
+_LOOKED_AT = 1 << 13  # bytes of a file in which a byte 0 is looked for, which no text has
 _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -34,7 +63,74 @@ def text_files(path: str | None) -> list[Named]:
         files = _below(file, "", set())
     if not files:
         raise MissingDataError(f"dataset.path: {path} holds no files")
+    for _, file in files:
+        _refuse_container(file, file.suffix.lower(), glob_of=path)
     return files
+
+
+def holds_lines(file: Path) -> bool:
+    """Whether each line of the file is a JSON object with a document in it."""
+    return file.suffix.lower() in (".jsonl", ".ndjson")
+
+
+def _refuse_container(file: Path, suffix: str, glob_of: str | None = None) -> None:
+    """Raises MissingDataError for a file that is not its own text. `glob_of`: the folder or glob it was found in."""
+    if suffix not in _CONTAINERS:
+        return
+    kind, how, command = _CONTAINERS[suffix]
+    folder = glob_of is not None and Path(glob_of).expanduser().is_dir()
+    leave_out = f" To leave such files out, give a glob: dataset.path='{glob_of}/**/*.txt'." if folder else ""
+    raise MissingDataError(
+        f"dataset.path: {file} is {kind}, and its syntax would be trained as text: "
+        f"{how.format(command, file)}.{leave_out}"
+    )
+
+
+def documents(file: Path, field: str) -> list[bytes]:
+    """The documents of a file: the `field` of each line of a .jsonl file, else all of it.
+
+    Raises MissingDataError for a file that is no text, and a line that is not JSON or has no such field.
+    """
+    _refuse_container(file, file.suffix.lower())
+    text = file.read_bytes()
+    for beginning, kind in _BEGINNINGS.items():
+        if text.startswith(beginning):
+            _refuse_container(file, kind)
+    if b"\0" in text[:_LOOKED_AT]:
+        raise MissingDataError(
+            f"dataset.path: {file} has a byte 0, so it is no text in UTF-8: convert it (iconv -f UTF-16 -t UTF-8), or "
+            "leave it out by a glob, dataset.path='texts/**/*.txt'."
+        )
+    if not holds_lines(file):
+        return [text]
+    lines = enumerate(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1)
+    return [_document(f"{file}:{number}", line, field) for number, line in lines if line.strip()]
+
+
+def _document(where: str, line: bytes, field: str) -> bytes:
+    """The text in one line of a .jsonl file."""
+    try:
+        found = json.loads(line)
+    except ValueError as error:  # of UTF-8, too
+        raise MissingDataError(
+            f"{where}: this line is not JSON: {error}. A .jsonl file has one object a line."
+        ) from None
+    if not isinstance(found, dict):
+        raise MissingDataError(
+            f'{where}: this line is no JSON object, such as {{"{field}": "…"}}: {line[:40]!r}'
+        )
+    if field not in found:
+        names = ", ".join(found) or "no fields"
+        raise MissingDataError(
+            f"{where}: there is no field '{field}', which is the text of a document: it has {names}. Name the one that "
+            "is: dataset.field=…"
+        )
+    if not isinstance(found[field], str):
+        raise MissingDataError(
+            f"{where}: the field '{field}' is {type(found[field]).__name__}, not a text: name one that is "
+            "(dataset.field), or write the text that is to be learned, with its roles and marks, into one."
+        )
+    return found[field].encode("utf-8", "surrogatepass")
 
 
 def _below(root: Path, suffix: str, without: set[str]) -> list[Named]:

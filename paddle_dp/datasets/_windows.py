@@ -50,7 +50,11 @@ class TextConfig:
     """The text files, and how they become tokens."""
 
     path: str | None = None
-    """A folder, a file or a glob."""
+    """A folder, a file or a glob: of texts, or of .jsonl files with a document a line. Tables and archives are
+    refused."""
+
+    field: str = "text"
+    """The field of a .jsonl line that is its text."""
 
     limit: Bytes | None = None
     """Read the first files, in the order of their names, up to this much text."""
@@ -79,8 +83,10 @@ class TextConfig:
         states = [
             (str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)
         ]
-        name = _token_file.key(states, part, by.identity)
-        tokens = _token_file.tokens(_token_file.folder(self.cache), name, lambda: _encode(files, part, by))
+        lines = [self.field] if any(map(_texts.holds_lines, files)) else []
+        name = _token_file.key(states, part, by.identity, *lines)
+        where = _token_file.folder(self.cache)
+        tokens = _token_file.tokens(where, name, lambda: _encode(files, part, by, self.field))
         data = Windows(tokens, self.length, files, by)
         if not len(data):
             what = f"{len(tokens)} tokens in {len(files)} files, and a sample needs {self.length + 1}"
@@ -90,16 +96,20 @@ class TextConfig:
         return data
 
     def whole_text(self, path: Path) -> Iterator[tuple[Array, Array]]:
-        """All windows of one file, also the incomplete one at the end: input and target int64 [up to `length`]."""
+        """All windows of each document of a file, also the incomplete one at the end: input and target int64 [up to
+        `length`]."""
+        by = tokenizer(self.tokenizer)
         try:
-            tokens = tokenizer(self.tokenizer).encode(path.read_bytes()).astype(np.int64)
+            found = _texts.documents(path, self.field)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from None
-        if len(tokens) < 2:
-            raise DataError(f"{path} has {len(tokens)} tokens: there is nothing to predict in it")
-        for start in range(0, len(tokens) - 1, self.length):
-            window = tokens[start : start + self.length + 1]
-            yield window[:-1], window[1:]
+        for text in found:
+            tokens = by.encode(text).astype(np.int64)
+            if len(tokens) < 2:
+                raise DataError(f"{path} has {len(tokens)} tokens: there is nothing to predict in it")
+            for start in range(0, len(tokens) - 1, self.length):
+                window = tokens[start : start + self.length + 1]
+                yield window[:-1], window[1:]
 
     def _texts(self, split: str) -> tuple[tuple[Path, ...], tuple[float, float]]:
         """The files of a split, and the part of each to read: start and stop, from 0 to 1."""
@@ -113,13 +123,18 @@ class TextConfig:
         return tuple(file for name, file in files if (name in test_names) == (split == "test")), (0.0, 1.0)
 
 
-def _encode(files: tuple[Path, ...], part: tuple[float, float], by: Tokenizer) -> Array:
-    """The tokens of all files in their order, each followed by the token that ends a text."""
-    pieces = []
+def _encode(files: tuple[Path, ...], part: tuple[float, float], by: Tokenizer, field: str) -> Array:
+    """The tokens of all documents in the files' order, each followed by the token that ends a text. `part`: of a
+    single file, the share of its documents, or of its bytes if it is one document."""
+    end = np.zeros(0, np.int64) if by.end is None else np.array([by.end])
+    pieces = [np.zeros(0, np.int64)]
     for file in files:
-        text = file.read_bytes()
-        start, stop = (round(share * len(text)) for share in part)
-        pieces.append(by.encode(text[start:stop]))
-        if by.end is not None:
-            pieces.append(np.array([by.end]))
+        found: list[bytes] = _texts.documents(file, field)
+        if _texts.holds_lines(file):
+            start, stop = (round(share * len(found)) for share in part)
+            found = found[start:stop]
+        else:
+            start, stop = (round(share * len(found[0])) for share in part)
+            found = [found[0][start:stop]]
+        pieces += [piece for text in found for piece in (by.encode(text), end)]
     return np.concatenate(pieces).astype(kind(by.vocab))

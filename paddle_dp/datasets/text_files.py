@@ -1,4 +1,4 @@
-"""Text files as windows of tokens, for next-token prediction; by default Python's own sources."""
+"""Text or .jsonl files as windows of tokens, for next-token prediction; by default Python's own sources."""
 
 from __future__ import annotations
 

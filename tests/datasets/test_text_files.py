@@ -1,9 +1,11 @@
 """Windows of text: every token once, no file in two splits, tokens made once by however many processes."""
 
+import gzip
 import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -191,3 +193,63 @@ def test_mistakes_say_what_to_do(texts, tmp_path):
         texts(held_out=1.0)
     with pytest.raises(ValueError, match="split"):
         texts().build("val")
+
+
+def lines_in(tmp_path: Path, *lines: str, name: str = "data.jsonl", **settings) -> Config:
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    return Config(path=str(tmp_path / name), cache=str(tmp_path / "cache"), length=4, **settings)
+
+
+def test_each_line_of_a_jsonl_file_is_a_document(tmp_path):
+    """It was trained as it stands, with its braces, the word "text" and escaped line breaks."""
+    config = lines_in(tmp_path, *(f'{{"text": "line {n}\\né", "id": {n}}}' for n in range(10)), held_out=0.2)
+    train, test = (bytes(np.asarray(config.build(split).tokens, np.uint8)) for split in ("train", "test"))
+    assert train == b"".join(f"line {n}\né".encode() + b"\0" for n in range(8))
+    assert test == b"".join(f"line {n}\né".encode() + b"\0" for n in (8, 9))
+    windows = list(config.read_file(tmp_path / "data.jsonl"))
+    assert bytes(windows[0][0].astype(np.uint8)) == b"line" and len(windows) == 20
+    other = lines_in(tmp_path, '{"body": "aaaa"}', '{"body": "bbbb"}', field="body", held_out=0.5)
+    assert bytes(np.asarray(other.build("test").tokens, np.uint8)) == b"bbbb\0"
+
+
+def test_tokens_of_a_jsonl_file_are_not_those_that_were_cached_of_its_bytes(tmp_path):
+    config = lines_in(tmp_path, *['{"text": "abcdefgh", "more": "01234567"}'] * 4, held_out=0.5)
+    first = np.asarray(config.build("train").tokens).tolist()
+    assert np.asarray(replace(config, field="more").build("train").tokens).tolist() != first
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (['{"text": "a"}', '{"text": '], r"data\.jsonl:2: this line is not JSON"),
+        (['{"text": "a"}', "", "[1]"], r"data\.jsonl:3: this line is no JSON object"),
+        (['{"prompt": "a", "b": ""}'], r"data\.jsonl:1: there is no field 'text'.*prompt, b.*dataset\.field"),
+        (['{"text": [{"role": "user"}]}'], r"data\.jsonl:1: the field 'text' is list, not a text"),
+    ],
+)  # fmt: skip
+def test_a_line_that_holds_no_document_is_named(tmp_path, lines, said):
+    with pytest.raises(UsageError, match=said):
+        lines_in(tmp_path, *lines).build("train")
+
+
+@pytest.mark.parametrize("name", [f"data{suffix}" for suffix in (
+    ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".jsonl.gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".PDF"
+)])  # fmt: skip
+def test_a_container_is_refused_with_what_to_do(tmp_path, name):
+    with pytest.raises(
+        UsageError, match=r"its syntax would be trained as text: (write|unpack|call|take) .*data"
+    ):
+        lines_in(tmp_path, "a,b", name=name).build("train")
+
+
+def test_a_container_is_known_by_its_first_bytes_and_in_a_folder(texts, tmp_path):
+    folder = tmp_path / "texts"
+    (folder / "a/packed").write_bytes(gzip.compress(b"abc"))
+    with pytest.raises(UsageError, match="packed is compressed"):
+        texts().build("train")
+    (folder / "a/packed").write_bytes("wide".encode("utf-16-le"))
+    with pytest.raises(UsageError, match="has a byte 0"):
+        texts().build("train")
+    (folder / "a/packed").rename(folder / "a/info.json")
+    with pytest.raises(UsageError, match=r"give a glob: dataset\.path='.*texts/\*\*/\*\.txt'"):
+        texts().build("train")
