@@ -19,8 +19,8 @@ LAYERS: dict[str, float] = {
     "version": -1,  # imports nothing, so the package itself may load it
     "errors": 0, "units": 0, "unpickle": 0,
     "structure": 0.5,
-    "part": 1, "mesh.degrees": 1, "mesh.environment": 1, "mesh.heartbeat": 1, "mesh.late_ranks": 1, "mesh.loopback": 1,
-    "mesh.tape": 1, "mesh.traffic": 1, "mesh.transport": 1,
+    "part": 1, "mesh.degrees": 1, "mesh.environment": 1, "mesh.heartbeat": 1, "mesh.late_ranks": 1, "mesh.doors": 1,
+    "mesh.secret": 1, "mesh.tape": 1, "mesh.traffic": 1, "mesh.transport": 1,
     "recipe": 1.5, "plan": 1.5, "gloo": 1.5,  # a recipe is made of parts, a plan of degrees
     "batch": 2, "mesh": 2,
     "data": 3, "parallel": 3, "checkpoint": 3,

@@ -20,6 +20,7 @@ from paddle_dp.launch.network import meet
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.supervisor import Outside
+from paddle_dp.mesh.secret import proof, users_secret
 from paddle_dp.recipe.schema import Watch
 from paddle_dp.units import Duration
 
@@ -46,6 +47,8 @@ def run(plan: Plan) -> list[Finding]:
 def _start(plan: Plan, folder: Path) -> Failure | int:
     job, several = plan.job, plan.nodes > 1
     meeting = meet(str(job.master), job.node_rank == 0) if several else None
+    if meeting is not None:
+        meeting = replace(meeting, key=proof(users_secret(os.environ), meeting.master.encode()))
     watch = Watch(start=Duration(TOGETHER if several else ALONE))
     limits = Limits(watch=watch, sample=0.0, nodes=plan.nodes)
     plan = replace(plan, node=job.node_rank or 0, meeting=meeting, limits=limits)

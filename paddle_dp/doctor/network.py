@@ -61,7 +61,7 @@ def interface(nodes: Nodes, variables: Mapping[str, str]) -> Finding:
 
 
 def _loopback() -> Finding:
-    """Whether ranks of this machine can meet, and their ports be closed to other machines (mesh/loopback.py)."""
+    """Whether ranks of this machine can meet, and their ports be closed to other machines (mesh/doors.py)."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", 0))

@@ -21,7 +21,9 @@ from paddle_dp.gloo.patch import Patch
 from paddle_dp.gloo.rendezvous import disable_nagle, named_barrier, open_store, reach_store
 from paddle_dp.gloo.time_limit import set_time_limit
 from paddle_dp.mesh import transport
+from paddle_dp.mesh.doors import Connections
 from paddle_dp.mesh.environment import Environment, own_host
+from paddle_dp.mesh.secret import JobStore
 from paddle_dp.mesh.transport import Patience
 
 _stores: list[Any] = []  # a group's store must outlive the group: its first rank serves the others
@@ -39,7 +41,7 @@ def create(store: Any, rank: int, size: int, group: int = 0) -> Any:
     here = Environment.read()
     quicken_job_store()
     transport.open_endpoint(store)
-    number = _number(group)
+    store, number, port = JobStore(store), _number(group), 0
     name = f"gloo group {group}" + (f" (made again, {number // REUSE})" if number >= REUSE else "")
     store.set(f"{name}/rank/{rank}", str(here.rank))
     if rank == 0:
@@ -47,15 +49,17 @@ def create(store: Any, rank: int, size: int, group: int = 0) -> Any:
         store.set(f"{name}/address", f"{own_host()}:{port}")
     named_barrier(store, name, rank, size, here.rank)
     if rank:
-        host, port_word = bytes(store.get(f"{name}/address")).decode().rsplit(":", 1)
+        host, port_word = store.get(f"{name}/address").decode().rsplit(":", 1)
         private = reach_store(host, int(port_word))
     _stores.append(private)
+    connections = Connections(port)
     process_group = originals.original("create")(private, rank, size, number)
     set_time_limit(number, Patience.seconds)
-    ranks = [int(bytes(store.get(f"{name}/rank/{other}")).decode()) for other in range(size)]
+    ranks = [int(store.get(f"{name}/rank/{other}")) for other in range(size)]
     originals.register(process_group, number, rank, ranks)
     # No rank goes on, or ends, while a peer still needs the store to connect.
     originals.original("all_reduce")(process_group, paddle.ones([1]), core.ReduceOp.SUM, True).wait()
+    connections.close_port()
     return process_group
 
 

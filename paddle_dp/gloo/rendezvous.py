@@ -13,8 +13,8 @@ import paddle
 from paddle.base import core
 
 from paddle_dp.errors import JobError, LostPeerError
+from paddle_dp.mesh.doors import listen_to_this_machine_only
 from paddle_dp.mesh.environment import own_host
-from paddle_dp.mesh.loopback import listen_to_this_machine_only
 from paddle_dp.mesh.transport import Patience
 
 ATTEMPTS = 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from paddle_dp.launch.restarts import Again, Outcome, decide
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.supervisor import MARK, Outside, Supervision, board_of
 from paddle_dp.launch.watch import Launcher, Prepared
+from paddle_dp.mesh import secret
 from paddle_dp.mesh.heartbeat import STARTED
 
 if TYPE_CHECKING:
@@ -154,6 +156,7 @@ def watched(
         ExitStack() as hidden,
     ):
         given = {**ports, **command.variables, **(board.variables if board else {}), MARK: mark}
+        given |= _secret(plan)
         process = None if prepared is None else prepared.begin(plan, given, attempt)
         if process is None and plan.servers:
             process = OwnRanks(plan, given, attempt)
@@ -171,6 +174,13 @@ def watched(
         supervision = Supervision(plan, process, attempt, mark, outside, board)
         outcome = supervision.wait(logs.Follower(logs.worker_log(attempt, 0), command.screen))
     return outcome, supervision
+
+
+def _secret(plan: Plan) -> dict[str, str]:
+    """What the ranks of one attempt share, and no other user of their machines can read."""
+    if plan.meeting is None:
+        return {secret.VARIABLE: secrets.token_hex(secret.BYTES)}
+    return {secret.VARIABLE: plan.meeting.key.hex(), **({} if plan.meeting.seals else {secret.SEAL: "off"})}
 
 
 def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:

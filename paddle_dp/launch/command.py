@@ -33,7 +33,7 @@ LEFTOVERS = (
 # go back at once, as before.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 # What a job tells its ranks, and a job within it must not inherit; what is between the nodes' own processes.
-OWN = ("PADDLE_DP_TTY", "PADDLE_DP_SECRET")
+OWN = ("PADDLE_DP_TTY", "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE", "PADDLE_DP_RANKS_SECRET")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +92,14 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """The nodes' rendezvous, by addresses instead of names: `master` is "IP:PORT", `host` this node's address."""
+    """The nodes' rendezvous, by addresses instead of names: `master` is "IP:PORT", `host` this node's address. `key`:
+    what the ranks of an attempt share; `seals`: whether each of their messages carries a code made with it."""
 
     master: str
     host: str
     interface: str | None = None
+    key: bytes = field(default=b"", repr=False)
+    seals: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

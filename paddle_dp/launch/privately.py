@@ -39,6 +39,7 @@ def for_launcher(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
         yield dict(variables)
         return
     file = os.memfd_create("paddle_dp-environment")
+    os.fchmod(file, 0o600)
     try:
         with open(file, "wb", closefd=False) as memory:
             memory.write(json.dumps(hidden).encode())

@@ -3,6 +3,6 @@
 Nothing here knows recipes, data or models. A model's own exchange is in `parallel`; `launch` starts processes.
 """
 
-from paddle_dp.mesh.mesh import Mesh, join
+from paddle_dp.mesh.mesh import Mesh, join, new_group
 
-__all__ = ["Mesh", "join"]
+__all__ = ["Mesh", "join", "new_group"]

@@ -19,6 +19,7 @@ class Environment:
     ranks: int = 1
     local_rank: int = 0
     master: str | None = None
+    on_one_machine: bool = True
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
@@ -34,7 +35,10 @@ class Environment:
                 "Unset the PADDLE_* variables, or start with paddle-dp train, which ignores them."
             )
         local = int(env.get("PADDLE_RANK_IN_NODE", env.get("PADDLE_LOCAL_RANK", rank)))
-        return cls(rank=rank, ranks=ranks, local_rank=local, master=env.get("PADDLE_MASTER"))
+        alone = int(env.get("PADDLE_LOCAL_SIZE", 1)) == ranks
+        return cls(
+            rank=rank, ranks=ranks, local_rank=local, master=env.get("PADDLE_MASTER"), on_one_machine=alone
+        )
 
 
 def own_host() -> str:

@@ -200,6 +200,7 @@ class Board:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memfd_create")
         self._file = os.memfd_create("paddle_dp-heartbeat")
+        os.fchmod(self._file, 0o600)
         os.truncate(self._file, ranks * _SLOT)
         self._memory = mmap.mmap(self._file, ranks * _SLOT)
         os.close(os.open(self._path, os.O_RDWR))  # as the ranks will

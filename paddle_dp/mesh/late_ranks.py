@@ -21,6 +21,7 @@ from typing import Any
 
 from paddle_dp.errors import LostPeerError
 from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.secret import JobStore, job_store
 
 Counts = dict[str, int]
 # The line that a waiting rank prints. The launcher looks for it in the log of a process that the wait ended in C++.
@@ -42,7 +43,7 @@ class Wait:
 class Arrivals:
     """One rank's counts of exchanges, and the thread that compares them with the others' during a long wait.
 
-    `store` opens a connection for the thread alone. Times are in seconds.
+    `store` opens a connection for the thread alone, while all ranks can still connect. Times are in seconds.
     """
 
     notice = 20.0  # after so long a wait the late ranks are named
@@ -59,7 +60,7 @@ class Arrivals:
     def start(self, store: Any) -> None:
         """Writes this rank's first counts into `store` and starts the thread."""
         store.set(self._key(self.rank), json.dumps(self.counts))
-        thread = threading.Thread(target=self._watch, daemon=True, name="late ranks")
+        thread = threading.Thread(target=self._watch, args=[self._open()], daemon=True, name="late ranks")
         thread.start()
         atexit.register(self._end, thread)
 
@@ -93,14 +94,12 @@ class Arrivals:
         mine = self.counts.get(wait.group, 0)
         return tuple(r for r in wait.members if r != self.rank and counts[r].get(wait.group, 0) < mine)
 
-    def _watch(self) -> None:
-        store = None
+    def _watch(self, store: Any) -> None:
         try:
             while not self._stop.wait(self.poll):
                 now = time.monotonic()
                 if now - self._changed < self.idle:
                     continue
-                store = store or self._open()
                 counts = dict(self.counts)
                 if counts != self._written:
                     store.set(self._key(self.rank), json.dumps(counts))
@@ -150,10 +149,10 @@ def start(rank: int, master: str, patience: float) -> None:
 
     def connection() -> Any:
         host, _, port = master.rpartition(":")
-        return core.TCPStore(host, int(port), False, 0)
+        return JobStore(core.TCPStore(host, int(port), False, 0))
 
     _arrivals[:] = [Arrivals(rank, connection, patience)]
-    _arrivals[0].start(core.create_or_get_global_tcp_store())
+    _arrivals[0].start(job_store())
 
 
 def _ranks(ranks: Sequence[int]) -> str:

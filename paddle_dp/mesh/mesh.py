@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.mesh import late_ranks
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.device import choose
+from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.mesh.loopback import listen_to_this_machine_only
 from paddle_dp.mesh.messages import Messages
+from paddle_dp.mesh.secret import job_store
 from paddle_dp.mesh.transport import Patience
 
 if TYPE_CHECKING:
@@ -183,9 +184,17 @@ class Mesh:
 
     @cached_property
     def _store(self) -> Any:
-        from paddle.base import core
+        return job_store()
 
-        return core.create_or_get_global_tcp_store()
+
+def new_group(ranks: Iterable[int]) -> Any:
+    """A process group of these ranks, whose connections lead to no other user's process. Collective."""
+    import paddle.distributed as dist
+
+    connections = Connections()
+    group = dist.new_group(list(ranks))
+    connections.check()
+    return group
 
 
 def copied_bytes(tensor: paddle.Tensor) -> bytes:
@@ -226,6 +235,7 @@ def join(
         here = Environment.read()
         servers = servers if servers < here.ranks else 0
         place = choose("cpu" if here.rank < servers else device)
+        connections = Connections(int(here.master.rpartition(":")[2]) if here.master else 0)
         if here.ranks > 1:
             if here.master:
                 with heartbeat.waiting("rank 0's store") if here.rank else nullcontext():
@@ -244,6 +254,7 @@ def join(
         # gloo lets a rank go on while a peer is still connecting to it. If the rank failed now, the peer would report a
         # lost connection instead of the rank's own error: so all wait for each other first.
         mesh.sum_tensor(paddle.ones([1])).tolist()
+        connections.close_port()
         if servers:
             mesh = replace(mesh, workers_device=mesh.gather(place)[servers])
         _joined["mesh"] = mesh

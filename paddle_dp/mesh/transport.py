@@ -1,27 +1,45 @@
-"""Bytes from rank to rank over plain sockets: sends never block, one queue per (group, source) keeps their order."""
+"""Bytes from rank to rank over plain sockets: sends never block, one queue per (group, source) keeps their order.
+
+On one machine they are Unix sockets, which no other user can connect to. Across machines they are TCP: both ends prove
+that they know the job's key before anything is read, and where it is the user's own secret, each message carries a code
+that nobody else can make.
+"""
 
 from __future__ import annotations
 
 import atexit
 import collections
 import contextlib
+import hmac
 import itertools
 import os
 import secrets
 import socket
 import struct
+import sys
+import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import LostPeerError
 from paddle_dp.mesh.environment import Environment, own_host
 from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.mesh.secret import JobStore, job_key, proof, seals
 
-TOKEN = 16  # bytes of the secret by which a peer proves that it belongs to this job
-HELLO = struct.Struct(f"<{TOKEN}sq")  # the listener's token, the caller's rank
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+DIGITS = 16  # random bytes of each end, first the listener's: then no proof holds twice
+PROOF = 32
+HELLO = struct.Struct(f"<{DIGITS}sqq{PROOF}s")  # the caller's digits, its rank, the listener's, and its proof
+ENTRY = 10.0  # seconds for a caller to prove who it is
+STRANGERS = 16  # who may have connected without a proof; the oldest goes first
+TRIES = 3  # of a caller whom strangers have crowded out
 HEADER = struct.Struct("<qQ")  # group, length
+CODE = 16  # bytes behind each message between machines
 LAST_SENDS = 30.0  # seconds that an ending process waits for its queued sends
 
 # Called with the group (`id`, `ranks`) of each exchange, returns a context to run it in. Nested exchanges are observed,
@@ -48,10 +66,12 @@ class Patience:
 class Endpoint:
     """One process's endpoint: a listening socket, an outgoing connection per peer, an inbox per (group, source)."""
 
-    def __init__(self, store: Any, rank: int):
+    def __init__(self, store: Any, rank: int, key: bytes = b"", on_one_machine: bool = True):
         self.rank, self.store, self._pid = rank, store, os.getpid()
-        self._token = secrets.token_bytes(TOKEN)
-        self._listener = socket.create_server((own_host(), 0), backlog=64)
+        self._key, self._seals = key, bool(key) and not on_one_machine and seals()
+        self._unproven: list[socket.socket] = []
+        self.refused = 0  # connections of strangers
+        self._listener, address = _listen(on_one_machine)
         self._arrived = threading.Condition()
         self._inbox: dict[tuple[int, int], collections.deque[bytearray]] = collections.defaultdict(
             collections.deque
@@ -66,8 +86,7 @@ class Endpoint:
         self._connecting = threading.Lock()
         self._outgoing: dict[int, Outgoing] = {}
         self._asking: dict[int, Outgoing] = {}
-        host, port = self._listener.getsockname()[:2]
-        store.set(f"endpoint/{rank}", f"{host}:{port}:{self._token.hex()}")
+        store.set(f"endpoint/{rank}", address)
         _thread(self._accept)
         atexit.register(self.flush)
 
@@ -100,7 +119,7 @@ class Endpoint:
             return outgoing[rank]
         with self._connecting, contextlib.suppress(ConnectionError):
             if rank not in outgoing:
-                outgoing[rank] = Outgoing(self._connect(rank))
+                outgoing[rank] = Outgoing(*self._connect(rank))
             return outgoing[rank]
         with self._arrived:
             if self._incoming[rank]:
@@ -162,32 +181,94 @@ class Endpoint:
             for connection in itertools.chain(*self._incoming.values()):
                 _keep_alive(connection)
 
-    def _connect(self, rank: int) -> socket.socket:
-        host, port, token = bytes(self.store.get(f"endpoint/{rank}")).decode().rsplit(":", 2)
-        connection = socket.create_connection((host, int(port)), timeout=Patience.seconds)
+    def _connect(self, rank: int) -> tuple[socket.socket, bytes]:
+        """A connection to a peer, and the key of its codes. Raises ConnectionError where nobody listens any more."""
+        for attempt in range(TRIES):
+            connection = _reach(bytes(self.store.get(f"endpoint/{rank}")).decode())
+            if (key := self._introduce(connection, rank)) is not None:
+                return connection, key
+            connection.close()
+            time.sleep(0.1 * (attempt + 1))
+        raise ConnectionError(f"rank {rank} does not let rank {self.rank} in")
+
+    def _introduce(self, connection: socket.socket, rank: int) -> bytes | None:
+        """Proves to the listener who calls, and has it prove that it is `rank`; returns the key of the connection's
+        codes, or None where it is not."""
+        connection.settimeout(Patience.seconds)
+        if (theirs := _read(connection, DIGITS)) is None:
+            return None
+        digits = secrets.token_bytes(DIGITS)
+        names = bytes(theirs) + HELLO.pack(digits, self.rank, rank, b"")
+        with contextlib.suppress(OSError):  # it may have left: then it does not answer
+            connection.sendall(HELLO.pack(digits, self.rank, rank, proof(self._key, b"caller", names)))
+        answer = _read(connection, PROOF)
+        if answer is None or not hmac.compare_digest(answer, proof(self._key, b"listener", names)):
+            return None
         connection.settimeout(None)
-        connection.sendall(HELLO.pack(bytes.fromhex(token), self.rank))
-        return connection
+        return self._session(names)
+
+    def _admit(self, connection: socket.socket) -> tuple[int, bytes] | None:
+        """The listener's part: the caller's rank and the key of the connection's codes; None for a stranger."""
+        digits = secrets.token_bytes(DIGITS)
+        connection.sendall(digits)
+        if not _is_own_users(connection) or (hello := _read(connection, HELLO.size)) is None:
+            return None
+        theirs, rank, listener, shown = HELLO.unpack(hello)
+        names = digits + HELLO.pack(theirs, rank, listener, b"")
+        if listener != self.rank or not hmac.compare_digest(shown, proof(self._key, b"caller", names)):
+            return None  # a port scanner, or a rank of another job that used this port before
+        connection.sendall(proof(self._key, b"listener", names))
+        connection.settimeout(None)
+        return rank, self._session(names)
+
+    def _session(self, names: bytes) -> bytes:
+        """The key of the codes of one connection; empty where its messages have none."""
+        return proof(self._key, b"session", names) if self._seals else b""
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
-            _thread(self._read_messages, connection)
+            try:
+                connection, _ = self._listener.accept()
+                connection.settimeout(ENTRY)
+                with self._arrived:
+                    self._unproven.append(connection)
+                _thread(self._read_messages, connection)
+            except (OSError, RuntimeError):  # too many open files, or threads
+                self._refuse_strangers(0)
+                time.sleep(0.05)
+            self._refuse_strangers(STRANGERS)
+
+    def _refuse_strangers(self, most: int) -> None:
+        """Ends the oldest connections of those who have not proven anything, but for so many."""
+        with self._arrived:
+            for connection in self._unproven[: max(0, len(self._unproven) - most)]:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def _read_messages(self, connection: socket.socket) -> None:
         with connection:
-            hello = _read(connection, HELLO.size)
-            token, rank = HELLO.unpack(hello) if hello is not None else (b"", -1)
-            if not secrets.compare_digest(token, self._token):
-                return  # a port scanner, or a rank of another job that used this port before
+            admitted = None
+            with contextlib.suppress(OSError):
+                admitted = self._admit(connection)
+            with self._arrived:
+                self._unproven.remove(connection)
+            if admitted is None:
+                self.refused += 1
+                return
+            rank, key = admitted
             with self._arrived:
                 self._incoming[rank].append(connection)
                 if self._keeps_alive:
                     _keep_alive(connection)
+            codes = Codes(key)
             while (header := _read(connection, HEADER.size)) is not None:
                 group, length = HEADER.unpack(header)
                 began = time.monotonic()
                 if (data := _read(connection, length)) is None:
+                    break
+                if codes and not codes.check(_read(connection, CODE), header, data):
+                    words = f"rank {self.rank}: a message of rank {rank} was changed on its way: it counts as lost"
+                    print(words, file=sys.stderr, flush=True)
                     break
                 if (tape := heartbeat.tape) is not None:
                     tape.transfer(began, length)
@@ -216,13 +297,37 @@ class Endpoint:
             farewell(rank)
 
 
+class Codes:
+    """The codes of one connection's messages, each of its message and of its number: none can be changed, repeated or
+    left out. False without a key: then there are none."""
+
+    def __init__(self, key: bytes):
+        self._key, self._number = key, itertools.count()
+
+    def __bool__(self) -> bool:
+        return bool(self._key)
+
+    def next(self, *message: Buffer) -> bytes:
+        """The code of the next message."""
+        code = hmac.new(self._key, b"%d " % next(self._number), "sha256")
+        for piece in message:
+            code.update(piece)
+        return code.digest()[:CODE]
+
+    def check(self, code: Buffer | None, *message: Buffer) -> bool:
+        """Whether it is the next message's."""
+        return code is not None and hmac.compare_digest(code, self.next(*message))
+
+
 class Outgoing:
     """A connection to one peer; keeps the order of messages. `send` never blocks: what does not fit into the socket's
-    buffer is queued for a thread, which is started when it is first needed."""
+    buffer is queued for a thread, which is started when it is first needed. `key`: of its codes."""
 
-    def __init__(self, connection: socket.socket):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection, self._changed = connection, threading.Condition()
+    def __init__(self, connection: socket.socket, key: bytes = b""):
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection, self._changed, self._turn = connection, threading.Condition(), threading.Lock()
+        self._codes = Codes(key)
         self._queue: collections.deque[memoryview] = collections.deque()
         self.bytes = 0  # of messages that were given to it
         self._broken = self._threaded = False
@@ -233,12 +338,17 @@ class Outgoing:
         Writing in the caller's thread is faster than in another, and done even if the process is killed right after.
         Messages to a peer that is gone are dropped: `receive` raises the error.
         """
+        with self._turn:
+            message = [memoryview(HEADER.pack(group, sum(map(len, data)))), *data]
+            self._put(message)
+            if self._codes and not self._broken:  # made while the message is on its way
+                self._put([memoryview(self._codes.next(*message))])
+
+    def _put(self, message: list[memoryview]) -> None:
         with self._changed:
-            length = sum(map(len, data))
-            message = [memoryview(HEADER.pack(group, length)), *data]
-            self.bytes += HEADER.size + length
+            self.bytes += sum(map(len, message))
             if not self._queue and not self._broken:
-                message = self._write(message)
+                message = self._write(list(message))
             self._queue.extend(message)
             if self._queue and not self._threaded:
                 self._threaded = True
@@ -283,15 +393,86 @@ class Outgoing:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Has the kernel ask a silent peer whether it is there: after 10 s, and twice more."""
+    """Has the kernel ask a silent peer on another machine whether it is there: after 10 s, and twice more."""
+    if connection.family == socket.AF_UNIX:
+        return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2)):
         if hasattr(socket, option):  # Linux
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def _thread(work: Any, *args: Any) -> None:
-    threading.Thread(target=work, args=args, daemon=True).start()
+def _listen(on_one_machine: bool) -> tuple[socket.socket, str]:
+    """A listening socket, and the address at which peers find it."""
+    if on_one_machine:
+        with contextlib.suppress(OSError):
+            return _listen_here()
+    listener = socket.create_server((own_host(), 0), backlog=64)
+    host, port = listener.getsockname()[:2]
+    return listener, f"{host}:{port}"
+
+
+def _listen_here() -> tuple[socket.socket, str]:
+    """A Unix socket whose only name is a descriptor of this process: the kernel lets nobody in but this user, and
+    nothing is left behind. Raises OSError where the system has no such names."""
+    if not hasattr(os, "O_PATH"):
+        raise OSError("this system has no O_PATH")
+    listener = socket.socket(socket.AF_UNIX)
+    with tempfile.TemporaryDirectory(prefix="paddle_dp-") as path:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            listener.bind(f"/proc/self/fd/{folder}/socket")  # a name of 107 bytes at most
+            file = os.open("socket", os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+        finally:
+            os.close(folder)
+    listener.listen(64)
+    address = f"/proc/{os.getpid()}/fd/{file}"
+    with socket.socket(socket.AF_UNIX) as probe:  # as the peers will
+        probe.connect(address)
+        listener.accept()[0].close()
+    return listener, address
+
+
+def _reach(address: str) -> socket.socket:
+    """A connection to what listens at an address. Raises ConnectionError where nobody of this user does any more."""
+    if not address.startswith("/"):
+        host, port = address.rsplit(":", 1)
+        return socket.create_connection((host, int(port)), timeout=Patience.seconds)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(address)
+        if _is_own_users(connection):
+            return connection
+        raise ConnectionError(f"another user listens at {address}")
+    except OSError as error:
+        connection.close()
+        raise ConnectionError(f"nobody listens at {address} ({error})") from error
+
+
+def _is_own_users(connection: socket.socket) -> bool:
+    """Whether the other end of a Unix socket is a process of this user; True across machines, where keys decide."""
+    if connection.family != socket.AF_UNIX:
+        return True
+    size = struct.calcsize("3i")
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return bool(user == os.geteuid())
+
+
+def _thread(work: Callable[..., object], *args: Any) -> None:
+    """Runs `work` beside this process's own. If it fails the process ends, with what failed in its log: the other ranks
+    would wait for ever."""
+
+    def run() -> None:
+        try:
+            work(*args)
+        except BaseException:  # noqa: BLE001 - whatever it is
+            if sys.is_finalizing():
+                return
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    threading.Thread(target=run, daemon=True).start()
 
 
 def _read(connection: socket.socket, length: int) -> bytearray | None:
@@ -315,7 +496,8 @@ _endpoint: list[Endpoint] = []
 def open_endpoint(store: Any) -> Endpoint:
     """This process's endpoint; the first call opens it and publishes its address in the job's store."""
     if not _endpoint:
-        _endpoint.append(Endpoint(store, Environment.read().rank))
+        here, jobs = Environment.read(), JobStore(store)
+        _endpoint.append(Endpoint(jobs, here.rank, job_key(store), here.on_one_machine))
     return _endpoint[0]
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import paddle
 import paddle.distributed as dist
 
+from paddle_dp.mesh import new_group
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.parallel.hcg import HCG
 
@@ -31,7 +32,7 @@ class Ranks:
         """The ranks that differ from `rank` on these axes only. Collective: all ranks make all groups."""
         mine = None
         for ranks in degrees.groups(*axes):
-            group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            group = new_group(ranks) if len(ranks) > 1 else None
             mine = cls(ranks, rank, group) if rank in ranks else mine
         assert mine is not None
         return mine

@@ -12,6 +12,7 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.mesh import new_group
 from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.exchange import owed
@@ -104,7 +105,7 @@ class DataParallelLearner(Learner):
     def _group(self) -> Any:
         """All ranks: on an accelerator in a group of its own, between whose collectives no others come."""
         if self.mesh.device != "cpu":
-            return dist.new_group(list(range(self.mesh.ranks)))
+            return new_group(range(self.mesh.ranks))
         return dist.get_group(0)
 
     @property

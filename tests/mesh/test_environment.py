@@ -23,7 +23,9 @@ def test_the_launchers_variables():
         "PADDLE_RANK_IN_NODE": "1",
         "PADDLE_MASTER": "h:1",
     }
-    assert Environment.read(variables) == Environment(rank=5, ranks=8, local_rank=1, master="h:1")
+    assert Environment.read(variables) == Environment(
+        rank=5, ranks=8, local_rank=1, master="h:1", on_one_machine=False
+    )
 
 
 def test_leftovers_of_another_job_are_refused():

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from paddle_dp.errors import JobError
-from paddle_dp.mesh.transport import HEADER, Endpoint, Patience
+from paddle_dp.mesh.transport import (
+    DIGITS,
+    HEADER,
+    HELLO,
+    Codes,
+    Endpoint,
+    Patience,
+    _reach,
+)
+from tests.strangers import needs_another_user, stranger_is_well
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = b"a key"
 
 
 class Store(dict):  # type: ignore[type-arg]
@@ -19,10 +35,17 @@ class Store(dict):  # type: ignore[type-arg]
         self[key] = value.encode()
 
 
+@pytest.fixture(params=["one machine", "two machines"])
+def pair(request: pytest.FixtureRequest) -> tuple[Endpoint, Endpoint]:
+    store, here = Store(), request.param == "one machine"
+    return Endpoint(store, 0, KEY, here), Endpoint(store, 1, KEY, here)
+
+
 @pytest.fixture
-def pair() -> tuple[Endpoint, Endpoint]:
+def machines() -> tuple[Endpoint, Endpoint]:
+    """Two endpoints on two machines."""
     store = Store()
-    return Endpoint(store, 0), Endpoint(store, 1)
+    return Endpoint(store, 0, KEY, False), Endpoint(store, 1, KEY, False)
 
 
 def say(endpoint: Endpoint, group: int, rank: int, word: bytes) -> None:
@@ -75,7 +98,7 @@ def test_a_send_does_not_wait_while_another_peer_is_connected_to(pair: tuple[End
 
 def test_strangers_are_ignored(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
-    with socket.create_connection(one._listener.getsockname()[:2]) as stranger:
+    with _reach(one.store["endpoint/1"].decode()) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(100))
         say(zero, 0, 1, b"ours")
         assert bytes(one.receive(0, 0)) == b"ours"
@@ -84,7 +107,7 @@ def test_strangers_are_ignored(pair: tuple[Endpoint, Endpoint]) -> None:
 
 def test_a_peer_that_left_is_named(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
-    connection = zero._connect(1)
+    connection, _ = zero._connect(1)
     connection.close()
     with pytest.raises(JobError, match=r"rank 1 waits for a message of rank 0, which has left"):
         one.receive(5, 0)
@@ -92,8 +115,9 @@ def test_a_peer_that_left_is_named(pair: tuple[Endpoint, Endpoint]) -> None:
 
 def test_what_a_peer_sent_before_it_left_still_counts(pair: tuple[Endpoint, Endpoint]) -> None:
     zero, one = pair
-    connection = zero._connect(1)
-    connection.sendall(HEADER.pack(0, 4) + b"last")
+    connection, key = zero._connect(1)
+    message = HEADER.pack(0, 4) + b"last"
+    connection.sendall(message + (Codes(key).next(message) if key else b""))
     connection.close()
     assert bytes(one.receive(0, 0)) == b"last"
 
@@ -153,10 +177,127 @@ def test_what_is_said_to_a_process_that_has_ended_before_is_lost_and_it_is_gone(
     one._listener.close()
     store, left = zero.store, list[int]()
     with socket.create_server(("127.0.0.1", 0)) as nobody:
-        store.set("endpoint/1", f"127.0.0.1:{nobody.getsockname()[1]}:{'00' * 16}")
+        store.set("endpoint/1", f"127.0.0.1:{nobody.getsockname()[1]}")
     zero.when_gone("test", left.append)
     for _ in range(2):
         say(zero, 0, 1, b"x")
     assert zero.is_gone(1) and left == [1]
     with pytest.raises(JobError, match="rank 1, which has left the job"):
         zero.receive(0, 1)
+
+
+def test_who_has_another_key_comes_in_at_neither_end(machines: tuple[Endpoint, Endpoint]) -> None:
+    zero, one = machines
+    stranger = Endpoint(Store(zero.store), 0, b"another key", False)
+    with pytest.raises(ConnectionError, match="rank 1 does not let rank 0 in"):
+        stranger._connect(1)
+    zero.store.set("endpoint/0", stranger.store["endpoint/0"].decode())  # who listens has another one
+    with pytest.raises(ConnectionError):
+        one._connect(0)
+    assert not one._gone and one.refused
+
+
+def test_the_listener_is_the_rank_that_is_meant(pair: tuple[Endpoint, Endpoint]) -> None:
+    third = Endpoint(Store(pair[0].store), 2, KEY, not pair[0]._seals)
+    third.store.set("endpoint/0", third.store["endpoint/1"].decode())
+    with pytest.raises(ConnectionError, match="rank 0 does not let rank 2 in"):
+        third._connect(0)
+
+
+@pytest.mark.parametrize("change", ["a byte", "left out", "repeated"])
+def test_a_message_that_is_changed_on_its_way_is_not_read(
+    machines: tuple[Endpoint, Endpoint], change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zero, one = machines
+    connection, key = zero._connect(1)
+    codes, lines = Codes(key), []
+    for word in (b"first", b"second"):
+        header = HEADER.pack(0, len(word))
+        lines.append(header + word + codes.next(header, word))
+    sent = {
+        "a byte": [lines[0].replace(b"first", b"fIrst")],
+        "left out": [lines[1]],
+        "repeated": [lines[0], lines[0]],
+    }
+    connection.sendall(b"".join(sent[change]))
+    if change == "repeated":
+        assert bytes(one.receive(0, 0)) == b"first"
+    with pytest.raises(JobError, match="which has left"):
+        one.receive(0, 0)
+    assert "a message of rank 0 was changed on its way" in capsys.readouterr().err
+
+
+def test_messages_carry_no_code_where_they_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PADDLE_DP_SEAL", "off")
+    store = Store()
+    zero, one = Endpoint(store, 0, KEY, False), Endpoint(store, 1, KEY, False)
+    say(zero, 0, 1, b"word")
+    assert bytes(one.receive(0, 0)) == b"word" and zero._outgoing[1].bytes == HEADER.size + 4
+
+
+def odd_beginnings() -> list[bytes]:
+    """What a stranger may say first."""
+    hello = HELLO.pack(bytes(DIGITS), 0, 1, bytes(32))
+    return [b"", b"x", bytes(1 << 16), b"\xff" * HELLO.size, hello, hello[:-1], b"GET / HTTP/1.0\r\n\r\n"]
+
+
+def test_odd_beginnings_are_refused_and_counted(machines: tuple[Endpoint, Endpoint]) -> None:
+    zero, one = machines
+    for turn in range(210):
+        with _reach(one.store["endpoint/1"].decode()) as stranger:
+            stranger.sendall(odd_beginnings()[turn % len(odd_beginnings())])
+    say(zero, 0, 1, b"ours")
+    assert bytes(one.receive(0, 0)) == b"ours" and not one._gone
+    end = time.monotonic() + 10
+    while one.refused < 210 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert one.refused == 210 and not one._unproven
+
+
+def test_idle_strangers_do_not_deafen_a_rank() -> None:
+    """At `ulimit -n 256`, 250 idle connections ended the thread that accepts, and nobody was heard any more."""
+    command = ["bash", "-c", 'ulimit -n 256; exec "$0" -c "$1"', sys.executable, DEAF]
+    with (
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rank,
+        contextlib.ExitStack() as idle,
+    ):
+        assert rank.stdout is not None
+        store = Store()
+        store.set("endpoint/1", rank.stdout.readline().strip())
+        for _ in range(300):
+            idle.enter_context(_reach(store["endpoint/1"].decode()))
+        say(Endpoint(store, 0, KEY, False), 0, 1, b"ours")
+        assert rank.stdout.readline() == "heard b'ours'\n"
+
+
+DEAF = """
+import sys; sys.path[0] = "."
+from tests.mesh.test_transport import KEY, Store
+from paddle_dp.mesh.transport import Endpoint
+store = Store()
+one = Endpoint(store, 1, KEY, False)
+print(store["endpoint/1"].decode(), flush=True)
+print("heard", bytes(one.receive(0, 0)), flush=True)
+"""
+
+
+def test_a_thread_that_fails_ends_its_process_with_the_cause() -> None:
+    code = "from paddle_dp.mesh.transport import _thread; import time; _thread(lambda: {}[7]); time.sleep(30)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1 and "KeyError: 7" in done.stderr
+
+
+@needs_another_user
+def test_another_user_cannot_connect_on_one_machine() -> None:
+    store = Store()
+    Endpoint(store, 0, KEY)
+    assert not stranger_is_well(lambda: _reach(store["endpoint/0"].decode()))
+    assert _reach(store["endpoint/0"].decode())
+
+
+def test_nothing_of_a_socket_is_left_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    Endpoint(Store(), 0, KEY)
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from paddle_dp.launch import attempts, last_words, logs, network
 from paddle_dp.launch.command import Meeting, Plan, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.nodes.member import Membership
-from paddle_dp.launch.nodes.messages import Message, secret
+from paddle_dp.launch.nodes.messages import Message
 from paddle_dp.launch.nodes.rendezvous import LOST, NOBODY, Limits, Rendezvous
 from paddle_dp.launch.nodes.server import Server
 from paddle_dp.launch.nodes.told import end_of, outcome_of
@@ -24,6 +25,7 @@ from paddle_dp.launch.resume import Point
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.sizes import LOOK, Offer
 from paddle_dp.launch.supervisor import Outside
+from paddle_dp.mesh.secret import BYTES, proof, users_secret
 
 TICK = 0.2  # seconds between two looks for news
 OWN_NAME = 60.0  # seconds for node 0's own name to become known: in a cluster, some time after it has started
@@ -51,7 +53,7 @@ def run(given: NodeJob) -> int:
     Raises UsageError where this node cannot come to --master, or its secret cannot be read.
     """
     job = given.plan.job
-    number, key = job.node_rank or 0, secret(given.inherited)
+    number, key = job.node_rank or 0, users_secret(given.inherited)
     patience = given.limits.gather if number else min(given.limits.gather, OWN_NAME)
     meeting = network.meet(str(job.master), number == 0, patience, last_words.say)
     address, offer = network.parts(meeting.master), given.offered().ranks
@@ -68,7 +70,9 @@ def run(given: NodeJob) -> int:
         else:  # by its name: node 0's machine may return with another number
             server, own = None, network.parts(str(job.master))
         member = stack.enter_context(Membership(own, card, key))
-        node = _Node(given=given, member=member, meeting=meeting, signals=signals, offer=offer, server=server)
+        node = _Node(
+            given=given, member=member, meeting=meeting, signals=signals, offer=offer, server=server, secret=key
+        )
         return node.run()
 
 
@@ -79,6 +83,7 @@ class _Node:
     meeting: Meeting
     signals: Signals
     server: Server | None  # on node 0
+    secret: bytes = field(repr=False)  # the user's
     plan: Plan | None = None  # once the run's folder is ready
     logs: Path | None = None  # of the attempt that is to come, or the last one
     point: Point = field(default_factory=Point)  # where the next attempt begins
@@ -176,7 +181,7 @@ class _Node:
         port = network.free_port(network.parts(self.meeting.master)[1] + 1)
         self.member.say(
             **answer, ranks=[list(offer) for offer in ranks], resume=self.point.resume, step=self.point.step,
-            where=self.point.where, master=f"{self.meeting.host}:{port}",
+            where=self.point.where, master=f"{self.meeting.host}:{port}", salt=secrets.token_hex(BYTES),
         )  # fmt: skip
 
     def _begin(self, message: Message) -> None:
@@ -198,7 +203,13 @@ class _Node:
             self.begun, self.plan = True, plan
             point = Point(resume=message["resume"], step=message["step"], where=message["where"])
             several = len(numbers) > 1
-            plan = replace(plan, meeting=replace(self.meeting, master=message["master"]) if several else None)
+            meeting = replace(
+                self.meeting,
+                master=message["master"],
+                key=proof(self.secret, message["salt"].encode()),
+                seals=bool(self.secret),
+            )
+            plan = replace(plan, meeting=meeting if several else None)
             outside = Outside(
                 signals=self.signals, must_end=self.member.must_end, must_stop=self._must_stop,
                 tell_others=lambda words: self.member.say(say="tell", attempt=self.member.attempt, words=words),

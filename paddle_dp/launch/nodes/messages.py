@@ -12,13 +12,10 @@ import hmac
 import json
 import os
 import socket
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from paddle_dp.errors import UsageError
+from paddle_dp.mesh.secret import SECRET, SECRET_FILE
 
-SECRET, SECRET_FILE = "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE"
 LONGEST = 1 << 18  # bytes of a line; a failure with its traceback is the longest message
 UNSENT = 1 << 20  # bytes that may wait for a peer who does not read
 CLOSED = "the connection was closed"
@@ -29,27 +26,6 @@ Message = dict[str, Any]
 
 class BrokenLineError(Exception):
     """A connection that has ended, or whose other end breaks the rules; the message says how."""
-
-
-def secret(variables: Mapping[str, str]) -> bytes:
-    """The job's secret: PADDLE_DP_SECRET, or what is in the file PADDLE_DP_SECRET_FILE; empty where there is neither.
-
-    Raises UsageError where the file cannot be read, or is empty.
-    """
-    if word := variables.get(SECRET):
-        return word.encode()
-    path = variables.get(SECRET_FILE)
-    if not path:
-        return b""
-    try:
-        found = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise UsageError(f"{SECRET_FILE}={path} cannot be read ({error.strerror}).") from error
-    if not found:
-        raise UsageError(
-            f"{SECRET_FILE}={path} is empty. Put one line of random letters in it, on all nodes."
-        )
-    return found
 
 
 class StrangerError(BrokenLineError):

@@ -218,7 +218,7 @@ class Rendezvous:
         self._done, self._causes, self._told, self._regroups, self._begun = {}, [], False, False, True
         self._enter("running")
         nodes = [[number, ranks[number]] for number in self._runs]
-        given = {key: message[key] for key in ("resume", "step", "where", "master") if key in message}
+        given = {key: message[key] for key in ("resume", "step", "where", "master", "salt") if key in message}
         self._tell(say="begin", attempt=self.attempt, nodes=nodes, **given)
 
     def _end_of(self, number: int, message: Message, now: float) -> None:

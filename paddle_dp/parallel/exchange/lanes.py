@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import paddle.distributed as dist
-
+from paddle_dp.mesh import new_group
 from paddle_dp.parallel.hcg import Group
 
 MOST = 4  # groups: each has a stream and buffers of its own
@@ -28,7 +27,7 @@ class Lanes:
         """Those of the one among the lists of ranks in which `me` is. Collective: all ranks make all groups."""
         mine: list[Group] = []
         for ranks in of_all:
-            made = [dist.new_group(list(ranks)) for _ in range(min(len(ranks), MOST))]
+            made = [new_group(ranks) for _ in range(min(len(ranks), MOST))]
             mine = made if me in ranks else mine
         return cls(mine)
 

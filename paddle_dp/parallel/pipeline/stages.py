@@ -12,6 +12,7 @@ from paddle import nn
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 from paddle_dp.errors import UsageError
+from paddle_dp.mesh import new_group
 from paddle_dp.parallel.blocks import learns_of, outside, settle, sizes_of
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.placement import Placements
@@ -200,6 +201,6 @@ def group_of_stages(stages: tuple[int, ...], hcg: HCG) -> Any:
     """A new group of the ranks of this rank's pipeline that hold `stages`. Collective: all ranks make all groups."""
     mine = None
     for pipeline in hcg.topology().get_comm_list("pipe"):
-        group = dist.new_group([pipeline[stage] for stage in stages])
+        group = new_group(pipeline[stage] for stage in stages)
         mine = group if dist.get_rank() in pipeline else mine
     return mine

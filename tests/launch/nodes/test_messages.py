@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.nodes.messages import LONGEST, BrokenLineError, Line, StrangerError, secret
+from paddle_dp.launch.nodes.messages import LONGEST, BrokenLineError, Line, StrangerError
+from paddle_dp.mesh.secret import users_secret
 
 
 @pytest.fixture
@@ -94,12 +95,12 @@ def test_a_closed_connection_is_an_error_after_its_last_words(ends):
 
 
 def test_the_secret_is_a_variable_or_a_file(tmp_path):
-    assert secret({}) == b""
-    assert secret({"PADDLE_DP_SECRET": "abc"}) == b"abc"
+    assert users_secret({}) == b""
+    assert users_secret({"PADDLE_DP_SECRET": "abc"}) == b"abc"
     (tmp_path / "secret").write_text("of a file\n")
-    assert secret({"PADDLE_DP_SECRET_FILE": str(tmp_path / "secret")}) == b"of a file"
+    assert users_secret({"PADDLE_DP_SECRET_FILE": str(tmp_path / "secret")}) == b"of a file"
     (tmp_path / "secret").write_text("\n")
     with pytest.raises(UsageError, match="is empty"):
-        secret({"PADDLE_DP_SECRET_FILE": str(tmp_path / "secret")})
+        users_secret({"PADDLE_DP_SECRET_FILE": str(tmp_path / "secret")})
     with pytest.raises(UsageError, match="cannot be read"):
-        secret({"PADDLE_DP_SECRET_FILE": str(tmp_path / "none")})
+        users_secret({"PADDLE_DP_SECRET_FILE": str(tmp_path / "none")})

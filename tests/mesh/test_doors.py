@@ -1,0 +1,87 @@
+"""A library's port takes nobody more once it is closed, and a connection to another user's process is seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from paddle_dp.errors import JobError
+from paddle_dp.mesh.doors import Connections
+from tests.strangers import as_stranger, needs_another_user
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as end:
+        yield end
+
+
+def test_a_closed_port_takes_nobody_more_and_keeps_who_is_there(listener):
+    address = listener.getsockname()
+    connections = Connections(address[1])
+    with socket.create_connection(address) as ours:
+        theirs, _ = listener.accept()
+        connections.close_port()
+        with pytest.raises(TimeoutError):
+            socket.create_connection(address, timeout=0.2)
+        ours.sendall(b"still here")
+        assert theirs.recv(10) == b"still here"
+        theirs.close()
+
+
+@pytest.fixture
+def stranger(listener):
+    """Another user's process, which has connected to the listener; and the connection."""
+
+    def connect():
+        with socket.create_connection(listener.getsockname()):
+            time.sleep(60)
+
+    connections = Connections()
+    pid = as_stranger(connect)
+    accepted, _ = listener.accept()
+    yield connections, accepted
+    accepted.close()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@needs_another_user
+def test_a_connection_to_another_user_ends_the_job(stranger):
+    connections, _ = stranger
+    with pytest.raises(JobError, match=r"user 65534 of this machine has come between the ranks"):
+        connections.check()
+    Connections().check()  # it was there before
+
+
+@needs_another_user
+def test_a_stranger_at_a_store_is_cut_off(stranger):
+    connections, accepted = stranger
+    connections.port = accepted.getsockname()[1]
+    connections.check()
+    assert accepted.recv(1) == b""
+
+
+def test_ones_own_connections_are_no_strangers(listener):
+    connections = Connections()
+    with socket.create_connection(listener.getsockname()):
+        connections.check()
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as both:
+        connections = Connections()
+        with socket.create_connection(("127.0.0.1", both.getsockname()[1])):
+            connections.check()
+
+
+@needs_another_user
+def test_a_stranger_is_seen_through_a_socket_of_version_6(listener):
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as both:
+        connections, port = Connections(), both.getsockname()[1]
+        pid = as_stranger(lambda: (socket.create_connection(("127.0.0.1", port)), time.sleep(60)))
+        with both.accept()[0], pytest.raises(JobError, match="user 65534"):
+            connections.check()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
