@@ -25,7 +25,8 @@ class Journal:
         self._waiting: deque[bytes] = deque()
         self._size_waiting, self._said = 0, False
         self._file = _CLOSED
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._file = os.open(path, flags, 0o666)
         self._size = os.fstat(self._file).st_size
 
     def add(self, entry: bytes) -> None:

@@ -201,8 +201,9 @@ def _claimed(job: Job, folder: Path) -> tuple[Path, Path]:
 
     Nodes other than the first put their logs beside the folder, since the disk may be shared.
     """
-    from paddle_dp.recipe.folder import claim
+    from paddle_dp.recipe.folder import check_files, claim
 
+    check_files(folder)
     if job.node_rank:
         return folder.with_name(f"{folder.name}.node-{job.node_rank}"), job.recipe
     moved = claim(folder, job.resume) if job.entry_point == "train" else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import stat
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
@@ -21,8 +22,9 @@ def claim(folder: Path, resume: str | None) -> Path | None:
     becomes `<folder>.1`, `.2`, … With `resume` it stays, and unless that is a path ("newest", "best", a step are none),
     a run must be there. Until `release`, or the end of this process, no other one can claim the folder. Raises
     UsageError when there is no run to resume, when the folder cannot be made or written, when it belongs to a job
-    that is running, and when an older run is to move aside with this job's own logs in it.
+    that is running, when an older run is to move aside with this job's own logs in it, and what `check_files` raises.
     """
+    check_files(folder)
     older = any((folder / sign).exists() for sign in SIGNS)
     if resume and not older and (resume in ("newest", "best") or resume.isdecimal()):
         raise UsageError(
@@ -51,6 +53,30 @@ def claim(folder: Path, resume: str | None) -> Path | None:
     return moved
 
 
+def check_files(folder: Path) -> None:
+    """Raises UsageError where a file in a run's folder is a link, has a second name elsewhere, or is a pipe or a
+    device: what a run writes there would go elsewhere, and what it reads may have no end.
+
+    A link to a folder may stand there, as for checkpoints on another disk, unless another user has put it there.
+    """
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        status = entry.stat(follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            if entry.is_dir() and status.st_uid in (os.geteuid(), 0):
+                continue
+            what = f"a link to {os.readlink(entry.path)}"
+        elif stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            what = "a file with a second name elsewhere (a hard link)"
+        elif stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+            continue
+        else:
+            what = "a pipe, a socket or a device"
+        raise UsageError(
+            f"{entry.path} is {what}, and a run's files are its own. Remove it, or choose another folder with "
+            "--output-dir DIR."
+        )
+
+
 def _move_aside(folder: Path) -> Path:
     number = 1
     while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
@@ -62,7 +88,7 @@ def _move_aside(folder: Path) -> Path:
 
 def _lock(folder: Path) -> None:
     """Locks the folder for this process. Raises UsageError if another one has it; nothing where disks know no locks."""
-    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     place = _place(file)
     if place in _held:
         os.close(file)

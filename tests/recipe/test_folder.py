@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,40 @@ def test_what_is_looked_for_in_the_folder_needs_a_run_there(tmp_path: Path, whic
 def test_a_checkpoint_of_another_run_goes_on_in_a_new_folder(tmp_path: Path) -> None:
     assert claim(tmp_path / "run", "elsewhere/checkpoints/step-00000120") is None
     assert (tmp_path / "run").is_dir()
+
+
+@pytest.mark.parametrize(
+    "name", [LOCK, "metrics.jsonl", "certificate.json", "recipe.yaml", "evaluation.json"]
+)
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        (lambda path, victim: path.symlink_to(victim), "a link to"),
+        (lambda path, victim: path.hardlink_to(victim), "a file with a second name elsewhere"),
+        (lambda path, victim: os.mkfifo(path), "a pipe, a socket or a device"),
+    ],
+    ids=["link", "hard link", "pipe"],
+)
+@pytest.mark.parametrize("resume", [None, "newest"])
+def test_what_is_not_a_runs_own_file_is_refused_and_stays(
+    tmp_path: Path, name: str, place: Callable[[Path, Path], object], what: str, resume: str | None
+) -> None:
+    """A lock, metrics and a certificate that were links overwrote any file of the user's."""
+    folder, victim = tmp_path / "run", tmp_path / "victim"
+    (folder / "checkpoints").mkdir(parents=True)
+    victim.write_text("precious")
+    place(folder / name, victim)
+    with pytest.raises(UsageError, match=rf"run/{name} is {what}.* --output-dir DIR"):
+        claim(folder, resume)
+    assert victim.read_text() == "precious" and not (tmp_path / "run.1").exists()
+
+
+def test_checkpoints_may_be_on_another_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")
+    assert claim(tmp_path / "run", "newest") is None
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "run" / "checkpoints", 65534, 65534, follow_symlinks=False)
+        with pytest.raises(UsageError, match="checkpoints is a link to"):
+            claim(tmp_path / "run", "newest")

@@ -71,7 +71,13 @@ def run(given: NodeJob) -> int:
             server, own = None, network.parts(str(job.master))
         member = stack.enter_context(Membership(own, card, key))
         node = _Node(
-            given=given, member=member, meeting=meeting, signals=signals, offer=offer, server=server, secret=key
+            given=given,
+            member=member,
+            meeting=meeting,
+            signals=signals,
+            offer=offer,
+            server=server,
+            secret=key,
         )
         return node.run()
 

@@ -16,8 +16,8 @@ from paddle_dp.launch.nodes.rendezvous import Member, Rendezvous, ranks_of
 
 TICK = 0.2  # seconds between two looks
 BEAT = 1.0  # seconds between two signs of life
-ENTRY = 10.0  # seconds for somebody who has connected to say who he is
-MOST = 64  # who may be connected without having said so
+ENTRY = 5.0  # seconds for somebody who has connected to say who he is
+MOST = 64  # who may be connected without having said so; the first of them goes when another one comes
 LINGER = 3.0  # seconds for the last messages to leave
 
 
@@ -89,20 +89,27 @@ class Server:
         return self.rendezvous.state == "over" and any(guest.number for guest in self._guests)
 
     def _let_in(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             end, _ = self._ear.accept()
-            if sum(guest.number is None for guest in self._guests) >= MOST:
-                end.close()
-                return
-            try:
-                guest = _Guest(Line(end, self._secret, greets=True), time.monotonic())
-            except BrokenLineError:
-                end.close()
-                return
-            self._guests.append(guest)
-            self._looks.register(end, selectors.EVENT_READ, guest)
-            # Sealed: the other end learns at once whether its secret is ours.
-            self._tell(guest, {"say": "alive"})
+        except OSError:  # too many open files, or who called has left
+            self._drop_strangers(0)
+            return
+        self._drop_strangers(MOST - 1)
+        try:
+            guest = _Guest(Line(end, self._secret, greets=True), time.monotonic())
+        except (BrokenLineError, OSError):
+            end.close()
+            return
+        self._guests.append(guest)
+        self._looks.register(end, selectors.EVENT_READ, guest)
+        # Sealed: the other end learns at once whether its secret is ours.
+        self._tell(guest, {"say": "alive"})
+
+    def _drop_strangers(self, most: int) -> None:
+        """Ends the oldest connections of those who have not said who they are, but for so many."""
+        strangers = [guest for guest in self._guests if guest.number is None]
+        for guest in strangers[: max(0, len(strangers) - most)]:
+            self._drop(guest)
 
     def _listen(self, guest: _Guest) -> None:
         if guest not in self._guests:

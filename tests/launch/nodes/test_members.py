@@ -190,3 +190,14 @@ def test_whatever_a_stranger_says_the_rendezvous_goes_on(place, message):
             with socket.create_connection(("127.0.0.1", place.port), timeout=5) as end:
                 assert end.recv(1), "it greets the next one"
             assert not server.failure, (field, value)
+
+
+def test_idle_strangers_keep_no_node_out(place):
+    """64 idle connections did, for ten seconds and again."""
+    server = place.open()
+    idle = [socket.create_connection(("127.0.0.1", place.port)) for _ in range(3 * servers.MOST)]
+    nodes = begin(place)
+    assert sum(guest.number is None for guest in server._guests) <= servers.MOST
+    assert all(node.connected for node in nodes)
+    for end in idle:
+        end.close()

@@ -1,0 +1,182 @@
+"""Another user of the same machine, while a job trains: reads nothing of it, changes nothing, and does not stop it.
+
+What the stranger tries: 1000 messages to each port that a process of the job listens at, odd ones and ones that are
+almost right; each of its Unix sockets; the memory, the environment and the open files of each process; its run folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import shutil
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paddle_dp.mesh.transport import DIGITS, HELLO
+from tests.faults.conftest import Started
+from tests.faults.slow_run import losses
+from tests.strangers import NOBODY, as_stranger, needs_another_user
+
+MESSAGES = 1000  # to each port
+AT_ONCE = 100
+STEPS = 60
+SLOW = "tests/faults/slow.yaml"
+GPT = "tests/faults/slow_hybrid.yaml"
+JOBS = {
+    "data_parallel": (SLOW, "use: data_parallel"),
+    "data_parallel, exchange: after": (SLOW, "use: data_parallel, exchange: after"),
+    "sharding 2, stage 3": (SLOW, "use: hybrid, sharding: 2, sharding_stage: 3"),
+    "pipeline 2": (GPT, "use: hybrid, pipeline: 2"),
+    "tensor 2": (GPT, "use: hybrid, tensor: 2"),
+    "branches": (SLOW, "use: branches, over: 2", "model={use: tests.strategies.test_branches.Deep}"),
+    "parameter_server": (SLOW, "use: parameter_server"),
+    "parameter_server, async": (SLOW, "use: parameter_server, mode: async"),
+    "local_sgd": (SLOW, "use: local_sgd, every: 4 steps"),
+    "async_average": (SLOW, "use: async_average, staleness: 2"),
+}
+UNORDERED = ("parameter_server, async", "async_average")  # whose losses depend on who comes first
+pytestmark = [needs_another_user, pytest.mark.timeout(300)]
+
+
+def messages(seed: int) -> Iterator[bytes]:
+    """What a stranger says: noise, nothing, lengths that no memory has, and what Paddle's store, the ranks and the
+    nodes say to each other, without the secret."""
+    dice = random.Random(seed)
+    key = b"endpoint/0"
+    while True:
+        yield from (
+            b"",
+            dice.randbytes(dice.randrange(1, 300)),
+            struct.pack("<qQ", 0, 1 << 62) + dice.randbytes(40),
+            struct.pack("<iQ", dice.randrange(8), len(key)) + key + struct.pack("<Q", 9) + b"127.0.0.1",
+            HELLO.pack(dice.randbytes(DIGITS), dice.randrange(4), dice.randrange(4), dice.randbytes(32)),
+            b"0" * 32 + b"\n" + b"1" * 64 + b' {"say": "join", "node": Infinity}\n',
+            b"GET / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
+            b"\xff" * 4096,
+        )
+
+
+class Stranger:
+    """Another user, and what of a job it has reached or read: `seen`, by what it tried."""
+
+    def __init__(self, pids: list[int], out: Path):
+        self.pids, self.out = pids, out
+        ends = [end for pid in pids for end in psutil.Process(pid).net_connections("all")]
+        self.ports = sorted({end.laddr.port for end in ends if end.status == "LISTEN"})
+        self.names = sorted({end.laddr for end in ends if end.family == socket.AF_UNIX and end.laddr})
+        self.seen: dict[str, list[str]] = {}
+
+    def run(self, report: Path) -> None:
+        """In the process of the other user."""
+        self._read_processes()
+        self._read_files()
+        self._reach_sockets()
+        answered = {port: self._talk_to(port) for port in self.ports}
+        report.write_text(json.dumps({"seen": self.seen, "answered": answered}))
+
+    def _try(self, name: str, what: Callable[[], object]) -> None:
+        with suppress(OSError, PermissionError):
+            what()
+            self.seen.setdefault(name.split("/")[-1], []).append(name)
+
+    def _read_processes(self) -> None:
+        for pid in self.pids:
+            process = Path(f"/proc/{pid}")
+            secrets = [process / name for name in ("environ", "mem", "maps", "auxv", "io")]
+            for file in [*secrets, *(process / "fd" / str(number) for number in range(40))]:
+                self._try(str(file), lambda file=file: file.open("rb").close())
+            self._try(f"a signal to {pid}", lambda pid=pid: os.kill(pid, 0))
+
+    def _read_files(self) -> None:
+        self._try(str(self.out), lambda: os.listdir(self.out))
+        self._try("recipe.yaml", (self.out / "recipe.yaml").read_bytes)
+        for pid in self.pids:
+            for file in Path("/dev/shm").glob(f"*{pid}*"):
+                self._try(str(file), file.read_bytes)
+
+    def _reach_sockets(self) -> None:
+        for name in self.names:
+            with socket.socket(socket.AF_UNIX) as end:
+                self._try(name, lambda end=end, name=name: end.connect(name.replace("@", "\0", 1)))
+
+    def _talk_to(self, port: int) -> int:
+        """How many of the messages a port took."""
+        took, words = 0, messages(port)
+        for _ in range(MESSAGES // AT_ONCE):
+            ends = [socket.socket() for _ in range(AT_ONCE)]
+            for end in ends:
+                end.setblocking(False)
+                end.connect_ex(("127.0.0.1", port))
+            time.sleep(0.05)
+            _, ready, _ = select.select([], ends, [], 0.3)
+            for end in ready:
+                with suppress(OSError):
+                    end.send(next(words))
+                    took += 1
+            time.sleep(0.02)
+            for end in ends:
+                end.close()
+        return took
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that every user may enter, unlike pytest's own: what is in it has to guard itself."""
+    path = Path(tempfile.mkdtemp(prefix="strangers-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+def until_step(out: Path, step: int, job: Started, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not (out / "metrics.jsonl").exists() or max(losses(out), default=0) < step:
+        assert time.monotonic() < end and job.process.poll() is None, job.process.communicate()
+        time.sleep(0.1)
+
+
+def attack(pids: list[int], out: Path, folder: Path) -> tuple[Stranger, dict[str, Any]]:
+    """What a stranger has seen of these processes, and how many messages each port took."""
+    stranger, report = Stranger(pids, out), folder / "report"
+    report.touch()
+    shutil.chown(report, NOBODY)
+    os.waitpid(as_stranger(lambda: stranger.run(report)), 0)
+    return stranger, json.loads(report.read_text())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name != "data_parallel" else []) for name in JOBS]
+)
+def test_a_stranger_changes_nothing(start, folder: Path, name: str) -> None:
+    recipe, strategy, *more = JOBS[name]
+    overrides = [f"strategy={{{strategy}}}", f"train.length={STEPS} steps", *more]
+    ranks = 3 if name in UNORDERED else 2
+    given = {"recipe": recipe, "overrides": overrides, "ranks": ranks}
+    undisturbed = start("train", env={"SLOW": "0"}, **given)
+    assert undisturbed.finish(timeout=120)[0] == 0
+    job = start("train", env={"SLOW": "0.1"}, output_dir=str(folder / "run"), **given)
+    until_step(job.out, 3, job)
+    stranger, report = attack([job.process.pid, *job.left()], job.out, folder)
+    went_on = job.process.poll() is None
+    status, _, complained = job.finish(timeout=120)
+    right, own = losses(undisturbed.out), losses(job.out)
+    same = own == right
+    print(
+        f"| {name} | {len(stranger.ports)} | {MESSAGES * len(stranger.ports)} | {sum(report['answered'].values())} "
+        f"| {len(report['seen'])} | {'bits' if same else 'in no order'} | {status} |"
+    )
+    assert status == 0 and went_on, complained
+    assert own.keys() == right.keys() and max(own) == STEPS
+    assert name in UNORDERED or same
+    assert not report["seen"] and not any(report["answered"].values()), report
