@@ -13,6 +13,11 @@ An update, and an optimizer state, is compared with what one process computes fr
 (proof.replay); then F_p is only the last place of both: eps · |p|, and for an update, the difference of two weights,
 eps · |weight|.
 
+A comparison proves something only where F is small: a fault of a tenth of a parameter's gradient, on one rank of N,
+must show. So of every gradient g, with G the whole model's and β = BEYOND (what is less of G is nothing),
+
+    shows = (K F + bound) · N / max(|g|, β |G|) ≤ VISIBLE
+
 Correct layouts give r of about 1, since rounding is all their difference; K = 8 leaves room for chance. Elements whose
 noise is as large as they are (F/|g| > 0.3) have no true gradient: they are judged separately.
 """
@@ -31,12 +36,16 @@ K = 8.0
 # F/|g| from which on an element counts as noise. Measured: at most 0.07 for true gradients, at least 1.2 for others.
 NO_GRADIENT = 0.3
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# Part of a quantity that rounding stays below: about half of the digits. Low precisions are too coarse for a bound.
+BEYOND = {"float64": 2.0**-22, "float32": 2.0**-8}
 # A parameter's part of the whole gradient below which it is zero; for quantities without noise of their own only.
 NOTHING = {"float64": 2.0**-53}
 SLIGHT = 2.0**-40
 # The largest part of a parameter's gradient that switched ReLUs and max poolings may explain; measured: 0.07
 # (densenet121).
 TURNED = 0.2
+LARGEST_TURN = 1e4  # in units of the noise
+VISIBLE = 0.1  # the fault, as a part of any parameter's gradient, that must show
 JUDGED = (
     "initial", "loss", "gradient norm", "score", "gradient", "probe", "update", "frozen", "state", "statistic",
     "buffer",
@@ -56,6 +65,8 @@ class Finding:
     # Of r, as a part of |one|: F at least, one unit in the last place, and what may be rounded.
     unit: float = 0.0
     undetermined: float = 0.0  # the part of its elements that have no true gradient
+    # Of a gradient: the fault that shows, if all ranks have it, as a part of |one|, or of β |G| where that is larger.
+    shows: float = 0.0
     missing: str = ""  # "one" or "many": the side that lacks it
 
     @property
@@ -82,12 +93,14 @@ class Part:
 
     `truth`: one process's trace in float64, if there is one; it shows which gradients are truly zero. `replayed`: what
     one process computes from the gradients of `many`; without it, updates and states are compared with its own.
+    `turns`: rounding may turn something in the model over, a ReLU or a pooling.
     """
 
     one: Trace
     many: Trace
     truth: Trace | None = None
     replayed: Trace | None = None
+    turns: bool = True
     findings: list[Finding] = field(init=False)
     # r of each gradient of a first batch that probes speak against, by name.
     turned: dict[str, float] = field(init=False, default_factory=dict)
@@ -129,6 +142,16 @@ class Part:
         """The smallest relative fault of one rank's gradient that would be detected: K times the noise, and what may be
         rounded, times N."""
         return (K * self.noise + self.rounded) * ranks
+
+    @cached_property
+    def shows(self) -> dict[str, float]:
+        """By parameter: the smallest relative fault of its gradient on all ranks that would be detected in every step
+        recorded."""
+        worst: dict[str, float] = {}
+        for found in self.findings:
+            if found.key.kind == "gradient" and not found.missing:
+                worst[found.key.name] = max(worst.get(found.key.name, 0.0), found.shows)
+        return worst
 
     @cached_property
     def rounded(self) -> float:
@@ -173,16 +196,24 @@ class Part:
         not: it concerns one sample at one place.
         """
         cleared, of_step = [], {(f.key.step, f.key.name): f.r for f in findings if f.key.kind == "gradient"}
+        turned: dict[str, float] = {}
         for found in findings:
             if found.key.kind == "gradient" and not found.same and not found.missing:
                 rs = [found.r, *self._of_other_batches(found.key, of_step)]
-                if min(rs) <= K and found.r * found.unit <= TURNED:
-                    self.turned[found.key.name] = found.r
+                may_turn = self.turns and found.r < LARGEST_TURN and found.r * found.unit <= TURNED
+                if may_turn and min(rs) <= K:
+                    turned[found.key.name] = found.r
                     found = replace(found, r=min(rs))
             cleared.append(found)
-        if not self.turned:
+        if not turned:
             return cleared
-        return [found for found in cleared if found.key.kind != "gradient norm"]
+        left = [found for found in cleared if found.key.kind != "gradient norm"]
+        if not all(
+            found.same for found in left
+        ):  # what is left is a fault, which may be the cause of all of it
+            return findings
+        self.turned = turned
+        return left
 
     def _of_other_batches(self, what: Key, of_step: dict[tuple[int, str], float]) -> Iterator[float]:
         """r of a parameter's gradient in batches that a fault of this step would show in, too: further ones at the
@@ -231,7 +262,11 @@ class Part:
         part = float(mask.mean()) if mask.size else 0.0
         found = max(r(~mask, size), r(mask, 0.0))
         unit = ratio(allowed(~mask, size), size)
-        return Finding(key=what, r=found, noise=ratio(floor, size), unit=unit, undetermined=part)
+        shows = 0.0
+        if what.kind == "gradient":
+            smallest = max(size, BEYOND.get(self.dtype, 0.0) * self._size(what))
+            shows = K * ratio(max(floor, EPS[self.dtype] * size) + rounded / K, smallest)
+        return Finding(key=what, r=found, noise=ratio(floor, size), unit=unit, undetermined=part, shows=shows)
 
     def _last_place(self, what: Key) -> float:
         """The error of an update that comes from the last place of the two weights it is the difference of."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -197,3 +198,71 @@ def update(c: float, rest: float, degrees: Degrees) -> str:
         f"is {c:.3g} × one process's and {min(rest, 1):.0%} something else, with equal gradients: another state, decay "
         "or rounding of the optimizer"
     )
+
+
+Remembered = Mapping[str, Mapping[str, Any]]
+"""By step, as text, and name: a JSON value that has changed since the beginning of a run (proof.memory)."""
+
+
+def memory(one: Remembered, many: Sequence[Remembered], groups: Sequence[Any], close: float) -> str | None:
+    """A sentence on the first thing beside the weights that changes otherwise on some rank; None if all change alike.
+
+    `groups`: by rank what ranks that run the same layers on other samples have in common. Numbers are alike up to
+    `close`, relative. A checksum is compared within a group only: rounding changes it, but not between ranks with equal
+    weights.
+    """
+    for step in sorted({*one}.union(*many), key=int):
+        alone, ranks = one.get(step, {}), [rank.get(step, {}) for rank in many]
+        unlike = {}
+        for name in sorted({*alone}.union(*ranks)):
+            pair = _unlike(name, alone, ranks, groups, close)
+            if pair is not None:
+                unlike[name] = pair
+        if unlike:
+            name, ((holder, value), (other, another)) = next(iter(unlike.items()))
+            more = f" ({len(unlike) - 1} more do, too)" if len(unlike) > 1 else ""
+            shown = f"differs between {holder} and {other}"
+            if another is None:
+                shown = f"changes on {holder} and not on {other}"
+            elif isinstance(value, (int, float)) and isinstance(another, (int, float)):
+                shown = f"is {value:.6g} on {holder} and {another:.6g} on {other}"
+            return f"{name} {shown} after step {step}{more}"
+    return None
+
+
+def _unlike(
+    name: str,
+    alone: Mapping[str, Any],
+    ranks: Sequence[Mapping[str, Any]],
+    groups: Sequence[Any],
+    close: float,
+) -> tuple[tuple[str, Any], tuple[str, Any]] | None:
+    """Two holders that are not alike, each with its value; None for one that has not changed."""
+    holders = [rank for rank, held in enumerate(ranks) if name in held]
+    if not holders:
+        shared = name in alone and all(
+            group == groups[0] for group in groups
+        )  # else it may be of another rank's layers
+        return (("one process", alone[name]), ("rank 0", None)) if shared else None
+    for rank, group in enumerate(groups):
+        first = next((other for other in holders if groups[other] == group), rank)
+        here, there = ranks[first].get(name), ranks[rank].get(name)
+        if first != rank and not _alike(here, there, close):
+            return (f"rank {first}", here), (f"rank {rank}", there)
+    here, there = ranks[holders[0]][name], alone.get(name)
+    checksums = all(isinstance(value, str) and "CRC-32" in value for value in (here, there))
+    if checksums or _alike(here, there, close):
+        return None
+    return (f"rank {holders[0]}", here), ("one process", there)
+
+
+def _alike(a: Any, b: Any, close: float, size: float = 0.0) -> bool:
+    """`size`: of the numbers beside them, of which one near 0 is rounded like the others."""
+    if isinstance(a, list) and isinstance(b, list):
+        size = max((abs(x) for x in a if isinstance(x, float)), default=0.0)
+        return len(a) == len(b) and all(_alike(x, y, close, size) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_alike(a[key], b[key], close) for key in a)
+    if isinstance(a, float) and isinstance(b, float):
+        return abs(a - b) <= close * max(abs(a), abs(b), size) or (math.isnan(a) and math.isnan(b))
+    return bool(a == b)

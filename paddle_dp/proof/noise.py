@@ -31,9 +31,6 @@ from paddle_dp.data.sampler import cut
 from paddle_dp.parallel.precision.emulated_amp import ROUNDED
 from paddle_dp.parallel.tensor.convolutions import CONVOLUTIONS, channel_dim, instead, is_grouped, with_bias
 
-# The relative difference of the first loss beyond which it is not rounding, by precision: about half of the digits.
-# Unlimited in low precision.
-BEYOND = {"float64": 2.0**-22, "float32": 2.0**-8}
 ULP = {"float64": 2.0**-52}  # of weights; those of every other precision are float32
 FLOAT32 = 2.0**-23
 
@@ -46,16 +43,6 @@ class Noise:
     model: Callable[[nn.Layer], Any] = lambda model: None
     order: Callable[[int], np.ndarray] | None = None  # number of samples → permutation
     long: bool = False  # whether to run the later steps, too
-
-
-def is_rounding(dtype: str, plain: float, noisy: float) -> bool:
-    """Whether the first losses of a run and of one with noise differ by rounding only.
-
-    A model that mixes samples (a batch's first as its reference, dropout on [t, n, …]) gives another loss in another
-    order, and one with unseeded random numbers in every run. Such a difference must not count as noise, or the same
-    fault on N ranks would pass.
-    """
-    return not abs(noisy - plain) > BEYOND.get(dtype, float("inf")) * max(abs(plain), 2.0**-10)
 
 
 def runs(dtype: str, ranks: int, tensor: int = 1) -> Iterator[Noise]:
@@ -80,7 +67,8 @@ def nudge(model: nn.Layer, dtype: str, seed: int) -> None:
             if parameter.dtype in (paddle.float32, paddle.float64):
                 old = parameter.numpy()
                 signs = draw.integers(0, 2, old.shape, np.int8).astype(old.dtype) * 2 - 1
-                parameter.set_value((old * (1 + old.dtype.type(ulp) * signs)).astype(old.dtype))
+                moved = old * (1 + old.dtype.type(ulp) * signs)
+                parameter.set_value(np.asarray(moved, old.dtype))  # of a 0-d array NumPy makes a number
 
 
 def _shuffled(seed: int) -> Callable[[int], np.ndarray]:

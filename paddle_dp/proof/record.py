@@ -29,19 +29,18 @@ Put = Callable[[str, TensorShard], None]
 class Recorder:
     """Records one learner's updates. Passes this rank's shard of each quantity to `put`, by key; `copies`: its copies
     of those that differ between ranks; `rounded`: by key, the 2-norm of what this rank may have rounded of a gradient.
-    Calls `ahead` before an update that it records, and `given` between its gradients and its update. Without `updates`,
+    Calls `given` between the gradients of an update that it records and the update. Without `updates`,
     neither updates nor optimizer states are recorded."""
 
     def __init__(
         self,
         learner: Learner,
         put: Put,
-        ahead: Callable[[], None] = lambda: None,
         updates: bool = True,
         given: Callable[[int], None] = lambda step: None,
     ):
         self.learner, self.mesh = learner, learner.mesh
-        self._hand_on, self._ahead, self._updates, self._given = put, ahead, updates, given
+        self._hand_on, self._updates, self._given = put, updates, given
         self.rounded: dict[str, float] = {}
         roundings.watch()
         self.copies: dict[str, np.ndarray] = {}
@@ -84,7 +83,6 @@ class Recorder:
         if not self._step:
             self._do()
             return
-        self._ahead()
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
         with self.learner.whole_gradients():
             gradients = [(name, p.grad, p) for name, p in trainable if p.grad is not None]

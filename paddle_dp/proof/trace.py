@@ -11,8 +11,8 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ from paddle_dp.parallel import Learner, Task
 from paddle_dp.parallel.initial_weights import draw
 from paddle_dp.parallel.meta_init import size_of
 from paddle_dp.proof import noise
+from paddle_dp.proof.dependence import Curve, Dependence, find_dependence, kinks, train
 from paddle_dp.proof.failed import failed_together
 from paddle_dp.proof.fits import check_fits
-from paddle_dp.proof.floors import Floors, Fold, NoRounding
+from paddle_dp.proof.floors import Floors
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.shares import short
@@ -141,8 +142,8 @@ class Side:
         self._free = available_memory() if joined.device == "cpu" else None  # before a model is built
         self._fits = False
         self._check_fits(size_of(recipe.model.build) or 0, ())
-        self._beyond: list[noise.Noise] = []  # kinds of noise whose effect is more than rounding
-        self._judged = False  # whether the float64 runs have shown which
+        self._dependence: Dependence | None = None
+        self._tried = False  # whether it was looked for
 
     def _task(self, *_: int) -> Task:
         """The recipe's task with the precision and the noise of the run that begins."""
@@ -184,9 +185,28 @@ class Side:
         free, disk = self.mesh.gather([self._free, shutil.disk_usage(self.folder).free])[0]
         check_fits(parameters, held, free, disk, str(self.folder), self.options.get("wide", True))
 
-    def _trusted(self, one: noise.Noise) -> bool:
-        """Whether no earlier run with this kind of noise differed by more than rounding."""
-        return not any(other.order is None or one.order is not None for other in self._beyond)
+    def _neutral(self, kinds: Iterable[noise.Noise]) -> list[noise.Noise]:
+        """Those of the kinds of noise that change nothing in exact arithmetic (proof.dependence)."""
+        if not self._tried:
+            self._tried = True
+            precision = self.given.precision
+
+            def run(one: noise.Noise | None) -> Curve:
+                gc.collect()
+                self.given = Given(precision, one)
+                return train(self, self.learner(), None if one is None else one.order)
+
+            gc.collect()
+            learner = self.learner()
+            with kinks(learner) as kinked:
+                plain = train(self, learner, None)
+            del learner
+            self._dependence = find_dependence(run, plain, precision.dtype)
+            self.told["dependence"] = None if self._dependence is None else asdict(self._dependence)
+            self.told["kinks"] = sorted(kinked)
+        if self._dependence is None:
+            return list(kinds)
+        return [one for one in kinds if self._dependence.kind == "order" and one.order is None]
 
     def batches(self, wide: bool) -> Iterator[Batch]:
         """The first global batches; in float64 only the first, and the one with unequal shares."""
@@ -213,34 +233,26 @@ class Side:
                 "rows": seen.rows, "places": seen.places, "order": seen.order, "recorded": seen.recorded,
                 "apart": seen.apart, "amiss": seen.amiss, "broken": seen.broken, "seconds": seconds,
                 "dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords, "dtype": precision.dtype,
-                "numbers": sheet.numbers, "rounded": seen.rounded,
+                "numbers": sheet.numbers, "rounded": seen.rounded, "memory": seen.memory,
             }  # fmt: skip
             self.told |= {"differences": seen.differences, "rounds_to": seen.rounds_to}
             facts |= self._noise(name == "wide", sheet, seen)
             sheet.finish(facts | {"all seconds": time.perf_counter() - begun})
-        self._judged |= name == "wide"
 
     def _noise(self, wide: bool, sheet: Writer, seen: Seen) -> dict[str, Any]:
         """Does the runs with noise for the run `seen`; writes the largest distance of each element to the sheet."""
         precision = self.given.precision
         updated = seen.recorded[0] if seen.recorded else 1  # with the initial weights, on a batch that counts
-        first = seen.rows[updated - 1]["loss"]
-        floors, drift, beyond = Floors(sheet), [], {}
-        kinds = noise.runs(precision.dtype, self.options["ranks"], self.options.get("tensor", 1))
-        for one in kinds if self.mesh.ranks == 1 else ():
-            if not self._trusted(one):
-                continue
-            self.given = replace(self.given, noise=one)
-            fold = Fold(floors, precision.dtype, first, self._judged)
-            try:
-                again = self._watch(wide, fold.put, fold.judge, None if wide or one.long else updated)
-            except NoRounding as far:
-                beyond[one.name] = [first, far.loss]
-                self._beyond.append(one)
-                continue
-            fold.outputs(again.outputs)
-            drift += [again.rows] if one.long and not wide else []
-        return {"noise": floors.norms, "drift": drift, "beyond": beyond}
+        floors, drift = Floors(sheet), []
+        if self.mesh.ranks == 1:
+            kinds = noise.runs(precision.dtype, self.options["ranks"], self.options.get("tensor", 1))
+            follows = self.given.follows
+            for one in self._neutral(kinds):
+                self.given = Given(precision, one, follows)
+                again = self._watch(wide, floors.put, None if wide or one.long else updated)
+                floors.outputs(again.outputs)
+                drift += [again.rows] if one.long and not wide else []
+        return {"noise": floors.norms, "drift": drift}
 
     def _watch(self, *given: Any) -> Seen:
         """Does one run; its learner is freed afterwards."""

@@ -9,7 +9,8 @@ from math import isfinite
 
 import numpy as np
 
-from paddle_dp.proof.compare import K, Part
+from paddle_dp.proof import diagnose
+from paddle_dp.proof.compare import BEYOND, VISIBLE, K, Part
 from paddle_dp.proof.sides import NOT_RUN, Side
 from paddle_dp.proof.steps import Step, Steps
 from paddle_dp.proof.trace_files import WHOLE, Key, Trace
@@ -28,7 +29,8 @@ class Verdict:
 
     def __post_init__(self) -> None:
         self.wide = _part(self.one, self.many, "wide")
-        own = _part(self.one, self.many, "own", None if self.wide is None else self.wide.one)
+        turns = self.one.facts.get("kinks") != [] and (self.wide is None or self.wide.same)
+        own = _part(self.one, self.many, "own", None if self.wide is None else self.wide.one, turns)
         assert own is not None, "a side without the recipe's own steps was not finished"
         self.own, self.steps = own, Steps(own.one, own.many, max([1.0, *own.turned.values()]))
 
@@ -43,12 +45,13 @@ class Verdict:
             return DIFFERENT
         if self.failed is not None:
             return FAILED
-        return SAME if self.proves and self.steps.ended is None else PROVES_NOTHING
+        proven = self.proves and self.insensitive is None and self.steps.ended is None
+        return SAME if proven else PROVES_NOTHING
 
     @property
     def word(self) -> str:
         """The verdict in a word or two, of `same`, `same at first`, `different`, `proves nothing` and `failed`."""
-        if self.status == PROVES_NOTHING and self.proves:
+        if self.status == PROVES_NOTHING and self.proves and self.insensitive is None:
             return "same at first"
         return {SAME: "same", DIFFERENT: "different", PROVES_NOTHING: "proves nothing", FAILED: "failed"}[
             self.status
@@ -78,6 +81,16 @@ class Verdict:
             return False
         return self._learns("gradient") and (self._learns("update") or self.steps.moved)
 
+    @cached_property
+    def insensitive(self) -> tuple[str, float] | None:
+        """The parameter for which a fault of VISIBLE of its gradient, on one rank, would not show, and the fault that
+        would; the worst of them. Judged in float64, and in the recipe's precision what is not compared there."""
+        shows = {**self.own.shows, **(self.wide.shows if self.wide is not None else {})}
+        name = max(shows, key=lambda name: shows[name], default=None)
+        if name is None or shows[name] * self.many.ranks <= VISIBLE:
+            return None
+        return name, shows[name] * self.many.ranks
+
     def _learns(self, kind: str) -> bool:
         trace = self.own.one
         arrays = (trace.array(number) for number in trace.keys if Key.read(number).kind == kind)
@@ -88,12 +101,33 @@ class Verdict:
         return Search(self.own, self.many.axes).samples()
 
     @cached_property
+    def unlike_memory(self) -> str | None:
+        """What changes beside the weights, otherwise on ranks than on one process, or between ranks; else None."""
+        for part in (self.wide, self.own):
+            if part is None:
+                continue
+            one, sheets = part.one.facts.get("memory", {}), part.many.sheets
+            groups = [
+                [sheet.facts["coords"].get(axis) for axis in ("tensor", "sequence", "pipeline")]
+                for sheet in sheets
+            ]
+            many = [sheet.facts.get("memory", {}) for sheet in sheets]
+            found = diagnose.memory(one, many, groups, BEYOND.get(part.dtype, 2.0**-3))
+            known = any(said.startswith("buffer ") for said in self.many.differences)
+            if found is not None and not (known and found.startswith("buffer ")):
+                return found
+        return None
+
+    @cached_property
     def where(self) -> Where | None:
         """The first difference; None if the sides are the same."""
         if self._alike:
             return None
         for part in (self.wide, self.own):
-            if part is not None and (found := Search(part, self.many.axes).first()) is not None:
+            if part is None:
+                continue
+            found = Search(part, self.many.axes, guesses=not self._cause_is_known).first()
+            if found is not None:
                 return found
         late = next((step for step in self.steps.steps if not step.r <= K), None)
         if late is not None:
@@ -102,6 +136,10 @@ class Verdict:
         if not self.steps.weights.r <= K:
             return Where(step=last, kind="weight", name="", sentence=_weights(last, self.steps.weights.r))
         return None
+
+    @property
+    def _cause_is_known(self) -> bool:
+        return bool(self.one.facts.get("dependence") or self.unlike_memory or self.many.differences)
 
     @property
     def r(self) -> float:
@@ -117,7 +155,7 @@ class Verdict:
     def _sentences(self) -> Iterator[str]:
         ranks = self.many.ranks
         who = f"{ranks} ranks" if ranks > 1 else "the parts of one process"
-        yield from self._beyond()
+        yield from self._dependence()
         yield from self._limits(ranks)
         yield from self._left_out()
         yield from self._lost()
@@ -137,6 +175,8 @@ class Verdict:
             )
         elif not self.proves:
             yield self._nothing()
+        elif self.insensitive is not None:
+            yield self._too_noisy(*self.insensitive)
         elif self.steps.ended is not None:
             yield self._at_first(self.steps.ended)
         else:
@@ -161,6 +201,19 @@ class Verdict:
             why = f"its numbers are not finite from step {broken.number}"
             ask = "Look at the data, the loss and the learning rate."
         return f"PROVES NOTHING: nothing was learned on one process in these steps ({why}), so nothing is proven. {ask}"
+
+    def _too_noisy(self, name: str, shows: float) -> str:
+        dtype = self.own.dtype if self.wide is None or name not in self.wide.shows else "float64"
+        ask = "Find out what amplifies rounding so much (a smaller model of the same layers may tell)."
+        if dtype != "float64":
+            ask = (
+                "Let the model's code run in float64, which is compared where it can be, or take fewer ranks."
+            )
+        return (
+            f"PROVES NOTHING: in {dtype} the gradient of {name} is so noisy on one process that only a fault above "
+            f"{_percent(shows)} of it on one rank would show, and SAME is said where one of {_percent(VISIBLE)} does. "
+            f"{ask}"
+        )
 
     def _at_first(self, ended: Step) -> str:
         both, before = self._sides(ended), ended.number - 1
@@ -187,30 +240,37 @@ class Verdict:
                     f"would show (8 × the noise of one process × ranks{more}, median over parameters)."
                 )
 
-    def _beyond(self) -> Iterator[str]:
-        """A sentence if one process's own first loss changes by more than rounding under noise."""
-        found = next(filter(None, (p.one.facts.get("beyond") for p in (self.wide, self.own) if p)), None)
-        if not found:
+    def _dependence(self) -> Iterator[str]:
+        """A sentence if one process learns something else in another order, or in another run."""
+        found = self.one.facts.get("dependence")
+        if found is None:
             return
-        ordered = "permuted 1" in found or "permuted 2" in found
-        plain, noisy = next(iter(found.values()))
-        if ordered and not any(name.startswith("weights") for name in found):
+        what, step, apart = found["name"], found["step"], f"{_percent(found['apart'])} apart"
+        if found["plain"] is not None:
+            apart = f"{found['plain']:.9g}, and {found['other']:.9g}"
+        if found["kind"] == "order":
             yield (
-                f"One process's first loss is {plain:.9g}, and {noisy:.9g} with the samples of each micro-batch in "
-                "another order: samples meet in the forward or in the loss, or random numbers go by the place in the "
-                "micro-batch (a dropout whose dim 0 is not the samples, docs/dropout.md). That is no rounding, and it "
-                "excuses nothing."
+                f"In step {step} one process's {what} is {apart} with the samples of each micro-batch in another "
+                "order: samples meet in forward or loss, something remembers which came, or random numbers go by the "
+                "place in the micro-batch (only dropout is each sample's own, where dim 0 is the samples: "
+                "docs/dropout.md). That is no rounding, and it excuses nothing."
             )
         else:
             yield (
-                f"One process's first loss is {plain:.9g}, and {noisy:.9g} in a second run, whose weights differ in "
-                "their last place only: something is drawn that no seed decides, or goes on from run to run. That is "
-                "no rounding, and it excuses nothing."
+                f"In step {step} one process's {what} is {apart} in a second run of the same steps: something is drawn "
+                "that no seed decides, or goes on from run to run (a global variable). That is no rounding, and it "
+                "excuses nothing. Let forward draw by Paddle's dropout only, and keep what it remembers in the model."
             )
 
     def _left_out(self) -> Iterator[str]:
         word = "Can differ, and did not in these steps" if self._alike else "Differs by nature"
         yield from (f"{word}: {said}." for said in self.many.differences)
+        if self.unlike_memory is not None:
+            yield (
+                f"{word}: {self.unlike_memory}: what layers keep beside their weights is not shared between ranks. "
+                "Compute it from the weights, or give up keeping it; a mean over samples is a BatchNorm's work "
+                "(sync_batch_norm)."
+            )
         noisy = {f.key.name: f.undetermined for f in (self.wide or self.own).without_gradient}
         if noisy:
             some = [n if part > 0.999 else f"{part:.0%} of {n}" for n, part in list(noisy.items())[:3]]
@@ -279,9 +339,11 @@ def compare_sides(one: Side, many: Side) -> Verdict:
     return Verdict(one, many)
 
 
-def _part(one: Side, many: Side, name: str, truth: Trace | None = None) -> Part | None:
+def _part(one: Side, many: Side, name: str, truth: Trace | None = None, turns: bool = False) -> Part | None:
     a, b = (one.followed(many, name) or one.trace(name)), many.trace(name)
-    return Part(a, b, truth, one.replayed(many, name)) if a is not None and b is not None else None
+    if a is None or b is None:
+        return None
+    return Part(a, b, truth, one.replayed(many, name), turns=turns)
 
 
 def _percent(part: float) -> str:

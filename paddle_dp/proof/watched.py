@@ -17,6 +17,7 @@ from paddle_dp.parallel import Learner
 from paddle_dp.parallel.memory import MemoryMeter
 from paddle_dp.proof import noise
 from paddle_dp.proof.lateness import make_late
+from paddle_dp.proof.memory import Memory
 from paddle_dp.proof.outputs import Outputs
 from paddle_dp.proof.record import Put, Recorder
 from paddle_dp.proof.replay import give, meet_bound
@@ -97,6 +98,9 @@ class Seen:
     apart: dict[str, list[list[int]]] = field(default_factory=dict)
     copies: dict[str, np.ndarray] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
+    memory: dict[int, dict[str, Any]] = field(
+        default_factory=dict
+    )  # by step: what changed beside the weights
     # The dtype to which ranks round their gradients, and by key what this rank may have lost by that.
     rounds_to: str | None = None
     rounded: dict[str, float] = field(default_factory=dict)
@@ -110,11 +114,10 @@ class Watched:
         side: Watchable,
         wide: bool,
         put: Put,
-        judge: Callable[[float], None] = lambda loss: None,
         steps: int | None = None,
     ):
-        """Passes quantities to `put`, and a recorded update's loss, before it, to `judge`, which may end the run."""
-        self.side, self.mesh, self.wide, self.judge = side, side.mesh, wide, judge
+        """Passes quantities to `put`; ends after so many `steps`."""
+        self.side, self.mesh, self.wide = side, side.mesh, wide
         noisy = side.given.noise
         self.order_of = noisy.order if noisy is not None else None
         self.learner = side.learner()
@@ -123,7 +126,7 @@ class Watched:
         self._metrics: dict[str, float] = {}  # of the update that is being done
         self.learner._metrics = self._keeping(self.learner._metrics)  # type: ignore[method-assign]
         self.every = wide or self.learner.rounds_to is not None or side.given.follows is not None
-        self.recorder = Recorder(self.learner, put, self._ahead, noisy is None, self._follow)
+        self.recorder = Recorder(self.learner, put, noisy is None, self._follow)
         self.hooks = Outputs(self.learner) if wide or noisy is None else None
         self.seen = Seen(
             recorded=self.recorder.recorded,
@@ -133,8 +136,10 @@ class Watched:
             rounded=self.recorder.rounded,
         )
         memory_meter = MemoryMeter(self.learner) if side.options.get("measure_memory") and not wide else None
+        self.memory: Memory | None = None
         if noisy is None:
             self.recorder.initial()
+            self.memory = self._watch_state()
         if not wide:
             self._probe()
         side.chosen.read.clear()
@@ -155,6 +160,7 @@ class Watched:
             self.hooks.remove()
         if memory_meter is not None:
             side.told["held"] = self.mesh.gather(memory_meter.read())
+        self.learner._draws.gather_later(self.mesh)
         self.seen.differences = self.learner.differences()
 
     def _probe(self) -> None:
@@ -163,16 +169,19 @@ class Watched:
             with self.recorder.probing(step):
                 self.learner.train_batch(self._in_order(batch), collect_metrics=self.side.alone)
 
+    def _watch_state(self) -> Memory:
+        """From now on draws are watched in every forward, and what layers keep can be looked at after each step."""
+        self.learner._draws.watch_on()
+        memory = Memory(self.learner)
+        self.seen.memory = memory.steps
+        return memory
+
     def _put_numbers(self, put: Put) -> None:
         """Losses, gradient norms and scores of the steps that were read."""
         for step, row in enumerate(self.seen.rows, start=1):
             for name in numbers_of(row):
                 number = number_key(name, step)
                 put(number, TensorShard.whole(number, np.array([row[name]], "float64")))
-
-    def _ahead(self) -> None:
-        """Before an update that is recorded; at the first, weights are the initial ones, whichever step it is."""
-        self.judge(self._metrics["loss"])
 
     def _follow(self, step: int) -> None:
         """Between the gradients of an update and the update."""
@@ -205,6 +214,8 @@ class Watched:
         reads = self.side.alone or self.wide or step % 2 == 1 or not self.recorder.recorded
         with self.hooks or nullcontext():
             metrics = self.learner.train_batch(self._in_order(batch), collect_metrics=reads) or {}
+        if self.memory is not None:
+            self.memory.look(step)
         self.seen.places[step] = [place for start, stop in cuts for place in range(start, stop)]
         if self.hooks is not None:
             self._take_outputs(step, self.hooks.taken(rows, counted), _back(counted, self.order_of))

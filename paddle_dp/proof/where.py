@@ -33,10 +33,12 @@ class Where:
 
 @dataclass
 class Search:
-    """Searches a part, whose ranks have axes of `degrees`, for the first difference."""
+    """Searches a part, whose ranks have axes of `degrees`, for the first difference. `guesses`: a sentence may guess a
+    cause from the step alone; not where one is known."""
 
     part: Part
     degrees: Mapping[str, int]
+    guesses: bool = True
 
     def first(self) -> Where | None:
         """The first difference of the first step that has one."""
@@ -101,7 +103,8 @@ class Search:
     def _uneven(self, step: int) -> str:
         """A remark on shares, if a step with unequal shares is the first that differs."""
         shares: Sequence[int] = self._rows("many")[step - 1]["shares"]
-        return f" ({diagnose.uneven(shares)})" if step > 1 and len(set(shares)) > 1 else ""
+        first = self.guesses and step > 1 and len(set(shares)) > 1
+        return f" ({diagnose.uneven(shares)})" if first else ""
 
     def _output(self, step: int) -> Iterator[Where]:
         """The first layer, in the order of the forward, whose outputs differ."""

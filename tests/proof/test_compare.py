@@ -32,9 +32,10 @@ def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, **v
 
 @pytest.fixture
 def part(tmp_path):
-    def make(many, one=None, **more):
+    def make(many, one=None, turns=True, **more):
         one = one or {"gradient": GRADIENT}
-        return Part(run(tmp_path / "one", **more, **one), run(tmp_path / "many", **more, **many))
+        sides = run(tmp_path / "one", **more, **one), run(tmp_path / "many", **more, **many)
+        return Part(*sides, turns=turns)
 
     return make
 
@@ -126,10 +127,46 @@ def test_running_statistics_are_judged_and_buffers_by_their_own_row(part):
 def test_a_unit_that_turned_over_in_the_first_batch_alone_is_no_fault(part):
     """A fault is in every batch: then the least r is large, too."""
     one, off = {"gradient": GRADIENT, "probe": GRADIENT}, GRADIENT * 1.01
-    turned = part({"gradient": off, "probe": GRADIENT}, one)
+    turned = part({"gradient": off, "probe": GRADIENT}, one, noise=1e-5)
     assert turned.same
-    assert turned.turned["w"] > 1e9
-    assert not part({"gradient": off, "probe": off}, one).same
+    assert turned.turned["w"] > 1e3
+    assert not part({"gradient": off, "probe": off}, one, noise=1e-5).same
+
+
+@pytest.mark.parametrize(
+    ("turns", "noise", "loss"), [(False, 1e-5, 1.0), (True, 1e-7, 1.0), (True, 1e-5, 1.1)]
+)
+def test_nothing_turned_over_in_a_smooth_model_nor_far_beyond_the_noise_nor_beside_a_fault(
+    part, turns, noise, loss
+):
+    """A sentence on a ReLU stood above DIFFERENT, of a model without one."""
+    one = {"gradient": GRADIENT, "probe": GRADIENT, "loss": 1.0}
+    many = {"gradient": GRADIENT * 1.01, "probe": GRADIENT, "loss": loss}
+    found = part(many, one, noise=noise, turns=turns)
+    assert not found.same and not found.turned
+
+
+@pytest.mark.parametrize(
+    ("noise", "one", "shows"),
+    [
+        (1e-15, GRADIENT, 1e-14),
+        (0.01, GRADIENT, 0.05),
+        (1e-3, GRADIENT * 1e-3, 8 / 1.5),
+        (1e-17, np.full(8, 1e-17), 9.5e-10),  # no true gradient: of the model's it is nothing
+    ],
+)
+def test_the_fault_that_shows_is_counted_in_the_noise(tmp_path, noise, one, shows):
+    whole, most = np.full(8, 1.0 / 8**0.5), np.full(8, noise, "float32")
+    arrays = {key("gradient", 1, "w"): one, key("gradient", 1, "other"): whole}
+    floors = {key("gradient", 1, "w"): most}
+    norms = {number: float(np.linalg.norm(array)) for number, array in floors.items()}
+    facts = {"dtype": "float64", "rows": [], "amiss": None, "recorded": [1], "noise": norms}
+    shards = {number: TensorShard.whole(number, array) for number, array in arrays.items()}
+    write_sheet(tmp_path, "wide", 0, shards, facts, noise=floors)
+    trace = Trace.read(tmp_path, "wide", 1)
+    found = Part(trace, trace).shows
+    assert found["w"] == pytest.approx(shows, rel=0.1)
+    assert found["other"] < 1e-14
 
 
 def test_an_update_stands_beside_what_one_process_makes_of_the_ranks_gradients(tmp_path):

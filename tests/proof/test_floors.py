@@ -5,7 +5,7 @@ import pytest
 
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.proof import store
-from paddle_dp.proof.floors import Floors, Fold, NoRounding
+from paddle_dp.proof.floors import Floors
 from paddle_dp.proof.store import Store
 from paddle_dp.proof.trace_files import Trace, Writer, key
 
@@ -37,39 +37,19 @@ def runs(count):
     return [DRAW.normal(size=(4, 5)) for _ in range(count)]
 
 
-def floors_of(folder, base, noisy, **judged):
-    with Writer(folder, "wide", 0) as sheet:
-        sheet.put(GRADIENT, TensorShard.whole(GRADIENT, base))
-        floors = Floors(sheet)
-        for array in noisy:
-            fold = Fold(floors, "float64", 2.0, **{"judged": True, **judged})
-            fold.put(GRADIENT, TensorShard.whole(GRADIENT, array))
-            fold.put(key("state", 1, "unknown"), TensorShard.whole("x", array))
-            fold.judge(2.0 + 1e-13)
-        sheet.finish({"noise": floors.norms})
-    return Trace.read(folder, "wide", 1)
-
-
-@pytest.mark.parametrize("judged", [True, False])
-def test_the_most_of_every_element_and_of_the_norm_is_kept(tmp_path, judged):
+def test_the_most_of_every_element_and_of_the_norm_is_kept(tmp_path):
     base, *noisy = runs(4)
-    most, norm = floors_of(tmp_path, base, noisy, judged=judged).noise(GRADIENT)
-    apart = [np.abs(array - base) for array in noisy]
-    assert np.array_equal(most, np.max([a.astype("float32") for a in apart], axis=0))
-    assert norm == pytest.approx(max(map(np.linalg.norm, apart)), rel=1e-15)
-
-
-def test_a_run_that_is_no_rounding_leaves_nothing(tmp_path):
-    base, noisy = runs(2)
     with Writer(tmp_path, "wide", 0) as sheet:
         sheet.put(GRADIENT, TensorShard.whole(GRADIENT, base))
         floors = Floors(sheet)
-        fold = Fold(floors, "float64", 2.0, judged=False)
-        fold.put(GRADIENT, TensorShard.whole(GRADIENT, noisy))  # a probe: before the first loss
-        with pytest.raises(NoRounding) as far:
-            fold.judge(2.1)
-        assert far.value.loss == 2.1
-        assert not floors.norms and f"noise|{GRADIENT}" not in sheet.store
+        for array in noisy:
+            floors.put(GRADIENT, TensorShard.whole(GRADIENT, array))
+            floors.put(key("state", 1, "unknown"), TensorShard.whole("x", array))
+        sheet.finish({"noise": floors.norms})
+    most, norm = Trace.read(tmp_path, "wide", 1).noise(GRADIENT)
+    apart = [np.abs(array - base) for array in noisy]
+    assert np.array_equal(most, np.max([a.astype("float32") for a in apart], axis=0))
+    assert norm == pytest.approx(max(map(np.linalg.norm, apart)), rel=1e-15)
 
 
 def test_a_sheet_that_is_not_finished_is_none(tmp_path):

@@ -94,19 +94,12 @@ def test_low_precision_is_given_more_runs(dtype, tensor, count):
     assert len(list(noise.runs(dtype, 3, tensor))) == count
 
 
-@pytest.mark.parametrize(
-    ("dtype", "noisy", "rounding"),
-    [
-        ("float64", 2.0 + 1e-12, True),
-        ("float64", 2.0 + 1e-5, False),
-        ("float32", 2.0 + 1e-5, True),
-        ("float32", 2.1, False),
-        ("bfloat16", 2.1, True),
-        ("float64", float("nan"), True),  # what is no number is judged elsewhere
-    ],
-)
-def test_a_loss_that_moves_further_than_rounding_is_no_noise(dtype, noisy, rounding):
-    assert noise.is_rounding(dtype, 2.0, noisy) is rounding
+def test_a_parameter_of_no_dims_moves_too():
+    """CLIP's logit scale: NumPy's product of a 0-d array is a number, which no parameter takes."""
+    model = nn.Layer()
+    model.scale = model.create_parameter([], default_initializer=nn.initializer.Constant(2.6592))
+    noise.nudge(model, "float32", 1)
+    assert 0 < abs(float(model.scale) - 2.6592) < 1e-6
 
 
 def test_a_dummy_stays_as_it_is():

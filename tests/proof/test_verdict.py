@@ -33,7 +33,7 @@ def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None
     rows = [{**row, "loss": loss} for loss in losses]
     facts = {
         "dtype": "float32", "rows": rows, "drift": [], "noise": {}, "recorded": [1], "order": [], "amiss": None,
-        "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "dp_rank": 0, "coords": {}, "beyond": {},
+        "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "dp_rank": 0, "coords": {},
     }  # fmt: skip
     write_sheet(folder, "own", 0, shards, facts)
     axes = {"data": 1, "tensor": 1}

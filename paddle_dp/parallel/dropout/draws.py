@@ -21,13 +21,14 @@ class Draws:
     """The random numbers of a learner's forwards: the masks of one process (`exact`), or each rank's own.
 
     The forwards of the first batch are watched for draws that no scope controls: also where ranks, which learn alone,
-    tell each other of it after many.
+    tell each other of it after many. Those of all later ones too after `watch_on`.
     """
 
     def __init__(self, exact: bool):
         self.exact = exact
         self._watch: Watch | None = Watch()
         self._watched: tuple[int, int] | None = None  # epoch and number of that batch
+        self._later: Watch | None = None  # of the batches after it
         self._found: dict[str, list[str]] = {}
         self._doubted: dict[str, tuple[list[int], int]] = {}
         self._unsaid: dict[str, str] = {}
@@ -39,24 +40,39 @@ class Draws:
     ) -> AbstractContextManager[Any]:
         """Around the forward of one micro-batch; `layers` returns this rank's layers of the model with their names."""
         scope = self.scope(batch, micro_batch)
-        if self._watch is None:
-            return scope
-        self._watched = self._watched or (batch.epoch, batch.index)
-        if self._watched != (batch.epoch, batch.index):
+        watch = self._watch
+        if watch is not None:
+            self._watched = self._watched or (batch.epoch, batch.index)
+        if watch is None or self._watched != (batch.epoch, batch.index):
+            watch = self._later
+        if watch is None:
             return scope
         both = ExitStack()
         both.enter_context(scope)
-        both.enter_context(self._watch.on(layers()))
+        both.enter_context(watch.on(layers()))
         return both
+
+    def watch_on(self) -> None:
+        """From now on later batches are watched as well as the first one, until `gather_later`."""
+        self._later = Watch(notes_calls=False)
 
     def gather_findings(self, mesh: Mesh) -> None:
         """After the first update, or a later one: shares what the ranks' watches found. Collective."""
         if self._watch is None:
             return
-        mine = {label: sorted(kinds) for label, kinds in self._watch.found.items()}, self._watch.doubted
         if mesh.ranks > 1:
             self._unsaid = cut_unsaid(mesh.gather((dict(mesh.coords), self._watch.dropped)))
-        self._watch = None
+        watch, self._watch = self._watch, None
+        self._gather(watch, mesh)
+
+    def gather_later(self, mesh: Mesh) -> None:
+        """Shares what was found since `watch_on`, which ends with it. Collective."""
+        watch, self._later = self._later, None
+        if watch is not None:
+            self._gather(watch, mesh)
+
+    def _gather(self, watch: Watch, mesh: Mesh) -> None:
+        mine = {label: sorted(kinds) for label, kinds in watch.found.items()}, watch.doubted
         for found, doubted in mesh.gather(mine) if mesh.ranks > 1 else [mine]:
             self._doubted = doubted | self._doubted
             for label, kinds in found.items():

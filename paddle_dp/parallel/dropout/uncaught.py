@@ -1,6 +1,6 @@
 """Detects random draws in a forward that exact dropout does not replace: rrelu, paddle.rand, a fused kernel, numpy.
 
-It compares the states of the generators before and after each layer, in one forward only.
+It compares the states of the generators before and after each layer.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class Watch:
 
     `found`: by layer («name (Class)»), the generators that it drew from itself, not in its sublayers: "Paddle",
     "NumPy", "Python". `doubted`: by layer, the shape of a tensor in which the samples' rows are not known, and the
-    number of samples. `dropped`: every call of dropout.
+    number of samples. `dropped`: every call of dropout, where calls are noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, notes_calls: bool = True) -> None:
+        self.notes_calls = notes_calls
         self.found: dict[str, set[str]] = {}
         self.doubted: dict[str, tuple[list[int], int]] = {}
         self.dropped: list[Dropped] = []
@@ -86,7 +87,7 @@ def doubt(x: paddle.Tensor, samples: int) -> None:
 
 def note(x: paddle.Tensor, call: tuple[int, ...], axes: Sequence[str]) -> None:
     """Records in the active watch the tensor that this call drops from; `axes`: those along which it is a slice."""
-    if _watching is not None:
+    if _watching is not None and _watching.notes_calls:
         bits = x.detach().astype("float32").numpy().tobytes()
         digest = hashlib.blake2b(bits, digest_size=8).hexdigest()
         _watching.dropped.append((list(call), _watching._inside[-1], digest, list(axes)))

@@ -1,0 +1,72 @@
+"""What layers and the loss keep beside their weights: attributes, globals, buffers, modes, settings and hooks.
+
+Nothing of it is exchanged between ranks, but for buffers. What changes while a run trains is recorded after each step,
+so that a value that is another one on a rank than on one process can be named (diagnose.memory). Only this rank's own
+values are read: nothing is exchanged, and nothing changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddle_dp.parallel import Learner
+from paddle_dp.parallel.consistency import digests
+from paddle_dp.proof.record import running_statistics
+from paddle_dp.train.settings import hooks_of, settings_of
+
+
+class Memory:
+    """The state of a learner's layers, and of its loss, since this object was made.
+
+    `steps`: by step, what differs from the beginning: a JSON value by «buffer body.3.queue», «`mean` of body.3».
+    """
+
+    def __init__(self, learner: Learner):
+        self._layers = learner.named_layers()
+        self._loss = learner.loss.owner
+        self._statistics = running_statistics(learner)
+        self._learner = learner
+        self._settings, self._bits = self._read(), self._digests()
+        self.steps: dict[int, dict[str, Any]] = {}
+
+    def look(self, step: int) -> None:
+        """Records what has changed by the end of this step."""
+        now = self._read()
+        changed = {name: now.get(name) for name in {*now, *self._settings} if self._other(name, now)}
+        buffers = dict(self._learner.named_buffers())
+        for name, bits in self._digests().items():
+            if bits != self._bits.get(name):
+                changed[f"buffer {name}"] = _sketch(buffers[name])
+        if changed:
+            self.steps[step] = changed
+
+    def _other(self, name: str, now: dict[str, Any]) -> bool:
+        before, after = self._settings.get(name), now.get(name)
+        return before != after and repr(before) != repr(after)  # a NaN is no change
+
+    def _read(self) -> dict[str, Any]:
+        owners = [(name or "the model", layer) for name, layer in self._layers]
+        if self._loss is not None and not any(self._loss is layer for _, layer in owners):
+            owners.append(("the loss", self._loss))
+        state: dict[str, Any] = {}
+        for owner, thing in owners:
+            if type(thing).__module__.startswith(("paddle_dp.", "paddle.distributed.")):
+                continue  # of ranks only
+            facts = settings_of(thing)
+            if isinstance(thing, paddle.nn.Layer):
+                facts |= hooks_of(thing) | {"training": thing.training}
+            state |= {f"`{name}` of {owner}": fact for name, fact in facts.items()}
+        return state
+
+    def _digests(self) -> dict[str, Any]:
+        named = [(n, b) for n, b in self._learner.named_buffers() if n not in self._statistics]
+        return dict(zip((n for n, _ in named), digests(b for _, b in named), strict=True))
+
+
+def _sketch(buffer: paddle.Tensor) -> list[float]:
+    """Two numbers that change with every element, and little with its last place: the 2-norm, and a weighted sum."""
+    flat = buffer.detach().astype("float64").numpy().reshape(-1)
+    return [float(np.linalg.norm(flat)), float(flat @ np.cos(np.arange(flat.size)))]
