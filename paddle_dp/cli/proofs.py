@@ -38,7 +38,8 @@ def verify(
     on one process, not chosen (docs/proof.md).
 
     Exit status: 0 the same; 1 different; 2 something to type differently, such as a layout that does not fit; 3 nothing
-    was learned, so nothing is proven; 4 a side could not be run; 70 verify itself failed; 128 + n ended by signal n.
+    was learned, or noise would hide a fault of 10 % of a gradient, so nothing is proven; 4 a side could not be run; 70
+    verify itself failed; 128 + n ended by signal n.
     """
     import traceback
 

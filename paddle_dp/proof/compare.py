@@ -149,7 +149,7 @@ class Part:
         recorded."""
         worst: dict[str, float] = {}
         for found in self.findings:
-            if found.key.kind == "gradient" and not found.missing:
+            if found.key.kind == "gradient" and not found.missing and np.isfinite(found.shows):
                 worst[found.key.name] = max(worst.get(found.key.name, 0.0), found.shows)
         return worst
 

@@ -112,7 +112,7 @@ def _coloured(sentence: str) -> str:
 
 def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
     """The verdict as JSON values (keys: docs/proof.md); infinities and NaN are strings."""
-    where = verdict.where
+    where, insensitive = verdict.where, verdict.insensitive
     return {
         "recipe": recipe.name,
         "parameters": verdict.one.parameters,
@@ -134,6 +134,8 @@ def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
         ],
         "weights": {"r": _plain(verdict.steps.weights.r)},
         "without_guard": without_guard(recipe) or None,
+        "insensitive": None if insensitive is None else {"name": insensitive[0], "shows": _plain(insensitive[1])},
+        "dependence": _plain(verdict.one.facts.get("dependence")),
         "without_gradient": [f.key.name for f in (verdict.wide or verdict.own).without_gradient],
         "sentences": verdict.sentences,
         "seconds": round(seconds, 2),

@@ -347,7 +347,8 @@ def _part(one: Side, many: Side, name: str, truth: Trace | None = None, turns: b
 
 
 def _percent(part: float) -> str:
-    return f"{100 * part:.1g} %" if part < 1 else "100 %"
+    digits = 2 if part > 0.1 else 1
+    return f"{100 * part:.{digits}g} %" if part < 1 else "100 %"
 
 
 def _weights(step: int, r: float) -> str:

@@ -39,9 +39,10 @@ def verify(  # noqa: PLR0913 - the options of the command
 
     With `rehearse`, the training itself as well: an evaluation, a checkpoint, two more epochs, a resume.
 
-    0: the same. 1: different. 3: nothing was learned, so nothing is proven, or the numbers are finite up to some step
-    only. 4: one side failed in float64, and the other did not. Where ranks round their gradients (reduce_dtype), each
-    step is compared by itself, from the weights that they had, in a rehearsal, too.
+    0: the same. 1: different. 3: nothing was learned, or one process's noise would hide a fault of 10 % of a gradient,
+    so nothing is proven, or the numbers are finite up to some step only. 4: one side failed in float64, and the other
+    did not. Where ranks round their gradients (reduce_dtype), each step is compared by itself, from the weights that
+    they had, in a rehearsal, too.
 
     Raises UsageError for fewer than 2 ranks or 1 step, and for a recipe that asks for something else than one process
     learns, RecipeError for a recipe with mistakes, JobError (exit status 4)

@@ -91,3 +91,54 @@ def test_an_update_that_differs_with_equal_gradients():
     assert "another learning rate" in diagnose.update(1.5, 0.0, DEGREES)
     assert "does not know this parameter" in diagnose.update(0.0, 0.0, DEGREES)
     assert "frozen there?" in diagnose.update(math.nan, 1.0, DEGREES)
+
+
+def remembered(*values):
+    return {"2": {f"`mean` of body.{n}": value for n, value in enumerate(values) if value is not None}}
+
+
+@pytest.mark.parametrize(
+    ("one", "many", "groups", "says"),
+    [
+        ((0.3,), [(0.3,), (0.3 * (1 + 1e-12),)], (0, 0), None),
+        (
+            (0.3,),
+            [(0.31,), (0.29,)],
+            (0, 0),
+            "`mean` of body.0 is 0.31 on rank 0 and 0.29 on rank 1 after step 2",
+        ),
+        (
+            (0.3,),
+            [(0.31,), (0.31,)],
+            (0, 0),
+            "`mean` of body.0 is 0.31 on rank 0 and 0.3 on one process after step 2",
+        ),
+        (
+            (None,),
+            [(1,), (1,)],
+            (0, 0),
+            "`mean` of body.0 changes on rank 0 and not on one process after step 2",
+        ),
+        (
+            (None,),
+            [(1,), (None,)],
+            (0, 0),
+            "`mean` of body.0 changes on rank 0 and not on rank 1 after step 2",
+        ),
+        (
+            (1,),
+            [(None,), (None,)],
+            (0, 0),
+            "`mean` of body.0 changes on one process and not on rank 0 after step 2",
+        ),
+        ((1, 2), [(1, None), (None, 2)], (0, 1), None),  # stages of a pipeline
+        (("f, CRC-32 1",), [("f, CRC-32 2",), ("f, CRC-32 2",)], (0, 0), None),  # made of weights, rounded
+        (("f, CRC-32 1",), [("f, CRC-32 2",), ("f, CRC-32 3",)], (0, 0), "differs between rank 0 and rank 1"),
+        (([2.0, 1e-17],), [([2.0, 0.0],), ([2.0, -1e-17],)], (0, 0), None),
+        (([2.0, 0.1],), [([2.0, 0.1],), ([2.0, 0.2],)], (0, 0), "differs between rank 0 and rank 1"),
+        ((1, 2), [(1, 3), (2, 3)], (0, 0), "is 1 on rank 0 and 2 on rank 1 after step 2 (1 more do, too)"),
+    ],
+)
+def test_what_changes_otherwise_beside_the_weights_is_named(one, many, groups, says):
+    said = diagnose.memory(remembered(*one), [remembered(*rank) for rank in many], groups, 1e-7)
+    assert (said is None) if says is None else says in said

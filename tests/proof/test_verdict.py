@@ -17,8 +17,9 @@ DRAWS = (
 )
 
 
-def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None):
-    """A side of one rank and one recorded step, in the recipe's own precision only. `last`: the weight at the end."""
+def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None, noise=0.0):
+    """A side of one rank and one recorded step, in the recipe's own precision only. `last`: the weight at the end;
+    `noise`: that of each element of the gradient."""
     quantities = {
         ("initial", 0): 1.0,
         ("gradient", 1): gradient,
@@ -35,7 +36,9 @@ def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None
         "dtype": "float32", "rows": rows, "drift": [], "noise": {}, "recorded": [1], "order": [], "amiss": None,
         "apart": {}, "broken": {}, "places": {"1": [0, 1]}, "dp_rank": 0, "coords": {},
     }  # fmt: skip
-    write_sheet(folder, "own", 0, shards, facts)
+    most = {key("gradient", 1, "w"): np.full(3, noise, "float32")}
+    facts["noise"] = {number: float(np.linalg.norm(array)) for number, array in most.items()}
+    write_sheet(folder, "own", 0, shards, facts, noise=most)
     axes = {"data": 1, "tensor": 1}
     told = {"wide": None, "rounds_to": None, "differences": list(differences), "axes": axes, "memory": 0}
     told["parameters"] = 3
@@ -63,6 +66,55 @@ def test_what_made_no_difference_is_not_said_to_differ(tmp_path):
     assert f"Can differ, and did not in these steps: {DRAWS}." in said
     assert said[-1].startswith("SAME:")
     assert not any("Differs" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize(("noise", "word"), [(0.006, "same"), (0.007, "proves nothing")])
+def test_a_noise_that_hides_a_tenth_of_a_gradient_proves_nothing(tmp_path, noise, word):
+    """«A fault above 100 % would show», and then SAME, it was."""
+    verdict = compared(tmp_path, 0.5, noise=noise)
+    assert verdict.word == word
+    shown = json.loads(json.dumps(as_json(read_recipe("configs/digits_mlp.yaml"), verdict, 1.0)))[
+        "insensitive"
+    ]
+    if word == "same":
+        assert verdict.status == 0 and shown is None
+        return
+    assert verdict.status == 3 and shown == {"name": "w", "shows": pytest.approx(0.112)}
+    assert verdict.sentences[-1].startswith(
+        "PROVES NOTHING: in float32 the gradient of w is so noisy on one process that only a fault above 11 %"
+    )
+
+
+def test_a_noisy_part_is_no_want_where_float64_proves(tmp_path):
+    """bfloat16: part 1 has shown the layout, and part 2 says from which size on it would show."""
+    verdict = compared(tmp_path, 0.5, noise=0.1)
+    wide = compared(tmp_path, 0.5, noise=1e-9).own
+    assert verdict.status == 3
+    again = compared(tmp_path, 0.5, noise=0.1)
+    again.wide = wide
+    assert again.same
+
+
+def test_a_difference_stays_one_however_noisy(tmp_path):
+    assert compared(tmp_path, 50.0, noise=0.1).status == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("order", "with the samples of each micro-batch in another order"),
+        ("chance", "in a second run of the same"),
+    ],
+)
+def test_what_one_process_depends_on_is_said_first(tmp_path, kind, says):
+    verdict = compared(tmp_path, 0.5)
+    found = {"kind": kind, "step": 3, "name": "loss", "plain": 2.0, "other": 2.5, "apart": 0.25}
+    verdict.one.facts["dependence"] = found
+    assert verdict.sentences[0].startswith("In step 3 one process's loss is 2, and 2.5 ")
+    assert says in verdict.sentences[0]
+    assert as_json(read_recipe("configs/digits_mlp.yaml"), verdict, 1.0)["dependence"] == found
+    verdict.one.facts["dependence"] = {**found, "name": "buffer queue", "plain": None, "other": None}
+    assert "one process's buffer queue is 25 % apart" in verdict.sentences[0]
 
 
 def test_what_rounding_excuses_without_float64_is_said_to_be_no_proof(tmp_path):

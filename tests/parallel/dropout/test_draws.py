@@ -80,6 +80,18 @@ def test_other_draws_are_named_once_and_no_more_watched():
     assert one.random_differences() == [said]
 
 
+def test_draws_that_begin_later_are_named_by_a_proof():
+    """It watches every forward; a training only those of its first batch."""
+    one = learner()
+    one._draws.watch_on()
+    trained(one)
+    one.model.how = "python"
+    trained(one)
+    assert one.random_differences() == []
+    one._draws.gather_later(one.mesh)
+    assert one.random_differences()[0].startswith("the model (Drawing) draws from Python's generator")
+
+
 @pytest.mark.parametrize(
     ("shape", "clear"),
     [

@@ -33,6 +33,8 @@ DIGITS = {  # model of tests/proof/zoo/models.py, its settings: why it might be 
     "Dead": ("", "Half of the units never fire: rows without any gradient."),
     "Experts": ("", "A router that sends each sample to one of two experts."),
     "Shifted": ("", "A constant buffer."),
+    "LogitScale": ("", "CLIP's logit scale, a parameter of no dims."),
+    "Logged": ("", "A mean of its samples that a layer notes, and that nothing reads."),
 }
 NORMS = {
     "spectral": "Spectral norm, whose power iteration updates buffers in forward.",

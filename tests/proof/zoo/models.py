@@ -158,6 +158,33 @@ class Experts(nn.Layer):
         return sum(kept[:, k : k + 1] * expert(samples) for k, expert in enumerate(self.experts))
 
 
+class LogitScale(nn.Layer):
+    """A linear layer under CLIP's logit scale, a parameter of no dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 10)
+        self.scale = self.create_parameter([], default_initializer=nn.initializer.Constant(1.0))
+
+    def forward(self, samples: paddle.Tensor) -> paddle.Tensor:
+        return self.scale.exp() * self.body(samples)
+
+
+class Logged(nn.Layer):
+    """A perceptron that notes a mean of its samples, which nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 32), nn.Linear(32, 10)
+        self.calls, self.mean = 0, 0.0
+
+    def forward(self, samples: paddle.Tensor) -> paddle.Tensor:
+        hidden = F.gelu(self.body(samples))
+        self.calls += 1
+        self.mean = float(hidden.mean())
+        return self.head(hidden)
+
+
 class Vision(nn.Layer):
     """A model of paddle.vision by its name, for small images and few classes."""
 

@@ -4,6 +4,7 @@ from tests.proof.zoo.faults import (
     data,
     gradients,
     invented,
+    liars,
     norms,
     occasional,
     pipeline,
@@ -27,6 +28,7 @@ FILES = (
     sharding,
     training,
     occasional,
+    liars,
     invented,
 )
 FAULTS = tuple(fault for file in FILES for fault in file.FAULTS)

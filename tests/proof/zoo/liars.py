@@ -1,7 +1,7 @@
 """Models that one process and N ranks cannot train alike, and that a proof must not call the same.
 
-Later randomness, memory of samples, and state in plain Python. Each begins harmlessly, or has an effect that another
-order of samples, or other draws, would excuse.
+Later randomness, memory of samples, and state in plain Python: each begins harmlessly, or with an effect that another
+order of samples, taken for rounding, would excuse.
 """
 
 from __future__ import annotations
@@ -219,18 +219,3 @@ class LateCache(Liar):
         moved = hidden + weight * paddle.to_tensor(self.first).astype(hidden.dtype)
         self.first = hidden.detach().numpy()[0]
         return moved
-
-
-class LogitScale(nn.Layer):
-    """Honest: CLIP's logit scale, a parameter of no dims."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(64, 10)
-        self.scale = self.create_parameter([], default_initializer=nn.initializer.Constant(1.0))
-
-    def forward(self, samples):
-        return self.scale.exp() * self.body(samples)
-
-
-LIARS = tuple(kind for kind in Liar.__subclasses__())
