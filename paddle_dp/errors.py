@@ -12,6 +12,24 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+LONGEST = 1 << 16  # characters of an error's message that are passed on, and of its traceback
+
+
+def message_of(error: BaseException) -> str:
+    """An error's message, clipped; also of one whose message cannot be made."""
+    try:
+        return clipped(str(error))
+    except Exception as why:  # noqa: BLE001 - a message must not hide the failure that it is about
+        return f"(its message cannot be made: {type(why).__name__})"
+
+
+def clipped(text: str) -> str:
+    """A text of some 64 KB at most: of a longer one, such as the numbers of an array, the beginning and the end."""
+    if len(text) <= LONGEST:
+        return text
+    left_out = f"… ({len(text) - LONGEST:,} characters are left out here) …"
+    return "\n".join([text[: LONGEST // 2], left_out, text[-LONGEST // 2 :]])
+
 
 class PaddleDPError(Exception):
     """The base of every exception that paddle_dp raises."""

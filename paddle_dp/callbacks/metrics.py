@@ -12,7 +12,7 @@ from typing import Any
 
 from paddle_dp.callbacks._journal import Journal
 from paddle_dp.checkpoint.disk import replace
-from paddle_dp.errors import CheckpointError
+from paddle_dp.errors import CheckpointError, message_of
 from paddle_dp.plan.measured import Measured
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
@@ -98,7 +98,7 @@ class Metrics(Callback):
         self._write(moment, {"stopped": moment.trainer.stopped})
 
     def failed(self, moment: Moment, error: BaseException) -> None:
-        self._write(moment, {"kind": type(error).__name__, "message": str(error)})
+        self._write(moment, {"kind": type(error).__name__, "message": message_of(error)})
 
     def _write(self, moment: Moment, more: Mapping[str, Any]) -> None:
         now, progress = time.time(), moment.progress

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from paddle_dp import errors
-from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError
+from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError, clipped, message_of
 from paddle_dp.mesh.heartbeat import heartbeat
 
 KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
@@ -66,8 +66,8 @@ class Failure:
         frames = error.__traceback__
         while frames and Path(frames.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
             frames = frames.tb_next
-        text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
-        kind, message, status = type(error).__name__, str(error), 1
+        text = clipped("".join(traceback.format_exception(type(error), error, frames or error.__traceback__)))
+        kind, message, status = type(error).__name__, message_of(error), 1
         expected = isinstance(error, PaddleDPError | KeyboardInterrupt)
         if isinstance(error, PaddleDPError):
             status = error.exit_status

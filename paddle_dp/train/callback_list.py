@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from paddle_dp.errors import message_of
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.overrides import is_overridden, refuse_overrides
@@ -77,7 +78,7 @@ class CallbackList:
                 callback.failed(moment, error)
             except Exception as second:  # noqa: BLE001 - a callback may raise anything, and the first error matters
                 if sys.version_info >= (3, 11):
-                    error.add_note(f"({type(callback).__name__} failed too: {second})")
+                    error.add_note(f"({type(callback).__name__} failed too: {message_of(second)})")
 
 
 def _within(callback: Callback, name: Name) -> AbstractContextManager[None]:

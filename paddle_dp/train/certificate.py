@@ -20,7 +20,7 @@ from typing import Any
 from paddle_dp.checkpoint import Checkpoint, checkpoints, json_codec, load, step_of
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.checkpoint.manifest import MANIFEST
-from paddle_dp.errors import CheckpointError
+from paddle_dp.errors import CheckpointError, message_of
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.callback import Callback, Moment
@@ -100,7 +100,7 @@ class CertificateWriter(Callback):
     def failed(self, moment: Moment, error: BaseException) -> None:
         if self.content:
             self._add_last()
-        self._close(moment, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
+        self._close(moment, f"{type(error).__name__}: {' '.join(message_of(error).split())}"[:300])
 
     def _add_last(self) -> None:
         """The checkpoint that was written in the background when the training failed."""

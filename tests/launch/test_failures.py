@@ -195,3 +195,30 @@ def test_an_error_of_all_ranks_sends_nobody_to_the_others() -> None:
     ]
     assert describe(alike[0], 2, None, consequences=alike[1:]) == "T\nall 2 ranks ended with it"
     assert "It lost a peer" in describe(alike[0], 2, None)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_a_message_of_50_megabytes_is_cut_where_it_is_made(tmp_path):
+    words = "begin " + "x y: " * 10_000_000 + "end"
+    try:
+        try:
+            raise ValueError(words)
+        except ValueError as first:
+            raise RuntimeError(words) from first
+    except RuntimeError as error:
+        failure = Failure.of(error, 1)
+    assert failure.message.startswith("begin x y: ") and failure.message.endswith("x y: end")
+    assert "\n… (49,934,473 characters are left out here) …\n" in failure.message
+    assert failure.traceback.startswith("Traceback") and failure.traceback.endswith("x y: end\n")
+    failure.write(tmp_path)
+    (file,) = tmp_path.glob("failure.*")
+    assert file.stat().st_size < 200_000 and read_all(tmp_path) == [failure]
+
+
+def test_an_error_that_cannot_say_its_message_is_a_failure_all_the_same():
+    failure = Failure.of(Mute(), 0)
+    assert (failure.kind, failure.message) == ("Mute", "(its message cannot be made: RuntimeError)")
