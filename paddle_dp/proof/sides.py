@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,13 @@ class Comparison:
     start: Path | None = None  # a checkpoint, with which they begin instead of the initial state
     waiting: WaitingRanks | None = None  # the ranks of its sides are forks of these, where they can be
 
+    def first_forward(self) -> None:
+        """Computes the first batch on one process. Raises JobError for what cannot be made or computed, EndedError."""
+        words = [word for word in self.overrides if not word.startswith("strategy")]
+        job = self._job([*words, "strategy.use=single"], 1, self.scratch / "first", alone=True, wide=False)
+        if status := run(replace(job, entry_point="first_forward"), self.waiting):
+            raise _refusal(status, "nothing was compared.")
+
     def one(self, beside: Sequence[Side]) -> Side:
         """Runs one process, with strategy single whatever the recipe's is. Raises JobError, EndedError.
 
@@ -138,8 +145,6 @@ class Comparison:
         return self._side(status, job, begun)
 
     def _side(self, status: int, job: Job, begun: float = 0.0) -> Side:
-        if status - 128 in ASKED_TO_END:
-            raise EndedError(status - 128)
         if status:
             who = f"{job.ranks} ranks" if (job.ranks or 1) > 1 else "one process"
             said = f"the side of {who} did not run: exit status {status}, said above."
@@ -149,9 +154,7 @@ class Comparison:
                     "little memory: a process takes some 40 to 60 bytes for each parameter that it holds, and what its "
                     "layers give (docs/proof.md)."
                 )
-            error = JobError("nothing was compared." if status == REFUSED else said)
-            error.exit_status = REFUSED if status == REFUSED else NOT_RUN
-            raise error
+            raise _refusal(status, said)
         side = Side(Path(str(job.output_dir)) / "trace", job.ranks or 1)
         side.seconds = time.perf_counter() - begun
         return side
@@ -164,6 +167,15 @@ class Comparison:
             entry_point="trace", recipe=self.recipe, overrides=tuple(words), ranks=ranks, output_dir=folder, extra=what,
             quiet=True,
         )  # fmt: skip
+
+
+def _refusal(status: int, said: str) -> JobError:
+    """The error for processes that ended with this status, of whose failure the screen tells."""
+    if status - 128 in ASKED_TO_END:
+        return EndedError(status - 128)
+    error = JobError("nothing was compared." if status == REFUSED else said)
+    error.exit_status = REFUSED if status == REFUSED else NOT_RUN
+    return error
 
 
 def run_alone(job: Job, variables: Mapping[str, str] | None = None) -> int:

@@ -47,7 +47,8 @@ def verify(  # noqa: PLR0913 - the options of the command
     Raises UsageError for fewer than 2 ranks or 1 step, and for a recipe that asks for something else than one process
     learns, RecipeError for a recipe with mistakes, JobError (exit status 4)
     when a side could not be run, or 2 where a side refused the layout, or the machine has too little memory or disk:
-    the ranks go first, so nothing is computed for a layout that cannot be.
+    the first batch goes first, on one process, so that a mistake in a model or a loss is told once; then the ranks, so
+    that no more is computed for a layout that cannot be.
     """
     recipe, begun = read_recipe(path, overrides), time.perf_counter()
     parts = recipe.strategy.config.parts
@@ -68,6 +69,7 @@ def verify(  # noqa: PLR0913 - the options of the command
             Path(path), tuple(overrides), steps, ranks * parts, scratch, rehearse=rehearse, waiting=waiting,
             start=start,
         )  # fmt: skip
+        comparison.first_forward()
         _announce(steps, ranks, start)
         many = comparison.many(ranks)
         _announce(steps, 1, start)

@@ -61,6 +61,34 @@ def test_machines_read_json_and_nothing_learned_proves_nothing(tmp_path, capsys)
     assert told["float64"]["rows"]["gradient"]["r"] <= told["allowed"]
 
 
+class Broken(nn.Layer):
+    """Cannot be made, or cannot compute its outputs."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64 if late else 0.5, 16), nn.Linear(15, 10)
+
+    def forward(self, samples: paddle.Tensor) -> paddle.Tensor:
+        return self.head(self.body(samples))
+
+
+@pytest.mark.parametrize(
+    ("late", "says", "line"),
+    [
+        (False, "cannot be made", "self.body, self.head ="),
+        (True, "fails on its first batch", "return self.head(self"),
+    ],
+)
+def test_a_model_that_fails_is_told_once_with_its_line_before_ranks_start(tmp_path, late, says, line):
+    """Two ranks told it twice each: in float64, and in its own precision."""
+    words = f"model={{use: tests.proof.test_verify.Broken, late: {str(late).lower()}}}"
+    done = verify(str(recipe(tmp_path)), words, "dataset.as_image=false")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert done.stderr.count(says) == done.stderr.count(line) == done.stderr.count("test_verify.py:") == 1
+    assert "running" not in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.strip().endswith("nothing was compared.")
+
+
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_computed(tmp_path):
     done = verify(str(recipe(tmp_path)), "strategy={use: hybrid, tensor: 2}")
     assert done.returncode == 2, done.stdout + done.stderr
