@@ -76,6 +76,10 @@ class RecipeError(UsageError, ValueError):
         super().__init__("\n".join(map(str, self.mistakes)))
 
 
+class TracingError(UsageError):
+    """A model whose forward cannot be made one program (`train.compile`)."""
+
+
 class DataError(PaddleDPError):
     """A sample or a data set that cannot be read; the message names the file or the index."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.errors import UsageError, gist
+from paddle_dp.errors import TracingError, UsageError, gist
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, local_norms
 from paddle_dp.parallel.lora import adapted_layers
 from paddle_dp.parallel.trial import buffers_before, random_state, trial
@@ -63,8 +63,8 @@ def compiled(
 ) -> None:
     """Makes the model's forward a program, in place, and traces it with `samples`, a batch of inputs, if there are any.
 
-    Raises UsageError where it cannot be traced, where the program does not do what the layers do, and where its low
-    precision is `emulated`.
+    Raises TracingError where it cannot be traced and where the program does not do what the layers do, UsageError where
+    its low precision is `emulated`.
     """
     if emulated:
         _refuse("on CPUs low precision is emulated by hooks on layers: set train.precision=float32")
@@ -81,9 +81,9 @@ def compiled(
             call(model, inputs, plain_forward(model))
         _compare_with_layers(model, inputs)
     except UsageError as error:  # out of a trace it comes with the frames of the program in its message
-        raise UsageError(str(error).rpartition("UsageError: ")[2].strip()) from None
+        raise TracingError(str(error).rpartition("UsageError: ")[2].strip()) from None
     except Exception as error:
-        raise UsageError(
+        raise TracingError(
             f"train.compile: paddle.jit.to_static cannot trace {type(model).__name__}: {type(error).__name__}: "
             f"{gist(error)} Change what it stumbles over, or set train.compile=false."
         ) from error

@@ -76,6 +76,18 @@ def check_dense(model: nn.Layer) -> None:
             )
 
 
+def check_one_dtype(model: nn.Layer) -> None:
+    """Raises UsageError for trained parameters in float64 beside narrower ones: Paddle's clip and optimizers take one
+    dtype (3.3.1)."""
+    trained = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
+    wide = [name for name, p in trained if p.dtype == paddle.float64]
+    if 0 < len(wide) < len(trained):
+        raise UsageError(
+            f"model: parameter {wide[0]} is float64, and others are not; Paddle's clip and optimizers take one dtype. "
+            "Create it with dtype='float32', or compute all in float64: train.precision=float64."
+        )
+
+
 def give_parameters(optimizer: paddle.optimizer.Optimizer, model: nn.Layer) -> None:
     """Replaces the optimizer's parameters by those that `model` has on this rank, matched by name.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import (
 from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
 
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.errors import UsageError
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
 from paddle_dp.parallel.data_group import DataGroup, Ranks
@@ -29,8 +31,14 @@ from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import Count
+from paddle_dp.parallel.own_code import is_library
 from paddle_dp.parallel.sharding.zero import Zero
 from paddle_dp.parallel.tensor.layers import before_exchanges
+
+_ELSEWHERE = (
+    "strategy.sharding_stage=3: {} reads or writes a parameter outside of the forward of the layer that holds it, where "
+    "this rank does not have its values. Set strategy.sharding_stage=2, or do it in that layer's own forward."
+)
 
 
 @dataclass(kw_only=True)
@@ -205,6 +213,17 @@ class HybridLearner(Learner):
     def predict(self, inputs: Any) -> Any:
         with self._serving_others():
             return super().predict(inputs)
+
+    def _forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
+        try:
+            return super()._forward(micro_batch)
+        except RuntimeError as error:
+            if self._stage3 is None or "holds no memory" not in str(error):
+                raise
+            frames = traceback.walk_tb(error.__traceback__)
+            own = [(frame, line) for frame, line in frames if not is_library(frame.f_globals.get("__name__"))]
+            at = f"{own[-1][0].f_code.co_filename}, line {own[-1][1]}" if own else "the model"
+            raise UsageError(_ELSEWHERE.format(at)) from error
 
     def _forward_again(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
         with self._serving_others():

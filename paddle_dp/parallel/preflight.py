@@ -15,7 +15,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.parallel.clip import take_clips
 from paddle_dp.parallel.compiled import check_compiles
 from paddle_dp.parallel.elementwise import check_elementwise
-from paddle_dp.parallel.given_optimizer import check_dense, check_kept, check_ungrouped
+from paddle_dp.parallel.given_optimizer import check_dense, check_kept, check_one_dtype, check_ungrouped
 from paddle_dp.parallel.learning_rate import Rate, check_rate
 from paddle_dp.parallel.loss import loss_of
 from paddle_dp.parallel.recompute import check_recompute
@@ -44,6 +44,8 @@ def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> Non
     if model is None:
         return
     check_dense(model)
+    if recipe.train.precision.dtype != "float64":  # which makes all of it float64
+        check_one_dtype(model)
     check_recompute(model, layout.recompute)
     if "optimizer" not in recipe.model_fields_set:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, get_args
 
@@ -15,7 +16,7 @@ from paddle_dp.mesh.several_devices import moved, on
 from paddle_dp.parallel.bias_on_cpu import quick_biases
 from paddle_dp.parallel.compiled import compiled
 from paddle_dp.parallel.convolution_on_cpu import quick_convolutions
-from paddle_dp.parallel.given_optimizer import check_dense, check_kept, give_parameters
+from paddle_dp.parallel.given_optimizer import check_dense, check_kept, check_one_dtype, give_parameters
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.learning_rate import check_rate
 from paddle_dp.parallel.loss import as_loss
@@ -121,7 +122,11 @@ class Prepared:
         if self.task.compile:
             samples = self.task.samples
             with on(device):
-                compiled(model, samples and (lambda: mapped(lambda tensor: moved(tensor, device), samples())))
+                compiled(
+                    model,
+                    samples
+                    and (lambda: self.mixed.cast(mapped(lambda tensor: moved(tensor, device), samples()))),
+                )
 
 
 def prepare(task: Task, mesh: Mesh) -> Prepared:
@@ -131,6 +136,7 @@ def prepare(task: Task, mesh: Mesh) -> Prepared:
     """
     model, schedule, optimizer = task.model, task.schedule, task.optimizer
     check_dense(model)
+    check_one_dtype(model)
     quicken(model, mesh)
     mixed = MixedPrecision(task.precision, model, mesh.device)
     if isinstance(optimizer, paddle.optimizer.Optimizer):
@@ -145,7 +151,9 @@ def prepare(task: Task, mesh: Mesh) -> Prepared:
         use_own_decays(optimizer)
     model, optimizer = mixed.place(model, optimizer)
     if task.compile:
-        compiled(model, task.samples, mixed.low and mesh.device == "cpu", mesh.ranks)
+        samples = task.samples and (lambda: mixed.cast(task.samples()))  # type: ignore[misc]
+        with mixed.context() if mixed.double else nullcontext():
+            compiled(model, samples, emulated=mixed.low and mesh.device == "cpu", ranks=mesh.ranks)
     return Prepared(task=task, mesh=mesh, model=model, optimizer=optimizer, schedule=schedule, mixed=mixed)
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from inspect import signature
 from typing import Any, Literal, TypeVar
 
-from paddle_dp.errors import Mistake, RecipeError, did_you_mean
+from paddle_dp.errors import Mistake, RecipeError, UsageError, did_you_mean
 from paddle_dp.part.call import resolve
 from paddle_dp.part.misfit import misfit, of_standard_library
 from paddle_dp.part.words import Keys, show
@@ -96,8 +96,16 @@ class Cut:
 
 
 def cut_entries(layer: Any) -> list[Cut]:
-    """The entries of a layer's `cuts` table."""
-    return [Cut(name, way, getattr(layer, name)) for name, way in cuts_of(layer).items()]
+    """The entries of a layer's `cuts` table. Raises UsageError for a way that there is not, and for an attribute that
+    the layer has not."""
+    table, kind = cuts_of(layer), type(layer).__name__
+    for name, way in table.items():
+        if way not in CUTTABLE:
+            hint = did_you_mean(str(way), CUTTABLE, "The ways are")
+            raise UsageError(f"{kind}.cuts: {way!r}, of {name}, is no way to cut a layer.{hint}")
+        if not hasattr(layer, name):
+            raise UsageError(f"{kind}.cuts: {kind} has no attribute {name!r} to cut.")
+    return [Cut(name, way, getattr(layer, name)) for name, way in table.items()]
 
 
 def attention_methods_of(layer: Any) -> tuple[str, ...]:

@@ -60,12 +60,13 @@ class LossCall(Call):
 
 
 class OptimizerCall(Call):
-    """The Config of a class such as paddle.optimizer.Adam, whose `parameters` are tensors without their names."""
+    """The Config of a class such as paddle.optimizer.Adam, whose parameters are tensors without their names. `given`:
+    what it calls the learning rate and them."""
 
     def build(self, *given: Any, **named: Any) -> Any:
         learning_rate, named_parameters = given
         tensors = [tensor for _, tensor in named_parameters]
-        return super().build(learning_rate=learning_rate, parameters=tensors, **named)
+        return super().build(**dict(zip(type(self).given, (learning_rate, tensors), strict=True)), **named)
 
 
 def resolve(dotted: str, kept: Path | None = None) -> Any:
@@ -98,9 +99,12 @@ def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
     parameters = list(inspect.signature(called).parameters.values())
     if shelf == "losses" and _is_loss(called, parameters):
         return _config(called, parameters, tuple(p.name for p in parameters[:2]), LossCall)
-    by_name = ("learning_rate", "parameters")
-    if shelf == "optimizers" and isinstance(called, type) and {*by_name} <= {p.name for p in parameters}:
-        return _config(called, parameters, by_name, OptimizerCall)
+    if shelf == "optimizers" and isinstance(called, type):
+        asked = {p.name for p in parameters}
+        every = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        tensors = "parameter_list" if "parameter_list" in asked else "parameters"
+        if every or {"learning_rate", tensors} <= asked:
+            return _config(called, parameters, ("learning_rate", tensors), OptimizerCall)
     if shelf == "schedules":
         asked = {p.name for p in parameters}
         every = any(p.kind is p.VAR_KEYWORD for p in parameters)

@@ -23,7 +23,7 @@ from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import Checkpoint, load
 from paddle_dp.data import Sampler
 from paddle_dp.data.scatter import Elsewhere, is_in_order
-from paddle_dp.errors import PaddleDPError, UsageError
+from paddle_dp.errors import PaddleDPError, TracingError, UsageError
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.seed import seed_ranks
@@ -99,9 +99,9 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     if options.get("wide", True):
         try:
             side.run("wide", Precision(dtype="float64"))
-        except PaddleDPError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a model's own code may be written for float32 only
+        except Exception as error:
+            if isinstance(error, PaddleDPError) and not isinstance(error, TracingError):
+                raise
             told["wide"] = failed_together(error, side.folder, side.mesh.rank, side.mesh.ranks)
     side.run("own", recipe.train.precision)
     for number, (folder, ranks) in enumerate(options.get("beside", ())):

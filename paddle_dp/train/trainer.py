@@ -16,6 +16,8 @@ from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
 from paddle_dp.parallel.parameter_groups import base_of, group
 from paddle_dp.part import Annotation, Owner, Part, Reading, Who, adapted, annotate, read_part, read_settings
+from paddle_dp.part.call import config_of
+from paddle_dp.part.misfit import misfit
 from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim
 from paddle_dp.recipe.precision import read_precision
@@ -97,7 +99,7 @@ class Trainer(TrainingLoop):
             reading: `each` rank reads them, or `scatter`: rank 0 for all (docs/parallelism.md); those that others
                 give are not looked at then, and may be anything but None.
             loss: `loss(outputs, targets)` gives one number per sample, or (total, count).
-            optimizer: a finished one, or a function of (learning rate, named parameters).
+            optimizer: a finished one, a class of them, or a function of (learning rate, named parameters).
             length: "3 epochs"; what `fit()` trains, and what a schedule is spread over.
             dropout: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
             folder: where logs and checkpoints go. resume: the newest checkpoint in it (True; "auto": if there
@@ -113,14 +115,15 @@ class Trainer(TrainingLoop):
                 names, as in a recipe; `blocks` also takes layers and functions themselves (docs/add-a-part.md).
 
         loss, optimizer, schedule, strategy and callbacks may also be given as in a recipe: "adamw", or
-        {"use": "adamw", "clip": 1.0}; an optimizer's word has a recipe's schedule then, a constant rate of 1e-3.
+        {"use": "adamw", "clip": 1.0}; an optimizer's word, or class, has a recipe's schedule then: a constant rate of
+        1e-3.
         Raises UsageError if these do not fit each other, the ranks, or the run in `folder` that is resumed.
         """
         check_collections(
             {"callbacks": callbacks, "blocks": blocks},
             {"cuts": cuts or {}, "attention_methods": attention_methods or {}},
         )
-        if schedule is None and isinstance(optimizer, (str, Mapping)):
+        if schedule is None and isinstance(optimizer, (str, Mapping, type)):
             schedule = DEFAULTS["schedule"]
         place = read_place(folder=folder, resume=resume, accept=accept)
         settings = read_train(
@@ -281,6 +284,16 @@ def _loss(given: Any) -> Any:
 
 
 def _optimizer(given: Any) -> Any:
+    """Raises UsageError for several optimizers, and for a class that is none."""
+    if isinstance(given, (list, tuple)):
+        raise UsageError(
+            f"optimizer: one optimizer updates all parameters here, and this is a {type(given).__name__} of "
+            f"{len(given)}. Give one; rates and decays of their own come with its parameter groups (docs/recipes.md)."
+        )
+    if isinstance(given, type):
+        if wrong := misfit(given, "optimizers"):
+            raise UsageError(f"optimizer: {given.__name__} {wrong}.")
+        return config_of(given, "optimizers")().build
     return _part("optimizers", given).build if isinstance(given, (str, Mapping)) else given
 
 

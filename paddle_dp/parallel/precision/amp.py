@@ -163,22 +163,26 @@ class MixedPrecision:
     def cast_micro_batch(self, micro_batch: MicroBatch) -> MicroBatch:
         """The micro-batch in the model's dtype: floating-point tensors become float64 under float64; otherwise float64
         tensors become float32 for a model that reads float32."""
-        if not self._casts(micro_batch):
+        read = micro_batch.inputs, micro_batch.targets
+        if not self._casts(read):
             return micro_batch
-        dtype = "float64" if self.double else "float32"
-        inputs, targets = micro_batch.inputs, micro_batch.targets
-        return replace(micro_batch, inputs=cast(inputs, dtype), targets=cast(targets, dtype))
+        inputs, targets = self.cast(read)
+        return replace(micro_batch, inputs=inputs, targets=targets)
+
+    def cast(self, read: Any) -> Any:
+        """The same for tensors in any structure."""
+        return cast(read, "float64" if self.double else "float32") if self._casts(read) else read
 
     def cast_batch(self, batch: Batch) -> Batch:
         """`cast_micro_batch` for all micro-batches of a batch."""
-        if not any(map(self._casts, batch.micro_batches)):
+        if not any(self._casts((part.inputs, part.targets)) for part in batch.micro_batches):
             return batch
         return replace(batch, micro_batches=tuple(map(self.cast_micro_batch, batch.micro_batches)))
 
-    def _casts(self, micro_batch: MicroBatch) -> bool:
+    def _casts(self, read: Any) -> bool:
         if self.double or self.reads != "float32":
             return self.double
-        return any(x.dtype is paddle.float64 for x in leaves((micro_batch.inputs, micro_batch.targets)))
+        return any(x.dtype is paddle.float64 for x in leaves(read))
 
     def context(self) -> AbstractContextManager[Any]:
         """Around every forward, in training and in evaluation."""

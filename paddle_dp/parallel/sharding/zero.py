@@ -13,6 +13,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
+from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, statistics
 from paddle_dp.parallel.exchange.lanes import Lanes
 from paddle_dp.parallel.exchange.pushed_values import PushedValues
@@ -50,6 +51,11 @@ class Zero:
         order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
         trained = sorted(parameters_of(optimizer), key=lambda parameter: order.get(id(parameter), len(order)))
         frozen = _frozen(model) if stage == 3 else []
+        if stage == 3 and (empty := [name for name, p in model.named_parameters() if not p.size]):
+            raise UsageError(
+                f"strategy.sharding_stage=3: parameter {empty[0]} of the model is empty: nothing of it can be lent. "
+                "Leave it out of the model, or set strategy.sharding_stage=2."
+            )
         sizes = [[int(parameter.size) for parameter in some] for some in (trained, frozen)]
         dealt = deal(sizes[0], sizes[1], self.group.nranks)
         pairs = zip([*trained, *frozen], [*dealt[0], *dealt[1]], strict=True)
