@@ -6,7 +6,7 @@ A key is "kind|step|name": gradient|1|blocks.0.norm1.weight. Ranks write them; t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -123,6 +123,11 @@ class Sheet:
     def __post_init__(self) -> None:
         self.facts = json.loads(self.path.read_text())
         self._store = Store(self.path.with_suffix(".bin"), self.facts.pop("arrays"))
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Of all arrays: "group|key"."""
+        return self._store.index
 
     def group(self, name: str) -> Iterator[str]:
         """The keys of a group of arrays."""
