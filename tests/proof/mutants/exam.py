@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from paddle_dp.launch.command import Job
@@ -68,28 +67,31 @@ class Exam:
         self.name, self.setting, self.scratch = name, setting, scratch
         self.limit = 600.0
         begun = time.perf_counter()
-        self._ranks, ran = self._run_ranks("covered", lines=True, rehearse=False)
+        covered, ran = self._run_ranks("covered", lines=True, rehearse=False)
         again = time.perf_counter()
         self.clean, _ = self._run_ranks("clean")
         self.limit = max(HANG, 5 * (time.perf_counter() - again))
-        self.one, self._alone = self._run_one("one", self.clean, lines=True, rehearse=True)
+        self.one, alone = self._run_one("one", self.clean, lines=True, rehearse=True)
         self.numbers, self._facts = digests(self.clean)
         verdict = compare_sides(self.one, self.clean)
         assert verdict.word == "same", f"{name}, without a mutant: {verdict.sentences}"
-        assert digests(self._ranks)[0] == self.numbers, f"{name}: two clean runs recorded other numbers"
+        assert (said := self._rehearsed(self.clean)) is None, f"{name}, without a mutant: {said}"
+        assert digests(covered)[0] == self.numbers, f"{name}: two clean runs recorded other numbers"
         self.sites = [
-            (site, site.line in self._alone.get(file, ()))
+            (site, site.line in alone.get(file, ()))
             for file, lines in sorted(ran.items())
             for site in sites(file, (ROOT / file).read_text())
             if site.line in lines
         ]
         self.seconds = time.perf_counter() - begun
 
-    def draw(self, count: int, seed: int) -> Iterator[tuple[Site, bool]]:
+    def draw(self, count: int, seed: str) -> Iterator[tuple[Site, bool]]:
         """`count` mutants, and of each whether one process runs its line, too; the order is a hash of seed and site, so
         one site more moves no other."""
         drawn = 0
-        for site, shared in sorted(self.sites, key=lambda pair: _lot(seed, self.name, pair[0])):
+        for site, shared in sorted(
+            self.sites, key=lambda pair: lot(seed, self.name, *pair[0].key, pair[0].number)
+        ):
             if drawn == count:
                 return
             if changed_codes(ROOT / site.file, site.number):
@@ -130,13 +132,13 @@ class Exam:
         try:
             one, _ = self._run_one("mutant-one", many, site)
             verdict = compare_sides(one, many)
+            return verdict.word, "" if verdict.where is None else verdict.where.sentence
         except (AssertionError, TimeoutError) as error:
             return _kind(error), _last_line(error)
         except Exception as error:  # noqa: BLE001 - of records that the mutant has made unreadable
             return "crash", f"of the comparison: {error!r}"
         finally:
             shutil.rmtree(self.scratch / "mutant-one", ignore_errors=True)
-        return verdict.word, "" if verdict.where is None else verdict.where.sentence
 
     def _rehearsed(self, many: Side) -> str | None:
         """What --rehearse says against these ranks."""
@@ -211,9 +213,9 @@ def digests(side: Side) -> tuple[str, str]:
     return numbers.hexdigest(), facts.hexdigest()
 
 
-def _lot(seed: int, recipe: str, site: Site) -> str:
-    words = "|".join([str(seed), recipe, *site.key, str(site.number)])
-    return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
+def lot(*words: object) -> str:
+    """A hash by which things are put in an order that depends on all words."""
+    return hashlib.blake2b("|".join(map(str, words)).encode(), digest_size=8).hexdigest()
 
 
 def _kind(error: BaseException) -> str:

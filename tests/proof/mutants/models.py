@@ -1,5 +1,5 @@
-"""What the exam's recipes train beside the shelves' models: dropout wherever a transformer can have it, frozen weights, a
-loss whose count is known only from its call."""
+"""What the exam's recipes train beside the shelves' models: dropout wherever a transformer can have it, frozen weights,
+a loss whose count is known only from its call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class Dropping(Chain):
     def __init__(self, depth: int = 2, frozen: int = 0, dropout: float = 0.2):
         config = gpt.Config(vocab=32, width=16, depth=depth, heads=4, length=8, dropout=dropout)
         out = _transformer.linear(config.width, config.vocab, bias=False)
-        super().__init__([gpt.Embedding(config), *(Block(config) for _ in range(depth)), gpt.Head(config, out)])
+        super().__init__(
+            [gpt.Embedding(config), *(Block(config) for _ in range(depth)), gpt.Head(config, out)]
+        )
         for block in self.blocks[:frozen]:
             for parameter in block.parameters():
                 parameter.stop_gradient = True
@@ -49,9 +51,7 @@ class Uncertain:
     """Cross-entropy of the samples whose own class has a probability below one half; which these are, only their
     outputs say."""
 
-    def __call__(
-        self, outputs: paddle.Tensor, targets: paddle.Tensor
-    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         losses = F.cross_entropy(outputs, targets, reduction="none").flatten()
         counted = (losses.detach() > 0.6931).astype(losses.dtype)
         return (losses * counted).sum(), counted.sum()

@@ -22,7 +22,11 @@ from tests.proof.mutants.sites import ROOT, changed_codes
 
 
 def run_side(
-    mutant: Sequence[Any] | None, lines: str | None, recipe: str, overrides: list[str], options: dict[str, Any]
+    mutant: Sequence[Any] | None,
+    lines: str | None,
+    recipe: str,
+    overrides: list[str],
+    options: dict[str, Any],
 ) -> None:
     """Traces a side with the mutant [file, number], if any; writes the lines that it runs into the folder `lines`, if
     any."""

@@ -20,13 +20,17 @@ ROOT = Path(__file__).resolve().parents[3]
 OPPOSITE: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
-    ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
 OF_MESH = {"dp_rank": "rank", "dp_size": "ranks", "rank": "dp_rank", "ranks": "dp_size"}
 OF_AXES = {"tensor": "data", "pipeline": "data", "sharding": "data", "sequence": "tensor"}
-TELLS = re.compile(r"heartbeat|traffic|tape|late_ranks|film|warn|print|log|check|require|note|recorder|timeline")
-CONTEXT = re.compile(r"no_grad|no_sync|exchang|around|scope|guard|present|dummy|paused|lent|alone|context|mode")
+TELLS = re.compile(
+    r"heartbeat|traffic|tape|late_ranks|film|warn|print|log|check|require|note|recorder|timeline"
+)
+CONTEXT = re.compile(
+    r"no_grad|no_sync|exchang|around|scope|guard|present|dummy|paused|lent|alone|context|mode"
+)
 NOTHING = ast.parse("__import__('contextlib').nullcontext()", mode="eval").body
 
 
@@ -141,7 +145,9 @@ def _below(node: ast.AST, scope: str, around: ast.AST | None, line: int) -> Iter
 
 
 def _children(node: ast.AST) -> list[ast.AST]:
-    if isinstance(node, ast.FunctionDef | ast.Lambda):  # defaults and decorators are computed when the file is imported
+    if isinstance(
+        node, ast.FunctionDef | ast.Lambda
+    ):  # defaults and decorators are computed when the file is imported
         return list(node.body) if isinstance(node.body, list) else [node.body]
     if isinstance(node, ast.If) and all(isinstance(statement, ast.Raise) for statement in node.body):
         return list(node.orelse)
@@ -165,7 +171,7 @@ def _text(node: ast.AST) -> str:
     return " ".join(ast.unparse(node).split()).replace('"', "'")
 
 
-def _changes(node: ast.AST) -> list[_Change]:
+def _changes(node: ast.AST) -> list[_Change]:  # noqa: C901 - a table of kinds of nodes
     """The changes at this node; an expression has two at most."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in OPPOSITE:

@@ -1,0 +1,76 @@
+"""The survivors that somebody has read: mutants that change no number which the ranks record, each with a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tests.proof.mutants.exam import Row
+from tests.proof.mutants.sites import ROOT, sites
+
+LIST = Path(__file__).with_name("reviewed.jsonl")
+CLASSES = {
+    "equivalent": "computes the same in every recipe",
+    "speed": "changes time, memory or traffic, no number",
+    "note": "changes what is said, or what is left for a reader",
+    "guard": "changes a check of something that is not wrong here",
+    "not exercised": "would be wrong in another recipe; in those named the line hangs on nothing",
+    "timing": "the result hangs on the clock",
+    "missed": "wrong, and the proof does not see it",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A survivor that was read. `recipes`: where, for the classes that hang on the recipe."""
+
+    file: str
+    function: str
+    text: str
+    mutation: str
+    kind: str  # of CLASSES
+    why: str
+    recipes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.file, self.function, self.text, self.mutation
+
+    @property
+    def stale(self) -> bool:
+        """Whether the package has no such site any more."""
+        path = ROOT / self.file
+        return not path.exists() or self.key not in {site.key for site in sites(self.file, path.read_text())}
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """The entries of the list."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def read(cls, path: Path = LIST) -> Reviewed:
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return cls(tuple(Entry(**{**row, "recipes": tuple(row.get("recipes", ()))}) for row in rows))
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, str, str, str], Entry]:
+        return {entry.key: entry for entry in self.entries}
+
+    def kind(self, row: Row) -> str:
+        """The class of a survivor; "unread" where it was not read, or not in this recipe."""
+        entry = self._by_key.get(row.key)
+        if entry is None or (entry.recipes and row.recipe not in entry.recipes):
+            return "unread"
+        return entry.kind
+
+
+def write(entries: Iterable[Entry], path: Path = LIST) -> None:
+    """Writes a list, sorted by file, function and line."""
+    ordered = sorted(entries, key=lambda entry: entry.key)
+    rows = ({k: v for k, v in asdict(entry).items() if v} for entry in ordered)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
