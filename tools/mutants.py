@@ -120,11 +120,13 @@ def score(rows: Sequence[Row], reviewed: Reviewed) -> str:
     every = len(by_verify) + len(rehearsed) + len(left)
     in_file = [row for row in rows if row.in_file == "same"]
     said = sum(row.suite not in (None, "survived") for row in in_file)
+    changing = sum(row.in_file is not None for row in rows)
     return (
         f"Of {every} that are exercised and not equivalent, verify alone kills {len(by_verify)} "
         f"({100 * len(by_verify) / max(every, 1):.1f} %), --rehearse {len(rehearsed)} more, the suite "
-        f"{len(by_suite)} more; {len(left) - len(by_suite)} are left. In the file, on both sides, verify says SAME to {len(in_file)} of "
-        f"{sum(row.in_file is not None for row in rows)} that change a number; the suite kills {said} of these."
+        f"{len(by_suite)} more; {len(left) - len(by_suite)} are left. Of {changing} that change a number in lines that "
+        f"one process runs, too, verify says SAME to {len(in_file)} where it has them, too; the suite kills {said} of "
+        "these."
     )
 
 

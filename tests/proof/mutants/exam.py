@@ -10,9 +10,10 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from unittest import mock
 
@@ -86,17 +87,9 @@ class Exam:
         self.seconds = time.perf_counter() - begun
 
     def draw(self, count: int, seed: str) -> Iterator[tuple[Site, bool]]:
-        """`count` mutants, and of each whether one process runs its line, too; the order is a hash of seed and site, so
-        one site more moves no other."""
-        drawn = 0
-        for site, shared in sorted(
-            self.sites, key=lambda pair: lot(seed, self.name, *pair[0].key, pair[0].number)
-        ):
-            if drawn == count:
-                return
-            if changed_codes(ROOT / site.file, site.number):
-                drawn += 1
-                yield site, shared
+        """`count` mutants, and of each whether one process runs its line, too."""
+        shared = dict(self.sites)
+        return ((site, shared[site]) for site in drawn(shared, count, f"{seed}|{self.name}"))
 
     def judge(self, site: Site, shared: bool) -> Row:
         """Runs the ranks with the mutant, and whatever that calls for."""
@@ -211,6 +204,13 @@ def digests(side: Side) -> tuple[str, str]:
     timeless = {k: v for k, v in side.facts.items() if k not in ("memory", "held")}
     facts.update(json.dumps(timeless, sort_keys=True).encode())
     return numbers.hexdigest(), facts.hexdigest()
+
+
+def drawn(pool: Iterable[Site], count: int, seed: str) -> Iterator[Site]:
+    """`count` sites of those at which the compiler makes something else of the mutant. One site more or less in the
+    pool changes one in the draw: the order is that of a hash."""
+    ordered = sorted(pool, key=lambda site: lot(seed, *site.key, site.number))
+    return islice((site for site in ordered if changed_codes(ROOT / site.file, site.number)), count)
 
 
 def lot(*words: object) -> str:

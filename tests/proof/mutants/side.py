@@ -8,12 +8,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any
+from unittest import mock
 
 from paddle_dp.launch.worker import work
 from paddle_dp.proof import trace
@@ -31,14 +32,14 @@ def run_side(
     """Traces a side with the mutant [file, number], if any; writes the lines that it runs into the folder `lines`, if
     any."""
     # A rank that fails alone in float64 need not wait long for the others, which would fail at the same place.
-    trace.failed_together = partial(failed_together, wait=2.0)
+    soon = mock.patch.object(trace, "failed_together", partial(failed_together, wait=2.0))
     if mutant is not None:
         put_in(*mutant)
+    executed: dict[str, set[int]] = {}
+    with soon, nullcontext() if lines is None else _noting(mutable_files(), executed):
+        work("trace", Path(recipe), overrides, options)
     if lines is None:
-        work("trace", Path(recipe), overrides, options)
         return
-    with _noting(mutable_files()) as executed:
-        work("trace", Path(recipe), overrides, options)
     sheet = Path(lines, f"{os.environ.get('PADDLE_TRAINER_ID', '0')}.json")
     sheet.write_text(json.dumps({file: sorted(numbers) for file, numbers in executed.items()}))
 
@@ -78,9 +79,9 @@ def mutable_files() -> list[str]:
 
 
 @contextmanager
-def _noting(files: Sequence[str]) -> Iterator[dict[str, set[int]]]:
-    """By file: the lines that this process runs meanwhile, in threads that begin meanwhile, too."""
-    executed: dict[str, set[int]] = {file: set() for file in files}
+def _noting(files: Sequence[str], executed: dict[str, set[int]]) -> Iterator[None]:
+    """Adds the lines of `files` that this process runs meanwhile, in threads that begin meanwhile, too."""
+    executed |= {file: set() for file in files}
     of_path = {str(ROOT / file): numbers for file, numbers in executed.items()}
 
     def inside(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
@@ -93,7 +94,7 @@ def _noting(files: Sequence[str]) -> Iterator[dict[str, set[int]]]:
     threading.settrace(call)
     sys.settrace(call)
     try:
-        yield executed
+        yield
     finally:
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)

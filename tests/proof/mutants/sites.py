@@ -179,7 +179,7 @@ def _changes(node: ast.AST) -> list[_Change]:  # noqa: C901 - a table of kinds o
         case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in OPPOSITE:
             is_text = any(isinstance(n, ast.JoinedStr) for n in ast.walk(node))
             return [] if is_text else [_Change("arithmetic", node, "op", OPPOSITE[type(op)]())]
-        case ast.Constant(value=number) if type(number) in (int, float):
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return [_Change(f"constant{by:+d}", node, "value", number + by) for by in (1, -1)]
         case ast.BoolOp(op=op):
             return [_Change("and/or", node, "op", OPPOSITE[type(op)]())]

@@ -1,0 +1,113 @@
+"""The blind mutants: what is drawn, that a mutant is in the ranks, that the proof sees one, that the list is sound."""
+
+import pytest
+
+from tests.proof.mutants.exam import Exam, drawn
+from tests.proof.mutants.recipes import RECIPES
+from tests.proof.mutants.reviewed import CLASSES, Entry, Reviewed, write
+from tests.proof.mutants.side import mutable_files, put_in
+from tests.proof.mutants.sites import ROOT, sites
+from tests.proof.mutants.suite import tests_of
+from tests.proof.zoo.case import Setting
+from tests.ranks import run_ranks
+
+SAMPLER, LEARNER = "paddle_dp/data/sampler.py", "paddle_dp/parallel/learner.py"
+
+
+def of_file(file):
+    return sites(file, (ROOT / file).read_text())
+
+
+def the_site(file, function, mutation):
+    found = [site for site in of_file(file) if site.function == function and site.mutation == mutation]
+    assert len(found) == 1, [site.mutation for site in of_file(file) if site.function == function]
+    return found[0]
+
+
+def test_a_draw_hangs_on_the_seed_alone_and_hardly_on_the_pool():
+    pool = of_file(SAMPLER)
+    ten = list(drawn(pool, 10, "1"))
+    assert len(set(ten)) == 10
+    assert list(drawn(reversed(pool), 10, "1")) == ten
+    assert list(drawn(pool, 10, "2")) != ten
+    assert len({*ten} & {*drawn([site for site in pool if site != ten[0]], 10, "1")}) == 9
+
+
+def test_what_refuses_tells_or_annotates_is_no_site():
+    source = '''
+def f(x: list[int] = [1], y=2):
+    """Docstring."""
+    if x > 1:
+        raise ValueError(f"{x + 1}")
+    heartbeat.enter("forward", 1)
+    z: tuple[int, 3] = x[1:]
+    return z
+'''
+    assert [site.mutation for site in sites("a.py", source)] == [
+        "slice from: 1: → 1 + 1:", "constant+1: 1: → 2:", "constant-1: 1: → 0:"
+    ]  # fmt: skip
+
+
+CUT = ("cut", "constant+1: part + 1 → part + 2")
+
+
+def cut_with_a_mutant(number=None):
+    from paddle_dp.data import sampler
+
+    if number is not None:
+        put_in(SAMPLER, number)
+    return sampler.cut(8, 1, 4)
+
+
+def test_a_mutant_is_in_the_rank_that_it_was_put_into_alone():
+    assert run_ranks(cut_with_a_mutant, 1, the_site(SAMPLER, *CUT).number) == [[2, 6]]
+    assert run_ranks(cut_with_a_mutant, 1) == [[2, 4]]
+
+
+def test_the_exam_tells_a_killer_from_what_changes_nothing(tmp_path):
+    exam = Exam("mlp", Setting("mlp", 2, ("train.batch=10",)), tmp_path)
+    known = {site for site, _ in exam.sites}
+    wrong = next(s for s in known if s.file.endswith("passes.py") and s.function == "Passes._factor"
+                 and s.mutation.startswith("arithmetic"))  # fmt: skip
+    row = exam.judge(wrong, shared=True)
+    assert (row.outcome, row.bits) == ("different", "differ")
+    assert row.in_file is not None
+    assert "gradient" in row.said
+    cached = next(
+        s for s in known if s.function == "Passes._weight" and s.mutation.startswith("constant+1: len")
+    )
+    assert (exam.judge(cached, shared=True).outcome, exam.judge(cached, shared=True).bits) == (
+        "same",
+        "equal",
+    )
+
+
+def test_the_list_of_survivors_is_sound_and_nothing_in_it_is_gone():
+    entries = Reviewed.read().entries
+    assert len({entry.key for entry in entries}) == len(entries), "a mutant is twice in the list"
+    for entry in entries:
+        assert entry.kind in CLASSES, entry
+        assert entry.why.endswith(".") and len(entry.why) > 20, f"a reason is a sentence: {entry}"
+        assert {*entry.recipes} <= {*RECIPES}, entry
+        assert bool(entry.recipes) == (entry.kind == "not exercised"), (
+            f"only what hangs on the recipe names some: {entry}"
+        )
+    stale = [f"{entry.file}: {entry.text}: {entry.mutation}" for entry in entries if entry.stale]
+    assert not stale, (
+        f"these lines are gone: python tools/mutants.py --forget drops them\n{chr(10).join(stale)}"
+    )
+
+
+def test_a_list_that_is_written_is_the_list_that_is_read(tmp_path):
+    site = the_site(SAMPLER, *CUT)
+    words = {"file": site.file, "function": site.function, "text": site.text, "mutation": site.mutation}
+    entry = Entry(**words, kind="not exercised", why="A reason.", recipes=("data",))
+    write([entry], tmp_path / "list.jsonl")
+    assert Reviewed.read(tmp_path / "list.jsonl").entries == (entry,)
+    assert not entry.stale
+    assert Entry(**{**words, "text": "gone"}, kind="speed", why="A reason.").stale
+
+
+@pytest.mark.parametrize("file", mutable_files())
+def test_every_file_that_may_be_mutated_has_tests(file):
+    assert tests_of(file)
