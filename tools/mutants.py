@@ -4,6 +4,7 @@ python tools/mutants.py                               # 20 of each recipe, seed 
 python tools/mutants.py --seed 7 --recipe tensor pipeline --count 40 --jobs 4
 python tools/mutants.py --seed "$(git rev-parse HEAD)" --recipes 2 --count 5     # ten mutants, as for each push
 python tools/mutants.py --suite --strict              # before a release: the suite judges, too, what verify cannot see
+python tools/mutants.py --seed 11 12 13 --page docs/mutants.md
 python tools/mutants.py --forget                      # drop the entries of the reviewed list whose lines are gone
 
 An interrupted run goes on where it was: each mutant's row is in --rows. docs/mutants.md says what the words mean.
@@ -13,14 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -28,106 +30,57 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.proof.mutants.exam import Exam, Row, lot
 from tests.proof.mutants.recipes import RECIPES
-from tests.proof.mutants.reviewed import CLASSES, Reviewed, write
+from tests.proof.mutants.report import into_page, needs_suite, score, table, unread, unseen
+from tests.proof.mutants.reviewed import Reviewed, write
 from tests.proof.mutants.sites import ROOT
 from tests.proof.mutants.suite import Suite
 
-KILLED = ("different", "crash", "hang", "rehearse")
 
-
-def examine(recipe: str, count: int, seed: str, rows: Path) -> None:
-    """Judges `count` mutants of a recipe, but for those that have a row in the file, and adds theirs."""
-    read = {(row.key, row.number) for row in read_rows(rows) if row.recipe == recipe}
-    if len(read) >= count:
+def examine(recipe: str, count: int, seeds: Sequence[str], rows: Path) -> None:
+    """Judges `count` mutants of a recipe for each seed, but for those that have a row in the file, and adds theirs."""
+    read = {(row.seed, row.site) for row in read_rows(rows) if row.recipe == recipe}
+    if len(read) >= count * len(seeds):
         return
     with tempfile.TemporaryDirectory(prefix="paddle-dp-mutants-") as scratch:
         exam = Exam(recipe, RECIPES[recipe], Path(scratch))
-        shared = sum(shared for _, shared in exam.sites)
+        both = sum(shared for _, shared in exam.sites)
         print(
-            f"{recipe}: {len(exam.sites)} sites, {shared} of them in lines that one process runs, too",
+            f"{recipe}: {len(exam.sites)} sites, {both} of them in lines that one process runs, too",
             flush=True,
         )
-        for site, is_shared in exam.draw(count, seed):
-            if (site.key, site.number) in read:
-                continue
-            row = exam.judge(site, is_shared)
-            with rows.open("a") as file:
-                file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
-            print(
-                f"{recipe:10} {row.outcome:10} {row.seconds:4.0f} s  {site.file}:{site.line} {site.mutation}",
-                flush=True,
-            )
+        for seed in seeds:
+            for site, shared in exam.draw(count, seed):
+                if (seed, site) in read:
+                    continue
+                row = exam.judge(site, shared, seed)
+                with rows.open("a") as file:
+                    file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+                where = f"{site.file}:{site.line}"
+                print(
+                    f"{recipe:10} {row.outcome:10} {row.seconds:4.0f} s  {where} {site.mutation}", flush=True
+                )
 
 
 def ask_suite(rows: Path, reviewed: Reviewed) -> None:
     """Has the suite judge the mutants of shared lines that `verify` does not see on both sides, and the survivors that
     nobody has excused; writes what it says into the rows."""
-    table = read_rows(rows)
-    asked = [n for n, row in enumerate(table) if row.suite is None and needs_suite(row, reviewed)]
+    judged = read_rows(rows)
+    asked = [n for n, row in enumerate(judged) if row.suite is None and needs_suite(row, reviewed)]
     with tempfile.TemporaryDirectory(prefix="paddle-dp-mutants-") as scratch:
         suite = Suite(Path(scratch)) if asked else None
         for n in asked:
             assert suite is not None
-            killer = suite.killer(table[n].file, table[n].number)
-            table[n] = replace(table[n], suite=killer or "survived")
-            rows.write_text("".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in table))
-            print(f"suite: {table[n].file}:{table[n].line} {table[n].mutation}: {table[n].suite}", flush=True)
-
-
-def needs_suite(row: Row, reviewed: Reviewed) -> bool:
-    survives = row.outcome == "same" and reviewed.kind(row) in ("unread", "missed")
-    return survives or row.in_file == "same"
+            killer = suite.killer(judged[n].file, judged[n].number)
+            judged[n] = replace(judged[n], suite=killer or "survived")
+            rows.write_text("".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in judged))
+            print(
+                f"suite: {judged[n].file}:{judged[n].line} {judged[n].mutation}: {judged[n].suite}",
+                flush=True,
+            )
 
 
 def read_rows(path: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def table(rows: Sequence[Row], reviewed: Reviewed) -> str:
-    """Markdown: a line for each recipe, and one for all."""
-    names = [name for name in RECIPES if any(row.recipe == name for row in rows)]
-    head = ["recipe", "drawn", "in shared lines", "verify: DIFFERENT", "crash", "hang", "other", "--rehearse", *CLASSES,
-            "unread", "**bits differ, SAME**"]  # fmt: skip
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name in [*names, "all"]:
-        cells = _counts([row for row in rows if name in (row.recipe, "all")], reviewed)
-        lines.append(f"| {name} | {' | '.join(str(cell or '') for cell in cells)} |")
-    return "\n".join(lines)
-
-
-def _counts(rows: Sequence[Row], reviewed: Reviewed) -> list[int]:
-    outcomes = Counter(row.outcome for row in rows)
-    survivors = [row for row in rows if row.outcome == "same"]
-    kinds = Counter(reviewed.kind(row) for row in survivors if row.bits == "equal")
-    other = sum(number for outcome, number in outcomes.items() if outcome not in (*KILLED, "same"))
-    return [
-        len(rows), sum(row.shared for row in rows), outcomes["different"], outcomes["crash"], outcomes["hang"], other,
-        outcomes["rehearse"], *(kinds[kind] for kind in (*CLASSES, "unread")), len(unseen(rows)),
-    ]  # fmt: skip
-
-
-def unseen(rows: Iterable[Row]) -> list[Row]:
-    """Mutants that changed a recorded number, and of which verify says SAME."""
-    return [row for row in rows if row.outcome == "same" and row.bits == "differ"]
-
-
-def score(rows: Sequence[Row], reviewed: Reviewed) -> str:
-    """What was killed by whom, of what is exercised and not equivalent, in two sentences."""
-    by_verify = [row for row in rows if row.outcome not in ("same", "rehearse")]
-    rehearsed = [row for row in rows if row.outcome == "rehearse"]
-    left = [row for row in rows if row.outcome == "same" and reviewed.kind(row) in ("unread", "missed")]
-    by_suite = [row for row in left if row.suite not in (None, "survived")]
-    every = len(by_verify) + len(rehearsed) + len(left)
-    in_file = [row for row in rows if row.in_file == "same"]
-    said = sum(row.suite not in (None, "survived") for row in in_file)
-    changing = sum(row.in_file is not None for row in rows)
-    return (
-        f"Of {every} that are exercised and not equivalent, verify alone kills {len(by_verify)} "
-        f"({100 * len(by_verify) / max(every, 1):.1f} %), --rehearse {len(rehearsed)} more, the suite "
-        f"{len(by_suite)} more; {len(left) - len(by_suite)} are left. Of {changing} that change a number in lines that "
-        f"one process runs, too, verify says SAME to {len(in_file)} where it has them, too; the suite kills {said} of "
-        "these."
-    )
 
 
 def commit() -> str:
@@ -143,7 +96,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=20, help="mutants of each recipe")
-    parser.add_argument("--seed", default="1", help="any word")
+    parser.add_argument("--seed", nargs="+", default=["1"], help="any words")
     parser.add_argument("--recipe", nargs="+", choices=list(RECIPES), metavar="NAME", help=", ".join(RECIPES))
     parser.add_argument("--recipes", type=int, metavar="N", help="only N recipes, drawn by the seed")
     parser.add_argument("--jobs", type=int, default=1, help="recipes at a time; each takes two cores")
@@ -151,9 +104,7 @@ def parse() -> argparse.Namespace:
         "--suite", action="store_true", help="also run the suite's tests of what verify does not see"
     )
     parser.add_argument("--strict", action="store_true", help="a survivor that nobody has read fails, too")
-    parser.add_argument(
-        "--rows", type=Path, metavar="FILE", help="runs/mutants/COMMIT-SEED.jsonl unless given"
-    )
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="runs/mutants/COMMIT.jsonl unless given")
     parser.add_argument(
         "--forget", action="store_true", help="drop stale entries of the reviewed list, and end"
     )
@@ -167,51 +118,40 @@ def main() -> int:
     if given.forget:
         write(entry for entry in reviewed.entries if not entry.stale)
         return 0
-    names = given.recipe or list(RECIPES)
+    names, seeds, where = given.recipe or list(RECIPES), given.seed, commit()
     if given.recipes is not None:
-        names = sorted(names, key=lambda name: lot(given.seed, name))[: given.recipes]
-    rows = given.rows or ROOT / "runs" / "mutants" / f"{commit()}-{given.seed}.jsonl"
+        names = sorted(names, key=lambda name: lot(*seeds, name))[: given.recipes]
+    rows = given.rows or ROOT / "runs" / "mutants" / f"{where}.jsonl"
     rows.parent.mkdir(parents=True, exist_ok=True)
-    print(
-        f"commit {commit()}, seed {given.seed}, {given.count} mutants of each of: {', '.join(names)}; rows in {rows}",
-        flush=True,
-    )
+    drawn = f"commit {where}, seed {' '.join(seeds)}, {given.count} of each of {', '.join(names)}"
+    print(f"{drawn}; rows in {rows}", flush=True)
     if given.jobs == 1:
         for name in names:
-            examine(name, given.count, given.seed, rows)
+            examine(name, given.count, seeds, rows)
     else:
         with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as chains:
-            for chain in as_completed(
-                [chains.submit(examine, name, given.count, given.seed, rows) for name in names]
-            ):
-                chain.result()
+            jobs = [chains.submit(examine, name, given.count, seeds, rows) for name in names]
+            for job in as_completed(jobs):
+                job.result()
     if given.suite:
         ask_suite(rows, reviewed)
-    judged = [row for row in read_rows(rows) if row.recipe in names]
-    return report(judged, reviewed, given, time.perf_counter() - begun)
-
-
-def report(rows: Sequence[Row], reviewed: Reviewed, given: argparse.Namespace, seconds: float) -> int:
-    """Prints the table, what is unread and what fails; returns the exit status."""
-    print(f"\n{table(rows, reviewed)}\n\n{score(rows, reviewed)}")
-    unread = [
-        row
-        for row in rows
-        if row.outcome == "same" and row.bits == "equal" and reviewed.kind(row) == "unread"
-    ]
-    survived = [row for row in rows if row.suite == "survived"]
-    for word, some in (
-        ("unread", unread),
-        ("the suite passes", survived),
-        ("BITS DIFFER AND SAME", unseen(rows)),
-    ):
+    judged = [row for row in read_rows(rows) if row.recipe in names and row.seed in seeds]
+    if given.page:
+        command = f"python tools/mutants.py --seed {' '.join(seeds)} --count {given.count}{' --suite' * given.suite}"
+        judging, machine = sum(row.seconds for row in judged), f"{os.cpu_count()}-core CPU machine"
+        made = f"`{command}`, commit {where}: {judging:.0f} s of judging on a {machine}, Paddle {version('paddlepaddle')}."
+        given.page.write_text(into_page(given.page.read_text(), judged, reviewed, made))
+    print(f"\n{table(judged, reviewed)}\n\n{score(judged, reviewed)}")
+    new, survived, wrong = (
+        unread(judged, reviewed),
+        [r for r in judged if r.suite == "survived"],
+        unseen(judged),
+    )
+    for word, some in (("unread", new), ("the suite passes", survived), ("BITS DIFFER AND SAME", wrong)):
         for row in some:
             print(f"{word}: {row.recipe}: {row.file}:{row.line} in {row.function}: {row.mutation}")
-    judging = sum(row.seconds for row in rows)
-    print(
-        f"{len(rows)} mutants, commit {commit()}, seed {given.seed}: {seconds:.0f} s now, {judging:.0f} s of judging"
-    )
-    return int(bool(unseen(rows) or (given.strict and (unread or survived))))
+    print(f"{len(judged)} mutants, {drawn}: {time.perf_counter() - begun:.0f} s")
+    return int(bool(wrong or (given.strict and (new or survived))))
 
 
 if __name__ == "__main__":

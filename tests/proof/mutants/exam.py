@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
 from unittest import mock
@@ -36,12 +36,14 @@ class Row:
     """What became of a mutant.
 
     `outcome`: "different" and any other word of a verdict but "same", "crash" or "hang" are of verify; "rehearse", of
-    --rehearse alone; "same". `bits`: whether the ranks recorded the clean ranks' numbers, None where they did not end.
+    --rehearse alone; "same". `bits`: "equal", where the ranks recorded the clean ranks' numbers; "rounding", where they
+    did in float64, and not in a recipe's own 16 bits; else "differ". None where they did not end.
     `in_file`: what verify says with the mutant in one process, too, where that runs the line; None where the ranks did
     not get to their end, or recorded the clean ranks' numbers.
     """
 
     recipe: str
+    seed: str
     file: str
     number: int
     line: int
@@ -57,8 +59,12 @@ class Row:
     seconds: float
 
     @property
+    def site(self) -> Site:
+        return Site(**{each.name: getattr(self, each.name) for each in fields(Site)})
+
+    @property
     def key(self) -> tuple[str, str, str, str]:
-        return self.file, self.function, self.text, self.mutation
+        return self.site.key
 
 
 class Exam:
@@ -73,11 +79,11 @@ class Exam:
         self.clean, _ = self._run_ranks("clean")
         self.limit = max(HANG, 5 * (time.perf_counter() - again))
         self.one, alone = self._run_one("one", self.clean, lines=True, rehearse=True)
-        self.numbers, self._facts = digests(self.clean)
+        self.digest = digests(self.clean)
         verdict = compare_sides(self.one, self.clean)
         assert verdict.word == "same", f"{name}, without a mutant: {verdict.sentences}"
         assert (said := self._rehearsed(self.clean)) is None, f"{name}, without a mutant: {said}"
-        assert digests(covered)[0] == self.numbers, f"{name}: two clean runs recorded other numbers"
+        assert self._bits(digests(covered)) == "equal", f"{name}: two clean runs recorded other numbers"
         self.sites = [
             (site, site.line in alone.get(file, ()))
             for file, lines in sorted(ran.items())
@@ -91,7 +97,7 @@ class Exam:
         shared = dict(self.sites)
         return ((site, shared[site]) for site in drawn(shared, count, f"{seed}|{self.name}"))
 
-    def judge(self, site: Site, shared: bool) -> Row:
+    def judge(self, site: Site, shared: bool, seed: str) -> Row:
         """Runs the ranks with the mutant, and whatever that calls for."""
         begun = time.perf_counter()
         folder = self.scratch / "mutant"
@@ -103,22 +109,28 @@ class Exam:
             stopped = f"{_kind(error)}: {_last_line(error)}"
         if (folder / "trace" / "side.json").exists():  # what may have stopped was the rehearsal behind it
             many = Side(folder / "trace", self.setting.ranks)
-            numbers, facts = digests(many)
-            bits = "equal" if numbers == self.numbers else "differ"
-            if (numbers, facts) == (self.numbers, self._facts):
+            digest = digests(many)
+            bits = self._bits(digest)
+            if digest == self.digest:
                 outcome, said = "same", ""
             else:
                 outcome, said = self._verdict(many)
             if outcome == "same" and (difference := stopped or self._rehearsed(many)):
                 outcome, said = "rehearse", difference
-            if bits == "differ" and shared:
+            if bits != "equal" and shared:
                 in_file, _ = self._verdict(many, site)
         else:
             bits, (outcome, _, said) = None, stopped.partition(": ")
         return Row(
-            recipe=self.name, **asdict(site), shared=shared, outcome=outcome, said=said[:300], bits=bits,
+            recipe=self.name, seed=seed, **asdict(site), shared=shared, outcome=outcome, said=said[:300], bits=bits,
             in_file=in_file, seconds=round(time.perf_counter() - begun, 1),
         )  # fmt: skip
+
+    def _bits(self, digest: Digest) -> str:
+        if (digest.wide, digest.own) == (self.digest.wide, self.digest.own):
+            return "equal"
+        low = self.clean.trace("own").facts["dtype"] in ("float16", "bfloat16")  # type: ignore[union-attr]
+        return "rounding" if low and digest.wide == self.digest.wide else "differ"
 
     def _verdict(self, many: Side, site: Site | None = None) -> tuple[str, str]:
         """The verdict's word and sentence on these ranks and one process, which has the mutant `site`, if any."""
@@ -191,19 +203,32 @@ def _union(folder: Path | None) -> dict[str, set[int]]:
     return union
 
 
-def digests(side: Side) -> tuple[str, str]:
-    """Of all numbers that a side recorded, rank by rank; and of all else that its verdict may hang on."""
-    numbers, facts = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
-    for trace in filter(None, map(side.trace, ("wide", "own"))):
-        for sheet in trace.sheets:
+@dataclass(frozen=True)
+class Digest:
+    """Of the numbers that a side recorded in float64 and in its own precision, and of all else that its verdict may
+    hang on, rank by rank."""
+
+    wide: str
+    own: str
+    facts: str
+
+
+def digests(side: Side) -> Digest:
+    """Reads all that a side has recorded."""
+    of_parts, timeless = {}, [{k: v for k, v in side.facts.items() if k not in ("memory", "held")}]
+    for part in ("wide", "own"):
+        numbers = hashlib.blake2b(digest_size=8)
+        trace = side.trace(part)
+        for sheet in trace.sheets if trace is not None else ():
             for name in sorted(sheet.names):
                 numbers.update(name.encode() + sheet.array(*name.split("|", 1)).tobytes())
             numbers.update(json.dumps(sheet.facts["rows"]).encode())
-            timeless = {k: v for k, v in sheet.facts.items() if k not in ("rows", "seconds", "all seconds")}
-            facts.update(json.dumps(timeless, sort_keys=True).encode())
-    timeless = {k: v for k, v in side.facts.items() if k not in ("memory", "held")}
-    facts.update(json.dumps(timeless, sort_keys=True).encode())
-    return numbers.hexdigest(), facts.hexdigest()
+            timeless.append(
+                {k: v for k, v in sheet.facts.items() if k not in ("rows", "seconds", "all seconds")}
+            )
+        of_parts[part] = numbers.hexdigest()
+    facts = hashlib.blake2b(json.dumps(timeless, sort_keys=True).encode(), digest_size=8)
+    return Digest(**of_parts, facts=facts.hexdigest())
 
 
 def drawn(pool: Iterable[Site], count: int, seed: str) -> Iterator[Site]:

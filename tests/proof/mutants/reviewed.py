@@ -1,4 +1,5 @@
-"""The survivors that somebody has read: mutants that change no number which the ranks record, each with a reason."""
+"""The survivors that somebody has read, each with a reason: mutants that change no number which the ranks record, or
+one of 16 bits within its rounding."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ CLASSES = {
     "note": "changes what is said, or what is left for a reader",
     "guard": "changes a check of something that is not wrong here",
     "not exercised": "would be wrong in another recipe; in those named the line hangs on nothing",
+    "rounding": "changes numbers of 16 bits by less than what their rounding does on one process",
     "timing": "the result hangs on the clock",
     "missed": "wrong, and the proof does not see it",
 }

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from tests.proof.mutants.sites import ROOT, mutated
@@ -33,7 +34,7 @@ class Suite:
         target = self.folder / file
         target.write_text(ast.unparse(mutated(source, number)))
         try:
-            failed = self._failed([str(test) for test in tests_of(file)])
+            failed = self._failed([str(test) for test in suite_files(file)])
         finally:
             target.write_text(source)
         return failed if failed is not None and self._failed([failed]) is None else None
@@ -55,7 +56,7 @@ class Suite:
         return found[1] if found is not None else None
 
 
-def tests_of(file: str) -> list[Path]:
+def suite_files(file: str) -> list[Path]:
     """The test files of a file of the package: its mirror, those of its folder, and those that import it."""
     inside = Path(file).relative_to("paddle_dp")
     module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
@@ -65,6 +66,11 @@ def tests_of(file: str) -> list[Path]:
     package, _, name = module.rpartition(".")
     imports = re.compile(rf"^\s*(from {re.escape(module)} import|import {re.escape(module)}\b"
                          rf"|from {re.escape(package)} import .*\b{name}\b)", re.MULTILINE)  # fmt: skip
-    chosen += [test for test in sorted(ROOT.glob("tests/**/test_*.py")) if imports.search(test.read_text())]
+    chosen += [test for test, source in _sources().items() if imports.search(source)]
     there = [test.relative_to(ROOT) for test in dict.fromkeys(chosen) if test.exists()]
     return there or [Path("tests/parallel/test_parity.py")]
+
+
+@cache
+def _sources() -> dict[Path, str]:
+    return {test: test.read_text() for test in sorted(ROOT.glob("tests/**/test_*.py"))}
