@@ -138,8 +138,8 @@ def main() -> int:
     judged = [row for row in read_rows(rows) if row.recipe in names and row.seed in seeds]
     if given.page:
         command = f"python tools/mutants.py --seed {' '.join(seeds)} --count {given.count}{' --suite' * given.suite}"
-        judging, machine = sum(row.seconds for row in judged), f"{os.cpu_count()}-core CPU, Paddle {version('paddlepaddle')}"
-        made = f"`{command}`, commit {where}: {judging:.0f} s of judging ({machine})."
+        judging, paddle = sum(row.seconds for row in judged), version("paddlepaddle")
+        made = f"`{command}`, commit {where}: {judging:.0f} s on a {os.cpu_count()}-core CPU machine, Paddle {paddle}."
         given.page.write_text(into_page(given.page.read_text(), judged, reviewed, made))
     print(f"\n{table(judged, reviewed)}\n\n{score(judged, reviewed)}")
     new, survived, wrong = (

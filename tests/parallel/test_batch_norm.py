@@ -96,9 +96,7 @@ def test_a_dummy_leaves_no_trace():
     x.stop_gradient = False
     (layer(x) * paddle.randn([4, 3])).sum().backward()
     np.testing.assert_array_equal(x.grad.numpy(), 0)
-    np.testing.assert_array_equal(
-        layer._mean.numpy(), np.zeros(3)
-    )  # of a micro-batch that is empty on all ranks
+    np.testing.assert_array_equal(layer._mean.numpy(), np.zeros(3))  # empty on all ranks
     np.testing.assert_array_equal(layer._variance.numpy(), np.ones(3))
 
 
