@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from functools import cache
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -52,7 +53,7 @@ def examine(recipe: str, count: int, seeds: Sequence[str], rows: Path) -> None:
             for site, shared in exam.draw(count, seed):
                 if (seed, site) in read:
                     continue
-                row = exam.judge(site, shared, seed)
+                row = replace(exam.judge(site, shared, seed), commit=commit())
                 with rows.open("a") as file:
                     file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
                 where = f"{site.file}:{site.line}"
@@ -83,6 +84,7 @@ def read_rows(path: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@cache
 def commit() -> str:
     """The commit of this tree, with a + where something was changed since."""
     told = subprocess.run(
@@ -139,7 +141,8 @@ def main() -> int:
     if given.page:
         command = f"python tools/mutants.py --seed {' '.join(seeds)} --count {given.count}{' --suite' * given.suite}"
         judging, paddle = sum(row.seconds for row in judged), version("paddlepaddle")
-        made = f"`{command}`, commit {where}: {judging:.0f} s on a {os.cpu_count()}-core CPU machine, Paddle {paddle}."
+        commits = ", ".join(dict.fromkeys(row.commit for row in judged))
+        made = f"`{command}`, commit {commits}: {judging:.0f} s on a {os.cpu_count()}-core CPU machine, Paddle {paddle}."
         given.page.write_text(into_page(given.page.read_text(), judged, reviewed, made))
     print(f"\n{table(judged, reviewed)}\n\n{score(judged, reviewed)}")
     new, survived, wrong = (
