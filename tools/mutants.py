@@ -142,7 +142,9 @@ def main() -> int:
         command = f"python tools/mutants.py --seed {' '.join(seeds)} --count {given.count}{' --suite' * given.suite}"
         judging, paddle = sum(row.seconds for row in judged), version("paddlepaddle")
         commits = ", ".join(dict.fromkeys(row.commit for row in judged))
-        made = f"`{command}`, commit {commits}: {judging:.0f} s on a {os.cpu_count()}-core CPU machine, Paddle {paddle}."
+        made = (
+            f"`{command}`, commit {commits}: {judging:.0f} s on {os.cpu_count()} CPU cores, Paddle {paddle}."
+        )
         given.page.write_text(into_page(given.page.read_text(), judged, reviewed, made))
     print(f"\n{table(judged, reviewed)}\n\n{score(judged, reviewed)}")
     new, survived, wrong = (

@@ -38,7 +38,7 @@ class Row:
     `outcome`: "different" and any other word of a verdict but "same", "crash" or "hang" are of verify; "rehearse", of
     --rehearse alone; "same". `bits`: "equal", where the ranks recorded the clean ranks' numbers; "rounding", where they
     did in float64, and not in a recipe's own 16 bits; else "differ". None where they did not end.
-    `suite`: the test that kills it in the file, "survived", or None where nobody asked. `commit`: that it was judged at.
+    `suite`: the test that kills it in the file, "survived", or None where nobody asked. `commit`: where it was judged.
     `in_file`: what verify says with the mutant in one process, too, where that runs the line; None where the ranks did
     not get to their end, or recorded the clean ranks' numbers.
     """
