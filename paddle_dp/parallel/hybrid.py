@@ -36,8 +36,8 @@ from paddle_dp.parallel.sharding.zero import Zero
 from paddle_dp.parallel.tensor.layers import before_exchanges
 
 _ELSEWHERE = (
-    "strategy.sharding_stage=3: {} reads or writes a parameter outside of the forward of the layer that holds it, where "
-    "this rank does not have its values. Set strategy.sharding_stage=2, or do it in that layer's own forward."
+    "strategy.sharding_stage=3: {} reads or writes a parameter outside of the forward of the layer that holds it, "
+    "where this rank does not have its values. Set strategy.sharding_stage=2, or do it in that layer's own forward."
 )
 
 

@@ -92,11 +92,18 @@ def hooks_of(layer: nn.Layer) -> dict[str, Any]:
     this package has put there."""
     found: dict[str, Any] = {}
     for word, table in (("before", layer._forward_pre_hooks), ("behind", layer._forward_post_hooks)):
-        kinds = [(kind_of(hook), hook) for hook in table.values()]
-        for number, (kind, hook) in enumerate(pair for pair in kinds if not pair[0].startswith("paddle_dp.")):
+        foreign = [hook for hook in table.values() if not _is_own_hook(hook)]
+        for number, hook in enumerate(foreign):
             name = f"hook {word} {number}"
-            found |= {name: kind} | {f"{name}.{key}": value for key, value in settings_of(hook).items()}
+            found |= {name: kind_of(hook)} | {
+                f"{name}.{key}": value for key, value in settings_of(hook).items()
+            }
     return found
+
+
+def _is_own_hook(hook: Any) -> bool:
+    """Whether a hook, or the function of a `partial`, is this package's."""
+    return kind_of(hook.func if isinstance(hook, partial) else hook).startswith("paddle_dp.")
 
 
 def described(

@@ -197,7 +197,7 @@ def test_an_error_of_all_ranks_sends_nobody_to_the_others() -> None:
     assert "It lost a peer" in describe(alike[0], 2, None)
 
 
-class Mute(Exception):
+class MuteError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
@@ -220,5 +220,5 @@ def test_a_message_of_50_megabytes_is_cut_where_it_is_made(tmp_path):
 
 
 def test_an_error_that_cannot_say_its_message_is_a_failure_all_the_same():
-    failure = Failure.of(Mute(), 0)
-    assert (failure.kind, failure.message) == ("Mute", "(its message cannot be made: RuntimeError)")
+    failure = Failure.of(MuteError(), 0)
+    assert (failure.kind, failure.message) == ("MuteError", "(its message cannot be made: RuntimeError)")
