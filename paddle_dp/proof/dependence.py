@@ -26,6 +26,7 @@ import paddle
 from paddle.base import core
 
 from paddle_dp.parallel import Learner
+from paddle_dp.parallel.compiled import is_compiled
 from paddle_dp.proof import noise
 from paddle_dp.proof.compare import BEYOND
 from paddle_dp.proof.record import running_statistics
@@ -126,8 +127,8 @@ def train(side: Watchable, learner: Learner, order: Callable[[int], np.ndarray] 
 @contextmanager
 def kinks(learner: Learner) -> Iterator[set[str]]:
     """Within it the set gets the operators of the learner's forwards, and of its loss, that jump or bend: relu, max
-    pooling, argmax, comparisons."""
-    seen: set[str] = set()
+    pooling, argmax, comparisons. A compiled forward shows none of its own, and counts as one."""
+    seen = {"a compiled forward"} if is_compiled(learner.model) else set()
     forward = learner._forward
 
     def counted(*given: Any) -> Any:
