@@ -7,6 +7,9 @@ values are read: nothing is exchanged, and nothing changes.
 
 from __future__ import annotations
 
+import random
+import zlib
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ import paddle
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.proof.record import running_statistics
-from paddle_dp.train.settings import hooks_of, settings_of
+from paddle_dp.train.settings import described, hooks_of, settings_of
 
 
 class Memory:
@@ -55,7 +58,7 @@ class Memory:
         for owner, thing in owners:
             if type(thing).__module__.startswith(("paddle_dp.", "paddle.distributed.")):
                 continue  # of ranks only
-            facts = settings_of(thing)
+            facts = settings_of(thing) | _moving(thing)
             if isinstance(thing, paddle.nn.Layer):
                 facts |= hooks_of(thing) | {"training": thing.training}
             state |= {f"`{name}` of {owner}": fact for name, fact in facts.items()}
@@ -64,6 +67,26 @@ class Memory:
     def _digests(self) -> dict[str, Any]:
         named = [(n, b) for n, b in self._learner.named_buffers() if n not in self._statistics]
         return dict(zip((n for n, _ in named), digests(b for _, b in named), strict=True))
+
+
+def _moving(thing: Any) -> dict[str, Any]:
+    """The attributes that are no settings, for they change with their use: queues, and generators by their state."""
+    own = getattr(thing, "__dict__", {})
+    queues = described({name: list(value) for name, value in own.items() if isinstance(value, deque)})
+    states = {name: _state_of(value) for name, value in own.items()}
+    return queues | {name: state for name, state in states.items() if state is not None}
+
+
+def _state_of(value: Any) -> str | None:
+    """A checksum of a generator's state; None for what is none."""
+    state: Any = None
+    if isinstance(value, random.Random):
+        state = value.getstate()
+    elif isinstance(value, np.random.Generator):
+        state = value.bit_generator.state
+    elif isinstance(value, np.random.RandomState):
+        state = value.get_state()
+    return None if state is None else f"state {zlib.crc32(repr(state).encode()):08x}"
 
 
 def _sketch(buffer: paddle.Tensor) -> list[float]:

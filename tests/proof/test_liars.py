@@ -32,10 +32,11 @@ DRAWS, BUFFER = "draws from Paddle's generator", "is updated by forward from eac
 SAID = {  # a half of tests/proof/zoo/liars.py; the zoo has all of them
     "NoiseAfterWarmup": (ORDER, DRAWS),
     "RandomLayerScale": (CHANCE, "draws from Python's generator"),
-    "OwnGenerator": (ORDER,),
+    "OwnGenerator": (ORDER, "`random` of the model differs between rank 0 and one process"),
     "Queue": (ORDER, BUFFER),
     "Prototype": (BUFFER,),
     "MeanInFloat": ("`mean` of the model is 0.0", "on rank 1 after step 1"),
+    "RecentMeans": ("`recent` of the model differs between rank 0 and rank 1 after step 1",),
     "ClassMeans": ("`means` of the model differs between rank 0 and rank 1 after step 1",),
     "LateCache": (ORDER, "`first` of the model differs between rank 0 and rank 1"),
 }

@@ -22,6 +22,7 @@ SAYS = {
     "PowerVector": "A vector as spectral norm's, iterated with the samples.",
     "MeanInFloat": "A moving mean in a Python number.",
     "PastMeans": "A list of past means.",
+    "RecentMeans": "A deque of the last three means.",
     "ClassMeans": "A dict of the means of classes.",
     "Features": "The features used last, by a digest of the sample.",
     "ModuleGlobal": "A memory in a global variable of the model's module.",
