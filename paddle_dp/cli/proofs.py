@@ -49,7 +49,9 @@ def verify(
     from paddle_dp import proof
 
     try:
-        status = proof.verify(recipe, tuple(overrides or ()), ranks, steps, not json, rehearse, at)
+        status = proof.verify(
+            recipe, tuple(overrides or ()), ranks, steps, as_text=not json, rehearse=rehearse, at=at
+        )
     except PaddleDPError as error:
         if error.exit_status == 1:  # which is «different»
             error.exit_status = NOT_RUN

@@ -10,6 +10,7 @@ import pytest
 
 from paddle_dp.cli import options
 from paddle_dp.cli.job import NO_TRAINING
+from paddle_dp.errors import DataError, UsageError
 from paddle_dp.launch.command import Job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,8 +160,23 @@ def test_verify_hands_over(leave: Leave, monkeypatch: pytest.MonkeyPatch) -> Non
     asked: list[Any] = []
     monkeypatch.setattr(proof, "verify", lambda *words, **how: asked.append((words, how)) or 1)
     assert leave("verify", "a.yaml", "--ranks", "3", "--steps", "4", "train.batch=50", "--json") == 1
-    how = {"as_text": False, "rehearse": False}
+    how = {"as_text": False, "rehearse": False, "at": None}
     assert asked == [((Path("a.yaml"), ("train.batch=50",), 3, 4), how)]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("a bug"), 70), (DataError("no sample"), 4), (UsageError("no"), 2)]
+)
+def test_an_error_of_verify_has_not_the_status_of_a_difference(
+    leave: Leave, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+) -> None:
+    from paddle_dp import proof
+
+    def fails(*words: Any, **how: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(proof, "verify", fails)
+    assert leave("verify", "a.yaml") == status
 
 
 def test_merge_of_an_adapter_asks_for_one_process_that_has_its_base(

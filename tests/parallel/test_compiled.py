@@ -14,11 +14,14 @@ from paddle import nn
 
 from models import gpt, mlp
 from paddle_dp.errors import UsageError
+from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.parallel import Task, place_whole
 from paddle_dp.parallel.batch_norm import synchronize
 from paddle_dp.parallel.compiled import check_compiles, compiled, is_compiled, layer_by_layer
 from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.recipe import Precision
 from paddle_dp.strategies.data_parallel import Config as DataParallel
 from paddle_dp.units import Recompute
 from tests.parity import assert_same, train, truth
@@ -140,6 +143,17 @@ def test_what_cannot_be_traced_is_refused_with_its_cause() -> None:
         compiled(Untraceable(), lambda: paddle.randn([2, 4]))
     with pytest.raises(UsageError, match=r"emulated by hooks.*float32"):
         compiled(nn.Linear(4, 4), None, emulated=True)
+
+
+def test_samples_are_traced_in_the_precision_of_the_model(tmp_path) -> None:
+    """A proof's float64 steps were refused: the model was float64, and what it was traced with was not."""
+    task = Task(
+        model=nn.Linear(4, 4), loss=MeanSquaredError(), optimizer=lambda rate, named: paddle.optimizer.SGD(
+            rate, [p for _, p in named]
+        ), schedule=paddle.optimizer.lr.StepDecay(0.1, 1), precision=Precision(dtype="float64"), compile=True,
+        samples=lambda: paddle.randn([2, 4]),
+    )  # fmt: skip
+    assert is_compiled(place_whole(task, Mesh.alone()).model)
 
 
 class Refusing(nn.Layer):

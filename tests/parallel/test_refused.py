@@ -56,6 +56,21 @@ class Padded(nn.Layer):
         super().__init__()
         self.words = nn.Embedding(32, 4, padding_idx=0, sparse=sparse)
 
+class Miscut(nn.Layer):
+    cuts = {"words": "colwize"}
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Linear(4, 4)
+
+class Misnamed(Miscut):
+    cuts = {"word": "colwise"}
+
+class Mixed(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.words, self.scale = nn.Linear(4, 4), self.create_parameter([4], dtype="float64")
+
 def spectral():
     return nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
 """
@@ -130,6 +145,10 @@ PARTS = [
     (CHAIN_OF_4, ["strategy.sharding=2", "optimizer={use: own_models.grouped}"], "has parameter groups"),
     ("own_models.Padded", ["strategy.tensor=2"], "a padding_idx cannot be cut by vocabulary"),
     ("own_models.Padded, sparse: true", [DATA], "Embedding with sparse=True"),
+    ("own_models.Miscut", ["strategy.tensor=2"], "'colwize', of words, is no way to cut.* 'colwise'"),
+    ("own_models.Misnamed", ["strategy.tensor=2"], "Misnamed has no attribute 'word'"),
+    ("own_models.Mixed", [DATA], "parameter scale is float64, and others are not"),
+    ("own_models.Mixed", ["strategy.use=single"], "parameter scale is float64"),
     ("own_models.Padded", [DATA, "strategy.recompute=full"], "Padded has no ordered `blocks`"),
     (
         "own_models.Padded",

@@ -167,6 +167,24 @@ def test_a_class_that_takes_parameters_is_given_them_without_names() -> None:
     assert plain.build(0.3, named) == (0.3, named, 0.5)
 
 
+class OpenRule(Rule):
+    def __init__(self, *given: Any, **more: Any):
+        super().__init__(*given, **more)
+
+
+class ListRule:
+    def __init__(self, learning_rate: float = 0.1, parameter_list: Any = None):
+        self.given = (learning_rate, parameter_list)
+
+
+def test_a_class_with_open_arguments_or_a_list_of_parameters_is_given_tensors() -> None:
+    """It got pairs of name and tensor, and failed inside of Paddle."""
+    named = [("weight", 1), ("bias", 2)]
+    made = read_settings(config_of(OpenRule, "optimizers"), {"beta": 0.5}, NET).build(0.3, named)
+    assert made.given == (0.3, 0.5, [1, 2])
+    assert config_of(ListRule, "optimizers")().build(0.3, named).given == (0.3, [1, 2])
+
+
 def test_an_optimizer_of_paddle_is_named_by_its_class() -> None:
     import paddle
 

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+from paddle_dp.data import Sampler
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.proof.trace import first_samples
 from paddle_dp.recipe import read_recipe
+from paddle_dp.train.progress import Progress
 
 RECIPE = """
 model: {use: mlp, inputs: 2, hidden: [4], classes: 2}
@@ -44,3 +47,23 @@ def test_the_first_batches_are_the_streams(recipe):
     inputs = [float(chosen[i][0][0]) for i in range(len(chosen))]
     assert inputs == list(map(float, range(len(chosen))))
     assert 2 * 4 < len(chosen) < 3 * 4  # the last batch has unequal shares
+    later = first_samples(recipe, steps=8, ranks=2, mesh=Mesh.alone(), after=Progress(batch=3, step=3))
+    assert [float(later[i][0][0]) for i in range(len(later))] == list(range(12, 19))  # its end ends the proof
+    with pytest.raises(UsageError, match="nothing is left to compare"):
+        first_samples(recipe, steps=8, ranks=2, mesh=Mesh.alone(), after=Progress(batch=5, step=5))
+
+
+def test_later_batches_are_those_of_the_training(tmp_path):
+    """Full batches of as many epochs as that takes, from the one on that follows a checkpoint."""
+    (tmp_path / "digits.yaml").write_text(
+        RECIPE.replace("stream_for_a_proof.Numbers", "digits").replace("batch: 4", "batch: 500")
+    )
+    digits = read_recipe(tmp_path / "digits.yaml")
+    sampler = Sampler(1437, 500, seed=digits.train.seed)
+    chosen = first_samples(digits, steps=5, ranks=2, mesh=Mesh.alone())
+    batches = [sampler.global_batch(epoch, k) for epoch, k in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0))]
+    np.testing.assert_array_equal(chosen.indices, np.concatenate(batches)[:-1])
+    later = first_samples(
+        digits, steps=2, ranks=2, mesh=Mesh.alone(), after=Progress(epoch=1, batch=1, step=4)
+    )
+    np.testing.assert_array_equal(later.indices, np.concatenate(batches[3:])[:-1])

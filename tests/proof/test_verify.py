@@ -11,12 +11,14 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.checkpoint import load
 from paddle_dp.errors import EndedError, JobError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.proof import Comparison, compare_sides
 from paddle_dp.proof.trace_files import key
+from paddle_dp.proof.verify import _checkpoint
 from paddle_dp.proof.verify import verify as verify_here
-from tests.jobs import comparisons_in_forks
+from tests.jobs import comparisons_in_forks, run_in_forks
 
 RECIPE = """
 model: {{use: convnet, classes: 10, norm: {norm}}}
@@ -87,6 +89,61 @@ def test_a_model_that_fails_is_told_once_with_its_line_before_ranks_start(tmp_pa
     assert done.stderr.count(says) == done.stderr.count(line) == done.stderr.count("test_verify.py:") == 1
     assert "running" not in done.stderr and "Traceback" not in done.stderr
     assert done.stderr.strip().endswith("nothing was compared.")
+
+
+class Loud(nn.Sequential):
+    """Prints while it is made and while it runs."""
+
+    def __init__(self):
+        print("a model is made")
+        super().__init__(nn.Linear(64, 10))
+
+    def forward(self, samples):
+        print("a forward")
+        return super().forward(samples)
+
+
+def test_stdout_is_json_alone_and_a_program_is_compared(tmp_path):
+    """What the model printed stood before it; a compiled model was refused, for its float64 was traced in float32."""
+    mine = ("model={use: tests.proof.test_verify.Loud}", "dataset.as_image=false")
+    words = ("--steps", "2", "--json", "strategy={use: data_parallel}")
+    done = verify(str(recipe(tmp_path)), *mine, *words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "same"
+    words = ("train.compile=true", "strategy.sync_batch_norm=false")
+    done = verify(str(recipe(tmp_path, norm="none")), "--steps", "2", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["float64"]["same"]
+
+
+@pytest.mark.processes
+def test_the_steps_after_a_checkpoint_are_compared(tmp_path):
+    """With the optimizer's states and the schedule of then, in any layout; on both sides from the same checkpoint."""
+    path = recipe(tmp_path, optimizer="adamw", peak=0.01)
+    path.write_text(f"{path.read_text()}callbacks: [{{use: checkpoint, every: 4 steps, keep: 9}}]\n")
+    run = Job(
+        recipe=path,
+        ranks=1,
+        overrides=("strategy={use: single}", "train.length=6 steps"),
+        output_dir=tmp_path / "run",
+    )
+    assert run_in_forks(run) == 0
+    words = (f"output_dir={tmp_path / 'run'}", "strategy={use: hybrid, sharding: 2, sharding_stage: 3}")
+    with pytest.raises(UsageError, match="no checkpoint of step 3 or before"):
+        verify_here(path, words, at="3")
+    assert _checkpoint("5", tmp_path / "run").name == "step-00000004"
+    with comparisons_in_forks():
+        comparison = Comparison(path, words, 3, 2, tmp_path, start=_checkpoint("5", tmp_path / "run"))
+        many = comparison.many(2)
+        one = comparison.one([many])
+    assert compare_sides(one, many).status == 0
+    saved = load(tmp_path / "run" / "checkpoints" / "step-00000004")
+    for side in (one, many):
+        weight = side.trace("own").array(key("initial", 0, "head.weight"))
+        np.testing.assert_array_equal(weight, saved.read("model/head.weight"))
+    assert one.trace("wide").array(key("state", 2, "head.weight/beta1_pow_acc")).item() == pytest.approx(
+        0.9**7
+    )
 
 
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_computed(tmp_path):

@@ -281,3 +281,22 @@ def test_an_optimizer_s_word_has_a_recipe_s_schedule(tmp_path: Path) -> None:
     )  # fmt: skip
     assert made.fit("2 steps").step == 2
     assert made.learner.optimizer.get_lr() == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"), [([], "a list of 0"), (nn.Linear, "Linear is a class that is not derived from")]
+)
+def test_what_is_no_optimizer_is_refused_by_name(tmp_path: Path, optimizer, said) -> None:
+    with pytest.raises(UsageError, match=said):
+        Trainer.of(
+            model=nn.Linear(3, 2), loss="cross_entropy", optimizer=optimizer, train=Points(), batch=4,
+            callbacks=[], folder=tmp_path / "run",
+        )  # fmt: skip
+
+
+def test_an_optimizer_s_class_is_given_rate_and_parameters(tmp_path: Path) -> None:
+    made = Trainer.of(
+        model=nn.Linear(3, 2), loss="cross_entropy", optimizer=paddle.optimizer.SGD, train=Points(), batch=4,
+        callbacks=[], folder=tmp_path / "run",
+    )  # fmt: skip
+    assert made.fit("2 steps").step == 2
