@@ -22,6 +22,7 @@ from paddle_dp.proof import sides
 from paddle_dp.proof.rehearsed import Rehearsals
 from paddle_dp.proof.sides import Comparison, Side
 from paddle_dp.proof.verdict import compare_sides
+from tests.proof.mutants.recorded import digests, only_rounding
 from tests.proof.mutants.side import mutable_files, run_side
 from tests.proof.mutants.sites import ROOT, Site, changed_codes, sites
 from tests.proof.zoo.case import Setting
@@ -36,8 +37,8 @@ class Row:
     """What became of a mutant.
 
     `outcome`: "different" and any other word of a verdict but "same", "crash" or "hang" are of verify; "rehearse", of
-    --rehearse alone; "same". `bits`: "equal", where the ranks recorded the clean ranks' numbers; "rounding", where they
-    did in float64, and not in a recipe's own 16 bits; else "differ". None where they did not end.
+    --rehearse alone; "same". `bits`: "equal", where the ranks recorded the clean ranks' numbers; "rounding", where
+    theirs are other ones by no more than rounding (`only_rounding`); else "differ". None where they did not end.
     `suite`: the test that kills it in the file, "survived", or None where nobody asked. `commit`: where it was judged.
     `in_file`: what verify says with the mutant in one process, too, where that runs the line; None where the ranks did
     not get to their end, or recorded the clean ranks' numbers.
@@ -85,7 +86,7 @@ class Exam:
         verdict = compare_sides(self.one, self.clean)
         assert verdict.word == "same", f"{name}, without a mutant: {verdict.sentences}"
         assert (said := self._rehearsed(self.clean)) is None, f"{name}, without a mutant: {said}"
-        assert self._bits(digests(covered)) == "equal", f"{name}: two clean runs recorded other numbers"
+        assert digests(covered)[0] == self.digest[0], f"{name}: two clean runs recorded other numbers"
         self.sites = [
             (site, site.line in alone.get(file, ()))
             for file, lines in sorted(ran.items())
@@ -112,7 +113,7 @@ class Exam:
         if (folder / "trace" / "side.json").exists():  # what may have stopped was the rehearsal behind it
             many = Side(folder / "trace", self.setting.ranks)
             digest = digests(many)
-            bits = self._bits(digest)
+            bits = self._bits(many, digest)
             if digest == self.digest:
                 outcome, said = "same", ""
             else:
@@ -128,11 +129,11 @@ class Exam:
             in_file=in_file, seconds=round(time.perf_counter() - begun, 1),
         )  # fmt: skip
 
-    def _bits(self, digest: Digest) -> str:
-        if (digest.wide, digest.own) == (self.digest.wide, self.digest.own):
+    def _bits(self, many: Side, digest: tuple[str, str]) -> str:
+        if digest[0] == self.digest[0]:
             return "equal"
-        low = self.clean.trace("own").facts["dtype"] in ("float16", "bfloat16")  # type: ignore[union-attr]
-        return "rounding" if low and digest.wide == self.digest.wide else "differ"
+        parts = [(self.clean.trace(part), many.trace(part)) for part in ("wide", "own")]
+        return "rounding" if all(only_rounding(a, b) for a, b in parts) else "differ"
 
     def _verdict(self, many: Side, site: Site | None = None) -> tuple[str, str]:
         """The verdict's word and sentence on these ranks and one process, which has the mutant `site`, if any."""
@@ -203,34 +204,6 @@ def _union(folder: Path | None) -> dict[str, set[int]]:
         for file, numbers in json.loads(sheet.read_text()).items():
             union[file] |= set(numbers)
     return union
-
-
-@dataclass(frozen=True)
-class Digest:
-    """Of the numbers that a side recorded in float64 and in its own precision, and of all else that its verdict may
-    hang on, rank by rank."""
-
-    wide: str
-    own: str
-    facts: str
-
-
-def digests(side: Side) -> Digest:
-    """Reads all that a side has recorded."""
-    of_parts, timeless = {}, [{k: v for k, v in side.facts.items() if k not in ("memory", "held")}]
-    for part in ("wide", "own"):
-        numbers = hashlib.blake2b(digest_size=8)
-        trace = side.trace(part)
-        for sheet in trace.sheets if trace is not None else ():
-            for name in sorted(sheet.names):
-                numbers.update(name.encode() + sheet.array(*name.split("|", 1)).tobytes())
-            numbers.update(json.dumps(sheet.facts["rows"]).encode())
-            timeless.append(
-                {k: v for k, v in sheet.facts.items() if k not in ("rows", "seconds", "all seconds")}
-            )
-        of_parts[part] = numbers.hexdigest()
-    facts = hashlib.blake2b(json.dumps(timeless, sort_keys=True).encode(), digest_size=8)
-    return Digest(**of_parts, facts=facts.hexdigest())
 
 
 def drawn(pool: Iterable[Site], count: int, seed: str) -> Iterator[Site]:

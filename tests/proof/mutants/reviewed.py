@@ -18,8 +18,8 @@ CLASSES = {
     "speed": "changes time, memory or traffic, no number",
     "note": "changes what is said, or what is left for a reader",
     "guard": "changes a check of something that is not wrong here",
-    "not exercised": "would be wrong in another recipe; in those named the line hangs on nothing",
-    "rounding": "changes numbers of 16 bits by less than what their rounding does on one process",
+    "not exercised": "would be wrong in another recipe; in those named, or in all of the exam, nothing hangs on it",
+    "rounding": "changes numbers by no more than rounding does",
     "timing": "the result hangs on the clock",
     "missed": "wrong, and the proof does not see it",
 }
@@ -27,7 +27,7 @@ CLASSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A survivor that was read. `recipes`: where, for the classes that hang on the recipe."""
+    """A survivor that was read. `recipes`: for which ones it holds, where it does not for all of the exam."""
 
     file: str
     function: str
@@ -59,20 +59,25 @@ class Reviewed:
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return cls(tuple(Entry(**{**row, "recipes": tuple(row.get("recipes", ()))}) for row in rows))
 
-    @cached_property
-    def _by_key(self) -> dict[tuple[str, str, str, str], Entry]:
-        return {entry.key: entry for entry in self.entries}
-
     def kind(self, row: Row) -> str:
-        """The class of a survivor; "unread" where it was not read, or not in this recipe."""
-        entry = self._by_key.get(row.key)
-        if entry is None or (entry.recipes and row.recipe not in entry.recipes):
-            return "unread"
-        return entry.kind
+        """The class of a survivor; "unread" where it was not read, or not in this recipe, or is not only rounding."""
+        for entry in self._of_key.get(row.key, []):
+            if (not entry.recipes or row.recipe in entry.recipes) and (
+                entry.kind == "rounding" or row.bits == "equal"
+            ):
+                return entry.kind
+        return "unread"
+
+    @cached_property
+    def _of_key(self) -> dict[tuple[str, str, str, str], list[Entry]]:
+        entries: dict[tuple[str, str, str, str], list[Entry]] = {}
+        for entry in self.entries:
+            entries.setdefault(entry.key, []).append(entry)
+        return entries
 
 
 def write(entries: Iterable[Entry], path: Path = LIST) -> None:
     """Writes a list, sorted by file, function and line."""
-    ordered = sorted(entries, key=lambda entry: entry.key)
+    ordered = sorted(entries, key=lambda entry: (entry.key, entry.recipes))
     rows = ({k: v for k, v in asdict(entry).items() if v} for entry in ordered)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
