@@ -184,6 +184,13 @@ def launch(
     restarts: Annotated[
         int, typer.Option(metavar="N", help="Start the script again after a failure, N times at most.")
     ] = 0,
+    cpu_bridge: Annotated[
+        bool,
+        typer.Option(
+            "--cpu-bridge",
+            help="On CPUs: fleet's hybrid layouts over gloo (paddle_dp.gloo), the script as it is.",
+        ),
+    ] = False,
 ) -> None:
     """Run a script that may know nothing of paddle_dp on N ranks, supervised.
 
@@ -211,5 +218,6 @@ def launch(
             node_rank=node_rank,
             output_dir=output_dir,
             restarts=restarts,
+            extra={"cpu_bridge": True} if cpu_bridge else {},
         )
     )

@@ -1,9 +1,10 @@
 """The bridge: what of Paddle is replaced on CPUs, so that fleet's hybrid parallelism runs over gloo.
 
 Call `install("cpu")` before `fleet.init`. It works for any fleet script (docs/parallelism.md has one); on an
-accelerator nothing is replaced. Fleet's own sharding stages 2 and 3 and its sharding v2 are for accelerators alone:
-`group_sharded_parallel` refuses a CPU (docs/decisions/0017). How a model is cut, staged or sharded is in `parallel`.
-`fleet_mends` corrects faults that fleet has on every device: `install` does not apply it, a script calls its functions.
+accelerator nothing is replaced. Fleet's own sharding stages 2 and 3 and its sharding v2 are for accelerators alone
+(docs/decisions/0017): there a sentence of ours stands in place of Paddle's assertion. How a model is cut, staged or
+sharded is in `parallel`. `fleet_mends` corrects faults that fleet has on every device: `install` does not apply it, a
+script calls its functions.
 
 Checked on Paddle 3.3.1 (CPU wheel, Python 3.11); `installer` lists the other versions that were tried. G is
 paddle.base.core.ProcessGroupGloo, F is paddle.distributed.fleet. Each name of G is also added as `…_on_calc_stream`,
@@ -38,6 +39,10 @@ which gloo lacks.
 | pp_layers.recompute_hybrid                        | asserts a GPU                                    | gpu_checks
 | parallel.ParallelEnv._device_id                   | AttributeError in PipelineLayer                  | gpu_checks
 | core.nccl_version                                 | AttributeError in all_reduce(op=AVG)             | gpu_checks
+| distributed.group_sharded_parallel (3 modules),   | an assertion that leads nowhere: refused with a  | gpu_checks
+| __init__ of GroupShardedOptimizerStage2 and Stage3| sentence                                         |
+| F.utils.tensor_fusion_helper:                     | the same                                         | gpu_checks
+| get_current_device_type                           |                                                  |
 | Tensor.cuda                                       | load_state_dict moves tensors to a GPU           | gpu_checks
 """
 

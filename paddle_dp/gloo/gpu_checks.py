@@ -1,14 +1,15 @@
-"""The places where fleet asks for a GPU although it does not need one: inputs, recompute, device numbers."""
+"""The places where fleet asks for a GPU: inputs, recompute and device numbers do not need one, and sharding does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import paddle
 import paddle.distributed as dist
 from paddle.distributed.fleet.recompute import recompute
 
+from paddle_dp.errors import UsageError
 from paddle_dp.gloo.patch import Patch
 
 
@@ -53,6 +54,23 @@ def stay(tensor: paddle.Tensor, *_: Any, **__: Any) -> paddle.Tensor:
     return tensor
 
 
+def refuse_group_sharded(*_: Any, **__: Any) -> NoReturn:
+    """`group_sharded_parallel` and its classes on a CPU. Raises UsageError."""
+    raise UsageError(
+        "group_sharded_parallel (fleet's sharding stages 2 and 3) runs on accelerators only, also with the CPU bridge. "
+        "On CPUs train with paddle_dp's strategy={use: hybrid, sharding: N, sharding_stage: 2}, or with fleet's stage "
+        "1 (sharding_degree in hybrid_configs)."
+    )
+
+
+def refuse_fusion(*_: Any, **__: Any) -> NoReturn:
+    """Fleet's fused buffers on a CPU. Raises UsageError."""
+    raise UsageError(
+        "fleet's fused buffers (tensor_fusion, comm_overlap and split_param of sharding_configs, fused gradients) are "
+        "for accelerators only, also with the CPU bridge: switch them off where a script runs on CPUs."
+    )
+
+
 def recent_nccl() -> int:
     """The first version of NCCL with AVG (2.10.0); `collectives` computes it here."""
     return 21000
@@ -68,6 +86,22 @@ def patches() -> Iterator[Patch]:
             value=broadcast_input_data,
             symptom=asserts,
         )
+    only = "AssertionError: «only support gpu, xpu and custom_device now», or IndexError of a device's number"
+    for module in (
+        "paddle.distributed",
+        "paddle.distributed.sharding",
+        "paddle.distributed.sharding.group_sharded",
+    ):
+        yield Patch(owner=module, name="group_sharded_parallel", value=refuse_group_sharded, symptom=only)
+    stages = f"{fleet}.meta_parallel.sharding"
+    for owner in ("optimizer_stage2.GroupShardedOptimizerStage2", "stage3.GroupShardedStage3"):
+        yield Patch(
+            owner=f"{stages}.group_sharded_{owner}", name="__init__", value=refuse_group_sharded, symptom=only
+        )
+    yield Patch(
+        owner=f"{fleet}.utils.tensor_fusion_helper", name="get_current_device_type", value=refuse_fusion,
+        symptom="AssertionError: «tensor fusion helper now only support …»", missing="skip",
+    )  # fmt: skip
     yield Patch(
         owner=f"{fleet}.meta_parallel.parallel_layers.pp_layers", name="recompute_hybrid", value=recompute_hybrid,
         symptom="AssertionError: «Recompute with mp … only support GPU»",

@@ -14,6 +14,7 @@ if __name__ == "__main__":  # Python has put this file's folder first; the scrip
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import faulthandler
+import json
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,16 @@ def execute(words: Sequence[str]) -> BaseException | None:
     return None
 
 
+def bridge() -> None:
+    """Where the job was started with --cpu-bridge: makes fleet's hybrid parallelism run over gloo."""
+    if json.loads(os.environ.get("PADDLE_DP_OPTIONS", "{}")).get("cpu_bridge"):
+        import paddle
+
+        from paddle_dp.gloo import install
+
+        install(paddle.get_device())
+
+
 def is_well(error: BaseException | None) -> bool:
     """Whether a script that has raised this is done: sys.exit(0) is no failure."""
     return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
@@ -79,6 +90,7 @@ def main() -> NoReturn:
     heartbeat.detach()
     import_paddle()
     faulthandler.enable()
+    bridge()
     error = execute(sys.argv[1:])
     sys.stdout.flush()
     if error is None or is_well(error):

@@ -99,3 +99,40 @@ def test_one_missing_name_leaves_all_as_they_were(monkeypatch: pytest.MonkeyPatc
 def test_look_up_finds_modules_and_what_is_in_them() -> None:
     assert look_up("json.decoder.JSONDecoder") is json.JSONDecoder
     assert look_up("json.nothing") is None and look_up("no_such_package.x") is None
+
+
+SHARDED = """
+import sys
+import paddle
+from paddle.distributed import group_sharded_parallel
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 import GroupShardedStage3
+from paddle.distributed.fleet.utils import tensor_fusion_helper
+from paddle_dp.gloo import install
+
+install("cpu")
+from paddle.distributed.sharding import group_sharded_parallel
+
+layer = paddle.nn.Linear(2, 2)
+optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+for call in (
+    lambda: group_sharded_parallel(layer, optimizer, "os_g"),
+    lambda: GroupShardedStage3(layer, optimizer),
+    lambda: tensor_fusion_helper.FusedCommBuffer(0, layer.parameters(), None, acc_steps=1, act=0),
+):
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_what_fleet_has_for_accelerators_only_is_refused_with_a_sentence() -> None:
+    """There was an assertion of Paddle's, which says nothing of the bridge nor of another way."""
+    ran = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, timeout=120)
+    sharded, stage3, fused = ran.stdout.splitlines()[-3:]
+    assert (
+        sharded == stage3
+        and "UsageError group_sharded_parallel" in sharded
+        and "sharding_stage: 2" in sharded
+    )
+    assert "UsageError fleet's fused buffers" in fused, fused

@@ -180,3 +180,30 @@ def test_a_restarted_script_with_a_trainer_goes_on(tmp_path):
     assert re.findall("fit from (\\d+)", done.stdout) == ["0", "4"]
     assert "done at 8" in done.stdout
     assert "rank 1 of 2 on" in done.stderr and "SIGKILL in callbacks after step 5 (Kill.step)" in done.stderr
+
+
+FLEET = """
+import paddle
+from paddle.distributed import fleet
+from paddle.distributed.fleet.layers.mpu import ColumnParallelLinear
+
+strategy = fleet.DistributedStrategy()
+strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 2, "pp_degree": 1}
+fleet.init(is_collective=True, strategy=strategy)
+paddle.seed(1)
+model = fleet.distributed_model(ColumnParallelLinear(8, 32, gather_output=True, has_bias=True))
+print("shape", model(paddle.ones([4, 8])).shape, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [((), 1, "now, but this is cpu"), (("--cpu-bridge",), 0, "Size([4, 32])")],
+    ids=["plain", "bridge"],
+)
+def test_a_fleet_script_runs_as_it_is_on_cpus_with_the_bridge(tmp_path, words, status, said):
+    (tmp_path / "fleet_script.py").write_text(FLEET)
+    command = [sys.executable, "-m", "paddle_dp", "launch", "--ranks", "2", *words, "fleet_script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
