@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paddle_dp.doctor.finding import Finding
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.network import BLOCK, BLOCKS, FIRST_PORT, free_blocks, meet
+from paddle_dp.mesh.doors import close_to_all
 
 NAME = "interface"
 LAST_PORT = FIRST_PORT + BLOCK * BLOCKS - 1
@@ -77,7 +78,14 @@ def _loopback() -> Finding:
                 f"Others can reach a job's ports: close {FIRST_PORT} to {LAST_PORT} (tying needs Linux 5.7)."
             )
             return Finding(name=NAME, found="127.0.0.1; ports cannot be tied to it", state="look", todo=todo)
-    return Finding(name=NAME, found="127.0.0.1, closed to other machines")
+        try:
+            close_to_all(probe)
+        except OSError as error:
+            todo = f"Other users of this machine can connect to Paddle's store while a job runs ({error})."
+            return Finding(
+                name=NAME, found="127.0.0.1, closed to other machines only", state="look", todo=todo
+            )
+    return Finding(name=NAME, found="127.0.0.1, closed to other machines and users")
 
 
 def ports() -> Finding:

@@ -53,7 +53,8 @@ def create(store: Any, rank: int, size: int, group: int = 0) -> Any:
         private = reach_store(host, int(port_word))
     _stores.append(private)
     connections = Connections(port)
-    process_group = originals.original("create")(private, rank, size, number)
+    with connections.blamed():
+        process_group = originals.original("create")(private, rank, size, number)
     set_time_limit(number, Patience.seconds)
     ranks = [int(store.get(f"{name}/rank/{other}")) for other in range(size)]
     originals.register(process_group, number, rank, ranks)

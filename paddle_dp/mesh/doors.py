@@ -23,6 +23,7 @@ DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction of a packet fi
 ACCEPTED_LATER = 24  # where tcp_info has the number of connections that wait to be accepted
 PATIENCE = 1.0  # seconds for these to be accepted
 ESTABLISHED = "01"
+ALONE = "unshare --map-root-user --net sh -c 'ip link set lo up; paddle-dp train …'"
 
 
 def listen_to_this_machine_only(master: str) -> None:
@@ -45,6 +46,12 @@ def listens_everywhere(end: socket.socket) -> bool:
     return _listens(end) and end.getsockname()[0] in EVERYWHERE
 
 
+def close_to_all(end: socket.socket) -> None:
+    """From now on a listening socket hears of no new connection. Raises OSError where the system has no such way."""
+    program = ctypes.create_string_buffer(DROP_ALL)
+    end.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program)))
+
+
 class Connections:
     """The connections that a library makes while it starts: none may lead to another user of this machine.
 
@@ -55,6 +62,16 @@ class Connections:
     def __init__(self, port: int = 0):
         self.port = port
         self._before = {_inode(end) for end in _sockets()}
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Around the meeting of a group: where it fails because another user has come between, that is the error. gloo
+        takes whoever connects first, and refuses the rank that was meant."""
+        try:
+            yield
+        except Exception:
+            self.check()
+            raise
 
     def check(self) -> None:
         """Raises JobError where a connection that is new since this object was made leads to another user's process:
@@ -70,7 +87,8 @@ class Connections:
             own, peer = end.getsockname()[1], end.getpeername()[1]
             raise JobError(
                 f"user {user} of this machine has come between the ranks while they connected (ports {own} and "
-                f"{peer}). The job is ended before anything is exchanged. See SECURITY.md, and start it again."
+                f"{peer}), and the job ends before anything is exchanged. Start it again; where that user goes on, in "
+                f"a network of its own: {ALONE}"
             )
 
     def close_port(self) -> None:
@@ -78,11 +96,8 @@ class Connections:
         to it are cut; the ranks' own stay. Call it when all ranks have connected."""
         for end in _sockets():
             if _listens(end) and end.getsockname()[1] == self.port:
-                program = ctypes.create_string_buffer(DROP_ALL)
                 with contextlib.suppress(OSError):
-                    end.setsockopt(
-                        socket.SOL_SOCKET, ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program))
-                    )
+                    close_to_all(end)
                     _wait_until_accepted(end)
         self.check()
 

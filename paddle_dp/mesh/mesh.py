@@ -240,7 +240,7 @@ def join(
             if here.master:
                 with heartbeat.waiting("rank 0's store") if here.rank else nullcontext():
                     (wait_for_port if here.rank else check_port)(here.master)
-            with heartbeat.waiting("the meeting of all ranks"):
+            with heartbeat.waiting("the meeting of all ranks"), connections.blamed():
                 if servers:
                     paddle.base.core.create_or_get_global_tcp_store()
                 else:

@@ -100,7 +100,7 @@ def test_a_slow_disk_without_locks_and_with_a_clock_of_its_own(
 
 def test_the_network_of_one_machine() -> None:
     alone = network.Nodes()
-    assert network.interface(alone, {}).found == "127.0.0.1, closed to other machines"
+    assert network.interface(alone, {}).found == "127.0.0.1, closed to other machines and users"
     assert network.ports().found.startswith("64001 to 65504: room for ")
     gone = network.interface(alone, {"NCCL_SOCKET_IFNAME": "^lo,none9"})
     assert gone.state == "mend" and gone.found == "NCCL_SOCKET_IFNAME=^lo,none9, and there is no none9 here"

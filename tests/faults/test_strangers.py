@@ -13,6 +13,8 @@ import select
 import shutil
 import socket
 import struct
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +25,7 @@ from typing import Any
 import psutil
 import pytest
 
+from paddle_dp.launch.network import _is_free
 from paddle_dp.mesh.transport import DIGITS, HELLO
 from tests.faults.conftest import Started
 from tests.faults.slow_run import losses
@@ -180,3 +183,69 @@ def test_a_stranger_changes_nothing(start, folder: Path, name: str) -> None:
     assert own.keys() == right.keys() and max(own) == STEPS
     assert name in UNORDERED or same
     assert not report["seen"] and not any(report["answered"].values()), report
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["use: data_parallel, exchange: after", "use: parameter_server"])
+def test_a_stranger_changes_nothing_of_a_job_on_two_nodes(start, folder: Path, strategy: str) -> None:
+    """Their ports are open: who connects has to prove that it knows the secret."""
+    overrides = [f"strategy={{{strategy}}}", f"train.length={STEPS} steps"]
+    undisturbed = start("train", ranks=2, env={"SLOW": "0"}, recipe=SLOW, overrides=overrides)
+    assert undisturbed.finish(timeout=120)[0] == 0
+    port = next(filter(_is_free, random.sample(range(61_000, 64_000), 100)))
+    given = {"recipe": SLOW, "overrides": overrides, "ranks": 1, "output_dir": str(folder / "run")}
+    given |= {"nodes": 2, "master": f"127.0.0.1:{port}"}
+    variables = {"SLOW": "0.1", "PADDLE_DP_SECRET": "of the test", "OMP_NUM_THREADS": "1"}
+    nodes = [start("train", env=variables, node_rank=number, **given) for number in range(2)]
+    until_step(folder / "run", 3, nodes[0])
+    pids = [pid for node in nodes for pid in (node.process.pid, *node.left())]
+    stranger, report = attack(pids, folder / "run", folder)
+    went_on = all(node.process.poll() is None for node in nodes)
+    ended = [node.finish(timeout=120) for node in nodes]
+    same = losses(folder / "run") == losses(undisturbed.out)
+    print(
+        f"| two nodes, {strategy} | {len(stranger.ports)} | {MESSAGES * len(stranger.ports)} "
+        f"| {sum(report['answered'].values())} | {len(report['seen'])} | {'bits' if same else 'others'} |"
+    )
+    assert [status for status, _, _ in ended] == [0, 0] and went_on, ended
+    assert same and not report["seen"], report
+
+
+EARLY = """
+import socket, time
+taken, end = [], time.time() + 100
+while time.time() < end:
+    for line in open("/proc/net/tcp").read().splitlines()[1:]:
+        if line.split()[3] == "0A":
+            taken.append(socket.socket())
+            taken[-1].settimeout(0.05)
+            try: taken[-1].connect(("127.0.0.1", int(line.split()[1].split(":")[1], 16)))
+            except OSError: pass
+    del taken[:-50]
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("unshare", "nsenter", "setpriv", "ip"))),
+    reason="takes util-linux and iproute2",
+)
+def test_a_stranger_who_comes_between_the_ranks_at_their_start_is_named(start) -> None:
+    """gloo takes whoever connects first. In a network of its own, so that no other job of this machine is disturbed."""
+    alone = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
+    job = start("train", recipe=SLOW, overrides=["strategy.use=data_parallel"], before=alone)
+    while b"start.py" not in Path(f"/proc/{job.process.pid}/cmdline").read_bytes().split(b"\0sh\0")[0]:
+        time.sleep(0.01)
+    inside = [
+        "nsenter",
+        f"--net=/proc/{job.process.pid}/ns/net",
+        "setpriv",
+        f"--reuid={NOBODY}",
+        "--clear-groups",
+    ]
+    with subprocess.Popen([*inside, sys.executable, "-c", EARLY]) as stranger:
+        status, _, complained = job.finish(timeout=120)
+        stranger.kill()
+    assert status == 1 and f"user {NOBODY} of this machine has come between the ranks" in complained, (
+        complained
+    )

@@ -85,3 +85,12 @@ def test_a_stranger_is_seen_through_a_socket_of_version_6(listener):
             connections.check()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+@needs_another_user
+def test_a_meeting_that_a_stranger_has_spoilt_says_so(stranger):
+    connections, _ = stranger
+    with pytest.raises(JobError, match="user 65534"), connections.blamed():
+        raise RuntimeError("gloo: Connection refused")
+    with pytest.raises(RuntimeError, match="by itself"), Connections().blamed():
+        raise RuntimeError("by itself")
