@@ -254,7 +254,8 @@ def join(
         # gloo lets a rank go on while a peer is still connecting to it. If the rank failed now, the peer would report a
         # lost connection instead of the rank's own error: so all wait for each other first.
         mesh.sum_tensor(paddle.ones([1])).tolist()
-        connections.close_port()
+        if here.ranks > 1:
+            connections.close_port()
         if servers:
             mesh = replace(mesh, workers_device=mesh.gather(place)[servers])
         _joined["mesh"] = mesh
