@@ -41,18 +41,17 @@ def create(store: Any, rank: int, size: int, group: int = 0) -> Any:
     here = Environment.read()
     quicken_job_store()
     transport.open_endpoint(store)
-    store, number, port = JobStore(store), _number(group), 0
+    store, number, connections = JobStore(store), _number(group), Connections()
     name = f"gloo group {group}" + (f" (made again, {number // REUSE})" if number >= REUSE else "")
     store.set(f"{name}/rank/{rank}", str(here.rank))
     if rank == 0:
-        private, port = open_store()
-        store.set(f"{name}/address", f"{own_host()}:{port}")
+        private, connections.port = open_store()
+        store.set(f"{name}/address", f"{own_host()}:{connections.port}")
     named_barrier(store, name, rank, size, here.rank)
     if rank:
         host, port_word = store.get(f"{name}/address").decode().rsplit(":", 1)
         private = reach_store(host, int(port_word))
     _stores.append(private)
-    connections = Connections(port)
     with connections.blamed():
         process_group = originals.original("create")(private, rank, size, number)
     set_time_limit(number, Patience.seconds)

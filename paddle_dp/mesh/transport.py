@@ -88,7 +88,7 @@ class Endpoint:
         self._asking: dict[int, Outgoing] = {}
         store.set(f"endpoint/{rank}", address)
         _thread(self._accept)
-        atexit.register(self.flush)
+        atexit.register(self._leave)
 
     def send(self, group: int, rank: int, *data: memoryview) -> None:
         """Writes or queues `data`, as one message, for a peer and returns; the caller must not change it afterwards.
@@ -174,6 +174,14 @@ class Endpoint:
                 if rank not in self._gone:
                     outgoing.flush(LAST_SENDS)
 
+    def _leave(self) -> None:
+        self.flush()
+        if self.refused and os.getpid() == self._pid:
+            words = (
+                f"rank {self.rank} refused {self.refused} connections of who did not know the job's secret"
+            )
+            print(words, file=sys.stderr, flush=True)
+
     def notice_silence(self) -> None:
         """From now on a peer whose machine has not answered for about 20 s is gone, although its connection is open."""
         with self._arrived:
@@ -252,8 +260,8 @@ class Endpoint:
                 admitted = self._admit(connection)
             with self._arrived:
                 self._unproven.remove(connection)
+                self.refused += admitted is None
             if admitted is None:
-                self.refused += 1
                 return
             rank, key = admitted
             with self._arrived:
