@@ -88,6 +88,10 @@ class CheckpointError(PaddleDPError):
     """A checkpoint that cannot be written, found, trusted or fitted into this model."""
 
 
+class LostFolderError(CheckpointError):
+    """A run's folder that is no longer there, while the run goes on."""
+
+
 class ExportError(PaddleDPError):
     """A model that cannot be written as a program, or a program that does not give the model's own outputs."""
 

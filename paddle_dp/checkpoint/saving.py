@@ -95,6 +95,8 @@ def _together(mesh: Mesh, final: Path, work: Callable[[], Any], slow: bool = Tru
         report = {"error": failure_of(error, final, mesh)}
     if slow:  # a disk may take longer than a collective waits; but this barrier costs tens of milliseconds
         mesh.wait("checkpoint")
+    if mesh.is_main and "error" not in report and not final.parent.is_dir():
+        report["error"] = _deleted(final)  # whatever the others saw of it
     reports = mesh.gather(report)
     raise_first([r.get("error") for r in reports])
     return [r["result"] for r in reports]
@@ -150,6 +152,8 @@ def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
     if not isinstance(error, OSError):
         kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
         return [f"The checkpoint {final} was not saved: {kind}{error} (rank {mesh.rank})."]
+    if isinstance(error, FileNotFoundError) and mesh.is_main:
+        return _deleted(final)
     if isinstance(error, FileNotFoundError):
         return [
             f"The checkpoint {final} was not saved: rank {mesh.rank} on {socket.gethostname()} does not see the folder "
@@ -170,6 +174,11 @@ def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
         advice,
         error.strerror or str(error),
     ]
+
+
+def _deleted(final: Path) -> list[str]:
+    reason = f"{final.parent.absolute()} was deleted or renamed meanwhile"
+    return [f"The checkpoint {final} was not saved: {reason}.", "Start again.", reason]
 
 
 def still_not(step: int, reason: str, folder: Path) -> str:

@@ -136,6 +136,7 @@ class Failure:
         """Writes this failure to `folder` for the supervisor, whole or not at all. Does not raise on a full disk."""
         partial = folder / f".failure.rank-{self.rank}.{os.getpid()}"
         try:
+            folder.mkdir(parents=True, exist_ok=True)  # deleted, perhaps, with the run's folder
             partial.write_text(json.dumps(asdict(self), indent=1))
             partial.replace(folder / f"failure.rank-{self.rank}.json")
         except OSError as error:

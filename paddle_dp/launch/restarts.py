@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from paddle_dp.errors import StoppedError, UsageError
+from paddle_dp.errors import LostFolderError, StoppedError, UsageError
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.signals import ASKED_TO_END
 
 FIRST, LONGEST = 1.0, 60.0  # seconds before a restart: 1, 2, 4, … up to a minute
 SAME = 3  # so many equal failures at one step are not an accident
-_ASKED = {"KeyboardInterrupt", StoppedError.__name__, *(number.name for number in ASKED_TO_END)}
+_FINAL = {
+    "KeyboardInterrupt",
+    StoppedError.__name__,
+    LostFolderError.__name__,
+    *(number.name for number in ASKED_TO_END),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +53,14 @@ class Outcome:
 
     @property
     def final(self) -> bool:
-        """Whether another attempt makes no sense: it is done, somebody asked it to end, or something is to be typed
-        differently."""
+        """Whether another attempt makes no sense: it is done, somebody asked it to end, its folder is lost, or
+        something is to be typed differently."""
         cause = self.cause
         if self.status == 0 or self.signal:
             return True
         if cause is None:
             return self.status == UsageError.exit_status
-        return cause.kind in _ASKED or (cause.expected and cause.exit_status == UsageError.exit_status)
+        return cause.kind in _FINAL or (cause.expected and cause.exit_status == UsageError.exit_status)
 
     @property
     def outside(self) -> bool:

@@ -30,7 +30,8 @@ from paddle_dp.train.progress import Progress
 from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.rounds import Rounds
 from paddle_dp.train.run import Run
-from paddle_dp.train.stopping import StopRequests
+from paddle_dp.train.run_folder import RunFolder, lost
+from paddle_dp.train.stopping import LOST_FOLDER, StopRequests
 from paddle_dp.train.stragglers import Stragglers
 from paddle_dp.train.unsaved import changes_printed
 from paddle_dp.units import Every, Length
@@ -59,6 +60,7 @@ class TrainingLoop(Rounds):
         self.until = Length(0, "steps")
         self._requests = StopRequests(self.mesh)
         self._interrupted: str | None = None  # by whom
+        self._folder = RunFolder(self.run.folder) if self.mesh.is_main else None
         self.empty_batches = 0  # in which no target counted, so that no update was made
         self._refusals = Refusals(self.judge, learner, loader, self.soundness)
         self._unsteady = ""  # why processors cannot be compared
@@ -95,7 +97,8 @@ class TrainingLoop(Rounds):
     def _train_to_the_end(self) -> None:
         if self.mesh.ranks > 1 and not self.learner.asynchronous:
             self.stragglers = Stragglers(self.mesh, self._shares())
-        with StopRequests(self.mesh, self.run.max_time, stragglers=self.stragglers) as self._requests:
+        requests = StopRequests(self.mesh, self.run.max_time, stragglers=self.stragglers, folder=self._folder)
+        with requests as self._requests:
             self._refusals.begin(self.progress.step)
             consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
             with changes_printed(self.learner, self.progress.step):
@@ -115,6 +118,8 @@ class TrainingLoop(Rounds):
         # The last evaluation and checkpoint may fail: a good end is told after them.
         for reads in (False, True):
             self._call("end", [c for c in self.callbacks if c.reads is reads], lambda c: c.end(moment))
+        if self._folder is not None and self._folder.is_lost(now=True):
+            raise lost(self.run.folder, self.progress.step)
 
     def _shares(self) -> list[int]:
         """The samples of a full batch that each rank computes."""
@@ -125,6 +130,8 @@ class TrainingLoop(Rounds):
         """Lets the callbacks save, and raises StoppedError."""
         moment = self._moment("interrupted")
         self._call("interrupted", self.callbacks, lambda c: c.interrupted(moment))
+        if reason == LOST_FOLDER:
+            raise lost(self.run.folder, self.progress.step)
         raise StoppedError(
             f"stopped by {reason} after step {self.progress.step} of {self.total_steps}: the training is not done."
         )

@@ -20,10 +20,12 @@ from paddle_dp.mesh.heartbeat import heartbeat
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
+    from paddle_dp.train.run_folder import RunFolder
     from paddle_dp.train.stragglers import Stragglers
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 EVERY = 2.0  # seconds between two agreements
+LOST_FOLDER = "the loss of the run's folder"
 MOST = 1000  # updates between them
 
 
@@ -31,7 +33,7 @@ class StopRequests:
     """Within `with StopRequests(mesh, max_time) as requests:` a signal is a request, and a second SIGINT ends at once.
 
     `max_time`: seconds that this process may live before it is asked to stop; None: any number. `stragglers`: whose
-    times travel along.
+    times travel along. `folder`: without which there is nowhere to write to; the main rank looks.
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class StopRequests:
         max_time: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         stragglers: Stragglers | None = None,
+        folder: RunFolder | None = None,
     ):
+        self.folder = folder
         self.mesh, self.max_time, self._clock, self.stragglers = mesh, max_time, clock, stragglers
         self.asked = 0  # the signal's number
         self.times = 0
@@ -68,7 +72,7 @@ class StopRequests:
     def due(self, step: int) -> str | None:
         """Why to stop after this update, on every rank alike; None: go on. Collective every `EVERY` seconds or so."""
         if self.mesh.ranks == 1:
-            return self._reason([self.asked], self._over())
+            return self._reason([self.asked], self._main_reason())
         if self._meets is None:
             self._meets, self._met = step + 1, (step, self._clock())
         if step < self._meets:
@@ -79,7 +83,7 @@ class StopRequests:
         # Twice as far at most: a few quick updates say nothing of the evaluation that comes after the next ones.
         wait = max(1, min(round(EVERY / max(pace, 1e-9)), 2 * passed, MOST))
         asked = [float(self.asked == number) for number in SIGNALS]
-        main = [float(self._over()), float(wait)] if self.mesh.is_main else [0.0, 0.0]  # one clock decides
+        main = [self._main_reason(), float(wait)] if self.mesh.is_main else [0.0, 0.0]  # one clock decides
         times = [] if self.stragglers is None else self.stragglers.bring(now - when)
         summed = self.mesh.sum([*times, *asked, *main])
         if self.stragglers is not None:
@@ -88,27 +92,32 @@ class StopRequests:
                 print("\n".join(said), file=sys.stderr, flush=True)
         *asked, over, wait_of_main = summed[len(times) :]
         self._meets, self._met = step + int(wait_of_main), (step, now)
-        return self._reason([n for n, count in zip(SIGNALS, asked, strict=True) if count], bool(over))
+        return self._reason([n for n, count in zip(SIGNALS, asked, strict=True) if count], over)
 
     @property
     def wants(self) -> bool:
         """Whether this rank alone was asked to stop."""
-        return bool(self.asked) or self._over()
+        return bool(self.asked) or self._main_reason() > 0
 
     def agreed(self) -> str | None:
         """Why to stop, on every rank alike, where all ranks meet anyway. Collective."""
         asked = [float(self.asked == number) for number in SIGNALS]
-        *counts, over = self.mesh.sum([*asked, float(self.mesh.is_main and self._over())])
-        return self._reason([n for n, count in zip(SIGNALS, counts, strict=True) if count], bool(over))
+        *counts, over = self.mesh.sum([*asked, self._main_reason() if self.mesh.is_main else 0.0])
+        return self._reason([n for n, count in zip(SIGNALS, counts, strict=True) if count], over)
 
     def went_back(self) -> None:
         """The training counts from an earlier step again: the ranks agree anew on when they meet."""
         self._meets = None
 
-    def _over(self) -> bool:
-        return self.max_time is not None and self._clock() - heartbeat.born >= self.max_time
+    def _main_reason(self) -> float:
+        """2 where the run's folder is lost, 1 where the time is over, else 0."""
+        if self.folder is not None and self.folder.is_lost():
+            return 2.0
+        return float(self.max_time is not None and self._clock() - heartbeat.born >= self.max_time)
 
-    def _reason(self, asked: list[int], over: bool) -> str | None:
+    def _reason(self, asked: list[int], over: float) -> str | None:
+        if over > 1:
+            return LOST_FOLDER
         for number in filter(None, asked):
             return signal.Signals(number).name
         return f"train.max_time ({self.max_time:g} s)" if over else None

@@ -1,0 +1,65 @@
+"""A run's folder that somebody takes away: seen within seconds, said, and what is left in memory is saved."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.train import run_folder
+from paddle_dp.train.run_folder import RunFolder
+from tests.faults.conftest import supervisors
+
+CALLBACKS = "callbacks=[{use: metrics, every: 5 steps}, {use: checkpoint, every: 50 steps}]"
+
+
+def test_a_folder_that_stays_is_not_lost(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert not folder.is_lost(now=True)  # a script's run has none until it writes
+    (tmp_path / "run").mkdir()
+    assert not folder.is_lost(now=True)
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    assert not folder.is_lost(now=True)
+
+
+@pytest.mark.parametrize("way", ["deleted", "renamed", "replaced", "a file"])
+def test_a_folder_that_is_another_one_is_lost(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    folder = RunFolder(path)
+    path.rmdir() if way != "renamed" else path.rename(tmp_path / "other")
+    path.mkdir() if way == "replaced" else way == "a file" and path.touch()
+    assert not folder.is_lost()  # looked just now
+    monkeypatch.setattr(run_folder, "EVERY", 0.0)
+    assert folder.is_lost()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("ranks", "way"), [(1, "deleted"), (2, "deleted"), (2, "renamed")])
+def test_a_run_whose_folder_is_taken_away_says_so_saves_and_ends(
+    tmp_path: Path, ranks: int, way: str
+) -> None:
+    with supervisors(tmp_path) as start:
+        job = start(
+            "train", ranks=ranks, overrides=["train.length=1000000 steps", CALLBACKS], restarts=ranks - 1
+        )
+        metrics, end = job.out / "metrics.jsonl", time.monotonic() + 60
+        while not (metrics.exists() and '"step": 60' in metrics.read_text()):
+            assert job.process.poll() is None and time.monotonic() < end, job.process.communicate()
+            time.sleep(0.05)
+        job.out.rename(tmp_path / "other")
+        if way == "deleted":
+            shutil.rmtree(tmp_path / "other")
+        status, _, complained = job.finish()
+    found = re.search(rf"{job.out} was deleted, renamed or replaced .* ends after step (\d+);", complained)
+    assert status == 1 and found, complained
+    assert "starts again" not in complained and f"go on from step {found[1]}: " in complained
+    (manifest,) = (job.out / "checkpoints").glob(f"step-*{found[1]}/manifest.json")
+    assert json.loads(manifest.read_text())
