@@ -97,12 +97,12 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Replaces a small file atomically: a reader sees either the old or the new content."""
+def replace(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Replaces a file atomically: a reader sees either the old or the new content."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     partial.unlink(missing_ok=True)
     try:
-        write(partial, [content])
+        write(partial, [content] if isinstance(content, bytes) else content)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

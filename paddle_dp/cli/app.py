@@ -5,6 +5,7 @@ A verb declares its options and calls another package; `--help` does not import 
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from paddle_dp.cli.recipes import check, doctor, new, parts, schema
 from paddle_dp.cli.trained import export, generate, merge, predict
 from paddle_dp.cli.training import evaluate, launch, train
 from paddle_dp.cli.watching import dashboard, why
-from paddle_dp.errors import InstallError, PaddleDPError
+from paddle_dp.errors import InstallError, PaddleDPError, UsageError
 from paddle_dp.launch.steady import open_standard_files
 
 # In the order of --help.
@@ -83,6 +84,10 @@ def main(words: Sequence[str] | None = None) -> None:
         if error.name != "paddle":
             raise
         _leave(InstallError.of_paddle())
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        _leave(UsageError(f"{error.filename}: {error.strerror}. Give another path."))
     except KeyboardInterrupt:  # before there is anything to end; typer has its own answer later
         sys.exit(130)
 

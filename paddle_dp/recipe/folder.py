@@ -12,6 +12,7 @@ from paddle_dp.errors import UsageError
 
 LOCK = ".lock"  # held while a job works in the folder; the kernel lets go, however the process ends
 _held: dict[tuple[int, int], int] = {}  # this process's locks: descriptors by device and inode
+_FILES = (".yaml", ".json", ".jsonl", LOCK)  # what a run has as files
 SIGNS = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
 
 
@@ -67,6 +68,8 @@ def check_files(folder: Path) -> None:
             what = f"a link to {os.readlink(entry.path)}"
         elif stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
             what = "a file with a second name elsewhere (a hard link)"
+        elif stat.S_ISDIR(status.st_mode) and entry.name.endswith(_FILES):
+            what = "a folder"
         elif stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
             continue
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,18 @@ def test_other_ranks_write_nothing_and_are_due_at_the_same_steps(run: Run, at: C
     # Numbers are an exchange of all ranks: who is due and who reads must agree.
     assert all(first.due_at_step(step) == other.due_at_step(step) for step in range(1, 40))
     assert first.reads == other.reads
+
+
+def test_a_long_file_is_resumed_without_being_held_in_memory(run: Run, at: Callable[..., Moment]) -> None:
+    started(run, at("start", 0)).step(at("step", 4, loss=1.5))
+    path = run.folder / "metrics.jsonl"
+    text = path.read_bytes()
+    step = text.splitlines(keepends=True)[-1]
+    odd = b'{"event": "step", "epoch": 0, "step": 4, "lo' + step + b"7\n[]\n{}\n" + step.rstrip()
+    path.write_bytes(text + 100_000 * step + odd)
+    tracemalloc.start()
+    started(run, at("start", 4))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path.read_bytes().startswith(text + 100_001 * step + b'{"event": "start"')
+    assert path.stat().st_size > 10e6 and peak < 6e6

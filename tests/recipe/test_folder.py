@@ -66,8 +66,9 @@ def test_a_checkpoint_of_another_run_goes_on_in_a_new_folder(tmp_path: Path) -> 
         (lambda path, victim: path.symlink_to(victim), "a link to"),
         (lambda path, victim: path.hardlink_to(victim), "a file with a second name elsewhere"),
         (lambda path, victim: os.mkfifo(path), "a pipe, a socket or a device"),
+        (lambda path, victim: path.mkdir(), "a folder"),
     ],
-    ids=["link", "hard link", "pipe"],
+    ids=["link", "hard link", "pipe", "folder"],
 )
 @pytest.mark.parametrize("resume", [None, "newest"])
 def test_what_is_not_a_runs_own_file_is_refused_and_stays(
