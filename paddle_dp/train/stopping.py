@@ -12,10 +12,12 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from paddle_dp.errors import JobError
 from paddle_dp.mesh.heartbeat import heartbeat
 
 if TYPE_CHECKING:
@@ -64,10 +66,19 @@ class StopRequests:
         heartbeat.stops = bool(self._before)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         heartbeat.stops = False
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if isinstance(error, KeyboardInterrupt) and self._before and not self.times:
+            frame = traceback.extract_tb(trace)[-1]
+            raise JobError(
+                f"raise KeyboardInterrupt at {frame.filename}:{frame.lineno} ended this rank after step "
+                f"{heartbeat.step}: nobody has interrupted it. A callback that wants to end a training early "
+                "calls moment.trainer.stop(reason)."
+            ) from error
 
     def due(self, step: int) -> str | None:
         """Why to stop after this update, on every rank alike; None: go on. Collective every `EVERY` seconds or so."""

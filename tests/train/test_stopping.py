@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from paddle_dp.errors import JobError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import STARTED, Board, heartbeat, join_board
 from paddle_dp.train.stopping import EVERY, MOST, StopRequests
@@ -140,6 +141,15 @@ def test_a_signal_is_a_request_and_the_handlers_are_given_back(capfd):
             signal.raise_signal(signal.SIGINT)
     assert not heartbeat.stops and {n: signal.getsignal(n) for n in before} == before
     assert "SIGUSR1: stopping after this update" in capfd.readouterr().err
+
+
+def test_a_keyboard_interrupt_that_is_no_signal_is_an_error_with_its_place():
+    """A callback that raised it to end the training was told as a Ctrl-C of the user's, with status 130."""
+    before = signal.getsignal(signal.SIGTERM)
+    place = r"test_stopping.py:\d+ ended this rank .* moment.trainer.stop\(reason\)"
+    with pytest.raises(JobError, match=place), StopRequests(Mesh.alone()):
+        raise KeyboardInterrupt
+    assert signal.getsignal(signal.SIGTERM) == before and not heartbeat.stops
 
 
 def test_max_time_counts_from_the_jobs_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
