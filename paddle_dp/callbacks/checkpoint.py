@@ -91,12 +91,15 @@ class Checkpoint(Callback):
     def due_at_epoch(self, epochs: int) -> bool:
         return self.every is not None and self.every.due_at_epoch(epochs)
 
+    def refuse(self, moment: Moment) -> None:
+        if self.config.best:
+            _watched.refuse_unknown(self.config.best, moment, "checkpoint.best")
+
     def start(self, moment: Moment) -> None:
         resumed = self.run.resumed
         if resumed is not None and resumed.folder.parent.resolve() == self.folder.resolve():
             self._saved = (moment.progress.step, resumed.folder)
         if self.config.best:
-            _watched.refuse_unknown(self.config.best, moment, "checkpoint.best")
             mine = self._remembered(moment.progress.step) if self.run.mesh.is_main else None
             self._best = self.run.mesh.gather(mine)[0]
 

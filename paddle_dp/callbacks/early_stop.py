@@ -37,8 +37,10 @@ class EarlyStop(Callback):
         self.path, self._files = run.folder / "early_stop.json", Files()
         self.history: list[list[float]] = []
 
-    def start(self, moment: Moment) -> None:
+    def refuse(self, moment: Moment) -> None:
         _watched.refuse_unknown(self.config.watch, moment, "early_stop.watch")
+
+    def start(self, moment: Moment) -> None:
         mine = self._read() if self.run.mesh.is_main else []
         history = self.run.mesh.gather(mine)[0]
         self.history = [[step, value] for step, value in history if step <= moment.progress.step]

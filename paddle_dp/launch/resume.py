@@ -11,6 +11,7 @@ from paddle_dp.checkpoint import UnusableError, best, check, checkpoints, step_o
 from paddle_dp.checkpoint.manifest import MANIFEST, STEP, read_manifest
 from paddle_dp.errors import CheckpointError
 from paddle_dp.launch.command import Job, typed
+from paddle_dp.recipe.folder import holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ def next_point(job: Job, folder: Path, began: float, say: Callable[[str], object
     Where there are checkpoints, and none can be used, the attempt is to say so itself: that may be the disk's fault,
     and a new beginning would write over them.
     """
+    if holds(folder, job.extra.get("older")):  # its checkpoints are another run's
+        return Point()
     try:
         saved = checkpoints(folder / "checkpoints")
     except CheckpointError as error:
@@ -55,7 +58,7 @@ def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     checkpoints from before `began` (Plan.began) are then of an abandoned training. None if the job does not train, or
     this node does not keep the checkpoints.
     """
-    if job.entry_point != "train" or job.script or job.node_rank:
+    if job.entry_point != "train" or job.script or job.node_rank or holds(folder, job.extra.get("older")):
         return None
     try:
         saved = _usable(folder / "checkpoints")

@@ -159,9 +159,9 @@ def _refused(recipe: Recipe, kind: str, ranks: int) -> str:
 
 def _opened(plan: Plan, folder: Path) -> tuple[Plan, Path]:
     """The plan with the run's folder claimed, and the folder of its first attempt's logs."""
-    folder, path = _claimed(plan.job, folder)
+    folder, older = _claimed(plan.job, folder)
     attempt = logs.fresh(folder)
-    job = replace(plan.job, recipe=path, extra={**plan.job.extra, "claimed": True})
+    job = replace(plan.job, extra={**plan.job.extra, "claimed": True, "older": older})
     return replace(plan, job=job, began=attempt.stat().st_mtime), attempt
 
 
@@ -196,8 +196,8 @@ def _on_nodes(sizes: Sizes, recipe: Recipe, inherited: dict[str, str]) -> int:
     return nodes.run(given)
 
 
-def _claimed(job: Job, folder: Path) -> tuple[Path, Path]:
-    """Claims the run folder. Returns it, and the recipe's path, which changes if it was in an earlier run's folder.
+def _claimed(job: Job, folder: Path) -> tuple[Path, int | None]:
+    """Claims the run folder. Returns it, and which older run in it rank 0 moves aside when all checks have passed.
 
     Nodes other than the first put their logs beside the folder, since the disk may be shared.
     """
@@ -205,14 +205,8 @@ def _claimed(job: Job, folder: Path) -> tuple[Path, Path]:
 
     check_files(folder)
     if job.node_rank:
-        return folder.with_name(f"{folder.name}.node-{job.node_rank}"), job.recipe
-    moved = claim(folder, job.resume) if job.entry_point == "train" else None
-    if moved is None:
-        return folder, job.recipe
-    if not job.quiet:
-        print(f"the earlier run is now {moved}", flush=True)
-    inside = job.recipe.resolve().is_relative_to(folder.resolve())
-    return folder, moved / job.recipe.resolve().relative_to(folder.resolve()) if inside else job.recipe
+        return folder.with_name(f"{folder.name}.node-{job.node_rank}"), None
+    return folder, claim(folder, job.resume) if job.entry_point == "train" else None
 
 
 def _check_resume(job: Job) -> None:
@@ -237,6 +231,7 @@ def _alone(plan: Plan, attempt: Path) -> int:
     from paddle_dp.launch.worker import guarded, work
 
     job = plan.job
+    job = replace(job, extra={**job.extra, "logs": str(attempt)})
     last_words.announce(plan, dict(os.environ), attempt)
     with watched_inside(plan.limits, attempt, lambda failure: last_words.answer(failure, plan, attempt)):
         failure = guarded(lambda: work(job.entry_point, job.recipe, job.all_overrides, job.options), attempt)

@@ -1,4 +1,7 @@
-"""Claims a run's folder before anything starts; an older run in it is moved aside, never overwritten."""
+"""Claims a run's folder before anything starts; an older run in it is moved aside, never overwritten.
+
+It is moved once the new training has passed all checks: a start that is refused leaves the run where it is.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ _FILES = (".yaml", ".json", ".jsonl", LOCK)  # what a run has as files
 SIGNS = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
 
 
-def claim(folder: Path, resume: str | None) -> Path | None:
-    """Makes `folder` ready for a run and returns where an older run went, if there was one.
+def claim(folder: Path, resume: str | None) -> int | None:
+    """Locks `folder` for a run, and returns what `move_aside` needs if an older run in it is to make way.
 
-    A folder made here can be read by its owner only. A new run never mixes with an old one: what stood in `folder`
-    becomes `<folder>.1`, `.2`, … With `resume` it stays, and unless that is a path ("newest", "best", a step are none),
-    a run must be there. Until `release`, or the end of this process, no other one can claim the folder. Raises
-    UsageError when there is no run to resume, when the folder cannot be made or written, when it belongs to a job
-    that is running, when an older run is to move aside with this job's own logs in it, and what `check_files` raises.
+    A folder made here can be read by its owner only. With `resume` an older run stays, and unless that is a path
+    ("newest", "best", a step are none), one must be there. Until `release`, or the end of this process, no other one
+    can claim the folder. Raises UsageError when there is no run to resume, when the folder cannot be made or written,
+    when it belongs to a job that is running, when an older run is to move aside with this job's own logs in it, and
+    what `check_files` raises.
     """
     check_files(folder)
     older = any((folder / sign).exists() for sign in SIGNS)
@@ -39,9 +42,6 @@ def claim(folder: Path, resume: str | None) -> Path | None:
             "its logs elsewhere: launch --output-dir DIR."
         )
     try:
-        if folder.is_dir():
-            _lock(folder)
-        moved = _move_aside(folder) if older and not resume else None
         folder.mkdir(0o700, parents=True, exist_ok=True)
         _lock(folder)
         probe = folder / f".writable-{os.getpid()}"
@@ -51,7 +51,7 @@ def claim(folder: Path, resume: str | None) -> Path | None:
         raise UsageError(
             f"{folder} cannot be written ({error.strerror}): choose another one with --output-dir DIR."
         ) from error
-    return moved
+    return folder.stat().st_ino if older and not resume else None
 
 
 def check_files(folder: Path) -> None:
@@ -80,12 +80,40 @@ def check_files(folder: Path) -> None:
         )
 
 
-def _move_aside(folder: Path) -> Path:
+def holds(folder: Path, older: int | None) -> bool:
+    """Whether the older run that `claim` found is still in the folder."""
+    try:
+        return older is not None and folder.stat().st_ino == older
+    except OSError:
+        return False
+
+
+def move_aside(folder: Path, older: int | None, logs: Path | None = None) -> Path | None:
+    """Moves the older run that `claim` found to `<folder>.1`, `.2`, … and returns where; None if that is done, or there
+    is none. The lock stays with `folder`, and so do this job's own `logs`, a folder within it.
+
+    Raises UsageError where it cannot be moved.
+    """
+    if not holds(folder, older):
+        return None
     number = 1
     while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
-    folder.rename(aside)
-    release(aside)
+    stays = [Path(LOCK)]
+    if logs is not None and logs.resolve().is_relative_to(folder.resolve()):
+        stays.append(logs.resolve().relative_to(folder.resolve()))
+    try:
+        folder.rename(aside)
+        folder.mkdir(0o700)
+        for name in stays:
+            (folder / name).parent.mkdir(0o700, exist_ok=True)
+            if (aside / name).exists():
+                (aside / name).rename(folder / name)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} has an earlier run, which cannot be moved to {aside} ({error.strerror}): choose another "
+            "folder with --output-dir DIR."
+        ) from error
     return aside
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from paddle_dp.train.judge import Refusal
 
 Name = Literal[
-    "start", "step", "epoch", "rewinding", "refused", "measured", "evaluated", "saved", "save_failed", "interrupted",
-    "end", "failed",
+    "refuse", "start", "step", "epoch", "rewinding", "refused", "measured", "evaluated", "saved", "save_failed",
+    "interrupted", "end", "failed",
 ]  # fmt: skip
 
 
@@ -108,6 +108,9 @@ class Callback:
     every: Every | None = None
     reads: bool = True
     weights: bool = True
+
+    def refuse(self, moment: Moment) -> None:
+        """Before anything is written: raises UsageError for a training in which this callback cannot do its work."""
 
     def start(self, moment: Moment) -> None:
         """Before the first update, after a resume."""

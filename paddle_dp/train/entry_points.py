@@ -6,14 +6,18 @@ import atexit
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import NotFiniteError, UsageError
 from paddle_dp.mesh import Mesh, join, transport
 from paddle_dp.mesh.heartbeat import VARIABLE, heartbeat
 from paddle_dp.plan.measured import NOT_MEASURED
 from paddle_dp.recipe import Recipe, code, write_recipe
+
+if TYPE_CHECKING:
+    from paddle_dp.train.trainer import Trainer
 
 BEYOND = 60.0  # seconds after the watch's longest limit: for a machine that has other things to do
 
@@ -22,9 +26,8 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     """Trains the recipe in its run folder, from the beginning or, with options["resume"], from a checkpoint, from which
     the settings in options["accept"] may differ. With options["why"], it is shown where the time of the steps goes."""
     from paddle_dp import checkpoint
-    from paddle_dp.recipe.folder import claim
+    from paddle_dp.recipe.folder import claim, holds
     from paddle_dp.train.build import build
-    from paddle_dp.train.inputs import Inputs
 
     mesh = join(
         recipe.train.seed,
@@ -36,21 +39,34 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     resume = options.get("resume")
     if mesh.is_main:
         if not options.get("claimed"):  # started without paddle-dp, which claims it before the ranks start
-            claim(recipe.folder, resume)
-        write_recipe(recipe, recipe.folder / "recipe.yaml")
-        checkpoint.clean(recipe.folder / "checkpoints")
-    mesh.wait("run folder ready")
+            options = {**options, "older": claim(recipe.folder, resume)}
+        if not holds(recipe.folder, options.get("older")):
+            checkpoint.clean(recipe.folder / "checkpoints")
+    mesh.wait("run folder claimed")
     trainer = build(recipe, mesh, resume, options.get("accept") or ())
-    if mesh.is_main:
-        Inputs.of(trainer.loader.dataset, varies=recipe.loader.collate == "batch").write(recipe.folder)
-    if mesh.is_main:
-        code.keep(recipe.folder)
+    trainer.begin_run = partial(_begin_run, trainer, recipe, options)
     trainer.measurements.watched = bool(options.get("why"))
     if options.get("why") and trainer.learner.asynchronous and mesh.is_main:
         print(f"--why shows nothing here. {NOT_MEASURED}", flush=True)
     trainer.fit(recipe.train.length)
     if trainer.mesh.lost:
         atexit.register(_leave)
+
+
+def _begin_run(trainer: Trainer, recipe: Recipe, options: Mapping[str, Any]) -> None:
+    """Moves an older run out of the folder, and writes what describes this one. Collective."""
+    from paddle_dp.recipe.folder import move_aside
+    from paddle_dp.train.inputs import Inputs
+
+    if trainer.mesh.is_main:
+        logs = os.environ.get("PADDLE_LOG_DIR") or options.get("logs")
+        moved = move_aside(recipe.folder, options.get("older"), Path(logs) if logs else None)
+        if moved is not None:
+            print(f"the earlier run is now {moved}", flush=True)
+        write_recipe(recipe, recipe.folder / "recipe.yaml")
+        Inputs.of(trainer.loader.dataset, varies=recipe.loader.collate == "batch").write(recipe.folder)
+        code.keep(recipe.folder)
+    trainer.mesh.wait("run folder ready")
 
 
 def _leave() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -65,6 +65,8 @@ class TrainingLoop(Rounds):
         self._refusals = Refusals(self.judge, learner, loader, self.soundness)
         self._unsteady = ""  # why processors cannot be compared
         self._went_back = False  # to a checkpoint, in the last update
+        # Collective: opens the run's folder, once all checks have passed.
+        self.begin_run: Callable[[], None] = lambda: None
         self.stragglers: Stragglers | None = None
         self.measurements = Measurements(learner, loader, self.run)
         for callback in callbacks:
@@ -101,6 +103,8 @@ class TrainingLoop(Rounds):
         with requests as self._requests:
             self._refusals.begin(self.progress.step)
             consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
+            self.tell_refuse()
+            self.begin_run()
             with changes_printed(self.learner, self.progress.step):
                 self.tell_start()
             self.check("before the first update", states=True)

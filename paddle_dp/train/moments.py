@@ -88,6 +88,11 @@ class Moments(TrainingState):
         self.unknown = [sentence for sentence in differences if is_doubt(sentence)]
         self.differences = [sentence for sentence in differences if not is_doubt(sentence)]
 
+    def tell_refuse(self) -> None:
+        """Calls `refuse` of all callbacks."""
+        moment = self._moment("refuse")
+        self.callbacks.tell("refuse", lambda c: c.refuse(moment))
+
     def tell_start(self) -> None:
         """Calls `start` of all callbacks."""
         self.look_at_itself()

@@ -18,6 +18,7 @@ from paddle_dp.units import Every
 
 # The methods of a Callback that a trainer calls for a moment, and their arguments.
 MOMENTS = {
+    "refuse": ("moment",),
     "start": ("moment",),
     "step": ("moment",),
     "epoch": ("moment",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from paddle_dp.part import Annotation, Owner, Part, Reading, Who, adapted, annot
 from paddle_dp.part.call import config_of
 from paddle_dp.part.misfit import misfit
 from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
-from paddle_dp.recipe.folder import claim
+from paddle_dp.recipe.folder import claim, move_aside
 from paddle_dp.recipe.precision import read_precision
 from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
 from paddle_dp.train.assemble import Assembly
@@ -218,8 +219,10 @@ class Trainer(TrainingLoop):
             own_callbacks=[c for c in chosen if not isinstance(c, Part)],
         )
         which = _which(place, mesh)
-        _claim_folder(run_folder, mesh, which)
-        return Assembly(setup, mesh).trainer(cls, which, place.accepted)
+        older = _claim_folder(run_folder, mesh, which)
+        trainer = Assembly(setup, mesh).trainer(cls, which, place.accepted)
+        trainer.begin_run = partial(_begin_run, run_folder, mesh, older)
+        return trainer
 
 
 @dataclass(frozen=True)
@@ -267,11 +270,19 @@ def _which(place: Place, mesh: Mesh) -> str | None:
     return "newest" if any(mesh.gather(found)) else None
 
 
-def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> None:
-    """Claims the run's folder, once for all ranks. Collective."""
-    if mesh.is_main:
-        claim(folder, resume)
+def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> int | None:
+    """Claims the run's folder, once for all ranks; on rank 0 the older run that is to make way. Collective."""
+    older = claim(folder, resume) if mesh.is_main else None
+    if mesh.is_main and older is None:
         checkpoints.clean(folder / "checkpoints")
+    mesh.wait("run folder claimed")
+    return older
+
+
+def _begin_run(folder: Path, mesh: Mesh, older: int | None) -> None:
+    """Moves an older run out of the folder, when all checks have passed. Collective."""
+    if mesh.is_main:
+        move_aside(folder, older)
     mesh.wait("run folder ready")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.recipe.folder import LOCK, claim, release
+from paddle_dp.recipe.folder import LOCK, claim, holds, move_aside, release
 
 
 def test_an_older_run_is_moved_aside_and_stays_at_a_resume(tmp_path: Path) -> None:
@@ -19,8 +19,13 @@ def test_an_older_run_is_moved_aside_and_stays_at_a_resume(tmp_path: Path) -> No
     assert claim(folder, None) is None and folder.stat().st_mode & 0o777 == 0o700
     (folder / "metrics.jsonl").touch()
     assert claim(folder, "newest") is None and (folder / "metrics.jsonl").exists()
-    assert claim(folder, None) == tmp_path / "run.1"
-    assert [path.name for path in folder.iterdir()] == [LOCK]
+    older, logs = claim(folder, None), folder / "logs/attempt-002"
+    logs.mkdir(parents=True)
+    assert holds(folder, older), "until all checks have passed"
+    assert move_aside(folder, older, logs) == tmp_path / "run.1"
+    assert sorted(path.name for path in folder.iterdir()) == [LOCK, "logs"] and logs.is_dir()
+    assert sorted(path.name for path in (tmp_path / "run.1").iterdir()) == ["logs", "metrics.jsonl"]
+    assert not holds(folder, older) and move_aside(folder, older) is None
 
 
 @pytest.mark.parametrize("which_of_two", ["newest", None])
