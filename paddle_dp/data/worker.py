@@ -150,6 +150,8 @@ class Worker:
 
 
 def _run(serve: WorkerMain, commands: int, replies: int, progress: Progress) -> None:
+    _parents_ends.clear()  # closed by now: a worker of this worker's own may get pipes with their numbers
+
     def reply(content: Reply) -> None:
         arrays = [np.ascontiguousarray(array) for array in content.get("arrays", ())]
         if arrays:

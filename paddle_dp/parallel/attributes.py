@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import dis
 import inspect
+import random
+import warnings
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from types import CellType, FunctionType
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import CellType, FunctionType, GeneratorType
 from typing import Any
 
 import numpy as np
@@ -64,7 +67,8 @@ _OF_EVERY_LAYER = frozenset(vars(nn.Layer()))
 
 
 def digest(value: Any, known: Collection[int] = (), depth: int = _DEPTH) -> Any:
-    """Something that is equal for equal values; None for what is no memory, or what a checkpoint holds (`known`)."""
+    """Something that is equal for equal values, and states of generators; None for what is no memory, or what a
+    checkpoint holds (`known`)."""
     if isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, paddle.Tensor):
@@ -79,9 +83,32 @@ def digest(value: Any, known: Collection[int] = (), depth: int = _DEPTH) -> Any:
         return [(repr(key), digest(inner, known, depth)) for key, inner in value.items()]
     if isinstance(value, (list, tuple, deque)):
         return [digest(inner, known, depth) for inner in value]
+    if (state := _state_of_generator(value)) is not None:
+        return zlib.crc32(repr(state).encode())
     own = getattr(value, "__dict__", None)
     if depth and isinstance(own, dict) and not isinstance(value, (type, nn.Layer)):
         return _of_object(value, own, known, depth) if not is_library(type(value).__module__) else None
+    return None
+
+
+def _state_of_generator(value: Any) -> Any:
+    """The state of a generator of random numbers, or of an iterator; None for anything else."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        return frame and (
+            frame.f_lasti,
+            sorted((name, digest(inner)) for name, inner in frame.f_locals.items()),
+        )
+    if isinstance(value, Iterator):
+        with warnings.catch_warnings(), suppress(TypeError):
+            warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from Python 3.12 on
+            return value.__reduce__()
     return None
 
 

@@ -18,12 +18,13 @@ from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import paddle
 from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
-from paddle_dp.parallel.trial import random_state, trial
+from paddle_dp.parallel.trial import Apart, here, random_state, trial
 from paddle_dp.part.annotation import block_table_of, matching
 from paddle_dp.structure import call
 
@@ -150,40 +151,47 @@ def outside(model: nn.Layer, blocks: Sequence[nn.Layer]) -> list[str]:
     return sorted(name for name, tensor in model.state_dict().items() if id(tensor) not in inside)
 
 
-def check_chain(model: nn.Layer, samples: Callable[[], Any] | None, setting: str) -> None:
+def check_chain(
+    model: nn.Layer, samples: Callable[[], Any] | None, setting: str, apart: Apart = here
+) -> None:
     """Raises UsageError unless the model's forward is its blocks one after another: compared on a few samples.
 
-    Both in evaluation and in training mode, with the same random state, so that a dropout between two blocks is found.
-    `samples()` gives a batch of inputs; `setting` is the recipe's key that needs a chain. The model is left unchanged.
+    Both in evaluation and in training mode, each run `apart`, from the same state of blocks and generators, so that a
+    dropout between two blocks is found, and a block may change itself. `samples()` gives a batch of inputs; `setting`
+    is the recipe's key that needs a chain.
     """
     if samples is None or _is_its_children(model):
         return
-    blocks, dtype = blocks_of(model), read_by(model)
-    inputs = cast(samples(), dtype)
-    with trial(model, *blocks), default_dtype(dtype):
-        state, hooks = paddle.get_rng_state(), _refuse_draws(model, blocks, setting)
+    blocks, inputs = blocks_of(model), cast(samples(), read_by(model))
+    for training in (False, True):
+        outputs, chained = (
+            apart(partial(_outputs_of, model, blocks, inputs, setting, training, alone))["arrays"]
+            for alone in (False, True)
+        )
+        _compare(model, outputs, chained, "in training" if training else "in evaluation", setting)
+
+
+def _outputs_of(
+    model: nn.Layer, blocks: list[nn.Layer], inputs: Any, setting: str, training: bool, alone: bool
+) -> dict[str, Any]:
+    """The outputs of the model's forward or, with `alone`, of its blocks one after another."""
+    with trial(model, *blocks), default_dtype(read_by(model)):
+        hooks = _refuse_draws(model, blocks, setting)
         try:
-            for training in (False, True):
-                for layer in [*model.sublayers(include_self=True), *blocks]:
-                    layer.training = training
-                outputs = _tensors(call(model, inputs, model.forward))
-                paddle.set_rng_state(state)
-                chained = _run_chain(model, blocks, inputs, setting)
-                paddle.set_rng_state(state)
-                _compare(model, outputs, chained, "in training" if training else "in evaluation", setting)
+            for layer in [*model.sublayers(include_self=True), *blocks]:
+                layer.training = training
+            if alone:
+                return {"arrays": _arrays(_run_chain(model, blocks, inputs, setting))}
+            return {"arrays": _arrays(call(model, inputs, model.forward))}
         finally:
             for hook in hooks:
                 hook.remove()
 
 
-def check_table(model: nn.Layer, samples: Callable[[], Any] | None, setting: str) -> None:
-    """`check_chain` where the blocks are a table; the blocks of a list are run by the model's own forward."""
-    if is_table(model):
-        check_chain(model, samples, setting)
-
-
-def _tensors(outputs: Any) -> list[paddle.Tensor]:
-    return [x for x in paddle.utils.flatten(outputs) if isinstance(x, paddle.Tensor)]
+def _arrays(outputs: Any) -> list[np.ndarray]:
+    """The tensors among a forward's outputs; NumPy has no bfloat16."""
+    tensors = [x for x in paddle.utils.flatten(outputs) if isinstance(x, paddle.Tensor)]
+    return [(x.astype("float32") if x.dtype == paddle.bfloat16 else x).numpy() for x in tensors]
 
 
 def _refuse_draws(model: nn.Layer, blocks: Iterable[nn.Layer], setting: str) -> list[Any]:
@@ -219,7 +227,7 @@ def _refuse_draws(model: nn.Layer, blocks: Iterable[nn.Layer], setting: str) -> 
     ]
 
 
-def _run_chain(model: nn.Layer, blocks: list[nn.Layer], inputs: Any, setting: str) -> list[paddle.Tensor]:
+def _run_chain(model: nn.Layer, blocks: list[nn.Layer], inputs: Any, setting: str) -> Any:
     number = 0
     try:
         for number, block in enumerate(blocks):
@@ -230,20 +238,22 @@ def _run_chain(model: nn.Layer, blocks: list[nn.Layer], inputs: Any, setting: st
         first_line = str(error).strip().split("\n")[0]
         why = f"block {number} fails on the output of the one before it ({first_line})"
         raise _no_chain(model, why, setting) from error
-    return _tensors(inputs)
+    return inputs
 
 
 def _compare(
-    model: nn.Layer, outputs: list[paddle.Tensor], chained: list[paddle.Tensor], mode: str, setting: str
+    model: nn.Layer, outputs: list[np.ndarray], chained: list[np.ndarray], mode: str, setting: str
 ) -> None:
     shapes = [[list(x.shape) for x in tensors] for tensors in (outputs, chained)]
     if shapes[0] != shapes[1]:
         raise _no_chain(model, f"{mode} it gives {shapes[0]}, and they give {shapes[1]}", setting)
     for a, b in zip(outputs, chained, strict=True):
-        if a.is_floating_point() or a.is_complex():
-            difference, largest = float((a - b).abs().max().item()), float(a.abs().max().item())
+        if not a.size:
+            continue
+        if a.dtype.kind in "fc":
+            difference, largest = float(np.abs(a - b).max()), float(np.abs(a).max())
         else:
-            difference, largest = float((a != b).astype("float32").max().item()), 1.0
+            difference, largest = float((a != b).max()), 1.0
         if not math.isnan(largest) and not difference <= TOLERANCE * largest:
             why = f"{mode} their outputs differ by up to {difference:.2g}, and the largest is {largest:.2g}"
             raise _no_chain(model, why, setting)

@@ -65,7 +65,7 @@ class Learner(Passes):
     samples), and the all-reduced gradients are multiplied by samples / count. If nothing in a batch counts, no update
     is made, and `empty` is true until the next one.
 
-    `noticed`: sentences on differences from one process that were known before.
+    `noticed`: sentences on differences from one process that were known before; `unknown`: on what could not be tried.
     `values_may_travel`: after an update other ranks' new parameters may still be on their way, for the next forward
     waits for them layer by layer; who sets it calls `settle` before anybody else reads a parameter.
     `unscaled_by`: what the gradients of the last update were multiplied by after their exchange.
@@ -79,6 +79,7 @@ class Learner(Passes):
     empty: bool = field(default=False, init=False)
     values_may_travel: bool = field(default=False, init=False)
     noticed: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     unscaled_by: float = field(default=1.0, init=False)
 
     def __post_init__(self) -> None:
@@ -339,15 +340,10 @@ class Learner(Passes):
                 f"{layers} over one rank's samples ({local[0]}{', …' if len(local) > 1 else ''}): {self._remedy}"
             ]
         sentences += self.noticed
-        if self.mesh.dp_size > 1:
-            backward = None if self.mixed.low else self._backward_again
-            if self.loss.compares == "rank":
-                sentences.append(_LOCAL_PAIRS.format(self.loss.name))
-            with self._comparing_nothing():
-                sentences += self._samplewise.differences(
-                    self.mesh, self._forward_kept, self._close(), backward
-                )
-        return [*sentences, *self._synced_buffers.differences(), *self.random_differences()]
+        if self.mesh.dp_size > 1 and self.loss.compares == "rank":
+            sentences.append(_LOCAL_PAIRS.format(self.loss.name))
+        sentences += [*self._synced_buffers.differences(), *self.random_differences()]
+        return list(dict.fromkeys(sentences))  # draws may be known from a trial, too
 
     @property
     def _remedy(self) -> str:

@@ -55,14 +55,21 @@ def lent(model: nn.Layer) -> Iterator[None]:
             parameter._clear_data()
 
 
-def check_lendable(model: nn.Layer, samples: Callable[[], Any] | None) -> None:
-    """Gives a model all its initial values if its forward reads a block's weights outside of that block's forward,
-    where `lent` has no values for them: such a model is whole on every rank until it is placed."""
+def is_lendable(model: nn.Layer, samples: Callable[[], Any] | None) -> bool:
+    """False for a model whose forward reads a block's weights outside of that block's forward, where `lent` has no
+    values for them: such a model is whole on every rank until it is placed."""
     if initial_weights(model) is None or samples is None:
-        return
+        return True
     try:
         dtype = read_by(model)
         with lent(model), trial(model), default_dtype(dtype):
             call(model, cast(samples(), dtype), model.forward)
     except Exception:  # noqa: BLE001 - one that fails for another reason fails again, where it says so
+        return False
+    return True
+
+
+def check_lendable(model: nn.Layer, samples: Callable[[], Any] | None, lendable: bool | None = None) -> None:
+    """Gives a model all its initial values if they cannot be lent to it; `lendable`: what a trial has found."""
+    if not (is_lendable(model, samples) if lendable is None else lendable):
         draw(model)

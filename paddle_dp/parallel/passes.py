@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any, Literal
@@ -21,11 +21,9 @@ from paddle_dp.parallel.batch_norm import SyncBatchNorm
 from paddle_dp.parallel.compiled import layer_by_layer, plain_forward
 from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.gathered_samples import GatheredSamples
-from paddle_dp.parallel.gradient_sketch import Sketches, sketches
 from paddle_dp.parallel.loss import Count, Loss, numbers
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.precision.amp import MixedPrecision
-from paddle_dp.parallel.samplewise import EachOutput, Samplewise
 from paddle_dp.parallel.trial import trial
 from paddle_dp.structure import call
 
@@ -77,8 +75,6 @@ class Passes(PlacedModel):
         self._compare_across()
         number_elements(self.elements())
         self._draws = Draws(exact=self.dropout == "exact")
-        self._samplewise = Samplewise(self.loss, self.model)
-        self._tried: Batch | None = None  # that of the samples which are kept for trials, without its data
 
     def _compare_across(self) -> None:
         """Lets a loss that compares samples compare those of all ranks. Collective."""
@@ -103,9 +99,6 @@ class Passes(PlacedModel):
             with self._dummy() if micro_batch.is_dummy else NOTHING, self._no_sync(not last):
                 with self._draws.around(batch, micro_batch, self.named_layers):
                     outputs, total, count = self._forward(micro_batch)
-                if not micro_batch.is_dummy:
-                    self._try(outputs, micro_batch, total)
-                    self._keep(batch, micro_batch)
                 heartbeat.enter("backward")
                 waiting = last and self.dp_world_size > 1
                 with (
@@ -150,17 +143,6 @@ class Passes(PlacedModel):
             sums = self.loss.sums(outputs, micro_batch.targets, total)
         counts = self.mesh.is_loss_rank and not micro_batch.is_dummy
         return {name: value if counts else 0.0 for name, value in sums.items()}
-
-    def _try(self, outputs: Any, micro_batch: MicroBatch, total: paddle.Tensor) -> None:
-        """Tries the loss, once, on the first outputs that it was called with."""
-        if self._samplewise.wanted:
-            with self.mixed.context():  # in the forward's dtypes, or the loss would differ
-                self._samplewise.look(outputs, micro_batch.targets, total)
-
-    def _keep(self, batch: Batch, micro_batch: MicroBatch) -> None:
-        """Keeps the first samples for the trial in `differences`."""
-        if self.mesh.dp_size > 1 and self._samplewise.keep(micro_batch):
-            self._tried = replace(batch, micro_batches=())
 
     @cached_property
     def _named_trainable(self) -> list[tuple[str, paddle.Tensor]]:
@@ -294,30 +276,3 @@ class Passes(PlacedModel):
         with self._draws.scope(batch, micro_batch), self.mixed.context(), present:
             outputs = call(self.model, micro_batch.inputs, plain_forward(self.model))
             return self.loss(outputs, micro_batch.targets)
-
-    def _forward_kept(self, micro_batch: MicroBatch) -> tuple[paddle.Tensor, Count]:
-        """`_forward_again` of samples that were kept for trials."""
-        assert self._tried is not None
-        return self._forward_again(micro_batch, self._tried)
-
-    @contextmanager
-    def _comparing_nothing(self) -> Iterator[None]:
-        """While it is tried whether samples are learned from each for itself: a loss that is to compare them has one
-        in its place that does not."""
-        loss = self.loss
-        if loss.compares:
-            self.loss = EachOutput()
-        try:
-            yield
-        finally:
-            self.loss = loss
-
-    def _backward_again(self, total: paddle.Tensor) -> Sketches:
-        """Sketches of the gradients of such a forward; the gradients are cleared."""
-        with self.mixed.backward_context(), self._no_sync(True), self._exchanging(False):
-            total.backward()
-        self._finish_exchange()
-        of_gradients = sketches(self._named_trainable)
-        for parameter in self.trainable:
-            parameter.clear_gradient(False)
-        return of_gradients

@@ -275,7 +275,8 @@ class ReplicasLearner(Learner):
                 )
             )
         buffers = list(dict.fromkeys(self._own_buffers or ()))
-        return [*sentences, *self.noticed, *map(_BUFFER.format, buffers), *self.random_differences()]
+        sentences += [*self.noticed, *map(_BUFFER.format, buffers), *self.random_differences()]
+        return list(dict.fromkeys(sentences))
 
 
 def _set_alike(layer: nn.Layer, twin: nn.Layer) -> None:

@@ -44,6 +44,9 @@ class Task:
     right shape is not refused before.
     `base`: names of what an adapter stands on, which is frozen, and not saved; `added`: of its own parameters.
     `compile`: its forward becomes a program.
+    Of trials in another process: `unknown`, what could not be tried; `lendable`, whether its initial weights can be
+    lent to it (`lent_weights`; None: not tried), and `remembers`, whether a forward changes attributes or generators of
+    the model's own, so that one beside the training would change what is learned.
     """
 
     model: nn.Layer
@@ -59,6 +62,9 @@ class Task:
     base: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
     compile: bool = False
+    unknown: Sequence[str] = ()
+    lendable: bool | None = None
+    remembers: bool = False
 
     def __post_init__(self) -> None:
         if self.precision.dtype == "float64":
@@ -111,6 +117,7 @@ class Prepared:
             dropout=self.task.dropout,
             base=self.task.base,
             noticed=[*self.task.noticed, *noticed],
+            unknown=list(self.task.unknown),
             **{"parallel_model": self.model, **fields},
         )
 

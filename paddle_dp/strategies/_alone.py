@@ -63,20 +63,15 @@ def place_alone(
     from paddle.distributed.parallel import sync_params_buffers
 
     from paddle_dp.parallel import prepare
-    from paddle_dp.parallel.blocks import check_table
     from paddle_dp.parallel.buffers import give_unusual
     from paddle_dp.parallel.recompute import recomputed
-    from paddle_dp.parallel.samplewise import mixing
 
     refuse_across(task.loss.compares, mesh.ranks)
-    if recompute.blocks:
-        check_table(task.model, task.samples, "strategy.recompute")
     recomputed(task.model, recompute)
     prepared = prepare(task, mesh)
-    more = mixing(prepared.model, task.samples, task.dropout == "exact") if mesh.ranks > 1 else []
     if mesh.ranks > 1:
         give_unusual(prepared.model, mesh)
         sync_params_buffers(prepared.model, fuse_params=False)
-    learner = prepared.learner(kind, absent=True, noticed=[*more, *noticed], **fields)
+    learner = prepared.learner(kind, absent=True, noticed=noticed, **fields)
     learner.check("after the weights were made equal")
     return learner

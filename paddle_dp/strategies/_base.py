@@ -59,6 +59,12 @@ class StrategyConfig:
         return ""
 
     @property
+    def chained(self) -> str:
+        """The setting under which forward must be the model's blocks one after another, if it names them; "" for
+        none."""
+        return "strategy.recompute" if self.recompute.blocks else ""
+
+    @property
     def servers(self) -> int:
         """How many of the first ranks read no samples, and need no device: they compute on CPUs."""
         return 0

@@ -102,16 +102,13 @@ class Branches:
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.data_group import Ranks
         from paddle_dp.parallel.placement import Placements
-        from paddle_dp.parallel.samplewise import mixing
 
-        axes, me, noticed = self.mesh.axes, self.mesh.rank, list[str]()
+        axes, me = self.mesh.axes, self.mesh.rank
         if self.mesh.ranks == 1:
             return place_whole(task, self.mesh)
         group, data = Ranks.of(axes, me, "tensor"), Ranks.of(axes, me, "data")
-        if axes.data > 1:
-            noticed = mixing(task.model, task.samples, task.dropout == "exact")
-            if self.config.sync_batch_norm:
-                synchronize(task.model, data)
+        if axes.data > 1 and self.config.sync_batch_norm:
+            synchronize(task.model, data)
         placements = Placements()
         wires = Wires(group, self._lanes())
         found = branched(task.model, task.samples, wires, placements, compare=not task.compared)
@@ -120,7 +117,7 @@ class Branches:
             every = Ranks.of(axes, me, "data", "tensor")
         prepared = prepare(task, self.mesh)
         learner = prepared.learner(
-            BranchesLearner, noticed=noticed, hcg=None, dp_world_size=1, placements=placements, branched=found,
+            BranchesLearner, hcg=None, dp_world_size=1, placements=placements, branched=found,
             clips=take_clips(prepared.optimizer), data_ranks=data, every_rank=every,
         )  # fmt: skip
         learner.check("after the weights were placed")

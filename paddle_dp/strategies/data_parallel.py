@@ -108,15 +108,11 @@ class DataParallel:
         """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
         from paddle_dp.parallel import Learner, place_whole, prepare
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
-        from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.consistency import check_equal
         from paddle_dp.parallel.data_parallel_learner import DataParallelLearner
         from paddle_dp.parallel.recompute import recomputed
-        from paddle_dp.parallel.samplewise import mixing
 
         again, many = self.config.recompute, self.mesh.ranks > 1
-        if again.blocks:
-            check_table(task.model, task.samples, "strategy.recompute")
         if self.config.sync_batch_norm and (many or needs_ours(task.model)):
             synchronize(task.model, self.mesh)
         recomputed(task.model, again)
@@ -125,7 +121,7 @@ class DataParallel:
         if self.config.init == "seed":
             check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
         prepared = prepare(task, self.mesh)
-        noticed = mixing(prepared.model, task.samples, task.dropout == "exact")
+        noticed = []
         if self.config.compress:
             noticed.append(
                 f"{self.config.approximates}: strategy.compress=none exchanges the gradients themselves"

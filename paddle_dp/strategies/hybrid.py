@@ -119,6 +119,12 @@ class Config(StrategyConfig):
         return self.reduce_dtype == "bfloat16"
 
     @property
+    def chained(self) -> str:
+        if self.pipeline > 1:
+            return "strategy.pipeline"
+        return "strategy" if self.recompute.blocks or self.sequence_parallel or self.sequence > 1 else ""
+
+    @property
     def rounds(self) -> str:
         """What reduce_dtype does, as a part of a sentence."""
         return "ranks round their gradients to 8 digits of base 2 before they add them up"
@@ -199,10 +205,13 @@ class Hybrid:
     def place(self, task: Task) -> Learner:
         """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
         from paddle_dp.parallel import place_whole, prepare
+        from paddle_dp.parallel.batch_norm import synchronize
         from paddle_dp.parallel.clip import take_clips
+        from paddle_dp.parallel.data_group import DataGroup
         from paddle_dp.parallel.elementwise import check_by_parameter, check_elementwise
         from paddle_dp.parallel.hybrid import HybridLearner
         from paddle_dp.parallel.initial_weights import draw, initial_weights, reads_weights
+        from paddle_dp.parallel.lent_weights import check_lendable
         from paddle_dp.parallel.pipeline.learner import MicroBatchLoss, PipelineLearner
         from paddle_dp.parallel.pipeline.schedules import unsynchronized
         from paddle_dp.parallel.pipeline.stages import build_stages
@@ -210,7 +219,9 @@ class Hybrid:
         from paddle_dp.parallel.strategy import made_optimizer
 
         axes, drawn = self.mesh.axes, initial_weights(task.model) is not None
-        mixed = self._try(task)
+        check_lendable(task.model, task.samples, task.lendable)
+        if self.config.sync_batch_norm and axes.dp_size > 1:
+            synchronize(task.model, DataGroup.of(self.hcg))
         placements = Placements()
         model, loss = self._cut(task, placements)
         if self.mesh.ranks == 1:
@@ -229,7 +240,7 @@ class Hybrid:
         ):
             draw(task.model, model.parameters())
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
-        noticed = [*mixed, *check_elementwise(prepared.optimizer, axes.tensor)]
+        noticed = check_elementwise(prepared.optimizer, axes.tensor)
         noticed += check_by_parameter(prepared.optimizer, sharding=axes.sharding, pipeline=axes.pipeline)
         fields["clips"] = take_clips(prepared.optimizer)
         fields["reduce_dtype"] = self.config.reduce_dtype
@@ -248,37 +259,6 @@ class Hybrid:
         )
         learner.check("after the weights were placed")
         return learner
-
-    def _try(self, task: Task) -> list[str]:
-        """Tries the whole model on some samples, in evaluation and in training, and replaces its BatchNorms. Returns
-        sentences on what is not as on one process. Raises UsageError where forward is not what the layout needs."""
-        from paddle_dp.parallel.batch_norm import synchronize
-        from paddle_dp.parallel.blocks import check_chain, check_table
-        from paddle_dp.parallel.data_group import DataGroup
-        from paddle_dp.parallel.lent_weights import check_lendable, lent
-        from paddle_dp.parallel.samplewise import mixing
-
-        axes = self.mesh.axes
-        check_lendable(task.model, task.samples)
-        if axes.pipeline > 1:
-            with lent(task.model):
-                check_chain(task.model, task.samples, "strategy.pipeline")
-        elif self._runs_blocks:
-            with lent(task.model):
-                check_table(task.model, task.samples, "strategy")
-        if self.config.sync_batch_norm and axes.dp_size > 1:
-            synchronize(task.model, DataGroup.of(self.hcg))
-        if axes.dp_size == 1:
-            return []
-        with lent(task.model):
-            return mixing(task.model, task.samples, task.dropout == "exact")
-
-    @property
-    def _runs_blocks(self) -> bool:
-        """Whether forward must be the chain of the blocks, although there is no pipeline."""
-        return bool(
-            self.config.recompute.blocks or self.config.sequence_parallel or self.mesh.axes.sequence > 1
-        )
 
     @property
     def _stores_some(self) -> bool:
@@ -301,7 +281,8 @@ class Hybrid:
         slices: list[tuple[int, Any]] = []
         cut = axes.tensor > 1 or axes.sequence > 1
         with lent(model):
-            cut_check = CutCheck(model, task.samples if cut else None, values=not task.compared)
+            samples = task.samples if cut and not task.remembers else None
+            cut_check = CutCheck(model, samples, values=not task.compared)
         if axes.tensor > 1:
             group = self.hcg.get_model_parallel_group()
             kind = SequenceParallelizer if self.config.sequence_parallel else TensorParallelizer

@@ -135,27 +135,33 @@ class ParameterServer:
         """A learner for this worker's or server's part of each update. Collective. Raises UsageError for a loss that
         compares the samples of all workers, which under mode: async do not meet."""
         from paddle_dp.parallel import prepare
+        from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.elementwise import check_by_parameter
         from paddle_dp.parallel.given_optimizer import check_ungrouped, leave_frozen_out
         from paddle_dp.parallel.initial_weights import draw, reads_weights
+        from paddle_dp.parallel.lent_weights import check_lendable
         from paddle_dp.parallel.placement import Placements
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.server.asynchronous import AsynchronousServedLearner
         from paddle_dp.parallel.server.deal import Deal
         from paddle_dp.parallel.server.learner import ServedLearner
+        from paddle_dp.parallel.server.sums import AmongWorkers
         from paddle_dp.parallel.strategy import made_optimizer
 
         if self.config.mode == "async":  # also of a script, whose loss is no part of a recipe
             refuse_across(task.loss.compares, self.mesh.dp_size)
-        mixed = self._try(task)
+        check_lendable(task.model, task.samples, task.lendable)
+        synchronized = self.config.sync_batch_norm
+        if (self.config.mode == "sync" if synchronized is None else synchronized) or needs_ours(task.model):
+            synchronize(task.model, AmongWorkers(self.mesh))
         recomputed(task.model, self.config.recompute)
         if reads_weights(task.model, lambda: made_optimizer(task.optimizer, task, task.model)):
             draw(task.model)
         prepared = prepare(task, self.mesh)
         check_ungrouped(prepared.optimizer, "strategy.servers")
         leave_frozen_out(prepared.optimizer)
-        noticed = [*mixed, *check_by_parameter(prepared.optimizer, servers=self.config.servers)]
+        noticed = check_by_parameter(prepared.optimizer, servers=self.config.servers)
         placements, clips = Placements(), take_clips(prepared.optimizer)
         deal = Deal(prepared.model, prepared.optimizer, self.mesh, placements)
         draw(task.model, deal.stored(prepared.model))
@@ -172,24 +178,3 @@ class ParameterServer:
             learner.take_drawn()
         learner.check("after the weights were placed")
         return learner
-
-    def _try(self, task: Task) -> list[str]:
-        """Tries the whole model on some samples, and replaces its BatchNorms. Returns sentences on what is not as on
-        one process. Raises UsageError where forward is not what the settings need."""
-        from paddle_dp.parallel.batch_norm import needs_ours, synchronize
-        from paddle_dp.parallel.blocks import check_table
-        from paddle_dp.parallel.lent_weights import check_lendable, lent
-        from paddle_dp.parallel.samplewise import mixing
-        from paddle_dp.parallel.server.sums import AmongWorkers
-
-        check_lendable(task.model, task.samples)
-        if self.config.recompute.blocks:
-            with lent(task.model):
-                check_table(task.model, task.samples, "strategy.recompute")
-        synchronized = self.config.sync_batch_norm
-        if (self.config.mode == "sync" if synchronized is None else synchronized) or needs_ours(task.model):
-            synchronize(task.model, AmongWorkers(self.mesh))
-        if self.mesh.dp_size == 1:
-            return []
-        with lent(task.model):
-            return mixing(task.model, task.samples, task.dropout == "exact")

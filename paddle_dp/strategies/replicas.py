@@ -93,20 +93,13 @@ class Replicas:
     def place(self, task: Task) -> Learner:
         """A learner of the model and its copies. Raises UsageError for a model that cannot be copied."""
         from paddle_dp.parallel import prepare
-        from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.replicas import ReplicasLearner, copies
-        from paddle_dp.parallel.samplewise import mixing
 
-        if self.config.recompute.blocks:
-            check_table(task.model, task.samples, "strategy.recompute")
-        noticed = mixing(task.model, task.samples, task.dropout == "exact")
         replicas = copies(task.model, self.devices[1:])
         for model in (task.model, *replicas):
             recomputed(model, self.config.recompute)
         prepared = prepare(task, self.mesh)
         for model, device in zip(replicas, self.devices[1:], strict=True):
             prepared.prepare_copy(model, device)
-        return prepared.learner(
-            ReplicasLearner, noticed=noticed, replicas=replicas, devices=list(self.devices)
-        )
+        return prepared.learner(ReplicasLearner, replicas=replicas, devices=list(self.devices))

@@ -47,10 +47,7 @@ class Single:
 
     def place(self, task: Task) -> Learner:
         from paddle_dp.parallel import place_whole
-        from paddle_dp.parallel.blocks import check_table
         from paddle_dp.parallel.recompute import recomputed
 
-        if self.config.recompute.blocks:
-            check_table(task.model, task.samples, "strategy.recompute")
         recomputed(task.model, self.config.recompute)
         return place_whole(task, self.mesh)

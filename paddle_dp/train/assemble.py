@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -21,9 +22,10 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner, Strategy, Task
 from paddle_dp.parallel.given_optimizer import check_within
-from paddle_dp.recipe import Load
+from paddle_dp.parallel.samplewise import SAMPLES, Findings, is_known
+from paddle_dp.recipe import Load, write_recipe
 from paddle_dp.structure import mapped
-from paddle_dp.train import consistency, same_run
+from paddle_dp.train import consistency, same_run, trial
 from paddle_dp.train.certificate import CertificateWriter
 from paddle_dp.train.facts import Identity
 from paddle_dp.train.initial import load_initial, other_settings
@@ -33,6 +35,10 @@ from paddle_dp.train.setup import Setup, Split
 from paddle_dp.train.state import progress_of
 from paddle_dp.train.verified import Verdicts
 
+_REMEMBERS = (
+    "what becomes of {}, which a forward changes: plain Python, of which each rank has its own, and a checkpoint none "
+    "(register_buffer makes a buffer)"
+)
 _LARGE = 1e9  # bytes of weights: from here on it matters that each rank builds them all
 _WHOLE = (
     "Every rank builds the whole model, {:.1f} GB, before it keeps its part: {}. A model whose constructor only makes "
@@ -53,6 +59,7 @@ class Assembly:
         self._noticed: list[str] = []
         self._fingerprints: dict[str, dict[str, str]] = {}  # by split, of the data sets opened so far
         self._first: dict[Loader, Any] = {}  # inputs of the first samples
+        self._findings: Findings | None = None  # of the trial of the task
         consistency.compare_setups(setup, mesh)
         for part in (setup.strategy, *setup.asked.callbacks):
             part.refuse(setup.asked, mesh.ranks, mesh.computes_on)
@@ -107,7 +114,8 @@ class Assembly:
 
     def first_learner(self, loaded: bool = False) -> Learner:
         """The placed task with the weights that a new training begins with; `loaded`: the task's model has them."""
-        return self._begun(self._task(1, 1), None if loaded else self.setup.load, say=False)
+        task = self._tried(self._task(1, 1))
+        return self._begun(task, None if loaded else self.setup.load, say=False)
 
     def _task(self, steps: int, steps_per_epoch: int) -> Task:
         """The task before placement, the same on every rank. Collective."""
@@ -116,6 +124,41 @@ class Assembly:
         check_within(task.optimizer, task.loss.given, task.model)
         consistency.compare_task(task, self.mesh)
         return task
+
+    def _tried(self, task: Task) -> Task:
+        """The task with what a trial, in another process, has found. Collective. Raises UsageError and LossError, on
+        every rank, where that refuses it."""
+        config = self.setup.strategy.config
+        several = self.mesh.dp_size > 1 or config.parts > 1
+        if self.mesh.ranks == 1 and not several and not config.chained and is_known(task.loss):
+            return task
+        if self._findings is None:
+            rank = 0 if self._scatters else self.mesh.readers[0]
+            here = self._trial(task, several, config.chained) if self.mesh.rank == rank else None
+            self.mesh.wait("the trial of the model")  # which may take longer than a collective waits
+            self._findings = trial.understood(self.mesh.gather(here)[rank])
+        found = self._findings
+        unknown = [*found.unknown, *(map(_REMEMBERS.format, found.remembers[:1]) if several else ())]
+        noticed, lendable = (*task.noticed, *found.differences), found.lendable
+        return replace(
+            task, noticed=noticed, unknown=unknown, lendable=lendable, remembers=bool(found.remembers)
+        )
+
+    def _trial(self, task: Task, several: bool, chained: str) -> dict[str, Any]:
+        loader, folder = self.train_loader, self.setup.folder
+        if self.mesh.device != "cpu":
+            if self.setup.recipe is None or not folder.is_dir():
+                return {"failed": "a script's model is not tried on an accelerator"}
+            recipe = folder / f".trial.{os.getpid()}.yaml"
+            write_recipe(self.setup.recipe, recipe)
+            try:
+                return trial.in_process(recipe, several, chained)
+            finally:
+                recipe.unlink()
+        data = loader.dataset.dataset if isinstance(loader.dataset, ReadByOne) else loader.dataset
+        most = 2 if is_in_order(data) else min(SAMPLES, self.setup.batch)  # a stream may be read once only
+        first = trial.first_samples(loader.dataset, loader.sampler.order(0)[:most].tolist(), self.setup.seed)
+        return trial.in_fork(task, first, several, chained)
 
     def _placed(self, task: Task) -> Learner:
         if task.whole and self.mesh.is_main:
@@ -187,7 +230,7 @@ class Assembly:
         )
         # Of an adapter's base no checkpoint holds the weights.
         load = self.setup.load if resumed is None or task.base else None
-        learner = self._begun(task, load, say=resumed is None)
+        learner = self._begun(self._tried(task), load, say=resumed is None)
         trainer = kind(
             learner,
             self.train_loader,

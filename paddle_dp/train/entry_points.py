@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -67,6 +68,24 @@ def _begin_run(trainer: Trainer, recipe: Recipe, options: Mapping[str, Any]) -> 
         Inputs.of(trainer.loader.dataset, varies=recipe.loader.collate == "batch").write(recipe.folder)
         code.keep(recipe.folder)
     trainer.mesh.wait("run folder ready")
+
+
+def try_recipe() -> None:
+    """Tries a recipe's task in this process, which trains nothing: for ranks with accelerators (`train.trial`).
+
+    Its argument is JSON, [recipe, several, chained]; the last line of its output, the findings, too.
+    """
+    from paddle_dp.parallel.samplewise import SAMPLES
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train import trial
+    from paddle_dp.train.build import dataset, task
+
+    path, several, chained = json.loads(sys.argv[1])
+    recipe = read_recipe(Path(path), ["train.device=cpu"])
+    data, most = dataset(recipe, "train"), min(recipe.train.batch, SAMPLES)
+    first = trial.first_samples(data, range(min(len(data), most)), recipe.train.seed)
+    found = trial.answer_of(partial(trial.found_in, task(recipe, 1, 1), first, several, chained))
+    print(f"\n{json.dumps(found)}", flush=True)
 
 
 def _leave() -> None:

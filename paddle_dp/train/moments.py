@@ -11,7 +11,6 @@ from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import Learner
-from paddle_dp.parallel.samplewise import is_doubt
 from paddle_dp.recipe import Guard
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.callback_list import CallbackList
@@ -84,9 +83,8 @@ class Moments(TrainingState):
 
     def look_at_itself(self) -> None:
         """Takes down what this training knows of itself. Collective."""
-        self.facts, differences = self.learner.facts(), self.learner.differences()
-        self.unknown = [sentence for sentence in differences if is_doubt(sentence)]
-        self.differences = [sentence for sentence in differences if not is_doubt(sentence)]
+        self.facts, self.differences = self.learner.facts(), self.learner.differences()
+        self.unknown = self.learner.unknown
 
     def tell_refuse(self) -> None:
         """Calls `refuse` of all callbacks."""

@@ -132,9 +132,7 @@ def test_a_buffer_that_goes_apart_is_the_first_ranks_and_is_named(ranks):
     assert abs(one[0][-1] - first[0][-1]) > 1e-6, "the case shows nothing"
     for rank in ranks:
         same(first, rank["buffer"][0], 0)
-        # Its forward subtracts what it has just taken from all its samples.
-        mixed, said = rank["buffer"][0][2]
-        assert mixed.startswith("the loss CrossEntropy is") and "mixes samples" in mixed
+        (said,) = rank["buffer"][0][2]
         assert said.startswith("buffer 1.centre is updated by forward from each rank's own samples")
 
 

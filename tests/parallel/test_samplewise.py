@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
+import time
 from typing import Any
 
 import numpy as np
@@ -15,18 +18,15 @@ from paddle.nn import functional as F
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import LossError, UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
-from paddle_dp.mesh import Mesh, join
-from paddle_dp.parallel import Precision, Task, place_whole
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Precision, Task, place_whole, samplewise
 from paddle_dp.parallel.given_optimizer import check_ungrouped
-from paddle_dp.parallel.loss import as_loss
-from paddle_dp.parallel.samplewise import Samplewise, mixing
-from paddle_dp.part import read_part
-from paddle_dp.strategies.data_parallel import Config as DataParallel
-from paddle_dp.strategies.hybrid import Config as Hybrid
-from tests.ranks import run_ranks
+from paddle_dp.parallel.samplewise import Findings, mixing
+from paddle_dp.train import trial
+from paddle_dp.train.trial import Apart, in_fork, understood
 
+pytestmark = pytest.mark.processes
 CLASSES = 4
-SEEN: list[str] = []  # not within a loss, whose own would be put back
 
 
 def batch(samples: int = 8) -> Batch:
@@ -181,118 +181,139 @@ class Honest(nn.Layer):
         return F.cross_entropy(outputs[0], targets, reduction="none") + outputs[1].square().sum(1)
 
 
-def learner(loss: Any, model: nn.Layer | None = None) -> Any:
+class LayerDrop(nn.Layer):
+    """Leaves a layer out by a generator of its own, which no state of Paddle's, NumPy's or Python's module shows."""
+
+    def __init__(self, generator: Any) -> None:
+        super().__init__()
+        self.first, self.last, self.generator = nn.Linear(6, 6), nn.Linear(6, CLASSES), generator
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.last(self.first(x) if self.generator.random() < 0.5 else x)
+
+
+class InPython(nn.Layer):
+    """Keeps a moving mean as a float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mean = nn.Linear(6, CLASSES), 0.0
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * float(x.mean())
+        return self.linear(x - self.mean)
+
+
+class Late:
+    """A loss that remembers from its fifth call on."""
+
+    def __init__(self) -> None:
+        self.calls, self.total = 0, 0.0
+
+    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        self.calls += 1
+        losses = F.cross_entropy(outputs, targets, reduction="none")
+        self.total += float(losses.sum()) if self.calls > 4 else 0.0
+        return losses * (1 + self.total)
+
+
+def task(loss: Any, model: nn.Layer | None = None, **more: Any) -> Task:
     model = model or network()
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    return place_whole(Task(model=model, loss=loss, optimizer=optimizer), Mesh.alone())
+    trained = [p for p in model.parameters() if not p.stop_gradient]
+    return Task(model=model, loss=loss, optimizer=paddle.optimizer.SGD(0.1, parameters=trained), **more)
+
+
+def tried(
+    loss: Any, model: nn.Layer | None = None, samples: int = 8, several: bool = True, **more: Any
+) -> Findings:
+    """What a trial in another process finds."""
+    return understood(in_fork(task(loss, model, **more), batch(samples).micro_batches[0], several, ""))
+
+
+def said(loss: Any, model: nn.Layer | None = None, **more: Any) -> str:
+    """The one difference that it finds."""
+    found = tried(loss, model, **more)
+    (sentence,) = found.differences
+    assert not found.unknown
+    return sentence
+
+
+def cross_entropy() -> nn.Layer:
+    return nn.CrossEntropyLoss(reduction="none")
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"),
+    ("loss", "sentence"),
     [
         (
             mean_and_one,
             "is over 1 things for 8 samples together, and over 1 and 1 for 4 and 4 .* not a mean and",
         ),
         (Centre(), "Centre gives .* and then .* for the same outputs and targets: it remembers"),
+        (Late(), "Late gives .* and then .* for the same outputs and targets: it remembers"),
     ],
 )
-def test_a_loss_that_no_number_of_ranks_can_share_is_refused(loss: Any, said: str) -> None:
-    with pytest.raises(LossError, match=said):
-        learner(loss).train_batch(batch())
+def test_a_loss_that_no_number_of_ranks_can_share_is_refused(loss: Any, sentence: str) -> None:
+    for several in (True, False):
+        with pytest.raises(LossError, match=sentence):
+            tried(loss, several=several)
 
 
 def test_targets_that_are_broadcast_against_every_output_are_refused() -> None:
     (micro_batch,) = batch().micro_batches
-    of_floats = Batch((MicroBatch(micro_batch.inputs, micro_batch.targets.astype("float32"), 8),), 8, 0, 0)
+    of_floats = MicroBatch(micro_batch.inputs, micro_batch.targets.astype("float32"), 8)
     with pytest.raises(
         LossError, match=r"64 things for 8 samples .* \[8, 1\] and targets \[8\] are probably broad"
     ):
-        learner(nn.MSELoss(reduction="none"), network(1)).train_batch(of_floats)
+        understood(in_fork(task(nn.MSELoss(reduction="none"), network(1)), of_floats, True, ""))
 
 
-@pytest.mark.parametrize(
-    "loss", [weighted, drawn, CrossEntropy().build(), nn.CrossEntropyLoss(reduction="none")]
-)
-def test_an_honest_loss_is_tried_without_a_trace(loss: Any) -> None:
-    """Also in Paddle's generator: what is drawn after the first update is drawn after it without the trial, too."""
-    tried, not_tried = learner(loss), learner(loss)
-    not_tried._samplewise.wanted = False
-    after = []
-    for one in (tried, not_tried):
-        paddle.seed(3)
-        one.train_batch(batch())
-        after.append([paddle.randn([2]).numpy(), one.model[0].weight.numpy()])
-    np.testing.assert_array_equal(after[0][0], after[1][0])
-    np.testing.assert_array_equal(after[0][1], after[1][1])
-    assert tried._samplewise.differences(Mesh.alone()) == []
+@pytest.mark.parametrize("loss", [weighted, drawn, CrossEntropy().build(), cross_entropy()])
+def test_an_honest_loss_is_tried_without_a_word(loss: Any) -> None:
+    found = tried(loss)
+    assert not found.unknown and len(found.differences) == (loss is drawn)
 
 
 @pytest.mark.parametrize("loss", [contrastive, mean_and_samples])
 def test_a_loss_that_compares_samples_is_named(loss: Any) -> None:
-    one = learner(loss)
-    one.train_batch(batch())
-    (said,) = one._samplewise.differences(Mesh.alone())
-    assert said.startswith(f"the loss {loss.__name__} is ")
-    assert "for 8 samples together" in said
+    assert re.match(rf"the loss {loss.__name__} is .* for 8 samples together", said(loss))
+    assert tried(loss, several=False).differences == []
 
 
 def test_a_loss_is_tried_in_the_types_of_the_forward() -> None:
     """A loss that multiplies matrices gives another number outside the forward's float64, bfloat16 or rounding."""
-    model = network()
-    SEEN.clear()
 
     def loss(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        SEEN.append(paddle.get_default_dtype())
+        assert paddle.get_default_dtype() == "float64"
         return F.cross_entropy(outputs, targets, reduction="none") * paddle.ones([1]).astype("float64")
 
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    double = Precision(dtype="float64")
-    place_whole(
-        Task(model=model, loss=loss, optimizer=optimizer, precision=double), Mesh.alone()
-    ).train_batch(batch())
-    assert SEEN == ["float64"] * 4  # the micro-batch, again, and its halves
+    assert tried(loss, precision=Precision(dtype="float64")) == Findings()
 
 
 def test_a_state_of_the_loss_that_the_model_keeps_is_nobodys_fault() -> None:
     model = network()
     model.add_sublayer("centre", centre := Centre())
     model.forward = lambda x: model[2](model[1](model[0](x)))
-    one = learner(centre, model)
-    one.train_batch(batch())
-    assert one._samplewise.differences(Mesh.alone()) == []
-    assert np.abs(centre.centre.numpy()).max() > 0  # its one call's, and not of the trials'
-    with paddle.no_grad():
-        expected = 0.1 * network()(batch().micro_batches[0].inputs).mean(0)
-    np.testing.assert_allclose(centre.centre.numpy(), expected.numpy(), rtol=1e-5)
+    assert tried(centre, model) == Findings()
 
 
-def test_a_model_that_looks_at_other_samples_is_named() -> None:
+@pytest.mark.parametrize("model", [Alike(), InRows()])
+def test_a_model_that_looks_at_other_samples_is_named(model: nn.Layer) -> None:
     pair = batch(2).micro_batches[0].inputs
-    (said,) = mixing(Alike(), lambda: pair)
-    assert said.startswith("the outputs of Alike for a sample depend on the other samples in its batch")
+    ((sentence,), _) = mixing(model, pair, Apart(60))
+    name = type(model).__name__
+    assert sentence.startswith(f"the outputs of {name} for a sample depend on the other samples in its batch")
+
+
+def test_honest_layers_do_not_look_at_other_samples() -> None:
+    pair = batch(2).micro_batches[0].inputs
     honest = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1D(8), nn.Dropout(0.5), nn.LSTM(8, 4))
     honest[3].forward = lambda x, own=honest[3].forward: own(x.unsqueeze(1))[0]
-    assert mixing(honest, lambda: pair) == []
-    assert honest.training
-    assert mixing(network(), None) == []
-    (said,) = mixing(InRows(), lambda: pair)
-    assert said.startswith("the outputs of InRows for a sample depend")
-
-
-def test_a_model_that_looks_at_other_samples_in_training_alone_is_named() -> None:
+    assert mixing(honest, pair, Apart(60)) == ([], [])
     model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 6)), nn.Dropout(0.5), InTraining())
-    vector, pair = model[0].weight_u.numpy(), batch(2).micro_batches[0].inputs
-    paddle.seed(3)
-    (said,) = mixing(model, lambda: pair)
-    drawn = paddle.randn([2]).numpy()
-    assert said.startswith("the outputs of Sequential for a sample depend")
-    assert "in training" in said
-    np.testing.assert_array_equal(model[0].weight_u.numpy(), vector)
-    paddle.seed(3)
-    np.testing.assert_array_equal(paddle.randn([2]).numpy(), drawn)
-    assert model[2].training
-    assert mixing(model[:2], lambda: pair) == []
+    ((sentence,), _) = mixing(model, pair, Apart(60))
+    assert sentence.startswith("the outputs of Sequential for a sample depend") and "in training" in sentence
+    assert mixing(model[:2], pair, Apart(60)) == ([], [])
 
 
 class Counting(nn.Layer):
@@ -312,15 +333,17 @@ class Counting(nn.Layer):
 
 def test_a_counter_of_samples_is_named_and_one_of_calls_or_of_what_differs_is_not() -> None:
     """Of equal shares all ranks count as many, so that no comparison of ranks finds it."""
-    said = [mixing(Counting(what), lambda: paddle.rand([2, 3])) for what in ("samples", "calls", "mean")]
-    assert said[1:] == [[], []] and "buffer seen hangs on how many samples forward gets" in said[0][0]
+    pair = paddle.rand([2, 3])
+    (samples, _), *others = [mixing(Counting(what), pair, Apart(60)) for what in ("samples", "calls", "mean")]
+    assert others == [([], []), ([], [])]
+    assert "buffer seen hangs on how many samples forward gets" in samples[0]
 
 
 def test_a_model_that_cannot_compute_one_sample_is_not_judged() -> None:
     model = network()
     model.register_forward_pre_hook(lambda _, inputs: 1 / (len(inputs[0]) - 1) and None)
-    (said,) = mixing(model, lambda: batch(2).micro_batches[0].inputs)
-    assert said.endswith(
+    (_, (doubt,)) = mixing(model, batch(2).micro_batches[0].inputs, Apart(60))
+    assert doubt.endswith(
         "treats each sample alone: of one sample there is ZeroDivisionError: division by zero"
     )
 
@@ -329,60 +352,74 @@ def test_outputs_of_several_tensors_are_tried() -> None:
     def pairs(outputs: dict[str, list[paddle.Tensor]], targets: paddle.Tensor) -> paddle.Tensor:
         return contrastive(outputs["both"][0] + outputs["both"][1], targets)
 
-    one = learner(pairs, Towers())
-    one.train_batch(batch())
-    (said,) = one._samplewise.differences(Mesh.alone())
-    assert said.startswith("the loss pairs is ")
+    def each(outputs: dict[str, list[paddle.Tensor]], targets: paddle.Tensor) -> paddle.Tensor:
+        return sum(F.cross_entropy(one, targets, reduction="none") for one in outputs["both"])
 
-    def apart(outputs: dict[str, list[paddle.Tensor]], targets: paddle.Tensor) -> paddle.Tensor:
-        return sum(F.cross_entropy(each, targets, reduction="none") for each in outputs["both"])
-
-    one = learner(apart, Towers())
-    one.train_batch(batch())
-    assert one._samplewise.differences(Mesh.alone()) == []
+    assert said(pairs, Towers()).startswith("the loss pairs is ")
+    assert tried(each, Towers()) == Findings()
 
 
-def test_a_sample_at_a_time_is_joined_with_the_next() -> None:
+def test_forward_loss_and_backward_are_tried_together() -> None:
     paddle.seed(1)
-    model, whole = Balanced(), batch(10).micro_batches[0]
-    tried = Samplewise(as_loss(model.loss), model)
-    singles = [MicroBatch(whole.inputs[i : i + 1], whole.targets[i : i + 1], 1, i) for i in range(10)]
-
-    def forward(part: MicroBatch) -> Any:
-        return tried._loss(model(part.inputs), part.targets)
-
-    assert tried.keep(singles[1])
-    (said,) = tried.differences(Mesh.alone(), forward)
-    assert said.endswith("no rank had two samples to compare")
-    assert not any(tried.keep(single) for single in singles[2:])
-    assert tried._kept is not None
-    assert tried._kept.places == tuple(range(1, 9))
-    (said,) = tried.differences(Mesh.alone(), forward)
-    assert said.startswith("the loss loss is ")
-    assert "for 8 samples in one forward" in said
+    balanced, honest = Balanced(), Honest()
+    assert re.match(r"the loss loss is .* for 8 samples in one forward", said(balanced.loss, balanced))
+    paddle.seed(1)  # other weights may send all samples to one expert, whose balance mixes nothing
+    slightly = SlightlyBalanced()
+    assert "the loss loss is " in said(slightly.loss, slightly)
+    assert "for 16 samples in one forward" in said(cross_entropy(), InLargeBatches(), samples=16)
+    assert re.match(
+        r"the gradient of first\.\w+ from 8 samples in one backward is \d+% off the sum",
+        said(cross_entropy(), Backwards()),
+    )
+    found = tried(honest.loss, honest)
+    assert (found.differences, found.unknown, found.remembers) == ([], [], ["model.calls"])
 
 
-def test_a_rank_without_memory_for_a_trial_ends_instead_of_leaving_the_others_in_it() -> None:
-    paddle.seed(1)
-    model, whole = Balanced(), batch(8).micro_batches[0]
-    tried = Samplewise(as_loss(model.loss), model)
+@pytest.mark.parametrize("generator", [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)])
+def test_what_a_forward_keeps_in_plain_python_is_told(generator: Any) -> None:
+    assert tried(cross_entropy(), LayerDrop(generator)).remembers == ["model.generator"]
+    assert tried(cross_entropy(), InPython()).remembers == ["model.mean"]
 
-    def forward(_: MicroBatch) -> Any:
-        raise error
 
-    tried.keep(whole)
-    error: Exception = ValueError("of a shape that every rank has")
-    (said,) = tried.differences(Mesh.alone(), forward)
-    assert "ValueError: of a shape that every rank has" in said
-    error = MemoryError("ResourceExhaustedError: Out of memory")
-    with pytest.raises(MemoryError):
-        tried.differences(Mesh.alone(), forward)
+def test_a_trial_leaves_no_trace_in_this_process() -> None:
+    """Not in generators of the model's own, nor in lists, nor on the screen, nor in Paddle's random numbers."""
+    model, seen = LayerDrop(random.Random(0)), []
+    model.register_forward_post_hook(lambda *_: seen.append(print("never seen")))
+    before = model.generator.getstate(), paddle.get_rng_state()[0].__getstate__()
+    weights = model.last.weight.numpy()
+    tried(drawn, model)
+    assert (model.generator.getstate(), paddle.get_rng_state()[0].__getstate__()) == before and not seen
+    assert (model.last.weight.numpy() == weights).all() and model.last.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    ("end", "seconds", "sentence"),
+    [
+        (os.abort, 30.0, "the process that tried it was ended by SIGABRT"),
+        (lambda: os._exit(3), 30.0, "the process that tried it left with exit status 3"),
+        (lambda: time.sleep(60), 1.0, "it takes longer than 1 s"),
+    ],
+)
+def test_a_trial_that_fails_is_a_sentence(
+    end: Any, seconds: float, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "SECONDS", seconds)
+    model = network()
+    model.register_forward_pre_hook(lambda *_: end())
+    found = tried(cross_entropy(), model)
+    assert not found.differences and sentence in found.unknown[0]
+
+
+def test_a_model_that_is_too_large_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplewise, "LARGEST", 100)
+    (doubt,) = tried(cross_entropy()).unknown
+    assert doubt.startswith("whether Sequential and its loss treat each sample alone: ")
 
 
 def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
     table = nn.Sequential(nn.Embedding(5, 6, sparse=True), nn.Linear(6, CLASSES))
     with pytest.raises(UsageError, match="layer 0 is an Embedding with sparse=True"):
-        learner(nn.CrossEntropyLoss(reduction="none"), table)
+        place_whole(task(cross_entropy(), table), Mesh.alone())
     model = network()
     ahead = paddle.incubate.LookAhead(paddle.optimizer.SGD(0.1, parameters=model.parameters()))
     with pytest.raises(UsageError, match="LookAhead keeps another optimizer inside"):
@@ -395,162 +432,3 @@ def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
     waits = paddle.optimizer.SGD(rate, parameters=model.parameters())
     with pytest.raises(UsageError, match="ReduceOnPlateau needs a metric at each step"):
         place_whole(Task(model=model, loss=contrastive, optimizer=waits), Mesh.alone())
-
-
-def named_differences() -> list[Any]:
-    """In each rank: what is said of a contrastive loss and a mixing model; and SyncBatchNorm in evaluation."""
-    mesh = join(seed=0)
-    model = nn.Sequential(Alike(), nn.SyncBatchNorm(CLASSES))
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    whole = batch().micro_batches[0]
-    task = Task(model=model, loss=contrastive, optimizer=optimizer, samples=lambda: whole.inputs[:2])
-    one = DataParallel(sync_batch_norm=True).build(mesh).place(task)
-    half = 8 // mesh.ranks
-    mine = slice(mesh.rank * half, (mesh.rank + 1) * half)
-    one.train_batch(Batch((MicroBatch(whole.inputs[mine], whole.targets[mine], half),), 8, 0, 0))
-    one.model.eval()
-    return [one.differences(), bool(paddle.isfinite(one.predict(whole.inputs)).all())]
-
-
-def differences_of(model: nn.Layer, loss: Any, strategy: Any, samples: int = 8) -> list[str]:
-    """In each rank: what is said after an update, and that asking leaves no trace."""
-    mesh = join(seed=0)
-    whole = batch(samples).micro_batches[0]
-    trained = [p for p in model.parameters() if not p.stop_gradient]
-    optimizer = paddle.optimizer.SGD(0.1, parameters=trained)
-    task = Task(model=model, loss=loss, optimizer=optimizer, samples=lambda: whole.inputs[:2])
-    one = strategy.build(mesh).place(task)
-    share = samples // 2
-    half = slice(one.mesh.dp_rank * share, (one.mesh.dp_rank + 1) * share)
-    one.train_batch(
-        Batch((MicroBatch(whole.inputs[half], whole.targets[half], share, half.start),), samples, 0, 0)
-    )
-    before = {name: tensor.numpy() for name, tensor in one.state().items()}
-    calls, drawn = getattr(model, "calls", 0), paddle.get_rng_state()[0].__getstate__()
-    said = one.differences()
-    assert all((tensor.numpy() == before[name]).all() for name, tensor in one.state().items())
-    assert (getattr(model, "calls", 0), paddle.get_rng_state()[0].__getstate__()) == (calls, drawn)
-    assert all(p.grad is None for p in one.trainable)
-    return said
-
-
-def found_on_two_ranks() -> list[list[str]]:
-    paddle.seed(1)
-    cross_entropy, data = nn.CrossEntropyLoss(reduction="none"), DataParallel(sync_batch_norm=True)
-    stage3 = Hybrid(sharding=2, sharding_stage=3, sync_batch_norm=True)
-    balanced, honest, sharded, mixed = Balanced(), Honest(), Honest(), Alike()
-    return [
-        differences_of(balanced, balanced.loss, data),
-        differences_of(honest, honest.loss, data),
-        differences_of(sharded, sharded.loss, stage3),
-        differences_of(mixed, cross_entropy, Hybrid(data=2)),
-    ]
-
-
-def test_forward_and_loss_are_tried_together_on_two_ranks() -> None:
-    (balanced, honest, sharded, mixed), again = run_ranks(found_on_two_ranks, 2)
-    assert again == [balanced, honest, sharded, mixed]
-    (said,) = balanced
-    assert said.startswith("the loss loss is ")
-    assert "for 4 samples in one forward" in said
-    assert honest == sharded == []
-    assert mixed[0].startswith("the outputs of Alike for a sample depend")
-
-
-def found_in_backward_and_elsewhere() -> list[list[str]]:
-    cross_entropy, data = nn.CrossEntropyLoss(reduction="none"), DataParallel()
-    paddle.seed(1)
-    slightly = SlightlyBalanced()
-    return [
-        differences_of(Backwards(), cross_entropy, data),
-        differences_of(Backwards(), cross_entropy, Hybrid(sharding=2, sharding_stage=3)),
-        differences_of(InLargeBatches(), cross_entropy, data, samples=32),
-        differences_of(slightly, slightly.loss, data),
-        differences_of(network(), cross_entropy, Hybrid(sharding=2, sharding_stage=2)),
-        differences_of(network(), cross_entropy, data),
-    ]
-
-
-def test_what_mixes_in_backward_or_in_large_batches_or_slightly_is_named() -> None:
-    backward, sharded, large, slightly, *honest = run_ranks(found_in_backward_and_elsewhere, 2)[0]
-    for (said,) in (backward, sharded):
-        assert re.match(
-            r"the gradient of first\.\w+ from 4 samples in one backward is \d+% off the sum", said
-        )
-    assert "for 16 samples in one forward" in large[0]
-    assert "the loss loss is " in slightly[0]
-    assert honest == [[], []]
-
-
-def in_stages() -> list[list[str]]:
-    stages = Hybrid(data=2, pipeline=2, sync_batch_norm=True)
-
-    def chain(last: nn.Layer) -> nn.Layer:
-        paddle.seed(1)
-        return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), last)
-
-    paddle.seed(1)  # other weights may send all samples to one expert, whose balance mixes nothing
-    balanced, honest = Balanced(), Honest()
-    return [
-        differences_of(chain(balanced), balanced.loss, stages),
-        differences_of(chain(InLargeBatches()), nn.CrossEntropyLoss(reduction="none"), stages, samples=32),
-        differences_of(chain(honest), honest.loss, stages),
-    ]
-
-
-def test_in_stages_forward_and_loss_are_tried_together() -> None:
-    ranks = run_ranks(in_stages, 4)
-    (balanced,), (large,), honest = ranks[0]
-    assert all(rank == ranks[0] for rank in ranks)
-    assert "for 4 samples in one forward" in balanced
-    assert "for 16 samples in one forward" in large
-    assert honest == []
-
-
-def test_two_ranks_are_told_and_one_needs_no_kernel() -> None:
-    assert run_ranks(named_differences, 1) == [[[], True]]
-    both = run_ranks(named_differences, 2)
-    assert both[0] == both[1]
-    (model, loss), evaluated = both[0]
-    assert model.startswith("the outputs of Sequential")
-    assert loss.startswith("the loss contrastive is ")
-    assert evaluated
-
-
-def going_on(words: list[dict[str, Any]]) -> list[Any]:
-    """By strategy, the weights here after four updates: where somebody asked after the second one, and where not."""
-    mesh = join(seed=0)
-    return [[_updated(strategy, mesh, asked) for asked in (False, True)] for strategy in words]
-
-
-def _updated(words: dict[str, Any], mesh: Mesh, asked: bool) -> Any:
-    paddle.seed(1)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, CLASSES))
-    optimizer = paddle.optimizer.AdamW(0.05, parameters=model.parameters())
-    task = Task(model=model, loss=nn.CrossEntropyLoss(reduction="none"), optimizer=optimizer)
-    one = read_part("strategies", words).build(mesh).place(task)
-    whole, share = batch().micro_batches[0], 8 // one.mesh.dp_size
-    mine = slice(one.mesh.dp_rank * share, (one.mesh.dp_rank + 1) * share)
-    micro_batch = MicroBatch(whole.inputs[mine], whole.targets[mine], share, mine.start)
-    for index in range(4):
-        one.train_batch(Batch((micro_batch,), 8, index, 0))
-        if asked and index == 1:
-            assert one.differences() == []
-    return {name: tensor.numpy() for name, tensor in one.state().items()}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        (2, [
-            {"use": "data_parallel"}, {"use": "data_parallel", "recompute": "full"}, {"use": "hybrid", "sharding": 2},
-            {"use": "hybrid", "sharding": 2, "sharding_stage": 2},
-            {"use": "hybrid", "sharding": 2, "sharding_stage": 3},
-        ]),
-        (4, [{"use": "hybrid", "pipeline": 2, "data": 2}]),
-    ],
-)  # fmt: skip
-def test_a_training_goes_on_as_if_nobody_had_asked(ranks: int, words: list[dict[str, Any]]) -> None:
-    for rank in run_ranks(going_on, ranks, words):
-        for strategy, (plain, asked) in zip(words, rank, strict=True):
-            assert asked == plain, strategy

@@ -13,7 +13,6 @@ from paddle import nn
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.parallel.gradient_sketch import Sketches
 from paddle_dp.parallel.hybrid import HybridLearner
 from paddle_dp.parallel.loss import Count, Loss
 from paddle_dp.parallel.passes import Sums
@@ -32,14 +31,12 @@ class MicroBatchLoss:
         self.collect_metrics = False
         self.sums: list[Sums] = []
         self.counted: Count = 0
-        # Outputs, targets and total of the first micro-batch with samples.
-        self.first: tuple[Any, Any, paddle.Tensor] | None = None
 
     def open(self, micro_batches: tuple[MicroBatch, ...], factors: list[Any], collect_metrics: bool) -> None:
         """Before a batch: sets its micro-batches, the factor of each one's total, and whether to collect sums."""
         self.upcoming = iter(zip(micro_batches, factors, strict=True))
         self.collect_metrics, self.sums = collect_metrics, []
-        self.counted, self.first = 0, None
+        self.counted = 0
 
     def __call__(self, outputs: Any, _: Any) -> paddle.Tensor:
         micro_batch, factor = next(self.upcoming)
@@ -49,8 +46,6 @@ class MicroBatchLoss:
             total, count = self.loss(outputs, targets)
             sums = self.loss.sums(outputs, targets, total) if self.collect_metrics else {}
         self.counted = self.counted if micro_batch.is_dummy else self.counted + count
-        if self.first is None and not micro_batch.is_dummy:
-            self.first = paddle.utils.map_structure(paddle.Tensor.detach, outputs), targets, total.detach()
         if self.collect_metrics:
             self.sums.append({name: paddle.zeros([]) for name in sums} if micro_batch.is_dummy else sums)
         return total * factor
@@ -89,12 +84,6 @@ class PipelineLearner(HybridLearner):
         engine.around = self._around
         with self.mixed.context():
             engine.learn([m.inputs for m in micro_batches], [m.targets for m in micro_batches])
-        if self.micro_batch_loss.first is not None:
-            with self.mixed.context():
-                self._samplewise.look(*self.micro_batch_loss.first)
-            self.micro_batch_loss.first = None
-        for micro_batch in micro_batches:
-            self._keep(batch, micro_batch)
         return self._seen() if collect_metrics else [], self.micro_batch_loss.counted
 
     def _forward_again(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
@@ -114,10 +103,6 @@ class PipelineLearner(HybridLearner):
             for number, block in sorted(self.elements(), reverse=True)
             for layer in block.sublayers(include_self=True)
         }
-
-    def _backward_again(self, total: paddle.Tensor) -> Sketches:
-        """Not implemented for stages: a backward would have to run through all of them, too."""
-        return {}
 
     @contextmanager
     def _around(self, work: Work) -> Iterator[None]:

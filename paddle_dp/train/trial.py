@@ -1,0 +1,150 @@
+"""The process in which a task is tried before its training (`parallel.samplewise`): never a rank that trains.
+
+On CPUs it is a fork of one rank, with the model and the samples that this has; each run within it is a fork of that
+again, so that all begin with one state. Forks hold none of the rank's sockets and write nothing. For ranks with
+accelerators, whose drivers survive no fork, a process without them builds the recipe's model once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddle_dp import errors
+from paddle_dp.batch import MicroBatch
+from paddle_dp.data.sample import read_samples
+from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
+from paddle_dp.parallel import Task
+from paddle_dp.parallel.samplewise import Findings, findings
+from paddle_dp.parallel.trial import Result
+from paddle_dp.structure import mapped
+
+SECONDS = 60.0  # for all that is tried
+_REFUSALS = ("LossError", "UsageError")
+_LEFT_OUT = ("PADDLE_", "FLAGS_selected_")  # variables of a rank that make another process one
+
+
+class TrialError(Exception):
+    """A run in another process failed; the text says how."""
+
+
+class Apart:
+    """Runs functions in forks of this process, for `seconds` in all: see `parallel.trial.Apart`.
+
+    Raises LossError and UsageError as the function does, and TrialError for whatever else becomes of the fork.
+    """
+
+    def __init__(self, seconds: float):
+        self._until = time.monotonic() + seconds
+
+    def __call__(self, function: Callable[[], Result]) -> Result:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TrialError(f"it takes longer than {SECONDS:g} s")
+        worker = Worker(partial(_serve, function))
+        try:
+            result = worker.receive(left)
+        except WorkerHungError:
+            raise TrialError(f"it takes longer than {SECONDS:g} s") from None
+        except WorkerEndedError as ended:
+            raise TrialError(f"the process that tried it {ended}") from None
+        finally:
+            worker.end()
+        return _result(result)
+
+
+def _result(result: Result) -> Result:
+    """A result, or the error that came in its place."""
+    if "refused" in result:
+        kind, message = result["refused"]
+        raise getattr(errors, kind)(message)
+    if "failed" in result:
+        raise TrialError(result["failed"])
+    return result
+
+
+def _serve(function: Callable[[], Result], commands: Any, answer: Answer, progress: Progress) -> None:
+    """In the fork: nothing is printed, no socket of the rank's is held."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    answer(answer_of(function))
+
+
+def answer_of(function: Callable[[], Result]) -> Result:
+    """A function's result, or the error that came in its place, as a rank understands it."""
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - it goes to the rank
+        if type(error).__name__ in _REFUSALS:
+            return {"refused": [type(error).__name__, str(error)]}
+        return {"failed": str(error) if isinstance(error, TrialError) else f"{type(error).__name__}: {error}"}
+
+
+def in_fork(task: Task, first: MicroBatch, several: bool, chained: str) -> Result:
+    """The findings on a task, as JSON values, or the error that refuses it."""
+    work = partial(found_in, task, first, several, chained)
+    try:
+        return Apart(SECONDS + 10)(lambda: answer_of(work))
+    except (errors.LossError, errors.UsageError) as error:
+        return {"refused": [type(error).__name__, str(error)]}
+    except TrialError as error:
+        return {"failed": str(error)}
+
+
+def found_in(task: Task, first: MicroBatch, several: bool, chained: str) -> Result:
+    """The findings on a task, by runs in forks of this process, as JSON values."""
+    return asdict(findings(task, first, Apart(SECONDS), several, chained))
+
+
+def in_process(recipe: Path, several: bool, chained: str) -> Result:
+    """The same for the recipe in a file, by a new process that sees no accelerator."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
+    variables |= {"CUDA_VISIBLE_DEVICES": "", "CUSTOM_DEVICE_ROOT": ""}
+    command = [sys.executable, "-c", "from paddle_dp.train.entry_points import try_recipe; try_recipe()"]
+    asked = json.dumps([str(recipe), several, chained])
+    try:
+        done = subprocess.run(
+            [*command, asked],
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=2 * SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+        last: Result = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        return {"failed": f"the process that tried it failed ({type(error).__name__})"}
+    return last
+
+
+def first_samples(dataset: Any, indices: Sequence[int], seed: int) -> MicroBatch:
+    """These samples of a data set, as the first ones of epoch 0."""
+    read = read_samples(dataset, np.asarray(indices), seed, 0)
+    inputs, targets = (mapped(paddle.to_tensor, of_samples) for of_samples in read)
+    return MicroBatch(inputs, targets, len(indices))
+
+
+def understood(result: Result) -> Findings:
+    """What a process has found. Raises LossError or UsageError where it refuses the task."""
+    try:
+        return Findings(**_result(result))
+    except TrialError as error:
+        return Findings(unknown=[f"whether the model and its loss treat each sample alone: {error}"])
