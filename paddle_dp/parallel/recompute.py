@@ -6,10 +6,11 @@ forward: dropout draws the same masks, and the gradients are bit-equal to those 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import paddle
@@ -40,7 +41,7 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
     if not how.blocks:
         return model
     for block in settle(model)[how.blocks - 1 : -1 : how.blocks]:
-        wrap(block, "forward", "recompute", partial(_again, twice=_counted_once(block)))
+        wrap(block, "forward", "recompute", partial(_again, block=block))
     return model
 
 
@@ -58,13 +59,13 @@ def check_recompute(model: nn.Layer, how: Recompute) -> None:
         )
 
 
-def _again(function: Method, twice: Method | None = None) -> Method:
+def _again(function: Method, block: nn.Layer | None = None) -> Method:
     """`function`, recomputed in backward; called directly where there is no backward, or no input requires a gradient.
 
-    `twice` is run instead where it is recomputed, if a second pass of `function` would have side effects. For inputs
-    that require no gradient (the tokens of an embedding) fleet's recompute returns outputs that require none either, so
-    the layer would silently not be trained. Nor does it see tensors in dicts and nested tuples: it is given all of
-    them, and gives them, side by side. Raises UsageError for inputs in which tensors cannot be found.
+    Of a `block` both passes begin with the same buffers, and what stays is what one forward leaves. For inputs that
+    require no gradient (the tokens of an embedding) fleet's recompute returns outputs that require none either, so the
+    layer would silently not be trained. Nor does it see tensors in dicts and nested tuples: it is given all of them,
+    and gives them, side by side. Raises UsageError for inputs in which tensors cannot be found.
     """
 
     def forward(*inputs: Any, **named: Any) -> Any:
@@ -73,6 +74,7 @@ def _again(function: Method, twice: Method | None = None) -> Method:
         if not paddle.is_grad_enabled() or all(x.stop_gradient for x in given):
             return function(*inputs, **named)
         found: list[Any] = []  # the nesting of the outputs, without the tensors, which would stay in memory
+        state = None if block is None else _State(block)
 
         def flat(*tensors: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
             again, by_name = _replaced(nesting, _Hole, lambda hole: tensors[hole.number])
@@ -82,7 +84,8 @@ def _again(function: Method, twice: Method | None = None) -> Method:
                 same = next((n for n, one in enumerate(tensors) if one is x), None)  # passed on as it is
                 return _Hole(_append(outputs, x)) if same is None else _Hole(same, of_inputs=True)
 
-            found[:] = [_replaced((twice or function)(*again, **by_name), paddle.Tensor, taken)]
+            with nullcontext() if state is None else state.around_pass():
+                found[:] = [_replaced(function(*again, **by_name), paddle.Tensor, taken)]
             return tuple(outputs)
 
         outputs = recompute(flat, *given)
@@ -125,23 +128,43 @@ def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _counted_once(block: nn.Layer) -> Method:
-    """The block's forward, in which only the first of the two passes updates BatchNorm's running statistics.
+class _State:
+    """The buffers and running statistics of a block: the second pass of its forward begins with those that the first
+    one began with, in tensors of its own, so that what the first one left stays.
 
-    fleet's recompute runs the first pass without gradients, and the second, inside backward, with them.
+    fleet's recompute runs the first pass without gradients, and the second, inside backward, with them: by then another
+    micro-batch may have gone through the block.
     """
-    forward, running = block.forward, list(statistics(block).values())
-    if not running:
-        return forward
 
-    @wraps(forward)
-    def once(*inputs: Any, **named: Any) -> Any:
-        again = paddle.is_grad_enabled()
-        kept = [(tensor, tensor.clone()) for tensor in running] if again else []
-        outputs = forward(*inputs, **named)
-        with paddle.no_grad():
-            for tensor, value in kept:
-                tensor.set_value(value)
-        return outputs
+    def __init__(self, block: nn.Layer):
+        running = {id(tensor) for tensor in statistics(block).values()}
+        self._tables: list[tuple[dict[str, Any], list[str]]] = []
+        for layer in block.sublayers(include_self=True):
+            self._tables.append((layer._buffers, list(layer._buffers)))
+            own = [name for name, tensor in layer._parameters.items() if id(tensor) in running]
+            self._tables.append((layer._parameters, own))
+        self._before: list[paddle.Tensor | None] = []
 
-    return once
+    @contextmanager
+    def around_pass(self) -> Iterator[None]:
+        """Around either pass."""
+        places = [(table, name) for table, names in self._tables for name in names]
+        if not paddle.is_grad_enabled():
+            self._before = [_copy(table[name]) for table, name in places]
+            yield
+            return
+        now = [table[name] for table, name in places]
+        try:
+            for (table, name), value in zip(places, self._before, strict=True):
+                table[name] = value
+            yield
+        finally:
+            for (table, name), value in zip(places, now, strict=True):
+                table[name] = value
+            self._before = []
+
+
+@paddle.no_grad()
+def _copy(tensor: paddle.Tensor | None) -> paddle.Tensor | None:
+    """But of `_dropout_state` of Paddle's LSTM and GRU, which has no memory on a CPU."""
+    return tensor.detach().clone() if tensor is not None and tensor._is_initialized() else tensor

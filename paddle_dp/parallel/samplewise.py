@@ -27,7 +27,7 @@ from paddle_dp.errors import LossError, PaddleDPError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.attributes import Attributes
 from paddle_dp.parallel.batch_norm import is_batch_norm
-from paddle_dp.parallel.blocks import check_chain, is_table
+from paddle_dp.parallel.blocks import blocks_of, check_chain, is_table
 from paddle_dp.parallel.compiled import plain_forward
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.parallel.dropout import Scope, install
@@ -57,11 +57,13 @@ _SAME = 1e-5  # the same function of the same numbers
 @dataclass
 class Findings:
     """What trials have found. `differences`: sentences on why a training will not be one process's; `unknown`: on what
-    could not be tried; `remembers`: attributes that a forward changes; `lendable`: `lent_weights.is_lendable`."""
+    could not be tried; `remembers`: attributes, generators and weights that a forward changes, `in_blocks` those of the
+    model's blocks; `lendable`: `lent_weights.is_lendable`."""
 
     differences: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     remembers: list[str] = field(default_factory=list)
+    in_blocks: list[str] = field(default_factory=list)
     lendable: bool = True
 
 
@@ -114,6 +116,9 @@ def findings(task: Task, first: MicroBatch, apart: Apart, several: bool, chained
         return found
     trial = _Trial(learner, first, apart)
     found.remembers, drawn = trial.state()
+    inside = {id(layer) for block in blocks_of(model) for layer in block.sublayers(include_self=True)}
+    names = [f"model.{name}." for name, layer in model.named_sublayers() if id(layer) in inside]
+    found.in_blocks = [name for name in found.remembers if f"{name.rpartition('.')[0]}." in names]
     if first.samples < 2:
         mixes: Sentences = [], [_UNTRIED.format(task.loss.name, "there is one sample only")]
     else:
@@ -142,17 +147,21 @@ class _Trial:
         self._shares = f"{half} and {first.samples - half} of them"
 
     def state(self) -> tuple[list[str], list[str]]:
-        """The attributes that a forward and its loss change, and sentences on what they draw."""
+        """Attributes, generators and weights that a forward and its loss change, and sentences on what they draw."""
 
         def forward() -> Result:
             learner, owner = self.learner, self.loss.owner
             words = {f"model.{name}".rstrip("."): layer for name, layer in learner.named_layers()}
+            weights = dict(learner.named_parameters())
+            before = digests(weights.values())
             apart = owner is not None and all(owner is not layer for layer in words.values())
             attributes = Attributes({**words, "loss": owner} if apart else words)
             with learner._draws.around(self._batch, self.first, learner.named_layers), paddle.no_grad():
                 learner._forward_again(self.first, self._batch)
             learner._draws.gather_findings(learner.mesh)
-            return {"changed": attributes.changed(), "drawn": learner.random_differences()}
+            after = zip(weights, digests(weights.values()), before, strict=True)
+            written = [f"model.{name}" for name, now, then in after if now != then]
+            return {"changed": [*attributes.changed(), *written], "drawn": learner.random_differences()}
 
         try:
             seen = self._apart(forward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -38,6 +39,10 @@ from paddle_dp.train.verified import Verdicts
 _REMEMBERS = (
     "what becomes of {}, which a forward changes: plain Python, of which each rank has its own, and a checkpoint none "
     "(register_buffer makes a buffer)"
+)
+_TWICE = (
+    "{} is changed in the forward of a block that recompute runs twice, and the second time it is another one, with "
+    "other gradients: keep it in a buffer (register_buffer), which is put back, or set strategy.recompute=none"
 )
 _LARGE = 1e9  # bytes of weights: from here on it matters that each rank builds them all
 _WHOLE = (
@@ -138,10 +143,15 @@ class Assembly:
             self.mesh.wait("the trial of the model")  # which may take longer than a collective waits
             self._findings = trial.understood(self.mesh.gather(here)[rank])
         found = self._findings
-        unknown = [*found.unknown, *(map(_REMEMBERS.format, found.remembers[:1]) if several else ())]
-        noticed, lendable = (*task.noticed, *found.differences), found.lendable
+        twice = list(map(_TWICE.format, found.in_blocks[:1])) if config.recompute.blocks else []
+        if twice and self.mesh.is_main:
+            print(f"strategy.recompute: {twice[0]}", file=sys.stderr, flush=True)
         return replace(
-            task, noticed=noticed, unknown=unknown, lendable=lendable, remembers=bool(found.remembers)
+            task,
+            noticed=(*task.noticed, *found.differences, *twice),
+            unknown=[*found.unknown, *(map(_REMEMBERS.format, found.remembers[:1]) if several else ())],
+            lendable=found.lendable,
+            remembers=bool(found.remembers),
         )
 
     def _trial(self, task: Task, several: bool, chained: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from paddle_dp.parallel.meta_init import anatomy
 from paddle_dp.parallel.recompute import recomputed
 from paddle_dp.part import Annotation, annotate, read_part
 from paddle_dp.structure import call
+from paddle_dp.train.trial import Apart
 from paddle_dp.units import Recompute
 
 SHIPPED = [
@@ -189,3 +190,24 @@ def test_statistics_are_counted_once_by_what_is_computed_twice(every):
     assert len(found[0]) == 62 + 102
     for name, value in found[0].items():
         np.testing.assert_array_equal(found[1][name], value, err_msg=name)
+
+
+@pytest.mark.processes
+def test_blocks_that_keep_state_are_a_chain():
+    """Each side runs in a process of its own, from the same vectors of spectral norm."""
+
+    class Net(nn.Layer):
+        blocks = ("first", "last")
+
+        def __init__(self, more=0):
+            super().__init__()
+            self.first, self.last = nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 2)
+            self.more = more
+
+        def forward(self, x):
+            return self.last(self.first(x)) + self.more
+
+    inputs = paddle.rand([2, 4])
+    check_chain(Net(), lambda: inputs, "strategy.pipeline", Apart(60))
+    with pytest.raises(UsageError, match="is not its blocks one after another"):
+        check_chain(Net(1), lambda: inputs, "strategy.pipeline", Apart(60))

@@ -219,3 +219,46 @@ def test_several_ranks_learn_the_same_bits():
 @pytest.mark.parametrize("settings", [{"tensor": 2}, {"tensor": 2, "pipeline": 2}])
 def test_four_ranks_learn_the_same_bits(settings):
     assert run_ranks(several, 4, [("hybrid", settings, "float32")], timeout=400) == [[[True] * 4]] * 4
+
+
+class Remembers(nn.Layer):
+    """A block that subtracts the mean of a queue of what went through it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.utils.spectral_norm(nn.Linear(6, 6))
+        self.register_buffer("queue", paddle.zeros([3, 6]))
+        self.register_buffer("none", None)
+
+    def forward(self, x):
+        h = self.linear(x) - self.queue.mean(0)
+        with paddle.no_grad():
+            self.queue = paddle.concat([self.queue[1:], h[:1].detach()])
+        return h
+
+
+@pytest.mark.parametrize("how", ["full", "every 2 blocks"])
+def test_blocks_that_keep_state_in_buffers_learn_what_they_learn_without_recompute(how):
+    """Also where the second forward comes behind another micro-batch's first."""
+    found = []
+    for each in ("none", how):
+        paddle.seed(3)
+        model = nn.Sequential(*(Remembers() for _ in range(4)), nn.Linear(6, 1))
+        recomputed(model, Recompute.parse(each))
+        for _ in range(3):
+            totals = [model(x).square().sum() for x in given(2)]
+            for total in totals:
+                total.backward()
+        kept = ("weight_u", "weight_v", "queue")
+        buffers = [buffer.numpy() for name, buffer in model.named_buffers() if name.endswith(kept)]
+        found.append([[p.grad.numpy() for p in model.parameters()], buffers])
+    for plain, again in zip(*found, strict=True):
+        for one, other in zip(plain, again, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def given(count):
+    inputs = [paddle.randn([5, 6]) for _ in range(count)]
+    for x in inputs:
+        x.stop_gradient = False  # or the first block would not be recomputed
+    return inputs

@@ -381,6 +381,23 @@ def test_what_a_forward_keeps_in_plain_python_is_told(generator: Any) -> None:
     assert tried(cross_entropy(), InPython()).remembers == ["model.mean"]
 
 
+def test_what_blocks_keep_where_recompute_cannot_put_it_back_is_told() -> None:
+    """Attributes, and frozen weights that a forward writes: an inner teacher's."""
+
+    class Teaches(InPython):
+        def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+            with paddle.no_grad():
+                self.linear.bias.set_value(self.linear.bias * 0.9 + 0.1)
+            return super().forward(x)
+
+    chain = nn.Sequential(nn.Linear(6, 6), Teaches())
+    chain[1].linear.bias.stop_gradient = True
+    names = ["model.1.mean", "model.1.linear.bias"]
+    found = tried(cross_entropy(), chain)
+    assert (found.remembers, found.in_blocks) == (names, names)
+    assert tried(cross_entropy(), InPython()).in_blocks == []
+
+
 def test_a_trial_leaves_no_trace_in_this_process() -> None:
     """Not in generators of the model's own, nor in lists, nor on the screen, nor in Paddle's random numbers."""
     model, seen = LayerDrop(random.Random(0)), []
