@@ -42,7 +42,7 @@ class Attributes:
         return {
             f"{word}.{name}": found
             for word, own in self._owners.items()
-            for name, value in _attributes(own).items()
+            for name, value in attributes_of(own).items()
             if (found := digest(value)) is not None
         }
 
@@ -51,7 +51,7 @@ def _module_of(own: Any) -> str:
     return own.__module__ if isinstance(own, FunctionType) else type(own).__module__
 
 
-def _attributes(own: Any) -> dict[str, Any]:
+def attributes_of(own: Any) -> dict[str, Any]:
     """Without those that every layer has, those that are Paddle's, and those that a state_dict has."""
     if isinstance(own, nn.Layer):
         return {name: value for name, value in vars(own).items() if name not in _OF_EVERY_LAYER}

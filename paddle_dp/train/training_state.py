@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from paddle_dp.data import Loader
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.ema import Averages
+from paddle_dp.parallel.layer_settings import LayerSettings
 from paddle_dp.recipe import Ema, Guard
 from paddle_dp.train import state
 from paddle_dp.train.judge import Judge
@@ -30,14 +32,15 @@ class TrainingState:
         self.judge = Judge(guard, scaled=learner.mixed.scale is not None)
         self._base = ""  # the digest of the weights that an adapter stands on
         self._unsaved = Unsaved()
+        self._settings: LayerSettings | None = None  # of the layers, when they were first looked at
 
     def keep_averages(self, settings: Ema) -> None:
         """Keeps averages of the weights from now on: they begin as these are. Call it on every rank."""
         self.averages = Averages(self.learner, settings)
 
     def check(self, when: str, states: bool = False) -> None:
-        """Raises NotFiniteError unless all weights are finite, DivergenceError unless replicas are equal bit by bit;
-        with `states`, for optimizer states, too. Collective; the same error on every rank.
+        """Raises NotFiniteError unless all weights are finite, DivergenceError unless replicas are equal bit by bit and
+        layers are set alike; with `states`, for optimizer states, too. Collective; the same error on every rank.
 
         The message names the tensor, its rank, the last good step and the checkpoint to go back to.
         """
@@ -45,9 +48,20 @@ class TrainingState:
         try:
             with self.learner.optimizer_states_on_device() if states else nullcontext():
                 self.learner.check(when, state.optimizer_states(self.learner) if states else ())
+            self._check_settings(when)
         except (DivergenceError, NotFiniteError) as error:
             raise self.soundness.explained(error, self.progress.step) from None
         self.soundness.step = self.progress.step
+
+    def _check_settings(self, when: str) -> None:
+        """Raises DivergenceError where a layer was changed on some ranks only; names what forward changes on each."""
+        if self._settings is None:
+            self._settings = LayerSettings(self.learner)
+        for sentence in self._settings.check(when):
+            if sentence not in self.learner.noticed:
+                self.learner.noticed.append(sentence)
+                if self.mesh.is_main:
+                    print(f"{when}: {sentence}.", file=sys.stderr, flush=True)
 
     def snapshot(self, memory: HostMemory | None = None) -> Snapshot:
         """This rank's part of a checkpoint, after buffers are synchronised; copied into `memory` where that is given.

@@ -22,6 +22,7 @@ import pytest
 from paddle import nn
 from paddle.nn import functional as F
 
+from paddle_dp.errors import DivergenceError
 from paddle_dp.train import Callback, Moment, Trainer
 from tests.ranks import run_ranks
 
@@ -172,8 +173,10 @@ def fit(
             model=model, loss=loss or nn.CrossEntropyLoss(reduction="none"), train=Points(), batch=8,
             optimizer={"use": "sgd"}, length=f"{STEPS} steps", callbacks=callbacks, folder=folder, **more,
         )  # fmt: skip
-        with contextlib.suppress(Exception):
+        try:
             trainer.fit()
+        except DivergenceError as error:
+            print(error)
     return screen.getvalue(), [parameter.tolist() for parameter in model.parameters()]
 
 
@@ -212,6 +215,37 @@ def test_no_training_claims_what_nobody_has_proven(tmp_path: Path) -> None:
     ):
         assert "not known: what becomes of model." in screens[name], (name, screens[name])
     assert "not as one process computes it" not in screens["honest"]
+
+
+def changed(folder: str) -> dict[str, str]:
+    found = {}
+    for change in (*CHANGES, None):
+        paddle.seed(1)
+        every = {"use": "data_parallel", "check_every": "3 steps"}
+        lie = None if change else mean_as_float
+        name = change.__name__ if change else "in Python"
+        found[name] = fit(f"{folder}/{name}", Liar(lie), change=change, strategy=every)[0]
+    return found
+
+
+def test_what_is_changed_on_one_rank_is_named_at_the_next_check(tmp_path: Path) -> None:
+    """With the layer and the ranks; what forward itself changes is told, and trained on."""
+    screens = run_ranks(changed, 2, str(tmp_path))[0]
+    for name, sentence in (
+        ("set_rate", "after step 6: ranks differ in p of model.drop: 0.0 on rank 0, 0.5 on rank 1. "),
+        (
+            "add_hook",
+            "after step 6: ranks differ in hooks of model.first: none on rank 0, add_hook.<locals>.<lambda> on rank 1. ",
+        ),
+        (
+            "to_evaluation",
+            "after step 6: ranks differ in mode of model.drop: training on rank 0, evaluation on rank 1. ",
+        ),
+    ):
+        assert sentence in screens[name], screens[name]
+    told = "model.mean is another one on each rank: forward changes it, in plain Python"
+    assert f"after step 3: {told}" in screens["in Python"]
+    assert f"  - {told}" in screens["in Python"].partition("shared weights bit-equal after step 10")[2]
 
 
 def moved(folder: str) -> list[Any]:

@@ -1,0 +1,109 @@
+"""Do ranks that hold the same layer compute with the same settings of it? Modes, hooks, attributes; and the rate.
+
+A callback that sets a dropout's rate, or adds a hook, on one rank alone leaves all weights equal bit by bit, for their
+gradients are added up, and the training is another one. What changes after the start is compared, by whole-model name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from paddle import nn
+
+from paddle_dp.errors import DivergenceError
+from paddle_dp.parallel.attributes import attributes_of, digest
+from paddle_dp.parallel.own_code import is_library
+
+if TYPE_CHECKING:
+    from paddle_dp.parallel.learner import Learner
+
+_MODE, _HOOKS = "mode", "hooks"
+_LONGEST = 40  # characters of a value in a message
+Key = tuple[str, str]  # a layer, and its setting
+
+
+class LayerSettings:
+    """Remembers the settings of a learner's layers when it is made, and compares those that have changed since."""
+
+    def __init__(self, learner: Learner):
+        self._learner, self._mesh = learner, learner.mesh
+        self._start = self._settings()
+
+    def check(self, when: str) -> list[str]:
+        """Raises DivergenceError, naming layer and ranks, where ranks have another learning rate, mode, hook or setting
+        of a library's layer. Returns sentences on attributes of the user's own layers, which forward may change from
+        each rank's own samples. Collective.
+        """
+        if self._mesh.ranks == 1:
+            return []
+        now = self._settings()
+        rate = 0.0 if self._learner.asynchronous else self._learner.optimizer.get_lr()
+        changed = [key for key, value in now.items() if value != self._start.get(key)]
+        rows = self._mesh.gather([changed, rate])
+        rates = {str(rank): repr(row[1]) for rank, row in enumerate(rows)}
+        if len(set(rates.values())) > 1:
+            raise DivergenceError(f"{when}: ranks differ in the learning rate: {_by_rank(rates)}. {_ADVICE}")
+        keys = sorted({(layer, setting) for row in rows for layer, setting in row[0]})
+        if not keys:
+            return []
+        held = self._mesh.gather([[*key, now[key]] for key in keys if key in now])
+        return list(self._compared(keys, held, when))
+
+    def _compared(self, keys: list[Key], held: list[list[list[str]]], when: str) -> Iterable[str]:
+        of_ranks = [{(layer, setting): value for layer, setting, value in rows} for rows in held]
+        own = {name for name, layer in self._learner.named_layers() if not is_library(type(layer).__module__)}
+        owned = {name for names in self._mesh.gather(sorted(own)) for name in names}
+        for layer, setting in keys:
+            values = {
+                str(rank): row[layer, setting] for rank, row in enumerate(of_ranks) if (layer, setting) in row
+            }
+            if len(set(values.values())) < 2:
+                continue
+            name = f"model.{layer}".rstrip(".")
+            if setting in (_MODE, _HOOKS) or layer not in owned:
+                raise DivergenceError(
+                    f"{when}: ranks differ in {setting} of {name}: {_by_rank(values)}. {_ADVICE}"
+                )
+            yield (
+                f"{name}.{setting} is another one on each rank: forward changes it, in plain Python, from the rank's "
+                "own samples, and one process from all of them"
+            )
+
+    def _settings(self) -> dict[Key, str]:
+        """By layer and setting, on a rank that computes."""
+        found: dict[Key, str] = {}
+        for name, layer in self._learner.named_layers() if self._mesh.reads else ():
+            if type(layer).__module__.startswith("paddle_dp."):
+                continue  # ours have states of their own
+            found[name, _MODE] = "training" if layer.training else "evaluation"
+            found[name, _HOOKS] = ", ".join(_hooks(layer)) or "none"
+            for setting, value in attributes_of(layer).items():
+                if (told := digest(value)) is not None:
+                    found[name, setting] = repr(told)
+        return found
+
+
+_ADVICE = (
+    "Weights are equal all the same, for their gradients are added up, but this is no training of one process: what a "
+    "callback or a script changes it has to change on every rank."
+)
+
+
+def _hooks(layer: nn.Layer) -> Iterable[str]:
+    """The names of what runs around a layer's forward, without this package's."""
+    for hook in (*layer._forward_pre_hooks.values(), *layer._forward_post_hooks.values()):
+        named = hook if hasattr(hook, "__qualname__") else type(hook)
+        if not named.__module__.startswith("paddle_dp."):
+            yield named.__qualname__
+
+
+def _by_rank(values: Mapping[str, str]) -> str:
+    """«0.5 on rank 1, 0.1 on ranks 0, 2»: the rarest first."""
+    groups: dict[str, list[str]] = {}
+    for rank, value in values.items():
+        groups.setdefault(value, []).append(rank)
+    return ", ".join(
+        f"{value[:_LONGEST]} on rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:8])}{', …' * (len(ranks) > 8)}"
+        for value, ranks in sorted(groups.items(), key=lambda group: len(group[1]))
+    )
