@@ -140,6 +140,19 @@ def routed(address: str, table: str) -> str | None:
     return found[max(found)] if found else None
 
 
+def check_loopback() -> None:
+    """Raises UsageError where the processes of this machine cannot reach each other, as in a container whose `lo` is
+    down: the ranks would wait for each other in silence."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as ear:
+            socket.create_connection(ear.getsockname(), timeout=5).close()
+    except OSError as error:
+        raise UsageError(
+            f"ranks on one machine meet at 127.0.0.1, by its interface lo, and nothing gets there "
+            f"({error.strerror or error}). Set it up: ip link set lo up. Or train with --ranks 1."
+        ) from error
+
+
 @contextmanager
 def reserved_ports() -> Iterator[dict[str, str]]:
     """The launcher's PORT_RANGE for one job: a block of ports that neither another job of paddle-dp nor another program

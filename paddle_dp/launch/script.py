@@ -12,6 +12,7 @@ from paddle_dp.launch import attempts, logs
 from paddle_dp.launch.command import Job, Limits, Plan
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.memory import available_memory
+from paddle_dp.launch.network import check_loopback
 from paddle_dp.launch.plan import check_memory, plan_of
 from paddle_dp.launch.sizes import equal
 
@@ -26,6 +27,8 @@ def run(job: Job, machine: Machine, inherited: Mapping[str, str]) -> int:
     plan = plan_of(job, machine)
     plan = replace(plan, limits=Limits(watch=Watch(), sample=SAMPLE, nodes=plan.nodes))
     check_memory(plan, available_memory())
+    if plan.nodes == 1:
+        check_loopback()
     # Not runs/<script>: a Trainer in the script may have its run there, and move an older one aside.
     folder = Path(job.output_dir or Path("runs") / f"{name}.launch")
     if plan.nodes > 1:

@@ -18,6 +18,7 @@ from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.inside import watched_inside
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.memory import available_memory
+from paddle_dp.launch.network import check_loopback
 from paddle_dp.launch.plan import Each, check_memory, plan_of
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.sizes import Offer, Sizes, choose, equal
@@ -130,6 +131,8 @@ def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: Pr
     elif plan.nodes == 1:
         sizes.next()  # or too few can be had
     check_memory(plan, available_memory())
+    if plan.nodes == 1 and not plan.alone:
+        check_loopback()
     _check_resume(job)
     check_load(job, recipe)
     try:

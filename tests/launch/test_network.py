@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -126,3 +127,17 @@ def test_another_process_gets_another_block():
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
         )
     assert done.stdout.strip() != mine["PORT_RANGE"]
+
+
+def test_a_machine_without_loopback_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks in a container whose `lo` is down waited for each other until `watch.start`."""
+    network.check_loopback()
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    with pytest.raises(
+        UsageError, match=r"nothing gets there \(Network is unreachable\). Set it up: ip link set lo up"
+    ):
+        network.check_loopback()
