@@ -177,7 +177,7 @@ class Rounds(Moments):
         step = self.progress.step + stop - self.progress.batch
         for _, _, amiss in said:
             if amiss is not None:
-                self.soundness.refuse_loss(amiss, step)
+                self.soundness.refuse_loss(amiss, step, self._amiss)
         self.stopped = next((why for _, why, _ in said if why), None)
         why = self._requests.agreed()
         self._interrupted = None if self.stopped or step >= self.total_steps else why

@@ -5,6 +5,7 @@ Everything here is collective: all ranks see the same numbers and raise the same
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn
 
 from paddle_dp import checkpoint as checkpoints
@@ -50,9 +51,13 @@ class Soundness:
         self.mesh.wait("newest good checkpoint")
         return str(self.mesh.gather(sentence)[0])
 
-    def refuse_loss(self, loss: float, step: int) -> NoReturn:
-        """Raises NotFiniteError for a loss that is NaN or infinite."""
-        self._refuse(f"the loss is {loss} at step {step}", step)
+    def refuse_loss(self, loss: float, step: int, own: float | None = None) -> NoReturn:
+        """Raises NotFiniteError for a loss that is NaN or infinite; the message names the ranks whose `own` share of it
+        is."""
+        bad = [rank for rank, share in enumerate(self.mesh.gather(own)) if not math.isfinite(share or 0.0)]
+        where = f"step {step}{_on(bad) if self.mesh.ranks > 1 else ''}"
+        layer = " guard: {non_finite: stop} looks before each update, and names the layer."
+        self._refuse(f"the loss is {loss} at {where}", step, layer)
 
     def refuse_gradients(self, norm: float, faulty: dict[str, str], step: int) -> NoReturn:
         """Raises NotFiniteError for a gradient norm that is NaN or infinite. The message names the first of the
@@ -62,14 +67,17 @@ class Soundness:
         self._refuse(f"the gradient norm is {norm} at step {step}{where}", step)
 
     def first_gradient(self, faulty: dict[str, str]) -> str:
-        """« of 'fc1.weight' has 3 NaN of 100 on rank 0»: the first of all ranks' faulty gradients; "" without one."""
+        """« of 'fc1.weight' has 3 NaN of 100 on ranks 0, 1»: the first of all ranks' faulty gradients, which all have
+        that have added it up; "" without one."""
         gathered = self.mesh.gather(faulty)
-        first = next(((rank, *row) for rank, rows in enumerate(gathered) for row in rows.items()), None)
-        return f" of '{first[1]}' has {first[2]} on rank {first[0]}" if first else ""
+        first = next((row for rows in gathered for row in rows.items()), None)
+        if first is None:
+            return ""
+        return f" of '{first[0]}' has {first[1]}{_on([r for r, rows in enumerate(gathered) if first[0] in rows])}"
 
-    def _refuse(self, what: str, step: int) -> NoReturn:
+    def _refuse(self, what: str, step: int, more: str = "") -> NoReturn:
         helps = "A lower schedule.learning_rate, a longer schedule.warmup or optimizer.clip usually helps."
-        raise self.explained(NotFiniteError(f"{what}: training cannot go on from here. {helps}"), step)
+        raise self.explained(NotFiniteError(f"{what}: training cannot go on from here. {helps}{more}"), step)
 
     def refuse_evaluation(self, evaluation: Evaluation, when: str) -> NoReturn:
         """Raises NotFiniteError for an evaluation with NaN or infinite numbers, if all weights are finite."""
@@ -80,3 +88,8 @@ class Soundness:
             f"{when} gives {evaluation.bad_numbers}, though all weights are finite. "
             f"{why or 'Look at the loss, its scores and the held-out data.'} {self.last_good()}"
         )
+
+
+def _on(ranks: list[int]) -> str:
+    """« on ranks 0, 1»; "" for none."""
+    return f" on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from paddle_dp import checkpoint as checkpoints
 from paddle_dp.checkpoint import Checks
 from paddle_dp.checkpoint.manifest import read_manifest
 from paddle_dp.errors import CheckpointError, DivergenceError, ExportError, NotFiniteError
+from paddle_dp.mesh.environment import Environment
 from paddle_dp.train import Callback, Trainer
 from tests.ranks import run_ranks
 
@@ -107,6 +109,30 @@ def test_a_sample_that_is_none_is_named_though_the_loss_looks_well(tmp_path: Pat
         in said
     )
     assert "There is no checkpoint" in said
+
+
+def lose_on_one_rank(folder: str) -> str:
+    """What ends a training in whose third update rank 1's loss is no number."""
+    calls = []
+
+    def loss(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        calls.append(1)
+        found = nn.functional.cross_entropy(outputs, targets, reduction="none").reshape([-1])
+        return found * (NAN if Environment.read().rank == 1 and len(calls) > 20 else 1.0)
+
+    metrics = [{"use": "metrics", "every": "1 step"}]
+    try:
+        made(Path(folder), loss=loss, callbacks=metrics, strategy="data_parallel", length="40 steps").fit()
+    except NotFiniteError as error:
+        return str(error)
+    return ""
+
+
+def test_a_loss_that_is_none_names_its_ranks(tmp_path: Path) -> None:
+    said, other = run_ranks(lose_on_one_rank, 2, str(tmp_path / "run"))
+    assert said == other
+    assert re.match(r"the loss is nan at step \d+ on rank 1: training cannot go on from here\.", said), said
+    assert "guard: {non_finite: stop} looks before each update, and names the layer." in said
 
 
 def test_the_same_is_seen_in_the_weights_where_nobody_reads_the_gradients(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ class ServedLearner(Learner):
     def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
         """As in a learner; but a server, which has no forward, hears from the workers which sums there are."""
         local, _ = totals(seen)
+        self.own_loss = local.get("loss", 0.0)
         square = 0.0 if self.mesh.reads or not count else self._square(self.trainable)
         rows = self.mesh.gather([local, square])
         norm = sum(square for _, square in rows) ** 0.5
