@@ -24,7 +24,7 @@ def digests(side: Side) -> tuple[str, str]:
     numbers, timeless = hashlib.blake2b(digest_size=8), [_without(side.facts, "memory", "held")]
     for trace in filter(None, map(side.trace, ("wide", "own"))):
         for sheet in trace.sheets:
-            for name in sorted(sheet.names):
+            for name in _judged(sheet):
                 numbers.update(name.encode() + sheet.array(*name.split("|", 1)).tobytes())
             numbers.update(json.dumps(sheet.facts["rows"]).encode())
             timeless.append(_without(sheet.facts, "rows", "seconds", "all seconds"))
@@ -40,9 +40,9 @@ def only_rounding(clean: Trace | None, other: Trace | None) -> bool:
     apart: dict[str, float] = defaultdict(float)
     size: dict[str, float] = defaultdict(float)
     for a, b in zip(clean.sheets, other.sheets, strict=True):
-        if {*a.names} != {*b.names} or _samples(a) != _samples(b):
+        if _judged(a) != _judged(b) or _samples(a) != _samples(b):
             return False
-        for name in a.names:
+        for name in _judged(a):
             group, kind, step, _ = name.split("|", 3)
             if kind in UPDATED:
                 continue
@@ -53,6 +53,11 @@ def only_rounding(clean: Trace | None, other: Trace | None) -> bool:
             size[f"{group}|{kind}|{step}"] += float(np.square(one).sum())
     limit = ROUNDING[clean.facts["dtype"]] ** 2
     return all(apart[each] == 0 or apart[each] <= limit * size[each] for each in apart)
+
+
+def _judged(sheet: Sheet) -> list[str]:
+    """The names of a rank's numbers, but for copies of what another rank has, of which only a sentence is made."""
+    return sorted(name for name in sheet.names if not name.startswith("copy|"))
 
 
 def _samples(sheet: Sheet) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from tests.proof.mutants.exam import Row
@@ -44,8 +44,7 @@ class Entry:
     @property
     def stale(self) -> bool:
         """Whether the package has no such site any more."""
-        path = ROOT / self.file
-        return not path.exists() or self.key not in {site.key for site in sites(self.file, path.read_text())}
+        return self.key not in _keys(self.file)
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,13 @@ class Reviewed:
         for entry in self.entries:
             entries.setdefault(entry.key, []).append(entry)
         return entries
+
+
+@cache
+def _keys(file: str) -> set[tuple[str, str, str, str]]:
+    """Of all sites of a file, if it is there."""
+    path = ROOT / file
+    return {site.key for site in sites(file, path.read_text())} if path.exists() else set()
 
 
 def write(entries: Iterable[Entry], path: Path = LIST) -> None:
