@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 LONGEST = 1 << 16  # characters of an error's message that are passed on, and of its traceback
@@ -151,14 +151,48 @@ class EndedError(JobError):
 
 
 def near(word: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `word` was probably meant to be, or None."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+    """The one of `known` that `word` is but for case, separators, or one letter: one more, less or other, or two that
+    changed places; or None."""
+    plain = _letters(word)
+    slips = [name for name in known if plain == (letters := _letters(name)) or _one_slip(plain, letters)]
+    return min(slips, key=lambda name: _letters(name) != plain, default=None)
 
 
-def did_you_mean(word: str, known: Iterable[str], listed_as: str = "It takes") -> str:
+def _letters(word: str) -> str:
+    return re.sub(r"[\W_]", "", word).lower()
+
+
+def _one_slip(word: str, other: str) -> bool:
+    """Whether one edit, or one transposition, makes one of the other; of three letters only a transposition."""
+    if abs(len(word) - len(other)) > 1 or min(len(word), len(other)) < 3:
+        return False
+    begin = next(
+        (n for n, (a, b) in enumerate(zip(word, other, strict=False)) if a != b), min(len(word), len(other))
+    )
+    swapped = word[:begin] + word[begin + 1 : begin + 2] + word[begin : begin + 1] + word[begin + 2 :]
+    if swapped == other:
+        return True
+    if max(len(word), len(other)) <= 3:
+        return False
+    longer, shorter = (word, other) if len(word) > len(other) else (other, word)
+    rest = shorter[begin:] if len(longer) > len(shorter) else shorter[begin + 1 :]
+    return longer[begin + 1 :] == rest
+
+
+def similar(name: str, known: Iterable[str]) -> str | None:
+    """The most similar one of `known` names of layers and tensors, of which a part may be meant, or None."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
+
+
+def did_you_mean(
+    word: str,
+    known: Iterable[str],
+    listed_as: str = "It takes",
+    guessed: Callable[[str, Iterable[str]], str | None] = near,
+) -> str:
     """A sentence to append to a message: " Did you mean 'width'? It takes depth, heads, width."."""
     known = sorted(known)
-    guess = near(word, known)
+    guess = guessed(word, known)
     hint = f" Did you mean '{guess}'?" if guess else ""
     return f"{hint} {listed_as} {', '.join(known) or 'nothing'}."
 

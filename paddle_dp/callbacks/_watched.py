@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from paddle_dp.errors import UsageError, did_you_mean
@@ -40,5 +41,16 @@ def read(name: str, found: Evaluation, setting: str) -> float:
 
 
 def _unknown(name: str, known: Iterable[str], setting: str) -> str:
-    hint = did_you_mean(name, known, "They have")
-    return f"callbacks.{setting}: evaluations of this model have no number '{name}'.{hint}"
+    known = set(known)
+    bare = re.sub(r"^(val|eval|valid|test)[_/-]?", "", name.lower())
+    meant = {"acc": "acc1", "accuracy": "acc1", "top1": "acc1", "top5": "acc5"}.get(bare, bare)
+    hint = f" Did you mean '{meant}'?" if meant in known else ""
+    hint = (
+        hint + f" They have {', '.join(sorted(known))}." if hint else did_you_mean(name, known, "They have")
+    )
+    why = (
+        " Precision, recall and F1 are numbers of each class, in evaluation.json, and none of them is the model's."
+        if name.lower() in ("f1", "precision", "recall")
+        else ""
+    )
+    return f"callbacks.{setting}: evaluations of this model have no number '{name}'.{why}{hint}"

@@ -29,7 +29,7 @@ from paddle_dp.checkpoint.shards import (
     read_own_file,
 )
 from paddle_dp.checkpoint.tensor_file import TensorInfo, read_header, read_rows
-from paddle_dp.errors import CheckpointError, near
+from paddle_dp.errors import CheckpointError, similar
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
@@ -173,7 +173,7 @@ class Checkpoint:
 
     def _of(self, name: str) -> list[ShardInfo]:
         if name not in self._shards:
-            guess = near(name, self._shards)
+            guess = similar(name, self._shards)
             hint = f" Did you mean '{guess}'?" if guess else ""
             raise CheckpointError(f"The checkpoint {self.folder} has no tensor '{name}'.{hint}")
         return self._shards[name]

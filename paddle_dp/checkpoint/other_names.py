@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from paddle_dp.checkpoint.source import Opened
 from paddle_dp.checkpoint.translated import Names, Origin, Piece, Translated, origins_of
-from paddle_dp.errors import UsageError, did_you_mean
+from paddle_dp.errors import UsageError, did_you_mean, similar
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -179,7 +179,7 @@ def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
         found[new] = old
     for pattern in rename:
         if pattern not in used:
-            hint = did_you_mean(pattern, names, "They are")
+            hint = did_you_mean(pattern, names, "They are", similar)
             raise UsageError(
                 f"load.rename: '{pattern}' matches no tensor there that is not renamed already.{hint}"
             )

@@ -22,7 +22,7 @@ from paddle_dp.checkpoint.manifest import MANIFEST, checkpoints, content_of
 from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.pickled import PickledFile
 from paddle_dp.checkpoint.tensor_file import read_header, read_metadata, read_rows
-from paddle_dp.errors import CheckpointError, UsageError, did_you_mean
+from paddle_dp.errors import CheckpointError, UsageError, did_you_mean, similar
 
 _MODEL, _EMA = "model/", "ema/"
 # In a folder, the first of these that is there, as Hugging Face's libraries look for them.
@@ -258,7 +258,7 @@ def check_patterns(only: Iterable[str], names: Iterable[str], whose: str) -> Non
     for pattern in only:
         if not any(fits(name, pattern) for name in names):
             layers = {name.rpartition(".")[0] or name for name in names}
-            hint = did_you_mean(pattern.rstrip(".*"), layers, "Its layers:")
+            hint = did_you_mean(pattern.rstrip(".*"), layers, "Its layers:", similar)
             raise UsageError(f"load.only: '{pattern}' matches nothing {whose}.{hint}")
 
 

@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
+from paddle_dp.part.elsewhere import OPTIONS, VERBS
+
 WIDEST = 100  # columns; a longer line is hard to read
 
 
@@ -92,6 +94,16 @@ class Verb(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _show(self, ctx)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """An option of a launcher, or of another command line, is told what it is here."""
+        try:
+            return list(super().parse_args(ctx, args))
+        except Exception as error:  # click's NoSuchOption, whose module differs between versions of typer
+            name = getattr(error, "option_name", None)
+            if type(error).__name__ == "NoSuchOption" and name in OPTIONS:
+                ctx.fail(f"No such option: {name}. Here that is {OPTIONS[name]}.")
+            raise
+
 
 class Verbs(TyperGroup):
     """`paddle-dp` itself."""
@@ -101,3 +113,10 @@ class Verbs(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _show(self, ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """A verb of another command line is told what it is here."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and (here := VERBS.get(name.lower())):
+            ctx.fail(f"No such command '{name}'. Here that is paddle-dp {here}.")
+        return super().resolve_command(ctx, args)

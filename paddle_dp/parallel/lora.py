@@ -24,7 +24,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.errors import Mistake, RecipeError, UsageError, near
+from paddle_dp.errors import Mistake, RecipeError, UsageError, similar
 
 A, B = "lora_A", "lora_B"
 Between = Callable[[paddle.Tensor], paddle.Tensor]
@@ -128,7 +128,7 @@ def merge_low_rank(model: nn.Layer) -> int:
 
 
 def _known(pattern: str, names: list[str]) -> str:
-    guess = near(pattern.strip(".*"), sorted({*names, *(name.rpartition(".")[2] for name in names)}))
+    guess = similar(pattern.strip(".*"), sorted({*names, *(name.rpartition(".")[2] for name in names)}))
     some = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
     return (f" Did you mean '{guess}'?" if guess else "") + (
         f" There are {some}." if names else " There is none."

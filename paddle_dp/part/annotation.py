@@ -14,7 +14,7 @@ from functools import partial
 from inspect import signature
 from typing import Any, Literal, TypeVar
 
-from paddle_dp.errors import Mistake, RecipeError, UsageError, did_you_mean
+from paddle_dp.errors import Mistake, RecipeError, UsageError, did_you_mean, similar
 from paddle_dp.part.call import resolve
 from paddle_dp.part.misfit import misfit, of_standard_library
 from paddle_dp.part.words import Keys, show
@@ -290,7 +290,7 @@ class _Layers:
             if name and (not holder or name.startswith(f"{holder}."))
         )
         where = f"{holder} holds" if holder else f"{_kind(self.model)} holds"
-        return f"no layer is called '{pattern}'.{did_you_mean(words[known], held, where)}"
+        return f"no layer is called '{pattern}'.{did_you_mean(words[known], held, where, similar)}"
 
     def _complain(self, path: Keys, what: str) -> None:
         dotted = ".".join(map(str, (self.prefix, *path)))

@@ -1,33 +1,247 @@
-"""Other names of settings, in other tools and in recipes from before 0.1.0, and where they are in a recipe."""
+"""The words of other tools, as one table: whose each is, and what it is in a recipe.
+
+A hint that leads to another training is worse than none: where theirs multiplies and ours splits, the row says so.
+Words from recipes before 0.1.0 are here, too.
+"""
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-NAMES = {
-    "schedule.learning_rate": ("lr", "base_lr", "max_lr"),
-    "schedule.warmup": ("warmup_steps", "warmup_epochs"),
-    "train.length": ("epochs", "num_epochs", "max_epochs", "max_steps", "num_train_epochs", "iters"),
-    "train.batch": ("batch_size", "global_batch_size", "per_device_train_batch_size", "train_batch_size"),
-    "train.micro_batches": (
-        "accumulate_steps",
-        "gradient_accumulation_steps",
-        "accumulate_grad_batches",
-    ),
-    "train.precision": ("amp", "dtype", "fp16", "bf16", "use_amp"),
-    "train.seed": ("random_seed",),
-    "train.drop_last": ("dataloader_drop_last",),
-    "loader.num_workers": ("dataloader_num_workers",),
-    "optimizer.clip": ("grad_clip", "max_grad_norm", "clip_norm", "gradient_clip_val"),
-    "strategy.data": ("dp", "dp_degree", "data_parallel_degree"),
-    "strategy.tensor": ("tp", "mp", "mp_degree", "tensor_parallel_degree"),
-    "strategy.pipeline": ("pp", "pp_degree", "pipeline_parallel_degree"),
-    "strategy.sharding": ("sharding_degree", "fsdp"),
-    "strategy.sharding_stage": ("zero", "zero_stage"),
-    "output_dir": ("save_dir", "log_dir"),
-}
-# Also each key's own name, for a key that is written in another group.
-PLACES = {name: place for place, names in NAMES.items() for name in (place.rpartition(".")[2], *names)}
+from paddle_dp.errors import near
+
+_BATCH = "train.batch is global: theirs is of one device, so multiply it by the ranks and by the accumulation steps"
+_PARTS = (
+    "train.micro_batches splits train.batch, theirs multiplies it: 8 samples a device × 2 ranks × 4 accumulation steps "
+    "is train.batch=64 and train.micro_batches=4"
+)
+_FLOOR = (
+    "floor is a share of the peak rate: 1e-5 of 1e-3 is floor=0.01. Schedules cosine and polynomial have it"
+)
+_SHARE = "a number of steps or epochs, not a share: 0.1 of '10 epochs' is '1 epoch'"
+_UNITS = "a length with its unit, such as '3 epochs' or '5000 steps'"
+_EVERY = "with its unit, such as '500 steps' or '1 epoch'"
+_LEVEL = "precision: {dtype: bfloat16, level: O2} is Paddle's O2; weights in float32 are kept beside it"
+_STAGE3 = "strategy: {use: hybrid, sharding: N, sharding_stage: 3} is FSDP and ZeRO-3; 2 shards gradients and states"
+_STAGE = "strategy: {use: hybrid, sharding: N, sharding_stage: 1, 2 or 3} is what DeepSpeed calls ZeRO"
+_DATA = "the data set is a part: dataset: {use: …, path: …} (paddle-dp parts datasets)"
+_BEST = (
+    "of the evaluations' numbers, such as loss or acc1; costs should fall, all others rise, by their names"
+)
+_NONE = "there is none"
+_EVAL_BATCH = "evaluation takes train.batch samples at a time over all ranks, and has no batch of its own"
+_LOGS = "a run writes runs/NAME: metrics.jsonl, logs and VisualDL (paddle-dp dashboard runs)"
+_DEVICE = "a rank takes the device that is there; train.device: cpu or gpu asks for one"
+_LAUNCH = "a command's option, not a recipe's key: paddle-dp train RECIPE --ranks N"
+_HOW = "how a checkpoint is continued is the command's business: paddle-dp train RECIPE --resume"
+_EXACT = "an update is exact over ranks as it is, so there is nothing to set"
+
+# ruff: noqa: E501 - a row of the table is a line
+# words | whose | the key in a recipe, or - | what else to know. {…}: a text above.
+_ROWS = """
+lr base_lr max_lr peak_lr                 | torch, Paddle    | schedule.learning_rate |
+learning_rate                             | HF               | schedule.learning_rate |
+min_lr eta_min end_lr min_learning_rate   | torch, PaddleNLP | schedule.floor         | {_FLOOR}
+warmup_steps warmup_epochs warmup_epoch   | HF, PaddleClas   | schedule.warmup        | {_EVERY}
+warmup_ratio warmup_proportion            | HF, PaddleNLP    | schedule.warmup        | {_SHARE}
+warmup_start_lr                           | PaddleClas       | schedule.warmup_from   | a share of the peak rate
+lr_scheduler_type lr_scheduler scheduler  | HF, PaddleNLP    | schedule.use           | constant, cosine, milestones, polynomial (linear is polynomial), or a class of paddle.optimizer.lr
+lr_scheduler_kwargs                       | HF               | schedule               | its settings stand in the group schedule
+lr_decay decay_epochs                     | PaddleClas       | schedule.factor        | of schedule milestones
+epochs num_epochs max_epochs num_train_epochs n_epochs | HF, PaddleClas, Lightning | train.length | {_UNITS}
+max_steps iters train_iters num_steps total_steps max_iters steps step | HF, Megatron, Lightning | train.length | {_UNITS}
+batch_size                                | torch, PaddleClas | train.batch           | {_BATCH}
+global_batch_size train_batch_size        | Megatron, DeepSpeed | train.batch         |
+per_device_train_batch_size per_device_batch_size per_gpu_train_batch_size micro_batch_size train_micro_batch_size_per_gpu | HF, PaddleNLP, Megatron, DeepSpeed | train.batch | {_BATCH}. {_PARTS}
+per_device_eval_batch_size per_gpu_eval_batch_size eval_batch_size | HF, PaddleNLP | - | {_EVAL_BATCH}
+gradient_accumulation_steps accumulate_grad_batches update_freq accum_grad accumulation_steps grad_accum | HF, Lightning, PaddleClas | train.micro_batches | {_PARTS}
+accumulate_steps                          | fleet            | train.micro_batches    | both split the batch
+eval_accumulation_steps                   | HF               | -                      | held-out scores are sums, which take no memory
+auto_find_batch_size                      | HF               | train.micro_batches    | more of them need less memory, and the update stays the same
+dtype fp16 bf16 amp use_amp mixed_precision half_precision_backend fp16_backend fp16_opt_level amp_level bf16_full_eval fp16_full_eval | HF, PaddleNLP, Lightning | train.precision | float32, bfloat16, float16 or float64; {_LEVEL}
+amp_master_grad multi_precision use_multi_precision | PaddleNLP, Paddle | train.precision | {_LEVEL}
+loss_scale scale_loss scale_loss_window init_loss_scaling | Paddle, PaddleClas | train.precision | precision: {dtype: float16, scale: …}
+tf32                                      | HF               | -                      | FLAGS_use_tf32 of Paddle
+random_seed                               | Paddle           | train.seed             |
+data_seed                                 | HF               | train.seed             | one seed gives weights, order and masks
+full_determinism deterministic            | HF, Lightning    | -                      | two runs on as many ranks have the same bits on CPUs as it is
+dataloader_drop_last                      | HF               | train.drop_last        |
+num_workers dataloader_num_workers workers | torch, HF       | loader.num_workers     | of each rank
+dataloader_prefetch_factor prefetch_factor | torch, HF       | loader.prefetch        | batches of a rank, not of a worker
+pin_memory dataloader_pin_memory persistent_workers dataloader_persistent_workers use_shared_memory use_dali | torch, HF, PaddleClas | - | workers and memory of the loader last for the whole training as it is
+shuffle                                   | torch            | -                      | training samples are shuffled by train.seed in every epoch, held-out ones never
+sampler                                   | torch, PaddleClas | -                     | the loader makes its own, for each number of ranks; Sampler.batch_size is train.batch
+remove_unused_columns label_names group_by_length length_column_name past_index | HF | - | {_DATA}; loader.pad makes samples of unequal lengths equal
+split_batches dispatch_batches accelerator_config | HF accelerate | -               | every rank reads its own samples; dataset.reading=scatter lets rank 0 read for all
+grad_clip max_grad_norm clip_norm gradient_clip_val clip_grad gradient_clipping global_clip_norm clip_grad_norm | HF, Lightning, Megatron, DeepSpeed | optimizer.clip | by the global norm
+gradient_clip_algorithm                   | Lightning        | optimizer.clip         | clip is by the global norm, clip_value by value
+adam_beta1                                | HF               | optimizer.beta1        |
+adam_beta2                                | HF               | optimizer.beta2        |
+adam_epsilon eps epsilon                  | HF, torch        | optimizer.epsilon      |
+betas                                     | torch            | optimizer.beta1        | and beta2
+wd regularizer                            | PaddleClas       | optimizer.weight_decay |
+weight_decay                              | HF               | optimizer.weight_decay |
+no_weight_decay_name no_weight_decay no_decay | PaddleClas   | optimizer.groups       | a list: {match: ['*.bias'], weight_decay: 0}
+layer_decay                               | PaddleClas       | optimizer.groups       | docs/fine-tuning.md, layer-wise decay
+optim optimizer_name                      | HF               | optimizer.use          | adamw, lamb, momentum, sgd, or a class of paddle.optimizer
+adafactor optim_args optim_target_modules | HF               | optimizer.use          | paddle.optimizer's classes and those of your own: use: package.Class
+label_smoothing_factor ls_epsilon         | HF, PaddleClas   | loss.label_smoothing   | of loss cross_entropy
+loss_type criterion                       | PaddleNLP, torch | loss.use               |
+dp dp_degree data_parallel_degree data_parallel_size | fleet, PaddleNLP, Megatron | strategy.data | of strategy hybrid
+tp mp mp_degree tensor_parallel_degree tensor_parallel_size tensor_model_parallel_size model_parallel_size mp_parameters | fleet, PaddleNLP, Megatron | strategy.tensor | of strategy hybrid
+pp pp_degree pipeline_parallel_degree pipeline_parallel_size pipeline_model_parallel_size | fleet, PaddleNLP, Megatron | strategy.pipeline | of strategy hybrid
+sharding_degree sharding_parallel_degree sharding_parallel_size | fleet, PaddleNLP | strategy.sharding | of strategy hybrid
+sep sp_degree sep_degree sep_parallel_degree sep_parallel_size context_parallel_degree context_parallel_size cp_degree cp cp_size ulysses_degree | fleet, PaddleNLP, Megatron | strategy.sequence | of strategy hybrid: ranks that split each sample's tokens
+sequence_parallel                         | PaddleNLP, Megatron | strategy.sequence_parallel | of strategy hybrid, with tensor
+expert_parallel_degree ep_degree expert_model_parallel_size | PaddleNLP, Megatron | - | {_NONE} for experts: all ranks hold all of them (strategy.find_unused_parameters)
+virtual_pp_degree virtual_pipeline_model_parallel_size | fleet, Megatron | strategy.virtual_stages | of strategy hybrid, with pipeline_schedule: interleaved
+num_layers_per_virtual_pipeline_stage     | Megatron         | strategy.virtual_stages | stages on a rank, not layers of a stage
+fsdp fsdp_config fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap fully_shard | torch, HF | strategy.sharding | {_STAGE3}
+deepspeed zero_optimization               | DeepSpeed, HF    | strategy.sharding      | {_STAGE}
+zero zero_stage stage                     | DeepSpeed        | strategy.sharding_stage | of strategy hybrid, with sharding: N
+ddp ddp_backend distributed distributed_backend accelerator parallelism_config tensor_parallel_config pipeline_parallel_config sharding_parallel_config hybrid_configs | torch, HF, Lightning, fleet | strategy | a part: data_parallel is DDP; hybrid has tensor, pipeline, sharding and sequence
+ddp_find_unused_parameters                | HF               | strategy.find_unused_parameters | of strategy data_parallel; hybrid takes them as they are
+ddp_bucket_cap_mb bucket_cap_mb           | torch, HF        | strategy.comm_buffer_size | with its unit: '25 MB'
+ddp_broadcast_buffers broadcast_buffers   | torch, HF        | -                      | all ranks go on with the first one's buffers
+ddp_timeout nccl_timeout                  | torch, HF        | train.patience         | with its unit: '600 s'; and watch.patience
+sync_batchnorm convert_sync_batchnorm sync_bn use_sync_bn | Lightning, torch | strategy.sync_batch_norm | true unless switched off
+average_tokens_across_devices             | HF               | -                      | {_EXACT}
+gradient_as_bucket_view fuse_sequence_parallel_allreduce | torch, PaddleNLP | - | {_EXACT}
+gradient_checkpointing gradient_checkpointing_kwargs use_recompute recompute recompute_granularity activation_checkpointing | HF, PaddleNLP, Megatron | strategy.recompute | none, full, selective, or 'every 2 blocks'
+recompute_num_layers recompute_interval   | Megatron, PaddleNLP | strategy.recompute  | 'every 2 blocks' recomputes every second one
+offload_optimizer cpu_offload             | DeepSpeed, torch | strategy.offload       | of strategy hybrid
+torch_compile torch_compile_backend torch_compile_mode torchdynamo to_static jit_mode_eval use_cinn | HF, torch, Paddle | train.compile | true or false
+load_best_model_at_end save_best_only     | HF, Keras        | callbacks.checkpoint.best | {_BEST}; evaluate --checkpoint best takes it
+metric_for_best_model monitor             | HF, Lightning    | callbacks.checkpoint.best | {_BEST}. early_stop.watch is what ends a training
+greater_is_better mode                    | HF, Lightning    | -                      | {_BEST}
+early_stopping_patience                   | HF               | callbacks.early_stop.patience | evaluations without improvement
+early_stopping_threshold min_delta        | HF, Lightning    | callbacks.early_stop.by |
+save_steps save_interval save_epoch_interval save_strategy every_n_epochs every_n_train_steps save_freq | HF, PaddleClas, Lightning | callbacks.checkpoint.every | {_EVERY}
+save_total_limit save_top_k max_to_keep keep_checkpoint_max | HF, Lightning | callbacks.checkpoint.keep | the newest so many; the best is kept beside them
+save_safetensors save_on_each_node save_only_model save_checkpoint_format | HF, PaddleNLP | callbacks.checkpoint | a checkpoint is whole, in safetensors; paddle-dp export and merge write the model alone
+restore_callback_states_from_checkpoint ignore_data_skip resume_from_checkpoint resume checkpoints | HF, PaddleClas | - | {_HOW}
+overwrite_output_dir                      | HF               | -                      | an earlier run of the name moves to runs/NAME.1; nothing is overwritten
+eval_steps eval_interval evaluation_strategy eval_strategy val_check_interval check_val_every_n_epoch eval_freq eval_delay eval_on_start eval_during_train start_eval_epoch | HF, PaddleClas, Lightning | callbacks.evaluate.every | {_EVERY}
+eval_iters test_iters limit_val_batches eval_do_concat_batches batch_eval_metrics include_inputs_for_metrics include_for_metrics prediction_loss_only eval_use_gather_object | Megatron, HF, Lightning | callbacks.evaluate | every held-out sample is evaluated, each once
+compute_metrics                           | HF               | loss                   | scores are a loss's: a loss of your own may have a method scores (docs/add-a-part.md)
+logging_steps print_batch_step log_every_n_steps log_interval print_freq logging_first_step logging_strategy | HF, PaddleClas, Lightning | callbacks.console.every | {_EVERY}
+logging_nan_inf_filter detect_anomaly     | HF, Lightning    | guard.non_finite       | stop, skip or rewind
+terminate_on_nan                          | Lightning        | guard.non_finite       | stop
+report_to logger tensorboard wandb mlflow use_visualdl use_tensorboard vdl project trackio_space_id logging_dir | HF, Lightning, PaddleClas | callbacks.dashboard | VisualDL is the only one; metrics.jsonl of a run is for all others
+disable_tqdm enable_progress_bar log_level log_level_replica log_on_each_node skip_memory_metrics | HF, Lightning | callbacks.console | leave it out of callbacks for no bar
+include_tokens_per_second include_num_input_tokens_seen | HF    | -                      | the console and metrics.jsonl say samples a second
+save_dir log_dir default_root_dir output  | Paddle, Lightning | output_dir            |
+run_name exp_name experiment_name         | HF               | name                   |
+do_train do_eval do_predict               | HF               | -                      | verbs: paddle-dp train, evaluate, predict
+model_name_or_path pretrained_model pretrained | HF, PaddleClas | load.path            | a file or folder; model.from=FOLDER takes sizes and weights of a Hugging Face folder
+use_pretrained                            | PaddleClas       | load.path              | a file of weights
+tokenizer_name_or_path tokenizer_name     | HF, PaddleNLP    | dataset.tokenizer      | the path of a tokenizer.json, not of its folder
+max_seq_length max_seq_len seq_length block_size max_length seqlen | HF, PaddleNLP, Megatron | dataset.length | and model.length
+input_dir data_dir data_path dataset_path train_file image_root train_dataset_path | HF, PaddleNLP, PaddleClas | dataset.path |
+cls_label_path file_list class_id_map_file | PaddleClas      | -                      | image_folder reads train/CLASS and val/CLASS; lists are for a data set of your own (docs/add-a-part.md)
+batch_transform_ops transform_ops mixup cutmix | PaddleClas  | -                      | augmentation that mixes samples is a data set's of your own with loader.collate: batch (docs/add-a-part.md)
+class_num num_classes class_dim           | PaddleClas, torch | model.classes         |
+topk                                      | PaddleClas       | -                      | acc1 and acc5 are what a classifier's evaluations give
+use_ema ema_decay                         | PaddleClas       | ema.decay              |
+neftune_noise_alpha use_liger_kernel liger_kernel_config use_flash_attention use_ipex torch_empty_cache_steps hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token debug tpu_num_cores tpu_metrics_debug use_legacy_prediction_loop ray_scope fuse_attention_qkv fuse_attention_ffn use_fused_rms_norm use_fused_rope | HF, PaddleNLP | - | {_NONE}
+device use_gpu use_cpu no_cuda use_mps_device place | Paddle, HF | train.device       | {_DEVICE}
+local_rank nproc_per_node nnodes node_rank master_addr master_port gpus devices num_nodes num_gpus trainers | launchers, HF, Lightning | - | {_LAUNCH}
+Global Arch DataLoader Metric Infer SSLD | PaddleClas       | -                      | this is PaddleClas's: Arch is model, Global.epochs train.length, Optimizer.lr schedule, DataLoader.Train dataset and loader
+"""
+
+
+@dataclass(frozen=True)
+class ForeignWord:
+    """A word of other tools. `place`: the recipe's key, "" without one; `note`: what else to know, a clause."""
+
+    word: str
+    whose: str
+    place: str
+    note: str
+
+    @property
+    def sentence(self) -> str:
+        note = f" ({self.note})" if self.note else ""
+        if self.place:
+            return f" In a recipe that is {self.place}{note}."
+        return f" '{self.word}' is of {self.whose}: {self.note}."
+
+
+def _words() -> Iterator[ForeignWord]:
+    texts = {
+        f"{{{name}}}": text for name, text in globals().items() if name[0] == "_" and isinstance(text, str)
+    }
+    for row in _ROWS.strip().splitlines():
+        words, whose, place, note = (cell.strip() for cell in row.split("|"))
+        for name, text in texts.items():
+            note = note.replace(name, text)
+        for word in words.split():
+            yield ForeignWord(word, whose, place.removeprefix("-"), note)
+
+
+# Keys that are looked for in another group than theirs, under their own names.
+_OWN = """
+schedule.learning_rate schedule.warmup schedule.floor train.length train.batch train.micro_batches train.precision
+train.seed train.drop_last train.dropout train.compile train.max_time loader.num_workers loader.pad optimizer.clip
+optimizer.weight_decay optimizer.groups strategy.data strategy.tensor strategy.pipeline strategy.sharding
+strategy.sequence strategy.sharding_stage strategy.sequence_parallel strategy.recompute strategy.sync_batch_norm
+strategy.find_unused_parameters
+"""
+FOREIGN = {key.rpartition(".")[2]: ForeignWord(key.rpartition(".")[2], "", key, "") for key in _OWN.split()}
+FOREIGN |= {found.word.lower(): found for found in _words()}
+# A part's `use` in other tools, by shelf: the part here, or what to do.
+PARTS = {
+    "losses": {
+        "mse": "mean_squared_error", "mse_loss": "mean_squared_error", "l2": "mean_squared_error",
+        "bce": "binary_cross_entropy", "bce_with_logits": "binary_cross_entropy",
+        "ce": "cross_entropy", "celoss": "cross_entropy", "nll": "cross_entropy", "softmax": "cross_entropy",
+        "infonce": "contrastive", "arcface": "margin_softmax", "cosface": "margin_softmax",
+    },
+    "strategies": {
+        "ddp": "data_parallel", "dp": "data_parallel", "fsdp": f": {_STAGE3}", "zero": f": {_STAGE}",
+        "deepspeed": f": {_STAGE}", "megatron": "hybrid", "fleet": "hybrid", "tp": "hybrid", "pp": "hybrid",
+        "ps": "parameter_server", "auto": "data_parallel",
+    },
+    "optimizers": {"adam": ": adamw with weight_decay: 0 is Adam", "sgdm": "momentum", "nesterov": "momentum"},
+    "schedules": {
+        "linear": "polynomial", "step": "milestones", "multistep": "milestones", "piecewise": "milestones",
+        "cosine_annealing": "cosine", "constant_with_warmup": "constant",
+    },
+    "callbacks": {
+        "tensorboard": "dashboard", "visualdl": "dashboard", "wandb": "dashboard", "mlflow": "dashboard",
+        "logger": "metrics", "csv": "metrics", "early_stopping": "early_stop", "earlystopping": "early_stop",
+        "model_checkpoint": "checkpoint", "progress_bar": "console", "profiler": "profile",
+    },
+    "datasets": {
+        "imagenet": "image_folder", "imagefolder": "image_folder", "imagenetdataset": "image_folder",
+        "text": "text_files", "json": "text_files", "jsonl": "text_files", "cifar10": "cifar", "cifar100": "cifar",
+    },
+}  # fmt: skip
+# Options and verbs of launchers and of other command lines: what to type here.
+OPTIONS = {
+    "--nproc_per_node": "--ranks N", "--nproc-per-node": "--ranks N", "--num_processes": "--ranks N",
+    "--num_gpus": "--ranks N", "--nprocs": "--ranks N", "--gpus": "--devices 0,1",
+    "--gpu": "--devices 0", "--xpus": "--devices 0,1", "--npus": "--devices 0,1", "--nnodes": "--nodes N",
+    "--num_machines": "--nodes N", "--rank": "--node-rank R", "--node_rank": "--node-rank R",
+    "--machine_rank": "--node-rank R", "--master_addr": "--master HOST:PORT", "--master_port": "--master HOST:PORT",
+    "--main_process_ip": "--master HOST:PORT", "--rdzv_endpoint": "--master HOST:PORT", "--ips": "--master HOST:PORT",
+    "--max_restarts": "--restarts N", "--max_restart": "--restarts N", "--log_dir": "--output-dir DIR",
+    "--output_dir": "--output-dir DIR", "--resume_from_checkpoint": "--resume", "--model_path": "RUN, the run's folder",
+    "-c": "the recipe's path alone", "--config": "the recipe's path alone", "-f": "the recipe's path alone",
+    "-o": "KEY=VALUE alone", "--opt": "KEY=VALUE alone", "--override": "KEY=VALUE alone", "--set": "KEY=VALUE alone",
+    "--seed": "train.seed=N", "--batch_size": "train.batch=N, of all ranks together", "--epochs": "train.length='3 epochs'",
+    "--lr": "schedule.learning_rate=0.001", "--device": "train.device=cpu", "--fp16": "train.precision=float16",
+    "--bf16": "train.precision=bfloat16", "--amp": "train.precision=bfloat16",
+    "--per_device_train_batch_size": "train.batch=N, theirs × ranks × accumulation steps",
+    "--gradient_accumulation_steps": f"train.micro_batches=N: {_PARTS}",
+}  # fmt: skip
+VERBS = {
+    "infer": "predict", "inference": "predict", "test": "evaluate", "eval": "evaluate", "validate": "evaluate",
+    "val": "evaluate", "fit": "train", "finetune": "train", "pretrain": "train", "run": "launch",
+    "torchrun": "launch", "spawn": "launch", "env": "doctor", "info": "doctor", "init": "new", "create": "new",
+    "help": "--help", "list": "parts", "convert": "export", "save": "export", "chat": "generate", "profile": "why",
+}  # fmt: skip
 # Keys of recipes from before 0.1.0, and today's.
 RENAMED = {
     "out": "output_dir",
@@ -49,7 +263,7 @@ RENAMED = {
 RENAMED_VALUES = {"columns": "colwise", "rows": "rowwise", "vocabulary": "vocab"}
 
 
-def place_of(name: str, exactly: bool = False) -> str | None:
-    """ "schedule.learning_rate" for 'lr', also if mistyped (unless `exactly`); None for an unknown word."""
-    near = get_close_matches(name.lower(), PLACES, n=1, cutoff=1.0 if exactly else 0.8)
-    return PLACES[near[0]] if near else None
+def foreign_word(name: str, exactly: bool = False) -> ForeignWord | None:
+    """The row of another tool's word, also if one letter of it is wrong (unless `exactly`); None for an unknown one."""
+    word = name.lower().replace("-", "_")
+    return FOREIGN.get(word) or (None if exactly else FOREIGN.get(near(word, FOREIGN) or ""))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
-from paddle_dp.errors import Mistake, RecipeError, near
+from paddle_dp.errors import Mistake, RecipeError, similar
 from paddle_dp.units import AboveZero, Fraction, Rate
 
 KEY = "groups"
@@ -123,7 +123,7 @@ def _known(pattern: str, named: Sequence[Sequence[str]]) -> str:
     """A sentence on the names there are, and the one that was probably meant."""
     names = [name for of_one in named for name in of_one]
     layers = {name.rpartition(".")[0] for name in names} - {""}
-    guess = near(pattern.strip(".*"), sorted({*names, *layers}))
+    guess = similar(pattern.strip(".*"), sorted({*names, *layers}))
     some = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
     return (f" Did you mean '{guess}'?" if guess else "") + f" Some are {some}."
 

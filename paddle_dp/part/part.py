@@ -17,6 +17,7 @@ from paddle_dp.errors import InstallError, Mistake, RecipeError, UsageError, did
 from paddle_dp.part.annotation import Annotation, annotate, named_in
 from paddle_dp.part.call import Call, config_of, resolve
 from paddle_dp.part.config import adapter, fields_of
+from paddle_dp.part.elsewhere import PARTS
 from paddle_dp.part.groups import KEY, Group, Groups
 from paddle_dp.part.lazy import lazily
 from paddle_dp.part.misfit import misfit, of_standard_library
@@ -206,8 +207,12 @@ def _unknown(shelf: str, use: str, known: list[str], home: Path | None) -> str:
         " Your own models are files of a folder models/ here or above the recipe, or package.module.Class."
         * own
     )
-    meant = "" if near(use, known) else _by_another_name(shelf, use, known, home)
     listed = did_you_mean(use, known, f"On the shelf {shelf}:")
+    if elsewhere := PARTS.get(shelf, {}).get(use.lower()):
+        meant = f" Here that is {elsewhere}." if elsewhere in known else f" Here{elsewhere}."
+        listed = f" On the shelf {shelf}: {', '.join(known)}."
+    else:
+        meant = "" if near(use, known) else _by_another_name(shelf, use, known, home)
     return f"there is no {SHELVES[shelf]} '{use}'.{meant}{listed}{hint}"
 
 

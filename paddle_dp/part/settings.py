@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic.errors import PydanticUserError
 
-from paddle_dp.errors import Mistake, RecipeError, did_you_mean
+from paddle_dp.errors import Mistake, RecipeError, did_you_mean, near
 from paddle_dp.part.config import adapter, fields_of, setting_at
-from paddle_dp.part.elsewhere import RENAMED, place_of
+from paddle_dp.part.elsewhere import RENAMED, foreign_word
 from paddle_dp.part.words import Keys, complaint, keys_of
 from paddle_dp.units import Quantity
 
@@ -87,10 +87,7 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: Owner) -> lis
     if detail["type"] in UNKNOWN:
         if new := RENAMED.get(owner.dotted(path)):
             return [Mistake(where="", what=f"{owner.dotted(path)} is now {new}.", path=path)]
-        near = did_you_mean(str(name), _takes(kind, whole))
-        what = (
-            f"{owner.subject_at(whole)} has no setting '{name}'.{_known_elsewhere(path, owner, near)}{near}"
-        )
+        what = f"{owner.subject_at(whole)} has no setting '{name}'.{_known_elsewhere(path, owner, _takes(kind, whole))}"
     elif detail["type"] == "missing" and isinstance(detail["loc"][-1], str):
         what = f"{owner.subject_at(whole)} needs '{name}'{_for_example(kind, path)}"
         path = whole
@@ -101,15 +98,17 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: Owner) -> lis
     return [Mistake(where="", what=what, path=path)]
 
 
-def _known_elsewhere(path: Keys, owner: Owner, near: str) -> str:
-    """Who has a setting of this name: another part, or another group of the recipe, under this word or its own."""
+def _known_elsewhere(path: Keys, owner: Owner, takes: list[str]) -> str:
+    """Who has a setting of this name: another part, or another group of the recipe, under this word or its own. Without
+    one, which of those that are taken here was meant."""
     name = str(path[-1])
     hint = owner.hint(name) if len(path) == 1 else ""
-    place = place_of(name, exactly="Did you mean" in near or bool(hint))
-    group, _, last = (place or "").rpartition(".")
-    if place is None or place == owner.dotted(path) or (hint and last == name):
-        return hint
-    return f"{hint} In a recipe that is {place}.{owner.hint(last) if group == owner.prefix else ''}"
+    foreign = foreign_word(name, exactly=bool(hint or near(name, takes)))
+    group, _, last = (foreign.place if foreign else "").rpartition(".")
+    if foreign is None or foreign.place == owner.dotted(path) or (hint and last == name):
+        return hint + did_you_mean(name, takes)
+    others = owner.hint(last) if group == owner.prefix and last not in takes else ""
+    return f"{hint}{foreign.sentence}{others} {owner.subject_at(path[:-1])} takes {', '.join(takes) or 'nothing'}."
 
 
 def _from_post_init(text: str, kind: Any, path: Keys, owner: Owner) -> Mistake:

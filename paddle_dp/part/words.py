@@ -74,7 +74,7 @@ def _hint(kind: str, value: Any, context: dict[str, Any]) -> str:
         options = re.findall(r"'([^']*)'", context["expected"])
         if (new := RENAMED_VALUES.get(str(value))) in options:
             return f". It is now '{new}'"
-        guess = near(str(value), options)
+        guess = near(str(value), options) or RENAMED_VALUES.get(near(str(value), RENAMED_VALUES) or "")
         return f". Did you mean '{guess}'?" if guess else ""
     if kind == "string_type" and not isinstance(value, list | dict):
         return f": write '{json.dumps(value)}', in quotes"

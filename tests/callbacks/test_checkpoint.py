@@ -25,6 +25,7 @@ def built(run: Run, at: Callable[..., Moment], trainer: SimpleNamespace) -> Call
 
     def build(begin: int = 0, resumed: Any = None, **config: Any) -> Callback:
         callback = Config(**config).build(dataclasses.replace(run, resumed=resumed))
+        callback.refuse(at("refuse", begin))
         callback.start(at("start", begin))
         return callback
 

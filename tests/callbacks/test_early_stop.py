@@ -90,4 +90,4 @@ def test_a_number_that_evaluations_will_not_have_is_refused_before_the_training(
     with pytest.raises(
         UsageError, match=r"^callbacks\.early_stop\.watch: .* 'iou'\. They have acc1, glossary, loss\."
     ):
-        Config(watch="iou").build(run).start(at("start", 0))
+        Config(watch="iou").build(run).refuse(at("refuse", 0))

@@ -1,35 +1,141 @@
+"""The table of other tools' words: every row names a key that a recipe has, and none leads to another training."""
+
+from __future__ import annotations
+
+import re
+
 import pytest
 
-from paddle_dp.part.elsewhere import PLACES, place_of
-from paddle_dp.recipe import read_recipe
+from paddle_dp.cli import app
+from paddle_dp.errors import RecipeError, near
+from paddle_dp.part import SHELVES, find, names
+from paddle_dp.part.config import fields_of
+from paddle_dp.part.elsewhere import FOREIGN, OPTIONS, PARTS, VERBS, foreign_word
+from paddle_dp.recipe import Recipe, read_recipe
+from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Train
+
+# transformers.TrainingArguments.
+HUGGING_FACE = """
+accelerator_config adafactor adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size average_tokens_across_devices
+batch_eval_metrics bf16 bf16_full_eval data_seed dataloader_drop_last dataloader_num_workers
+dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers
+ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout debug deepspeed disable_tqdm do_eval do_predict do_train
+eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps eval_strategy eval_use_gather_object
+evaluation_strategy fp16 fp16_full_eval fp16_opt_level fsdp fsdp_config full_determinism gradient_accumulation_steps
+gradient_checkpointing gradient_checkpointing_kwargs greater_is_better group_by_length half_precision_backend
+hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip include_for_metrics
+include_inputs_for_metrics include_num_input_tokens_seen include_tokens_per_second jit_mode_eval label_names
+label_smoothing_factor learning_rate length_column_name liger_kernel_config load_best_model_at_end local_rank
+log_level log_level_replica log_on_each_node logging_dir logging_first_step logging_nan_inf_filter logging_steps
+logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps metric_for_best_model
+neftune_noise_alpha no_cuda num_train_epochs optim optim_args optim_target_modules overwrite_output_dir
+parallelism_config past_index per_device_eval_batch_size per_device_train_batch_size prediction_loss_only project
+push_to_hub remove_unused_columns report_to restore_callback_states_from_checkpoint resume_from_checkpoint run_name
+save_on_each_node save_only_model save_safetensors save_steps save_strategy save_total_limit skip_memory_metrics
+tf32 torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps use_cpu use_liger_kernel
+warmup_ratio warmup_steps weight_decay
+"""
+GROUPS = {"train": Train, "loader": LoaderSettings, "guard": Guard, "ema": Ema, "load": Load}
+
+
+def mistake(override: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        read_recipe("configs/digits_mlp.yaml", [override])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("word", HUGGING_FACE.split())
+def test_each_of_hugging_faces_arguments_is_answered(word: str) -> None:
+    said = mistake(f"train.{word}=1")
+    assert "In a recipe that is" in said or f"'{word}' is of" in said
+    assert "Did you mean" not in said
+
+
+def keys() -> set[str]:
+    """Every key of a recipe that a row may name."""
+    known = {"model.classes", "name", "output_dir", *Recipe.model_fields}
+    known |= {f"{shelf}.use" for shelf in ("schedule", "optimizer", "loss")}
+    known |= {f"{group}.{name}" for group, kind in GROUPS.items() for name in fields_of(kind)}
+    for shelf, noun in SHELVES.items():
+        for name in names(shelf) if shelf != "models" else ():
+            prefix = f"callbacks.{name}" if shelf == "callbacks" else noun
+            known |= {prefix, *(f"{prefix}.{field}" for field in fields_of(find(shelf, name)))}
+    return known | {"optimizer.groups"}
+
+
+def test_every_row_names_a_key_that_there_is() -> None:
+    assert {row.place for row in FOREIGN.values() if row.place} <= keys()
+    assert all(row.place or row.note for row in FOREIGN.values())
+
+
+def test_every_part_option_and_verb_is_one_of_ours() -> None:
+    for shelf, rows in PARTS.items():
+        assert {here for here in rows.values() if here[0] != ":"} <= set(names(shelf))
+        assert not set(rows) & set(names(shelf))
+    verbs = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert set(VERBS.values()) <= {*verbs, "--help"} and not set(VERBS) & verbs
+    assert all(option[0] == "-" for option in OPTIONS)
 
 
 @pytest.mark.parametrize(
-    ("word", "place"),
+    ("override", "said"),
     [
-        ("lr", "schedule.learning_rate"),
-        ("learning_rate", "schedule.learning_rate"),
-        ("lrr", "schedule.learning_rate"),
-        ("Batch_Size", "train.batch"),
+        (
+            "train.gradient_accumulation_steps=4",
+            r"micro_batches splits .* theirs multiplies .*batch=64 and .*batches=4",
+        ),
+        (
+            "train.per_device_train_batch_size=8",
+            r"train\.batch \(.*multiply it by the ranks and by the accumulation",
+        ),
+        ("train.per_device_eval_batch_size=8", r"evaluation takes train\.batch samples"),
+        ("train.eval_accumulation_steps=8", r"held-out scores are sums"),
+        ("strategy.sep_degree=2", r"In a recipe that is strategy\.sequence "),
+        ("strategy.context_parallel_degree=2", r"In a recipe that is strategy\.sequence "),
+        ("schedule.min_learning_rate=1e-5", r"schedule\.floor \(floor is a share of the peak rate"),
+        ("loss.use=mse", "Here that is mean_squared_error"),
+        ("loss.use=bce", "Here that is binary_cross_entropy"),
+        ("strategy.use=ddp", "Here that is data_parallel"),
+        ("strategy.use=fsdp", "sharding_stage: 3"),
+        ("train.deepspeed=zero3.json", r"strategy\.sharding "),
+        ("train.recompute=full", r"strategy\.recompute "),
+        ("Global.epochs=3", "this is PaddleClas's"),
+        ("train.step=5", r"train\.length "),
+        ("train.steps=5", r"train\.length "),
+        ("loader.shuffle=true", "shuffled by train.seed in every epoch"),
+        ("callbacks.5.use=tensorboard", "Here that is dashboard"),
+        ("optimizer.max_grad_norm=1", r"optimizer\.clip \(by the global norm\)\. optimizer adamw takes"),
+        ("schedule.lr=1e-3", r"schedule\.learning_rate\. schedule cosine takes"),
     ],
 )
-def test_other_tools_words_are_known(word, place):
-    assert place_of(word) == place
+def test_a_hint_never_leads_to_another_training(override: str, said: str) -> None:
+    found = mistake(override)
+    assert re.search(said, found) and "Did you mean" not in found, found
 
 
-def test_a_word_that_nobody_has_says_nothing():
-    assert place_of("wibble") is None
-    assert place_of("lrr", exactly=True) is None and place_of("lr", exactly=True) == "schedule.learning_rate"
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("lenght", ["length"], "length"),
+        ("bacth", ["batch"], "batch"),
+        ("Batch-Size", ["batch_size"], "batch_size"),
+        ("momentun", ["momentum"], "momentum"),
+        ("cosin", ["cosine"], "cosine"),
+        ("adamww", ["adamw"], "adamw"),
+        ("mse", ["siamese"], None),
+        ("deepspeed", ["seed"], None),
+        ("recompute", ["dropout"], None),
+        ("Global", ["load"], None),
+        ("epsilon", ["precision"], None),
+        ("cpu", ["gpu"], None),
+    ],
+)
+def test_a_slip_is_one_letter(word: str, known: list[str], meant: str | None) -> None:
+    assert near(word, known) == meant
 
 
-@pytest.mark.parametrize("place", sorted(set(PLACES.values())))
-def test_every_place_is_one_that_a_recipe_has(place):
-    """The places are overrides of a recipe: `read_recipe` would refuse one that is not there."""
-    values = {
-        "schedule.learning_rate": "0.1", "schedule.warmup": "1 steps", "train.length": "1 epochs", "train.batch": "8",
-        "train.micro_batches": "1", "train.precision": "float32", "train.seed": "1",
-        "train.drop_last": "true", "loader.num_workers": "0",
-        "optimizer.clip": "1.0", "strategy.data": "1", "strategy.tensor": "1", "strategy.pipeline": "1",
-        "strategy.sharding": "1", "strategy.sharding_stage": "1", "output_dir": "x",
-    }  # fmt: skip
-    read_recipe("configs/gpt_tiny.yaml", [f"{place}={values[place]}"])
+def test_a_slip_in_another_tools_word_is_understood() -> None:
+    row = foreign_word("gradient_acumulation_steps")
+    assert row is not None and row.place == "train.micro_batches"
+    assert foreign_word("gradient_acumulation_steps", exactly=True) is None
+    assert foreign_word("wibble") is None

@@ -133,8 +133,8 @@ def test_models_without_a_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({"use": 3}, "optimizer needs 'use'"),
         (None, "optimizer needs 'use'"),
         (
-            {"use": "sgd", "lrr": 0.1},
-            "optimizer sgd has no setting 'lrr'. In a recipe that is schedule.learning_rate",
+            {"use": "sgd", "lr": 0.1},
+            "optimizer sgd has no setting 'lr'. In a recipe that is schedule.learning_rate",
         ),
         ({"use": "sgd", "clip": "x"}, "optimizer.clip: 'x' is not a number"),
         ({"use": "sgd", "clip": 1.0, "clip_value": 1.0}, "optimizer.clip_value: give clip"),

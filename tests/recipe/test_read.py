@@ -98,7 +98,7 @@ callbacks: [{use: metrics, every: 5}]
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["optimizer.lrr=0.1"], "override 'optimizer.lrr=0.1': optimizer sgd has no setting 'lrr'. In a recipe"),
+        (["optimizer.lr=0.1"], "override 'optimizer.lr=0.1': optimizer sgd has no setting 'lr'. In a recipe"),
         (["train.batch=abc"], "override 'train.batch=abc': train.batch: 'abc' is not a whole number"),
         (["train.batch='64'"], "train.batch: '64' is not a whole number: leave the quotes out"),
         (["train.batch=true"], "train.batch: true is not a whole number"),
@@ -117,7 +117,7 @@ callbacks: [{use: metrics, every: 5}]
         (["callbacks.0.use=metric"], "there is no callback 'metric'. Did you mean 'metrics'?"),
         (["strategy.offload=true", "strategy.use=single"], "strategy single has no setting 'offload'. 'offload' is a"),
         (["strategy.tensor=2"], "'tensor' is a setting of strategy hybrid: strategy.use=hybrid. It takes"),
-        (["strategy.tp=2"], "In a recipe that is strategy.tensor. 'tensor' is a setting of strategy hybrid"),
+        (["strategy.tp=2"], "strategy.tensor (of strategy hybrid). 'tensor' is a setting of strategy hybrid"),
         (["callbacks=[{use: evaluate, best: acc1}]"], "a setting of callback checkpoint: callbacks.checkpoint.best."),
         (["optimizer.beta1=0.9"], "'beta1' is a setting of the optimizers adamw and lamb. It takes clip"),
         (["optimizer.learning_rate=1"], "no setting 'learning_rate'. In a recipe that is schedule.learning_rate."),

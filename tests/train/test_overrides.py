@@ -163,7 +163,7 @@ def test_a_setting_of_a_wrong_type_is_refused(name: str, value: Any, words: str)
 
 
 def test_a_method_for_a_moment_that_nobody_names_is_refused() -> None:
-    words = r"nobody calls its method note\. The trainer calls start, step, .*rename it to _note\."
+    words = r"nobody calls its method note\. The trainer calls refuse, start, step, .*rename it to _note\."
 
     class Named(Callback):
         def note(self, moment): ...  # type: ignore[no-untyped-def]
