@@ -40,8 +40,8 @@ class Row:
     --rehearse alone; "same". `bits`: "equal", where the ranks recorded the clean ranks' numbers; "rounding", where
     theirs are other ones by no more than rounding (`only_rounding`); else "differ". None where they did not end.
     `suite`: the test that kills it in the file, "survived", or None where nobody asked. `commit`: where it was judged.
-    `in_file`: what verify says with the mutant in one process, too, where that runs the line; None where the ranks did
-    not get to their end, or recorded the clean ranks' numbers.
+    `in_file`: what verify says with the mutant in one process, too, where that runs the line, and verify has seen it in
+    ranks that came to their end; else None.
     """
 
     recipe: str
@@ -118,10 +118,10 @@ class Exam:
                 outcome, said = "same", ""
             else:
                 outcome, said = self._verdict(many)
+            if outcome != "same" and shared:
+                in_file, _ = self._verdict(many, site)
             if outcome == "same" and (difference := stopped or self._rehearsed(many)):
                 outcome, said = "rehearse", difference
-            if bits != "equal" and shared:
-                in_file, _ = self._verdict(many, site)
         else:
             bits, (outcome, _, said) = None, stopped.partition(": ")
         return Row(

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from tests.proof.mutants.sites import ROOT, mutated
 
-LIMIT = 600  # seconds for the tests of a file
+LIMIT = 900  # seconds for the tests of a file
+# Of all that learns: every layout with dropout, and against one process.
+BROAD = ("tests/parallel/dropout/test_layouts.py", "tests/parallel/test_parity.py")
 
 
 class Suite:
@@ -57,7 +59,7 @@ class Suite:
 
 
 def suite_files(file: str) -> list[Path]:
-    """The test files of a file of the package: its mirror, those of its folder, and those that import it."""
+    """The test files of a file of the package: its mirror, its folder, those that import it, and broad ones."""
     inside = Path(file).relative_to("paddle_dp")
     module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
     mirror = ROOT / "tests" / inside.parent
@@ -67,8 +69,8 @@ def suite_files(file: str) -> list[Path]:
     imports = re.compile(rf"^\s*(from {re.escape(module)} import|import {re.escape(module)}\b"
                          rf"|from {re.escape(package)} import .*\b{name}\b)", re.MULTILINE)  # fmt: skip
     chosen += [test for test, source in _sources().items() if imports.search(source)]
-    there = [test.relative_to(ROOT) for test in dict.fromkeys(chosen) if test.exists()]
-    return there or [Path("tests/parallel/test_parity.py")]
+    chosen += [ROOT / name for name in BROAD]
+    return [test.relative_to(ROOT) for test in dict.fromkeys(chosen) if test.exists()]
 
 
 @cache
