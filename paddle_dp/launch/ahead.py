@@ -12,6 +12,7 @@ from subprocess import DEVNULL, PIPE
 from types import TracebackType
 
 from paddle_dp.launch.command import MODULE, Plan, argv, environment
+from paddle_dp.launch.logs import worker_log
 from paddle_dp.launch.privately import for_launcher, in_the_open
 from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.waiting import OF_A_JOB
@@ -74,7 +75,7 @@ class LauncherAhead:
             try:
                 with launcher.stdin as file:
                     file.write((json.dumps(line) + "\n").encode())
-                launcher.expected = plan.numbers
+                launcher.expected, launcher.first_log = plan.numbers, worker_log(attempt, 0)
                 return launcher
             except BrokenPipeError:  # it has ended: the one that is started will say why
                 pass

@@ -170,7 +170,7 @@ def watched(
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
                 preexec_fn=tied_to(os.getpid()),  # prctl and getppid only; a kill -9 of us must end it
             )
-            process.expected = plan.numbers
+            process.expected, process.first_log = plan.numbers, logs.worker_log(attempt, 0)
         supervision = Supervision(plan, process, attempt, mark, outside, board)
         outcome = supervision.wait(logs.Follower(logs.worker_log(attempt, 0), command.screen))
     return outcome, supervision

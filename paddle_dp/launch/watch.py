@@ -56,9 +56,15 @@ class Prepared(Protocol):
 
 
 class Launcher(Popen[bytes]):
-    """Paddle's launcher, whose children are the ranks. `expected`: the ranks that it starts, in this order."""
+    """Paddle's launcher, whose children are the ranks. `expected`: the ranks that it starts, in this order.
+
+    `first_log`: the file that it makes right before the first of them. Children from before then are no ranks: where
+    nodes meet, one of them serves the meeting, and ends.
+    """
 
     expected: Sequence[int] = ()
+    first_log: Path | None = None
+    _others: Sequence[int] = ()
 
     def ranks(self) -> Mapping[int, int]:
         """The pid of each rank that has started and that the launcher has not waited for yet.
@@ -67,6 +73,9 @@ class Launcher(Popen[bytes]):
         known, its number follows from the launcher's order, as soon as no other rank is missing.
         """
         children = self._children()
+        if self.first_log is not None and not self.first_log.exists():
+            self._others = children
+        children = [pid for pid in children if pid not in self._others]
         known = {pid: int(word) for pid in children if (word := variable(pid, "PADDLE_TRAINER_ID"))}
         in_order = [pid for pid in children if pid in known or exit_of(pid)[0]]
         if len(in_order) == len(self.expected):

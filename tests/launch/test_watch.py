@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from paddle_dp.launch.processes import exit_of
 from paddle_dp.launch.watch import Launcher, Watch
 
 LAUNCHER = """
@@ -98,3 +99,21 @@ def test_who_waits_for_the_next_look_is_woken_by_an_end(launch):
     watch.rest(0.2)  # whose end is known wakes nobody
     assert time.monotonic() - begun > 0.15
     watch.close()
+
+
+def test_what_the_launcher_starts_for_the_nodes_meeting_is_no_rank(tmp_path):
+    """It ended before the rank had begun, and counted as a rank that left: two nodes failed to start, now and then."""
+    meeting = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', '']); time.sleep(60)"
+    launcher = Launcher([sys.executable, "-c", meeting], start_new_session=True)
+    launcher.expected, launcher.first_log = [0], tmp_path / "workerlog.0"
+    try:
+        end = time.monotonic() + 20
+        while not [pid for pid in launcher._children() if exit_of(pid)[0]]:
+            assert launcher.ranks() == {} and time.monotonic() < end
+            time.sleep(0.01)
+        assert launcher.ranks() == {}
+        launcher.first_log.touch()
+        assert launcher.ranks() == {}
+    finally:
+        launcher.kill()
+        launcher.wait()
