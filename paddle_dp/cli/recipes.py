@@ -49,14 +49,24 @@ def check(
         typer.Option(metavar="TIME", help="Also say the shortest step for so long a compute: '60 ms'."),
     ] = None,
 ) -> None:
-    """Check recipes without starting anything: every mistake with its file and line; and plan what each rank holds."""
+    """Check recipes without starting a training: every mistake with its file and line; and plan what each rank holds.
+
+    A process of its own on the CPU reads the first samples, and runs the model (of up to 30 million parameters) and the
+    loss on them, for 30 s at most: what is refused there is what train refuses.
+    """
     from paddle_dp.launch.initial import check_weights
+    from paddle_dp.launch.tries import tries
     from paddle_dp.recipe.check import check_all
 
-    def given(recipe: Recipe) -> list[str]:
-        return check_weights(recipe.load, recipe.model) if recipe.load is not None else []
+    files, settings = recipes_and_settings(words)
+    with tries() as tried:
 
-    raise typer.Exit(check_all(*recipes_and_settings(words), _forecast(ranks, build, link, compute), given))
+        def given(recipe: Recipe, file: Path) -> list[str]:
+            lines = check_weights(recipe.load, recipe.model) if recipe.load is not None else []
+            return [*lines, *tried(file, settings)]
+
+        status = check_all(files, settings, _forecast(ranks, build, link, compute), given)
+    raise typer.Exit(status)
 
 
 def _forecast(

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,8 @@ from paddle_dp.mesh.heartbeat import heartbeat
 
 KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
 OTHERS = "by a person or another program: memory had not run out"
+TRACEBACK = "traceback.rank-{}.txt"  # in an attempt's folder: all frames, where the screen has a user's alone
+FEW = 4  # frames of libraries that are shown as they are
 MOST, WIDTH = 8, 140  # consequences that are shown, and characters of each
 LOST_NODE = "lost node"  # the kind of a failure that no rank has written, for its machine is gone
 # Kinds of failures that are not one rank's.
@@ -41,7 +44,7 @@ class Failure:
     `outside`: somebody else's deed, which the same training may well go without the next time.
     `waited`: the line in which it named the rank that it waited for, if a lost peer may have ended it. `where`:
     what it did when a signal ended it, « in forward of step 7»; "" if that is not known. `name`: what the rank is
-    beside a rank, «server 1», if anything.
+    beside a rank, «server 1», if anything. `frames`: the whole traceback, where what is shown leaves some out.
     """
 
     rank: int
@@ -55,6 +58,7 @@ class Failure:
     waited: str = ""
     where: str = ""
     name: str = ""
+    frames: str = ""
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
     time: float = field(default_factory=time.time)
@@ -75,6 +79,11 @@ class Failure:
             own = getattr(errors, within["kind"], None)
             if isinstance(own, type) and issubclass(own, PaddleDPError):
                 kind, message, status, expected = within["kind"], within["message"], own.exit_status, True
+        frames_left_out = ""
+        if expected and error.__cause__ is not None:
+            frames_left_out = text
+        elif not expected and (short := _of_users(error, rank)):
+            frames_left_out, text = text, short
         if isinstance(error, SystemExit):
             status = error.code if isinstance(error.code, int) else 1
             message = f"sys.exit({error.code!r})"
@@ -82,7 +91,7 @@ class Failure:
             message, status = "interrupted.", 130
         return cls(
             rank=rank, kind=kind, message=message, exit_status=status, traceback=text, expected=expected,
-            printed=os.fstat(2).st_size, name=heartbeat.name,
+            printed=os.fstat(2).st_size, name=heartbeat.name, frames=frames_left_out,
         )  # fmt: skip
 
     @classmethod
@@ -138,9 +147,33 @@ class Failure:
         try:
             folder.mkdir(parents=True, exist_ok=True)  # deleted, perhaps, with the run's folder
             partial.write_text(json.dumps(asdict(self), indent=1))
+            if self.frames:
+                (folder / TRACEBACK.format(self.rank)).write_text(self.frames)
             partial.replace(folder / f"failure.rank-{self.rank}.json")
         except OSError as error:
             print(f"(this failure could not be written to {folder}: {error})", flush=True)
+
+
+def _of_users(error: BaseException, rank: int) -> str:
+    """The traceback with a user's own frames alone, without this package's and those of libraries; "" where it has no
+    user's frame, or nothing else."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [
+        (frame, line) for frame, line in frames if not _is_library(str(frame.f_globals.get("__name__", "")))
+    ]
+    if not own or len(frames) - len(own) < FEW or isinstance(error, SyntaxError):
+        return ""
+    listed = traceback.StackSummary.extract(iter(own)).format()
+    rest = f"({len(frames) - len(own)} frames of paddle_dp and of libraries: {TRACEBACK.format(rank)}, beside the log)\n"
+    named = traceback.format_exception_only(type(error), error)
+    return "".join(["Traceback (most recent call last):\n", *listed, *named, rest])
+
+
+def _is_library(module: str) -> bool:
+    if module == "__main__":
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module.partition(".")[0] in ("paddle_dp", *sys.stdlib_module_names) or "site-packages" in file
 
 
 def read_all(folder: Path) -> list[Failure]:

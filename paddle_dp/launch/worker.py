@@ -135,7 +135,8 @@ def _main(entry_point: str, argv: Sequence[str] | None) -> NoReturn:
         heartbeat.enter("done")
         sys.exit(0)
     sys.stdout.flush()
-    print(failure.message if failure.expected else failure.traceback, file=sys.stderr, flush=True)
+    shown = failure.frames or (failure.message if failure.expected else failure.traceback)
+    print(shown, file=sys.stderr, flush=True)
     # Python closes open files; but a thread that waits for lost peers must not keep this process alive.
     faulthandler.dump_traceback_later(CLOSING, exit=True)
     sys.exit(failure.exit_status)

@@ -199,7 +199,7 @@ PARTS = {
         "infonce": "contrastive", "arcface": "margin_softmax", "cosface": "margin_softmax",
     },
     "strategies": {
-        "ddp": "data_parallel", "dp": "data_parallel", "fsdp": f": {_STAGE3}", "zero": f": {_STAGE}",
+        "ddp": "data_parallel", "dp": "data_parallel", "fsdp": f": {_STAGE3}",
         "deepspeed": f": {_STAGE}", "megatron": "hybrid", "fleet": "hybrid", "tp": "hybrid", "pp": "hybrid",
         "ps": "parameter_server", "auto": "data_parallel",
     },

@@ -36,6 +36,8 @@ DEVICES = ("auto", "cpu", "gpu", "xpu", "npu")
 def _device(word: str) -> str:
     """A plugin may bring a device of any name, but one that is nearly a known one is a slip."""
     guess = near(word, DEVICES)
+    if word == "cuda":
+        guess = "gpu"
     if word not in DEVICES and (guess or not word.isidentifier()):
         known = ", ".join(f"'{one}'" for one in DEVICES)
         hint = f" Did you mean '{guess}'?" if guess else ""

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.errors import NotFiniteError, UsageError
+from paddle_dp.errors import NotFiniteError, PaddleDPError, UsageError
 from paddle_dp.mesh import Mesh, join, transport
 from paddle_dp.mesh.heartbeat import VARIABLE, heartbeat
 from paddle_dp.plan.measured import NOT_MEASURED
@@ -49,7 +49,15 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     trainer.measurements.watched = bool(options.get("why"))
     if options.get("why") and trainer.learner.asynchronous and mesh.is_main:
         print(f"--why shows nothing here. {NOT_MEASURED}", flush=True)
-    trainer.fit(recipe.train.length)
+    first = trainer.progress.step
+    try:
+        trainer.fit(recipe.train.length)
+    except ValueError as error:
+        from paddle_dp.train.first_forward import explained, misfits
+
+        if trainer.progress.step > first or isinstance(error, PaddleDPError) or not misfits(error):
+            raise
+        raise PaddleDPError(explained(error, recipe)) from error
     if trainer.mesh.lost:
         atexit.register(_leave)
 

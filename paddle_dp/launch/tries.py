@@ -1,0 +1,64 @@
+"""Recipes tried in a process of their own, for `paddle-dp check`: it is started when the first recipe asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.processes import tied_to
+
+_MODULE = "paddle_dp.train.first_forward"
+
+
+class Tries:
+    """Asks that process, one recipe after another."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def __call__(self, file: Path, overrides: Sequence[str]) -> list[str]:
+        """Lines on what was not tried. Raises UsageError for what `train` would refuse or fail with."""
+        process = self._process = self._process or _started()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            print(json.dumps([str(file), list(overrides)]), file=process.stdin, flush=True)
+            said = process.stdout.readline()
+        except BrokenPipeError:
+            said = ""
+        if not said:
+            self.close()
+            return ["not tried: the process that tries it ended"]
+        found = json.loads(said)
+        if "error" in found:
+            raise UsageError(f"{file}: {found['error']}")
+        return list(found["lines"])
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def _started() -> subprocess.Popen[str]:
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", _MODULE], env=variables, text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only
+    )  # fmt: skip
+
+
+@contextmanager
+def tries() -> Iterator[Tries]:
+    """Within it, recipes can be tried; afterwards the process is gone."""
+    made = Tries()
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,213 @@
+"""A recipe tried on one process of the CPU, for `paddle-dp check`: what `train` does until its first update is due.
+
+It is the ranks' own assembly, with strategy `single` and two samples, and it ends where a training would begin to write
+(`TrainingLoop.begin_run`): so what is found here is what `train` refuses. `explained` makes a sentence of the commonest
+mistakes of shapes, here and in a training's first update.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from paddle_dp.data.arrays import describe
+from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.sample import read_sample
+from paddle_dp.errors import PaddleDPError, UsageError, gist, near
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.meta_init import describe_weights
+from paddle_dp.parallel.preflight import built_without_memory
+from paddle_dp.part import read_part
+from paddle_dp.plan.rank_memory import total_parameters
+from paddle_dp.recipe import Recipe, read_recipe
+
+LARGEST = 30_000_000  # parameters of a model that is built and run: 120 MB in float32
+SECONDS = 30  # for one recipe, its data set included
+_TOKEN = re.compile(r"expected >= 0 and < (\d+), but got (-?\d+)")
+_KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
+class _TooLongError(Exception):
+    """A recipe takes longer than `SECONDS`."""
+
+
+def tried(recipe: Recipe) -> list[str]:
+    """Lines on what was not tried; [] where all was. Raises UsageError, or another PaddleDPError, for what `train`
+    would refuse or fail with."""
+    from paddle_dp.train.assemble import Assembly
+    from paddle_dp.train.build import setup
+    from paddle_dp.train.trainer import Trainer
+
+    model = built_without_memory(partial(recipe.build_model))
+    small = replace(recipe.train, batch=2, micro_batches=1, device="cpu", compile=False)
+    single = read_part("strategies", {"use": "single"})
+    alone = recipe.model_copy(update={"train": small, "strategy": single, "load": None})
+    described = replace(setup(alone), loader=replace(recipe.loader, num_workers=0))
+    assembly = Assembly(described, Mesh.alone())
+    loader = assembly.train_loader
+    if loader.reads is None or not loader.batches:
+        raise UsageError("dataset: the train split has no batch.")
+    if model is not None and (count := total_parameters(describe_weights(model))) > LARGEST:
+        return [f"not run, only read: the model has {count:,} parameters, more than {LARGEST:,}"]
+    sample, notes = _sample(loader.dataset), list[str]()
+    if recipe.train.device not in ("auto", "cpu"):
+        notes = [f"train.device={recipe.train.device} is not looked for here: it was tried on the CPU"]
+    _refuse_vocab(loader.dataset, recipe)
+    try:
+        trainer = assembly.trainer(Trainer)
+        names = trainer.evaluation_names() if trainer.run.test_loader is not None else set()
+        if not names:
+            _forward(trainer)
+        _refuse_classes(trainer, recipe)
+        trainer.tell_refuse()
+    except PaddleDPError:
+        raise
+    except Exception as error:
+        raise UsageError(explained(error, recipe, sample)) from error
+    return notes
+
+
+def _refuse_vocab(dataset: Any, recipe: Recipe) -> None:
+    """Raises UsageError where the model's embedding has fewer rows than the data set's tokenizer has tokens."""
+    rows = getattr(recipe.model.config, "vocab", None)
+    tokens = getattr(getattr(getattr(dataset, "texts", dataset), "tokenizer", None), "vocab", None)
+    tokens = max(tokens, getattr(dataset, "mask", -1) + 1) if isinstance(tokens, int) else None
+    if isinstance(rows, int) and isinstance(tokens, int) and rows < tokens:
+        raise UsageError(
+            f"model.vocab is {rows}, and the tokens of dataset {recipe.dataset.name} are {tokens}: set model.vocab={tokens}, "
+            "or take the tokenizer that belongs to the model (dataset.tokenizer)."
+        )
+
+
+def _refuse_classes(trainer: Any, recipe: Recipe) -> None:
+    """Raises UsageError where a classifier has fewer outputs than the data set has names of classes."""
+    classes = getattr(trainer.loader.dataset, "classes", None)
+    size = getattr(recipe.model.config, "classes", None)
+    if classes is not None and isinstance(size, int) and size < len(classes):
+        raise UsageError(
+            f"model.classes is {size}, and dataset {recipe.dataset.name} has {len(classes)} classes: set "
+            f"model.classes={len(classes)}."
+        )
+
+
+def _sample(dataset: Any) -> str:
+    """«input float32[64], target int64[]» of the first sample."""
+    with globals_kept():
+        inputs, targets = read_sample(dataset, 0)
+    return f"input {describe(inputs)}, target {describe(targets)}"
+
+
+def _forward(trainer: Any) -> None:
+    """The loss of the first training samples, without gradients."""
+    from paddle_dp.train.evaluate import names_of_numbers
+
+    names_of_numbers(trainer.learner, trainer.loader, trainer.mesh)
+
+
+def explained(error: Exception, recipe: Recipe | None, sample: str = "") -> str:
+    """A sentence for an error of a model or a loss: where, what, and what to do next."""
+    data = f"dataset {recipe.dataset.name}" if recipe is not None else "the data"
+    model = f"model {recipe.model.name}" if recipe is not None else "the model"
+    samples = f" Samples of {data}: {sample}." if sample else ""
+    if token := _TOKEN.search(str(error)):
+        return (
+            f"{model} has an embedding of {token[1]} rows, and {data} has the number {token[2]}: set model.vocab to the "
+            "tokenizer's number of tokens or more (masked_texts: one more), or take the tokenizer that belongs to the "
+            f"model (dataset.tokenizer).{samples}"
+        )
+    if keyword := _KEYWORD.search(str(error)):
+        taken = _parameters(error)
+        meant = near(keyword[1], taken)
+        hint = f" Did you mean '{meant}'?" if meant else f" It takes {', '.join(taken)}." if taken else ""
+        return f"{model}: '{keyword[1]}' is no argument of the class that it builds.{hint}"
+    where = own_frame(error)
+    sizes = (
+        " Sizes of the model (model.inputs, classes, length …) and of the samples have to fit."
+        if misfits(error)
+        else ""
+    )
+    return (
+        f"{model} and the loss do not take the first samples of {data}: {type(error).__name__}: {gist(error)}"
+        f"{f' ({where})' if where else ''}.{samples}{sizes}"
+    ).replace("..", ".")
+
+
+def misfits(error: Exception) -> bool:
+    """Whether Paddle refused the shapes or numbers that it was given."""
+    return isinstance(error, ValueError) and "(InvalidArgument)" in str(error)
+
+
+def _parameters(error: Exception) -> list[str]:
+    """The parameters of the class or function that refused a keyword, from the message that names it."""
+    frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
+    name = str(error).partition("(")[0].split(".")[0]
+    for frame in reversed(frames):
+        kind = {**frame.frame.f_globals, **frame.frame.f_locals}.get(name)
+        if callable(kind):
+            return [
+                word for word in inspect.signature(kind).parameters if word not in ("self", "args", "kwargs")
+            ]
+    return []
+
+
+def own_frame(error: BaseException) -> str:
+    """«loss.py, line 12, in forward»: the innermost frame that is a user's, neither this package's nor a library's."""
+    from paddle_dp.parallel.own_code import is_library
+
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if not is_library(str(frame.f_globals.get("__name__", ""))):
+            code = frame.f_code
+            found = f"{code.co_filename}, line {trace.tb_lineno}, in {code.co_name}"
+        trace = trace.tb_next
+    return found
+
+
+@contextmanager
+def _limited(seconds: int) -> Iterator[None]:
+    def end(number: int, frame: FrameType | None) -> None:
+        raise _TooLongError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def answer(file: str, overrides: list[str]) -> dict[str, Any]:
+    """{"lines": […]} of a recipe, or {"error": message, "status": …}."""
+    try:
+        with _limited(SECONDS):
+            return {"lines": tried(read_recipe(Path(file), overrides))}
+    except _TooLongError:
+        return {"lines": [f"not tried to the end: it took more than {SECONDS} s"]}
+    except PaddleDPError as error:
+        return {"error": str(error), "status": 2}
+    except Exception as error:  # noqa: BLE001 - a model or a data set may raise anything while it is built
+        return {"error": explained(error, read_recipe(Path(file), overrides)), "status": 2}
+
+
+def main() -> None:
+    """Answers each line of standard input, a recipe and its overrides as JSON, on one of standard output."""
+    screen, sys.stdout = sys.stdout, sys.stderr  # what a user's code prints is no answer
+    for line in sys.stdin:
+        file, overrides = json.loads(line)
+        print(json.dumps(answer(file, overrides)), file=screen, flush=True)
+
+
+if __name__ == "__main__":
+    main()
