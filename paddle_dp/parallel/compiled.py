@@ -19,7 +19,7 @@ from paddle_dp.errors import TracingError, UsageError, gist
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, local_norms
 from paddle_dp.parallel.lora import adapted_layers
 from paddle_dp.parallel.trial import buffers_before, random_state, trial
-from paddle_dp.structure import call
+from paddle_dp.structure import call, leaves
 from paddle_dp.units import Recompute
 
 if TYPE_CHECKING:
@@ -134,19 +134,32 @@ def _outputs_and_gradients(model: nn.Layer, inputs: Any) -> tuple[list[Any], lis
 class Program:
     """A model's forward as a program while gradients are recorded, and layer by layer where they are not.
 
-    Paddle 3.3.1 traces once for both: a program whose first call is without gradients never gives any.
+    Paddle 3.3.1 traces once for both: a program whose first call is without gradients never gives any. A trace, of
+    which there is one for each shape, empties the gradients of earlier micro-batches: they are put back.
     """
 
     def __init__(self, plain: Callable[..., Any]):
         self.plain = plain
         self._traced: Callable[..., Any] | None = None  # a copy of a model calls this before it has layers
+        self._shapes: set[Any] = set()  # that were traced
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         if not paddle.is_grad_enabled():
             return self.plain(*inputs, **named)
         if self._traced is None:
             self._traced = paddle.jit.to_static(self.plain, full_graph=True)
-        return self._traced(*inputs, **named)
+        tensors = [x for x in leaves((inputs, named)) if isinstance(x, paddle.Tensor)]
+        shapes = tuple((*x.shape, x.dtype) for x in tensors)
+        if shapes in self._shapes:
+            return self._traced(*inputs, **named)
+        self._shapes.add(shapes)
+        model = getattr(self.plain, "__self__", None)
+        parameters = model.parameters() if isinstance(model, nn.Layer) else []
+        kept = [(p, p.grad.clone()) for p in parameters if p.grad is not None]
+        outputs = self._traced(*inputs, **named)
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+        return outputs
 
     def __deepcopy__(self, copies: dict[int, Any]) -> Program:
         return Program(copy.deepcopy(self.plain, copies))

@@ -145,6 +145,21 @@ def test_what_cannot_be_traced_is_refused_with_its_cause() -> None:
         compiled(nn.Linear(4, 4), None, emulated=True)
 
 
+def test_a_new_shape_leaves_the_gradients_of_earlier_micro_batches() -> None:
+    """A trace emptied them: an update from micro-batches of 24 and 25 samples learned from the last one alone."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    parts = [paddle.randn([n, 4]) for n in (3, 5)]
+    for part in parts:
+        model(part).sum().backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    model.clear_gradients()
+    compiled(model, None)
+    for part in parts:
+        model(part).sum().backward()
+    for gradient, p in zip(wanted, model.parameters(), strict=True):
+        np.testing.assert_allclose(p.grad.numpy(), gradient.numpy(), rtol=1e-6)
+
+
 def test_samples_are_traced_in_the_precision_of_the_model(tmp_path) -> None:
     """A proof's float64 steps were refused: the model was float64, and what it was traced with was not."""
     task = Task(
