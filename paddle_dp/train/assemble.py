@@ -138,8 +138,9 @@ class Assembly:
         if self.mesh.ranks == 1 and not several and not config.chained and is_known(task.loss):
             return task
         if self._findings is None:
+            loader = self.train_loader  # opened by all ranks together
             rank = 0 if self._scatters else self.mesh.readers[0]
-            here = self._trial(task, several, config.chained) if self.mesh.rank == rank else None
+            here = self._trial(task, loader, several, config.chained) if self.mesh.rank == rank else None
             self.mesh.wait("the trial of the model")  # which may take longer than a collective waits
             self._findings = trial.understood(self.mesh.gather(here)[rank])
         found = self._findings
@@ -154,8 +155,8 @@ class Assembly:
             remembers=bool(found.remembers),
         )
 
-    def _trial(self, task: Task, several: bool, chained: str) -> dict[str, Any]:
-        loader, folder = self.train_loader, self.setup.folder
+    def _trial(self, task: Task, loader: Loader, several: bool, chained: str) -> dict[str, Any]:
+        folder = self.setup.folder
         if self.mesh.device != "cpu":
             if self.setup.recipe is None or not folder.is_dir():
                 return {"failed": "a script's model is not tried on an accelerator"}
