@@ -18,7 +18,7 @@ from paddle_dp.parallel.own_code import is_library
 if TYPE_CHECKING:
     from paddle_dp.parallel.learner import Learner
 
-_MODE, _HOOKS = "mode", "hooks"
+_MODE, _HOOKS = "the mode", "the hooks"  # no names of attributes
 _LONGEST = 40  # characters of a value in a message
 Key = tuple[str, str]  # a layer, and its setting
 

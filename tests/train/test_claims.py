@@ -235,11 +235,11 @@ def test_what_is_changed_on_one_rank_is_named_at_the_next_check(tmp_path: Path) 
         ("set_rate", "after step 6: ranks differ in p of model.drop: 0.0 on rank 0, 0.5 on rank 1. "),
         (
             "add_hook",
-            "after step 6: ranks differ in hooks of model.first: none on rank 0, add_hook.<locals>.<lambda> on",
+            "after step 6: ranks differ in the hooks of model.first: none on rank 0, add_hook.<locals>.<lambda> on",
         ),
         (
             "to_evaluation",
-            "after step 6: ranks differ in mode of model.drop: training on rank 0, evaluation on rank 1. ",
+            "after step 6: ranks differ in the mode of model.drop: training on rank 0, evaluation on rank 1. ",
         ),
     ):
         assert sentence in screens[name], screens[name]
