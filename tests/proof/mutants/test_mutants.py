@@ -1,7 +1,12 @@
 """The blind mutants: what is drawn, that a mutant is in the ranks, that the proof sees one, that the list is sound."""
 
+import numpy as np
+
+from paddle_dp.checkpoint import TensorShard
+from paddle_dp.proof.trace_files import Trace, write_sheet
 from tests.proof.mutants.exam import Exam, drawn
 from tests.proof.mutants.recipes import RECIPES
+from tests.proof.mutants.recorded import only_rounding
 from tests.proof.mutants.reviewed import CLASSES, Entry, Reviewed, write
 from tests.proof.mutants.side import mutable_files, put_in
 from tests.proof.mutants.sites import ROOT, sites
@@ -76,6 +81,24 @@ def test_the_exam_tells_a_killer_from_what_changes_nothing(tmp_path):
     )
     row = exam.judge(cached, shared=True, seed="")
     assert (row.outcome, row.bits, row.in_file) == ("same", "equal", None)
+
+
+def traced(folder, factor=1.0, kind="gradient", samples=8, dtype="float64"):
+    numbers = {f"{kind}|1|w": TensorShard.whole(f"{kind}|1|w", factor * np.arange(1.0, 9.0))}
+    row = {"loss": factor, "samples": samples, "empty": False, "shares": [samples], "read": [[0, [1]]]}
+    write_sheet(folder, "own", 0, numbers, {"rows": [row], "dtype": dtype})
+    return Trace.read(folder, "own", 1)
+
+
+def test_rounding_is_told_from_what_is_wrong(tmp_path):
+    clean = traced(tmp_path / "clean")
+    assert only_rounding(clean, traced(tmp_path / "rounded", 1 + 1e-12))
+    assert not only_rounding(clean, traced(tmp_path / "wrong", 1 + 1e-6))
+    assert not only_rounding(clean, traced(tmp_path / "read", samples=7))
+    assert not only_rounding(clean, traced(tmp_path / "other", kind="probe"))
+    assert not only_rounding(clean, None)
+    low = traced(tmp_path / "low", dtype="bfloat16")
+    assert only_rounding(low, traced(tmp_path / "lower", 1.01, dtype="bfloat16"))
 
 
 def test_the_list_of_survivors_is_sound_and_nothing_in_it_is_gone():
