@@ -79,7 +79,7 @@ def test_a_hung_sample_is_noticed_and_named():
     begun = time.monotonic()
     with pytest.raises(DataError, match=r"data worker \d .*sample 6 \(6.jpg\) of epoch 0.*still for 0.3 s"):
         rows(loader)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 def test_a_first_sample_that_hangs_is_noticed_too():
@@ -93,10 +93,10 @@ def test_a_first_sample_that_hangs_is_noticed_too():
 def test_slow_samples_are_not_taken_for_hung_ones():
     class Slow(Numbers):
         def __getitem__(self, index):
-            time.sleep(0.1)
+            time.sleep(0.3)
             return super().__getitem__(index)
 
-    with Loader(Slow(10), Sampler(10, 10), num_workers=1, timeout=0.4) as loader:
+    with Loader(Slow(10), Sampler(10, 10), num_workers=1, timeout=2.0) as loader:
         assert len(rows(loader)) == 1
 
 

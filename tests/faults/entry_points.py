@@ -93,8 +93,9 @@ def put_work_away(recipe: object, options: Options) -> None:
         Path(options["pids"], f"{rank}.away").touch()
         sys.exit(0)
 
+    rank = int(os.environ["PADDLE_TRAINER_ID"])
     signal.signal(signal.SIGTERM, stop)
-    rank = _leave_pid(options)
+    _leave_pid(options)
     time.sleep(120)
 
 
@@ -112,7 +113,9 @@ def tell_environment(recipe: object, options: Options) -> None:
 
 
 def will_not_end(recipe: object, options: Options) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Ranks that note that they were told to end, and go on."""
+    told = Path(options["pids"], f"{os.environ['PADDLE_TRAINER_ID']}.told")
+    signal.signal(signal.SIGTERM, lambda number, frame: told.touch())
     _leave_pid(options)
     time.sleep(120)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 sys.path[0] = os.getcwd()
 
+from paddle_dp.launch import supervisor  # noqa: E402
 from paddle_dp.launch.command import Job  # noqa: E402
 from paddle_dp.launch.start import run  # noqa: E402
 
@@ -15,5 +16,6 @@ if __name__ == "__main__":
     # A shell's background job, and nohup, have these ignored from birth, which a supervisor respects.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    supervisor.GRACE = float(os.environ.get("GRACE", supervisor.GRACE))
     words = json.loads(sys.argv[1])
     sys.exit(run(Job(**{**words, "recipe": Path(words["recipe"])})))

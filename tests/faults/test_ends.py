@@ -15,7 +15,7 @@ def test_ranks_die_with_a_supervisor_that_is_killed(start):
     pids = job.rank_pids(2)
     assert all(alive(pid) for pid in pids) and len(job.left()) >= 4  # supervisor, launcher, two ranks
     job.process.send_signal(signal.SIGKILL)
-    assert job.gone_within(2.0)
+    assert job.gone_within(10.0)
 
 
 def test_ranks_put_their_work_away_when_the_supervisor_is_told_to_end(start):
@@ -24,7 +24,7 @@ def test_ranks_put_their_work_away_when_the_supervisor_is_told_to_end(start):
     for job, number in zip(jobs, told, strict=True):
         job.rank_pids(2)
         job.process.send_signal(number)
-        found, _, complained = job.finish(timeout=10)
+        found, _, complained = job.finish()
         assert found == 128 + number and not job.left()
         assert {path.name for path in job.pids.glob("*.away")} == {"0.away", "1.away"}
         assert complained == f"ended by {number.name}: no process is left.\n"
@@ -36,26 +36,27 @@ def test_ranks_that_will_not_listen_are_ended_all_the_same(start):
     job.rank_pids(2)
     begun = time.monotonic()
     job.process.send_signal(signal.SIGTERM)
-    assert job.finish(timeout=20)[0] == 143 and not job.left()
+    assert job.finish()[0] == 143 and not job.left()
     assert 4 < time.monotonic() - begun < 10  # they were given their time
 
 
 def test_a_second_interrupt_means_now(start):
-    job = start("will_not_end")
+    job = start("will_not_end", env={"GRACE": "300"})
     job.rank_pids(2)
-    begun = time.monotonic()
     job.process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    end = time.monotonic() + 60
+    while not list(job.pids.glob("*.told")):  # two that come before the first is seen would be one
+        assert time.monotonic() < end
+        time.sleep(0.05)
     job.process.send_signal(signal.SIGINT)
-    assert job.finish(timeout=20)[0] == 130 and not job.left()
-    assert time.monotonic() - begun < 4.8  # alone, the first would have given them their five seconds
+    assert job.finish()[0] == 130 and not job.left()
 
 
 def test_the_screen_says_in_one_line_who_ended_it(start):
     job = start("work_for_ever")
     job.rank_pids(2)
     job.process.send_signal(signal.SIGINT)
-    status, said, complained = job.finish(timeout=20)
+    status, said, complained = job.finish()
     assert len(said.strip().splitlines()) == 1  # the headline; not what Paddle says of its own SIGTERM
     assert (status, complained) == (130, "ended by SIGINT: no process is left.\n") and not job.left()
 
@@ -65,7 +66,7 @@ def test_a_job_can_be_ended_before_its_ranks_have_come(start):
     while not (job.out / "logs" / "attempt-001" / "launcher.log").exists():
         time.sleep(0.01)
     job.process.send_signal(signal.SIGTERM)
-    assert job.finish(timeout=10)[0] == 143 and not job.left()
+    assert job.finish()[0] == 143 and not job.left()
 
 
 def test_what_a_rank_started_ends_with_the_job(start):
@@ -78,5 +79,5 @@ def test_one_rank_is_interrupted_in_this_process(start):
     job = start("wait_alone", ranks=1)
     job.rank_pids(1)
     job.process.send_signal(signal.SIGINT)
-    status, _, complained = job.finish(timeout=10)
+    status, _, complained = job.finish()
     assert (status, complained) == (130, "interrupted.\n")

@@ -131,22 +131,22 @@ def bomb(depth: int) -> str:
 
 def test_aliases_are_bounded_by_what_they_stand_for() -> None:
     assert not parse(bomb(3), "a.yaml").mistakes
-    begun = time.perf_counter()
+    begun = time.process_time()
     for depth in (6, 9, 40):
         (mistake,) = parse(bomb(depth), "a.yaml").mistakes
         assert (
             str(mistake)
             == "a.yaml: stands for more than 50000 values, its aliases written out: no recipe needs so many"
         )
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 def test_a_recipe_of_the_size_of_data_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("\n".join(f"key_{number}: 1" for number in range(60_000)))
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(RecipeError, match=r"a.yaml: is larger than 128 KB: that is data, not a recipe"):
         read_page(tmp_path / "a.yaml")
-    assert time.perf_counter() - begun < 1
+    assert time.process_time() - begun < 1
 
 
 def test_as_many_keys_as_fit_are_told_apart_in_time_that_grows_as_they_do(tmp_path: Path) -> None:

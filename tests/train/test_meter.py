@@ -47,12 +47,12 @@ def test_what_is_sent_is_counted_for_a_step_and_not_in_pauses() -> None:
 def test_tokens_are_the_samples_times_their_length_and_pauses_do_not_count() -> None:
     meter = Meter(Mesh.alone())
     with meter.paused():
-        time.sleep(0.2)
+        time.sleep(1.0)
     meter.add(8, 0.0)
     meter.add(8, 0.0)
     read = meter.read(batch(paddle.zeros([2, 100], "int64")))
     assert read["tokens_per_second"] == pytest.approx(100 * read["samples_per_second"])
-    assert read["samples_per_second"] > 16 / 0.2
+    assert read["samples_per_second"] > 16 / 1.0
     assert "tokens_per_second" not in meter.read()
 
 

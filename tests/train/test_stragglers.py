@@ -200,8 +200,8 @@ def train_all_slow(folder: str, strategy: str) -> list[Any]:
 
 def test_a_phase_costs_a_microsecond():
     """The time of day is asked for once, as before."""
-    beat, begin = Heartbeat(), time.perf_counter()
+    beat, begin = Heartbeat(), time.process_time()
     for _ in range(2000):
         beat.enter("data")
         beat.enter("forward")
-    assert (time.perf_counter() - begin) / 4000 < 50e-6  # 1 µs; a busy machine takes longer
+    assert (time.process_time() - begin) / 4000 < 50e-6  # 1 µs; a busy machine takes longer
