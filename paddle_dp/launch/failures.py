@@ -164,7 +164,8 @@ def _of_users(error: BaseException, rank: int) -> str:
     if not own or len(frames) - len(own) < FEW or isinstance(error, SyntaxError):
         return ""
     listed = traceback.StackSummary.extract(iter(own)).format()
-    rest = f"({len(frames) - len(own)} frames of paddle_dp and of libraries: {TRACEBACK.format(rank)}, beside the log)\n"
+    others = len(frames) - len(own)
+    rest = f"({others} frames of paddle_dp and of libraries: {TRACEBACK.format(rank)}, beside the log)\n"
     named = traceback.format_exception_only(type(error), error)
     return "".join(["Traceback (most recent call last):\n", *listed, *named, rest])
 

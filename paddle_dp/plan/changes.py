@@ -21,7 +21,7 @@ class Facts:
     """What is known of the run beside its times. `cores`: processors of one machine; `local_ranks`: ranks on it;
     `degrees`: of the axes that are split; `free`, `peak`: bytes of a rank's memory; `sent`: bytes that a rank sends in
     a step, the mean of all; 0 where they are not counted. `servers`: so many of the first ranks are; `one_process`:
-    several ranks take another strategy."""
+    several ranks take another strategy; `load`: processes that wanted to compute, on the first rank's machine."""
 
     batch: int
     micro_batches: int = 1
@@ -36,6 +36,7 @@ class Facts:
     sent: float = 0.0
     servers: int = 0
     one_process: bool = False
+    load: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ from paddle_dp.plan.step_parts import RankParts, slowest
 
 WIDTH = 80
 MOST = 8  # ranks in the table: of more, those with the longest own time
+ENOUGH = 10  # steps from which something is concluded
+BUSY = 1.5  # processes that want to compute for each core, from which the machine is also somebody else's
 STARVED = 0.2  # of the time waiting for data, from which on the screen says so during training
 _COLUMNS = ("data", "forward", "backward", "exchange", "hidden", "waits for", "update", "callbacks", "other")
 _WIDTHS = (7, 8, 9, 9, 7, 11, 7, 10, 6)
@@ -28,7 +30,22 @@ def lines(measured: Measured) -> list[str]:
         *_wrapped(_sentence(parts)),
         *_sent(facts, len(parts)),
     ]
+    if doubt := unsure(measured):
+        return [*found, *_wrapped(doubt)]
     return [*found, *_advice(step, changes(parts, facts))]
+
+
+def unsure(measured: Measured) -> str:
+    """Why nothing is concluded from these steps; "" where they are enough, and the machine was this job's."""
+    steps, facts = measured.last - measured.first + 1, measured.facts
+    if steps < ENOUGH:
+        return f"No advice from {steps} step{'s' * (steps > 1)}: at least {ENOUGH} are needed: train longer."
+    if facts.device == "cpu" and facts.load > BUSY * max(facts.cores, facts.local_ranks):
+        return (
+            f"No advice: some {facts.load:.0f} processes wanted to compute on {facts.cores} cores, so these times are "
+            "others' work, too. Measure again when the machine is free."
+        )
+    return ""
 
 
 def starved(measured: Measured) -> str:

@@ -84,8 +84,8 @@ def _refuse_vocab(dataset: Any, recipe: Recipe) -> None:
     tokens = max(tokens, getattr(dataset, "mask", -1) + 1) if isinstance(tokens, int) else None
     if isinstance(rows, int) and isinstance(tokens, int) and rows < tokens:
         raise UsageError(
-            f"model.vocab is {rows}, and the tokens of dataset {recipe.dataset.name} are {tokens}: set model.vocab={tokens}, "
-            "or take the tokenizer that belongs to the model (dataset.tokenizer)."
+            f"model.vocab is {rows}, and the tokens of dataset {recipe.dataset.name} are {tokens}: set "
+            f"model.vocab={tokens}, or take the tokenizer that belongs to the model (dataset.tokenizer)."
         )
 
 
@@ -121,9 +121,9 @@ def explained(error: Exception, recipe: Recipe | None, sample: str = "") -> str:
     samples = f" Samples of {data}: {sample}." if sample else ""
     if token := _TOKEN.search(str(error)):
         return (
-            f"{model} has an embedding of {token[1]} rows, and {data} has the number {token[2]}: set model.vocab to the "
-            "tokenizer's number of tokens or more (masked_texts: one more), or take the tokenizer that belongs to the "
-            f"model (dataset.tokenizer).{samples}"
+            f"{model} has an embedding of {token[1]} rows, and {data} has the number {token[2]}: set model.vocab "
+            "to the tokenizer's number of tokens or more (masked_texts: one more), or take the one that belongs to "
+            f"the model (dataset.tokenizer).{samples}"
         )
     if keyword := _KEYWORD.search(str(error)):
         taken = _parameters(error)

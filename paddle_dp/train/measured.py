@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paddle_dp.train.run import Run
 
 AFTER = 10  # steps before the first measurement: the first ones are slower
-STEPS = 5  # of a measurement
+STEPS = 20  # of a measurement
 RARER = 10  # times as many steps until the next one
 OFTEN = 50  # steps until the next one, where somebody watches
 PIECE = 32 << 20  # bytes of gradients that are exchanged to see how long it takes
@@ -146,6 +146,7 @@ class Measurements:
             peak=peak_memory(self.mesh.device),
             sent=sent,
             servers=axes.servers,
+            load=_load(),
             one_process=recipe is not None and recipe.strategy.config.one_process,
         )
 
@@ -172,3 +173,11 @@ def _free_memory(device: str, ranks: int) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(ranks, 1)
     except (ValueError, OSError):
         return 0
+
+
+def _load() -> float:
+    """Processes of this machine that want to compute, in the mean of the last minute; 0.0 where that is not known."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return 0.0

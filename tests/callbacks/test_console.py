@@ -172,7 +172,7 @@ def test_a_loader_that_is_the_bottleneck_is_said_so_and_the_whole_measurement_wh
     console.start(at("start", 0))
     capsys.readouterr()
     console.measured(
-        at("measured", 15), Measured(first=11, last=15, parts=[part], facts=facts, watched=watched)
+        at("measured", 15), Measured(first=11, last=30, parts=[part], facts=facts, watched=watched)
     )
     told = capsys.readouterr().out
     if not watched:

@@ -18,8 +18,9 @@ from paddle import nn
 
 from paddle_dp.mesh import late_ranks, transport
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.plan.changes import changes
-from paddle_dp.plan.why_lines import lines, starved
+from paddle_dp.plan.changes import Facts, changes
+from paddle_dp.plan.measured import Measured
+from paddle_dp.plan.why_lines import lines, starved, unsure
 from paddle_dp.train import Callback, Moment, Trainer
 from tests.ranks import run_ranks
 
@@ -160,7 +161,7 @@ def train(
 
 @pytest.mark.parametrize(
     ("steps", "measured"),
-    [(2, []), (3, [(2, 3)]), (16, [(6, 10)]), (40, [(11, 15)]), (130, [(11, 15), (111, 115)])],
+    [(2, []), (3, [(2, 3)]), (16, [(6, 16)]), (40, [(11, 30)]), (130, [(11, 30), (111, 130)])],
 )
 def test_so_many_steps_are_measured_and_no_tape_is_left(tmp_path, steps, measured):
     class Found(Callback):
@@ -238,3 +239,13 @@ def test_a_slow_link_is_named_and_a_larger_batch_gains_what_was_said(tmp_path, s
     expected = next(seconds for what, seconds in before["changes"] if what.startswith("train.batch=16"))
     after = run_ranks(train, 2, str(tmp_path / "b"), **slow, batch=16)[0]
     assert after["step"] / 2 == pytest.approx(expected, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("last", "load", "said"),
+    [(15, 0.0, "No advice from 5 steps"), (30, 9.0, "No advice: some 9 processes"), (30, 1.0, "")],
+)
+def test_nothing_is_concluded_from_few_steps_or_a_busy_machine(last: int, load: float, said: str) -> None:
+    """Five steps beside another user's job gave «2.98 × as fast»."""
+    facts = Facts(batch=8, degrees={}, cores=2, local_ranks=2, load=load)
+    assert unsure(Measured(first=11, last=last, parts=[], facts=facts)).startswith(said)

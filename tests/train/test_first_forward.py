@@ -1,0 +1,98 @@
+"""`check` finds what `train` would refuse: a trial on one process, in sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.failures import TRACEBACK, Failure, describe
+from paddle_dp.launch.tries import tries
+from paddle_dp.recipe import read_recipe
+from paddle_dp.train.first_forward import explained, own_frame, tried
+
+DIGITS = "configs/digits_mlp.yaml"
+TEXTS = """
+model: {{use: gpt, vocab: {vocab}, width: 16, depth: 1, heads: 2, length: 16}}
+dataset: {{use: text_files, path: {path}, cache: {cache}, length: 16}}
+loss: {{use: cross_entropy}}
+optimizer: {{use: adamw}}
+train: {{length: 2 steps, batch: 4}}
+"""
+LOSS = """
+def bad(outputs, targets):
+    return outputs.nothing
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.inputs=100", r"(?s)model mlp and the loss do not take .* dataset digits: .*64.*100.*float32\[64\].*model.inputs"),
+        ("callbacks.checkpoint.best=f1", r"checkpoint\.best: .* 'f1'\. .*numbers of each class.* They have acc1, acc5, loss"),
+        ("callbacks.5={use: early_stop, watch: val_loss}", r"early_stop\.watch: .* 'val_loss'\. Did you mean 'loss'\?"),
+        ("dataset={use: image_folder}", r"dataset\.path is not given"),
+        ("dataset={use: text_files, tokenizer: gpt2}", r"dataset\.tokenizer: gpt2 does not exist"),
+        ("model.classes=5", r"model\.classes is 5, and dataset digits has 10 classes: set model\.classes=10"),
+    ],
+)  # fmt: skip
+def test_what_train_would_refuse_is_refused(override: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        tried(read_recipe(DIGITS, [override]))
+
+
+def test_a_vocabulary_that_is_too_small_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abc " * 200)
+    file = tmp_path / "lm.yaml"
+    file.write_text(TEXTS.format(vocab=100, path=tmp_path / "text.txt", cache=tmp_path / "cache"))
+    with pytest.raises(
+        UsageError, match=r"model\.vocab is 100, and the tokens .* are 256: set model\.vocab=256"
+    ):
+        tried(read_recipe(file))
+    error = ValueError("OP(embedding) expected >= 0 and < 300, but got 415")
+    assert explained(error, None).startswith(
+        "the model has an embedding of 300 rows, and the data has the number 415"
+    )
+
+
+def test_a_right_recipe_passes_and_what_is_not_tried_is_said() -> None:
+    assert tried(read_recipe(DIGITS)) == []
+    assert "tried on the CPU" in tried(read_recipe(DIGITS, ["train.device=gpu"]))[0]
+    (line,) = tried(read_recipe(DIGITS, ["model.hidden=[8000, 8000]"]))
+    assert line.startswith("not run, only read: the model has 64,")
+
+
+@pytest.mark.processes
+def test_a_misspelt_argument_of_a_foreign_class_is_named_by_the_process_that_tries() -> None:
+    with tries() as ask:
+        with pytest.raises(UsageError, match=r"'num_clases' is no argument .* Did you mean 'num_classes'\?"):
+            ask(Path(DIGITS), ["model={use: paddle.vision.models.resnet18, num_clases: 3}"])
+        assert ask(Path(DIGITS), []) == []
+
+
+def test_a_users_own_error_shows_the_users_frames_alone(tmp_path: Path) -> None:
+    """25 frames of ours stood above it."""
+    (tmp_path / "own_loss.py").write_text(LOSS)
+    space: dict = {"__name__": "own_loss"}
+    exec(compile(LOSS, str(tmp_path / "own_loss.py"), "exec"), space)
+    recipe = read_recipe(DIGITS)
+    with patch("paddle_dp.train.build.loss_of", lambda *given: _loss(space["bad"])):
+        with pytest.raises(UsageError) as caught:
+            tried(recipe)
+    error = caught.value.__cause__
+    assert error is not None and "own_loss.py, line 3, in bad" in own_frame(error)
+    failure = Failure.of(error, 0)
+    assert "own_loss.py" in failure.traceback and "paddle_dp/parallel" not in failure.traceback
+    assert "paddle_dp/parallel" in failure.frames and TRACEBACK.format(0) in describe(failure, 1, None)
+    failure.write(tmp_path)
+    assert (tmp_path / TRACEBACK.format(0)).read_text() == failure.frames
+
+
+def _loss(function):
+    from paddle_dp.parallel.loss import loss_of
+
+    return loss_of(
+        type("Part", (), {"build": lambda self: function, "name": "bad", "shelf": "losses"})(), None, "mlp"
+    )
