@@ -167,7 +167,7 @@ def _of_users(error: BaseException, rank: int) -> str:
     others = len(frames) - len(own)
     rest = f"({others} frames of paddle_dp and of libraries: {TRACEBACK.format(rank)}, beside the log)\n"
     named = traceback.format_exception_only(type(error), error)
-    return "".join(["Traceback (most recent call last):\n", *listed, *named, rest])
+    return clipped("".join(["Traceback (most recent call last):\n", *listed, *named, rest]))
 
 
 def _is_library(module: str) -> bool:

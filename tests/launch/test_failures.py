@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -37,7 +38,8 @@ def test_a_failure_travels_through_its_file(tmp_path):
 
 
 def test_a_disk_that_is_full_does_not_hide_the_failure(tmp_path, capsys):
-    caught(ValueError("x")).write(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    caught(ValueError("x")).write(tmp_path / "file" / "nowhere")
     assert "could not be written" in capsys.readouterr().out
 
 
@@ -217,6 +219,19 @@ def test_a_message_of_50_megabytes_is_cut_where_it_is_made(tmp_path):
     failure.write(tmp_path)
     (file,) = tmp_path.glob("failure.*")
     assert file.stat().st_size < 200_000 and read_all(tmp_path) == [failure]
+
+
+def test_so_is_that_of_the_users_own_frames() -> None:
+    def fails(place: object) -> None:
+        raise ValueError("x y: " * 100_000)
+
+    encode = partial(json.dumps, default=fails)
+    for _ in range(4):
+        encode = partial(json.dumps, default=lambda place, inner=encode: inner(object()))
+    with pytest.raises(ValueError, match="x y") as caught:
+        encode(object())
+    text = Failure.of(caught.value, 1).traceback
+    assert "frames of paddle_dp and of libraries" in text and len(text) < 70_000
 
 
 def test_an_error_that_cannot_say_its_message_is_a_failure_all_the_same():
