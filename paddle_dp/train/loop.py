@@ -105,6 +105,8 @@ class TrainingLoop(Rounds):
             consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
             self.tell_refuse()
             self.begin_run()
+            if self._folder is not None:
+                self._folder.begin()
             with changes_printed(self.learner, self.progress.step):
                 self.tell_start()
             self.check("before the first update", states=True)

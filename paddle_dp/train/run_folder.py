@@ -15,7 +15,13 @@ class RunFolder:
     """Compares what is at `path` with the folder that was there when the run began."""
 
     def __init__(self, path: Path):
-        self.path, self._folder, self._looked, self._is_lost = path, -1, -EVERY, False
+        self.path, self._folder = path, -1
+        self.begin()
+
+    def begin(self) -> None:
+        """The folder that is there now is the run's: an older run has been moved out of its way."""
+        self.__del__()
+        self._folder, self._looked, self._is_lost = -1, -EVERY, False
         self.is_lost(now=True)
 
     def is_lost(self, now: bool = False) -> bool:
