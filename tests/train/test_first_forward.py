@@ -30,8 +30,8 @@ def bad(outputs, targets):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("model.inputs=100", r"(?s)model mlp and the loss do not take .* dataset digits: .*64.*100.*float32\[64\].*model.inputs"),
-        ("callbacks.checkpoint.best=f1", r"checkpoint\.best: .* 'f1'\. .*numbers of each class.* They have acc1, acc5, loss"),
+        ("model.inputs=100", r"(?s)model mlp and the loss .* digits: .*64.*100.*float32\[64\].*model.inputs"),
+        ("callbacks.checkpoint.best=f1", r"checkpoint\.best: .*numbers of each class.* They have acc1, acc5, loss"),
         ("callbacks.5={use: early_stop, watch: val_loss}", r"early_stop\.watch: .* 'val_loss'\. Did you mean 'loss'\?"),
         ("dataset={use: image_folder}", r"dataset\.path is not given"),
         ("dataset={use: text_files, tokenizer: gpt2}", r"dataset\.tokenizer: gpt2 does not exist"),
@@ -78,9 +78,9 @@ def test_a_users_own_error_shows_the_users_frames_alone(tmp_path: Path) -> None:
     space: dict = {"__name__": "own_loss"}
     exec(compile(LOSS, str(tmp_path / "own_loss.py"), "exec"), space)
     recipe = read_recipe(DIGITS)
-    with patch("paddle_dp.train.build.loss_of", lambda *given: _loss(space["bad"])):
-        with pytest.raises(UsageError) as caught:
-            tried(recipe)
+    loss = patch("paddle_dp.train.build.loss_of", lambda *given: _loss(space["bad"]))
+    with loss, pytest.raises(UsageError) as caught:
+        tried(recipe)
     error = caught.value.__cause__
     assert error is not None and "own_loss.py, line 3, in bad" in own_frame(error)
     failure = Failure.of(error, 0)
