@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paddle_dp.checkpoint.tensors import put
+from paddle_dp.checkpoint.tensors import dtype_of, put
 from paddle_dp.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -82,7 +82,10 @@ def load_optimizer(
     for name in sorted(tensors.keys() - saved):
         raise CheckpointError(f"{kind} keeps {name}, which the checkpoint lacks: another optimizer saved it.")
     for name, tensor in tensors.items():
-        put(tensor, read(name), name)
+        array = read(name)
+        if array.dtype == np.float32 and dtype_of(tensor) == "float64":  # a proof goes on in float64
+            array = array.astype("float64")
+        put(tensor, array, name)
 
 
 def _create_states(optimizer: Any, parameters: list[paddle.Tensor]) -> None:
