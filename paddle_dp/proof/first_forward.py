@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
-from pathlib import Path
 from typing import Any
 
-import paddle
-
-import paddle_dp
 from paddle_dp.errors import JobError, PaddleDPError, gist
 from paddle_dp.proof.trace import Side
 from paddle_dp.recipe import Recipe
-
-NOT_OF_THE_USER = tuple(f"{Path(str(package.__file__)).parent}/" for package in (paddle_dp, paddle))
+from paddle_dp.train.first_forward import own_frame
 
 
 def first_forward(recipe: Recipe, options: dict[str, Any]) -> None:
@@ -30,18 +24,7 @@ def first_forward(recipe: Recipe, options: dict[str, Any]) -> None:
     except PaddleDPError:
         raise
     except Exception as error:  # noqa: BLE001 - the code is the user's
-        failed = JobError(f"{doing}. {type(error).__name__}: {gist(error)}{_place(error)}")
+        frame = own_frame(error)
+        failed = JobError(f"{doing}. {type(error).__name__}: {gist(error)}{frame and f' ({frame})'}")
         failed.exit_status = 4
         raise failed from None
-
-
-def _place(error: Exception) -> str:
-    """Where the innermost code that is neither Paddle's nor this package's was, as the end of a sentence."""
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(NOT_OF_THE_USER)
-    ]
-    frames = [f for f in frames if Path(f.filename).is_file()]  # not of code that Python holds itself
-    if not frames:
-        return ""
-    last = frames[-1]
-    return f"\n  {last.filename}:{last.lineno}, in {last.name}\n    {last.line}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import linecache
 import re
 import signal
 import sys
@@ -161,7 +162,8 @@ def _parameters(error: Exception) -> list[str]:
 
 
 def own_frame(error: BaseException) -> str:
-    """«loss.py, line 12, in forward»: the innermost frame that is a user's, neither this package's nor a library's."""
+    """«loss.py, line 12, in forward: return x / y»: the innermost frame of a user's code, which is neither this
+    package's nor a library's; "" where there is none."""
     from paddle_dp.parallel.own_code import is_library
 
     found, trace = "", error.__traceback__
@@ -170,6 +172,8 @@ def own_frame(error: BaseException) -> str:
         if not is_library(str(frame.f_globals.get("__name__", ""))):
             code = frame.f_code
             found = f"{code.co_filename}, line {trace.tb_lineno}, in {code.co_name}"
+            if line := linecache.getline(code.co_filename, trace.tb_lineno).strip():
+                found = f"{found}: {line}"
         trace = trace.tb_next
     return found
 
