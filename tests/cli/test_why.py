@@ -17,9 +17,9 @@ RANK = {
 LINES = [
     {"event": "start", "step": 0},
     {"event": "measured", "step": 15, "first": 11, "last": 15, "ranks": [RANK | {"data": 0.5}], "facts": {}},
-    {"event": "measured", "step": 105, "first": 101, "last": 105, "ranks": [RANK],
+    {"event": "measured", "step": 120, "first": 101, "last": 120, "ranks": [RANK],
      "facts": {"batch": 8, "degrees": {}, "cores": 4}},
-    {"event": "step", "step": 110},
+    {"event": "step", "step": 125},
 ]  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def write(folder, lines):
 def test_the_last_measurement_is_told_as_lines_or_as_json(tmp_path):
     write(tmp_path, LINES)
     text = told(tmp_path)
-    assert text.startswith("Where a step of 100 ms goes, in ms (steps 101 to 105):")
+    assert text.startswith("Where a step of 100 ms goes, in ms (steps 101 to 120):")
     assert "loader.num_workers=4" in text
     found = json.loads(told(tmp_path, json=True))
     assert found["ranks"][0]["data"] == 0.08 and found["changes"][0]["what"] == "loader.num_workers=4"

@@ -79,7 +79,7 @@ def refuse(recipe: object, options: Options) -> None:
 def raise_while_others_sleep(recipe: object, options: Options) -> None:
     """Rank 1 raises when all three have begun, which the test does not have to see: it may look late."""
     if _leave_pid(options) == 1:
-        while len([name for name in os.listdir(options["pids"]) if name.isdecimal()]) < 3:
+        while "pids" in options and len([n for n in os.listdir(options["pids"]) if n.isdecimal()]) < 3:
             time.sleep(0.01)
         _raise()
     time.sleep(120)

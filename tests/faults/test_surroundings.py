@@ -61,7 +61,7 @@ def test_threads_and_options_reach_the_ranks(attempts):
     assert ast.literal_eval(environment) == {
         "OMP_NUM_THREADS": "3", "PADDLE_NNODES": "1", "CUDA_VISIBLE_DEVICES": None, "MASTER_ADDR": None,
     }  # fmt: skip
-    assert set(ast.literal_eval(options)) == {"mine", "resume", "output_dir", "claimed", "pids"}
+    assert set(ast.literal_eval(options)) == {"mine", "resume", "output_dir", "claimed", "older", "pids"}
 
 
 def test_logs_are_private_and_each_attempt_has_its_own(attempts):
