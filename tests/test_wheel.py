@@ -64,7 +64,7 @@ def test_commands_in_an_empty_folder(installed, tmp_path):
     )  # fmt: skip
     assert where.stdout.startswith(installed["PYTHONPATH"])
 
-    assert "nobody has proven that this is one process's result: paddle-dp verify" in run(
+    assert "none yet that this is one process's result: paddle-dp verify" in run(
         "train", "configs/digits_mlp.yaml", "--ranks", "2", "train.length=3 epochs"
     )
     accuracy = re.compile(r"acc1 ([\d.]+)")

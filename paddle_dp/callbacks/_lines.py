@@ -201,7 +201,7 @@ def _proof(run: Run, first: int) -> Iterable[str]:
 
 
 _OF_A_SCRIPT = (
-    "nobody has proven that this is one process's result. `paddle-dp audit SCRIPT` watches a script, and "
+    "none that this is one process's result. `paddle-dp audit SCRIPT` watches a script, and "
     "`paddle-dp verify` proves a recipe that names its model (docs/proof.md)"
 )
 

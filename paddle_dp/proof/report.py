@@ -21,6 +21,7 @@ def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
     table = Table(
         title=f"{recipe.name}: 1 process and {many.ranks} ranks on the same global batches, {verdict.own.dtype}",
         box=box.SIMPLE,
+        caption=None if all(step.read for step in verdict.steps.steps) else _UNREAD,
     )
     for name in ("step", "shares", "loss of 1", f"loss of {many.ranks}", "apart", "strays", "norm"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -38,6 +39,9 @@ def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
         console.print(f"without the recipe's guard: {said}", markup=False)
     for sentence in verdict.sentences:
         console.print(_coloured(sentence))
+
+
+_UNREAD = "–: an update whose numbers nobody reads, like most of a training's; the weights judge it"
 
 
 def _read(number: float | None, digits: str) -> str:

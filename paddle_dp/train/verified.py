@@ -91,7 +91,7 @@ class Verdicts:
             if verdict["recipe"] == self.recipe.name:
                 others.append((apart, verdict))
         if not others:
-            return Proof(sentence=f"nobody has proven that this is {self._result}: {self._command}")
+            return Proof(sentence=f"none yet that this is {self._result}: {self._command}")
         apart, verdict = min(others, key=lambda other: len(other[0]))
         return Proof(
             sentence=f"no proof of this training: {_when(verdict)}, {_otherwise(apart, self.mesh)}: {self._command}"

@@ -199,7 +199,7 @@ def test_a_run_made_in_python_has_no_recipe_to_verify(run: Run, trainer: Any) ->
     assert "verify" not in lines and "held-out" not in lines and "checkpoint" not in lines
     several = dataclasses.replace(run, mesh=Mesh(ranks=2))
     for lines in (last_lines(several, trainer), list(_lines.known(several, trainer, 0))):
-        assert lines[-1].startswith("  the proof    nobody has proven that this is one process's result. ")
+        assert lines[-1].startswith("  the proof    none that this is one process's result. ")
         assert "paddle-dp audit" in lines[-1]
 
 

@@ -73,7 +73,7 @@ def test_a_verdict_is_named_by_its_training(written: Path) -> None:
     before = looked_up(read())
     assert before.verdict is None
     assert before.sentence == (
-        "nobody has proven that this is one process's result: paddle-dp verify runs/a/recipe.yaml --ranks 2"
+        "none yet that this is one process's result: paddle-dp verify runs/a/recipe.yaml --ranks 2"
     )
     line = verify(read())
     (kept,) = (written / "runs/.verified").iterdir()
