@@ -30,14 +30,14 @@ check:           ## lint, format, types, shell scripts, recipes
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	shellcheck .ci/run tools/cluster/slurm.sbatch tools/cluster/ssh.sh
-	paddle-dp check configs/*.yaml
+	paddle-dp check --no-run configs/*.yaml
 
 format:          ## mend what can be mended without thinking
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
 recipes:         ## check every recipe, and run two steps of those that need no data
-	paddle-dp check configs/*.yaml
+	paddle-dp check --no-run configs/*.yaml
 	$(PYTHON) -m pytest tests/test_configs.py
 
 docs:            ## write the lists in docs/ anew: recipe keys

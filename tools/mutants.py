@@ -107,6 +107,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--strict", action="store_true", help="a survivor that nobody has read fails, too")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="runs/mutants/COMMIT.jsonl unless given")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables into docs/mutants.md")
     parser.add_argument(
         "--forget", action="store_true", help="drop stale entries of the reviewed list, and end"
     )

@@ -48,11 +48,15 @@ def check(
         str | None,
         typer.Option(metavar="TIME", help="Also say the shortest step for so long a compute: '60 ms'."),
     ] = None,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Open the data, and run the model on its first samples.")
+    ] = True,
 ) -> None:
     """Check recipes without starting a training: every mistake with its file and line; and plan what each rank holds.
 
     A process of its own on the CPU reads the first samples, and runs the model (of up to 30 million parameters) and the
-    loss on them, for 30 s at most: what is refused there is what train refuses.
+    loss on them, for 30 s at most: what is refused there is what train refuses. --no-run reads the recipe alone, for a
+    machine that has no data.
     """
     from paddle_dp.launch.initial import check_weights
     from paddle_dp.launch.tries import tries
@@ -63,7 +67,7 @@ def check(
 
         def given(recipe: Recipe, file: Path) -> list[str]:
             lines = check_weights(recipe.load, recipe.model) if recipe.load is not None else []
-            return [*lines, *tried(file, settings)]
+            return [*lines, *tried(file, settings)] if run else lines
 
         status = check_all(files, settings, _forecast(ranks, build, link, compute), given)
     raise typer.Exit(status)
