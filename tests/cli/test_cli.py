@@ -146,6 +146,14 @@ def test_parts_and_check_and_schema(tmp_path: Path) -> None:
     assert schema.returncode == 0 and schema.stdout.startswith('{\n  "$schema"') and not schema.stderr
 
 
+def test_check_opens_the_data_unless_it_is_told_not_to() -> None:
+    """The recipe's data are the user's: with --no-run it is right, without there is a path to give."""
+    recipe = "configs/resnet50_imagenet.yaml"
+    assert command("check", "--no-run", recipe).returncode == 0
+    tried = command("check", recipe)
+    assert tried.returncode == 2 and "dataset.path is not given" in tried.stderr
+
+
 def test_no_word_at_all_shows_the_help(leave: Leave, capsys: pytest.CaptureFixture[str]) -> None:
     assert leave() == 2
     shown = capsys.readouterr()
