@@ -41,7 +41,7 @@ def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
         console.print(_coloured(sentence))
 
 
-_UNREAD = "–: an update whose numbers nobody reads, like most of a training's; the weights judge it"
+_UNREAD = "–: not read, as in most updates of a training; judged by the weights"
 
 
 def _read(number: float | None, digits: str) -> str:

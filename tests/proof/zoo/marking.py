@@ -81,7 +81,7 @@ def _job(names: Sequence[str], ranks: int, folder: Path, number: int) -> str:
     )  # fmt: skip
     said = io.StringIO()
     with redirect_stderr(said), redirect_stdout(said):
-        run_in_forks(job)
+        run_in_forks(job, timeout=max(600, 60 * len(names)))
     return said.getvalue()
 
 
