@@ -11,6 +11,7 @@ import pytest
 from numpy.random import RandomState
 from paddle.io import DistributedBatchSampler
 
+from paddle_dp.audit.audit import Outcome
 from paddle_dp.audit.events import (
     Began,
     Ended,
@@ -29,7 +30,6 @@ from paddle_dp.audit.judges.randomness import randomness
 from paddle_dp.audit.judges.samples import samples, shares
 from paddle_dp.audit.judges.weights import weights
 from paddle_dp.audit.records import Trace
-from paddle_dp.audit.report import Outcome
 
 STATES = {"paddle": "a", "numpy": "b", "random": "c"}
 
