@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.callbacks._trace import tidied
-from paddle_dp.callbacks.profile import Config
+from paddle_dp.callbacks.profile import Config, tidied
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Moment, Run
 
