@@ -1,16 +1,159 @@
-"""Records when each rank computes and when its gradients travel, on a clock that is common to all ranks."""
+"""Records when each rank computes and when its gradients travel, on a clock that is common to all ranks.
+
+The picture of a step of data-parallel ranks: what each computed, and what it gave to the link meanwhile.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from paddle_dp.callbacks._exchange_picture import Row, draw, trace
 from paddle_dp.callbacks._files import Files
+from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.tape import Film
 from paddle_dp.train import Callback, Moment, Run
+
+INK, QUIET = "#1f2933", "#7b8794"
+COLOURS = {
+    "forward": "#9cc5eb", "backward": "#e08a3c", "exchange": "#b8336a", "update": "#6aa57a", "data": "#c9b8e8",
+    "wait": "#e4c1d0", "given": "#1f2933", "link": "#8d99ae",
+}  # fmt: skip
+OTHER = "#d5d9df"
+MOST_NAMED = 24  # buckets of a rank
+ROOM = 0.05  # of the picture's width, for a label with a size
+WIDTH, LANE = 11.0, 1.05  # inches; inches of a rank
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a rank did from `start` to `stop`, seconds after the step's begin: `kind` is «work», in the phase `what`;
+    «wait», for others; «given», a gradient or a bucket that was handed over; «link», a message under way."""
+
+    rank: int
+    kind: str
+    what: str
+    start: float
+    stop: float
+
+    @property
+    def colour(self) -> str:
+        return COLOURS.get(self.what if self.kind == "work" else self.kind, OTHER)
+
+
+def trace(rows: Sequence[Row], degrees: Degrees) -> dict[str, Any]:
+    """In the Trace Event Format, which Perfetto reads: a process for each rank, a thread for each of its lanes."""
+    lanes = {
+        "work": (1, "computes"),
+        "wait": (1, "computes"),
+        "given": (2, "hands over"),
+        "link": (3, "link"),
+    }
+    names: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": name}}
+        for rank in sorted({row.rank for row in rows})
+        for tid, name in sorted(set(lanes.values()))
+    ]
+    names += [
+        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": _called(rank, degrees)}}
+        for rank in sorted({row.rank for row in rows})
+    ]
+    events = [
+        {
+            "ph": "X", "pid": row.rank, "tid": lanes[row.kind][0], "ts": round(row.start * 1e6, 1),
+            "dur": round((row.stop - row.start) * 1e6, 1),
+            "name": {"wait": "waits for others", "link": "message"}.get(row.kind, row.what),
+        }
+        for row in rows
+    ]  # fmt: skip
+    return {"traceEvents": names + events}
+
+
+def _called(rank: int, degrees: Degrees) -> str:
+    """«rank 1», «server 0», «worker 1»."""
+    return degrees.role(rank) or f"rank {rank}"
+
+
+def draw(rows: Sequence[Row], title: str, degrees: Degrees) -> bytes:
+    """A PNG: for each rank a lane of what it computes, a line of what it hands over, and one of its link."""
+    # Not pyplot: no window system is asked for, and nothing stays in a global list of figures.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    ranks, end = 1 + max(row.rank for row in rows), max(row.stop for row in rows)
+    figure = Figure(figsize=(WIDTH, LANE * ranks + 1.5), dpi=150, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for row in rows:
+        middle, height = {
+            "work": (-0.2, 0.4),
+            "wait": (-0.2, 0.4),
+            "given": (0.12, 0.16),
+            "link": (0.32, 0.16),
+        }[row.kind]
+        axes.barh(
+            row.rank + middle, max(row.stop - row.start, end / 1500) * 1e3, left=row.start * 1e3, height=height,
+            color=row.colour, linewidth=0,
+        )  # fmt: skip
+    for row in _named(rows):
+        axes.text(
+            (row.start + row.stop) / 2 * 1e3, row.rank + 0.12, _label(row, end),
+            ha="center", va="center", fontsize=6.5, color=INK, bbox={"boxstyle": "round,pad=0.15", "facecolor": "white",
+            "edgecolor": INK, "linewidth": 0.5},
+        )  # fmt: skip
+    ticks = [rank + at for rank in range(ranks) for at in (-0.2, 0.12, 0.32)]
+    labels = [
+        text for rank in range(ranks) for text in (f"{_called(rank, degrees)} computes", "hands over", "link")
+    ]
+    axes.set_yticks(ticks, labels, fontsize=8.5, color=INK)
+    axes.set(xlim=(0, end * 1e3), ylim=(ranks - 0.45, -0.5))
+    axes.set_xlabel("milliseconds", fontsize=9, color=QUIET)
+    axes.tick_params(length=0, labelsize=8.5, labelcolor=INK)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, color=INK, fontweight="bold")
+    _legend(figure, rows)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    return stream.getvalue()
+
+
+def _named(rows: Sequence[Row]) -> list[Row]:
+    """The buckets whose numbers have room on the picture: each rank's, where these are few."""
+    buckets = [row for row in rows if row.kind == "given" and row.what.startswith("bucket")]
+    return buckets if len(buckets) <= MOST_NAMED * (1 + max(row.rank for row in rows)) else []
+
+
+def _label(row: Row, end: float) -> str:
+    """A bucket's number, and its size where the bar has room for it."""
+    number, _, size = row.what.removeprefix("bucket ").partition(", ")
+    return f"{number}: {size}" if row.stop - row.start > ROOM * end else number
+
+
+def _legend(figure: Any, rows: Sequence[Row]) -> None:
+    from matplotlib.patches import Patch
+
+    said = {
+        "wait": "waits for others",
+        "given": "hands over a gradient or a bucket",
+        "link": "messages under way",
+    }
+    seen = {row.what if row.kind == "work" else row.kind for row in rows}
+    patches = [
+        Patch(color=colour, label=said.get(name, name)) for name, colour in COLOURS.items() if name in seen
+    ]
+    figure.legend(
+        handles=patches,
+        loc="outside lower right",
+        ncols=len(patches),
+        frameon=False,
+        fontsize=8,
+        labelcolor=INK,
+    )
 
 
 class ExchangeTimeline(Callback):

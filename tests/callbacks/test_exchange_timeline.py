@@ -11,7 +11,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.callbacks._exchange_picture import Row, draw, trace
+from paddle_dp.callbacks._exchange_timeline import Row, draw, trace
 from paddle_dp.launch.worker import work
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import Heartbeat, heartbeat
