@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.callbacks._timeline_picture import draw
-from paddle_dp.callbacks.timeline import Config
+from paddle_dp.callbacks.timeline import Config, draw
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
