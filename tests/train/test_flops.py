@@ -8,7 +8,7 @@ from typing import Any
 import paddle
 import pytest
 
-from paddle_dp.callbacks.dashboard.flops import training_flops
+from paddle_dp.callbacks.dashboard.utilisation import training_flops
 from paddle_dp.part import find
 
 T, L, W = 32, 3, 64
