@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddle_dp.callbacks.dashboard.pictures import picture
+from paddle_dp.callbacks.dashboard.mesh_picture import picture
 
 
 @pytest.mark.parametrize("shape", [(80, 90), (1, 80, 90), (3, 80, 90), (4, 80, 90), (80, 90, 1), (80, 90, 3)])

@@ -16,7 +16,7 @@ from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._confusion import draw
 from paddle_dp.callbacks._files import Files
 from paddle_dp.callbacks.dashboard import mesh_picture, utilisation
-from paddle_dp.callbacks.dashboard.pictures import picture, png
+from paddle_dp.callbacks.dashboard.mesh_picture import picture, png
 from paddle_dp.callbacks.dashboard.ranks import Ranks
 from paddle_dp.callbacks.dashboard.settings import settings
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation
