@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paddle_dp.cli.why import told
+from paddle_dp.cli.watching import told
 from paddle_dp.errors import UsageError
 
 RANK = {
