@@ -13,13 +13,12 @@ from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch import attempts, last_words, logs, script
 from paddle_dp.launch.ahead import LauncherAhead
 from paddle_dp.launch.command import Job, Limits, Plan, environment
-from paddle_dp.launch.evaluated import on_any_ranks
 from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.inside import watched_inside
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.launch.network import check_loopback
-from paddle_dp.launch.plan import Each, check_memory, plan_of
+from paddle_dp.launch.plan import Each, check_memory, on_any_ranks, plan_of
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.sizes import Offer, Sizes, choose, equal
 from paddle_dp.launch.steady import steady_screen

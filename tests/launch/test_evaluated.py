@@ -13,8 +13,8 @@ import pytest
 
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.launch.command import Job
-from paddle_dp.launch.evaluated import on_any_ranks
 from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.plan import on_any_ranks
 from paddle_dp.launch.start import _taken
 from tests.parity import train
 from tests.ranks import run_ranks
