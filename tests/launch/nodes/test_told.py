@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.launch.failures import Failure, describe
+from paddle_dp.launch.nodes.job import end_of, outcome_of
 from paddle_dp.launch.nodes.messages import LONGEST
-from paddle_dp.launch.nodes.told import end_of, outcome_of
 from paddle_dp.launch.restarts import Outcome
 
 
