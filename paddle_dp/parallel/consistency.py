@@ -12,7 +12,7 @@ import paddle
 
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.finite import not_finite
+from paddle_dp.parallel.first_not_finite import not_finite
 
 _AS_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 _CYCLE = 8191

@@ -22,7 +22,7 @@ from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.exchange.reducer_buckets import ReducerBuckets
-from paddle_dp.parallel.finite import not_finite
+from paddle_dp.parallel.first_not_finite import not_finite
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.local_norms import LocalNorms

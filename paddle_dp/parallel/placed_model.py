@@ -13,7 +13,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import keeps_statistics, statistics
 from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.consistency import Digest, Replica, check_sound, digests
-from paddle_dp.parallel.finite import not_finite
+from paddle_dp.parallel.first_not_finite import not_finite
 from paddle_dp.parallel.placement import Placement, Placements
 
 Placed = tuple[str, paddle.Tensor, Placement]

@@ -11,7 +11,7 @@ from paddle import nn
 
 from paddle_dp.errors import NotFiniteError
 from paddle_dp.parallel.consistency import Replica, _on_device, check_sound, digests
-from paddle_dp.parallel.finite import not_finite
+from paddle_dp.parallel.first_not_finite import not_finite
 from tests.ranks import run_ranks
 
 
