@@ -3,10 +3,13 @@
 Why not `paddle.nn.SyncBatchNorm` (3.3.1): its kernel is not registered on CPU («The kernel `sync_batch_norm` is not
 registered»), and on GPU it averages the ranks' statistics with equal weights, which is wrong as soon as one rank holds
 fewer samples than another (docs/decisions/0004-own-sync-batch-norm.md).
+
+Which of a model's BatchNorms normalize over one rank's samples: a training may freeze them, and thaw them again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,32 @@ from paddle.base.dygraph_utils import _append_activation_in_dygraph
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.data_group import Among
+
+
+class LocalNorms:
+    """Watches the BatchNorms among `layers`, by whole-model name."""
+
+    def __init__(self, layers: Iterable[tuple[str, nn.Layer]]):
+        self._watched = [(name, layer) for name, layer in layers if keeps_statistics(layer)]
+        self._now: frozenset[str] = frozenset()
+        self._ever: frozenset[str] = frozenset()
+
+    def look(self) -> bool:
+        """Before an update: True where one was frozen since the last one. The same on every rank."""
+        if not self._watched:
+            return False
+        before, self._now = self._now, self._local()
+        self._ever |= self._now
+        return not before <= self._now
+
+    def names(self) -> list[str]:
+        """Of those that are local, or were in an update."""
+        local = self._local() | self._ever
+        return [name for name, _ in self._watched if name in local]
+
+    def _local(self) -> frozenset[str]:
+        return frozenset(name for name, layer in self._watched if is_local(layer))
+
 
 # paddle.nn.BatchNorm, which the densenets of paddle.vision use, has no base class in common with the others.
 _PADDLES = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)

@@ -17,6 +17,7 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.attributes import Attributes
+from paddle_dp.parallel.batch_norm import LocalNorms
 from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients
@@ -25,7 +26,6 @@ from paddle_dp.parallel.exchange.reducer_buckets import ReducerBuckets
 from paddle_dp.parallel.first_not_finite import not_finite
 from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learning_rate import Rate
-from paddle_dp.parallel.local_norms import LocalNorms
 from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.missing_gradients import MissingGradients
 from paddle_dp.parallel.optimizer_memory import OptimizerMemory
