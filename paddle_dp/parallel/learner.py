@@ -16,7 +16,7 @@ from paddle_dp.errors import DivergenceError, LossError, NotFiniteError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel import gradients
-from paddle_dp.parallel.attributes import Attributes
+from paddle_dp.parallel.attributes import Attributes, OptimizerMemory
 from paddle_dp.parallel.batch_norm import LocalNorms
 from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.buffers import Buffers
@@ -28,7 +28,6 @@ from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.missing_gradients import MissingGradients
-from paddle_dp.parallel.optimizer_memory import OptimizerMemory
 from paddle_dp.parallel.passes import Passes, Sums, totals
 from paddle_dp.parallel.trainable import Trainable
 from paddle_dp.parallel.trial import buffers_before
