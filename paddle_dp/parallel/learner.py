@@ -29,7 +29,7 @@ from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.missing_gradients import MissingGradients
 from paddle_dp.parallel.passes import Passes, Sums, totals
-from paddle_dp.parallel.trainable import Trainable
+from paddle_dp.parallel.placed_model import Trainable
 from paddle_dp.parallel.trial import buffers_before
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""This rank's part of a model: its tensors under whole-model names, which rank saves them, and checks of them."""
+"""This rank's part of a model: its tensors under whole-model names, which rank saves them, and checks of them.
+
+Which parameters are trained is decided when a model is placed: exchange, norm and checkpoints go by it.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,38 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import keeps_statistics, statistics
 from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.consistency import Digest, Replica, check_sound, digests
 from paddle_dp.parallel.first_not_finite import not_finite
 from paddle_dp.parallel.placement import Placement, Placements
+
+
+class Trainable:
+    """Notices a parameter that was frozen or unfrozen since the model was placed on several ranks."""
+
+    def __init__(self, named: Iterable[tuple[str, paddle.Tensor]]):
+        self._placed = [(name, parameter, parameter.stop_gradient) for name, parameter in named]
+
+    def check(self, may_freeze: bool) -> None:
+        """Raises UsageError for a parameter that is trained now and was not, and, unless `may_freeze`, for one that is
+        not and was."""
+        for name, parameter, frozen in self._placed:
+            if parameter.stop_gradient == frozen or (may_freeze and not frozen):
+                continue
+            if frozen:
+                raise UsageError(
+                    f"parameter '{name}' was unfrozen after the model was placed, so its gradient would not be "
+                    "all-reduced, and the ranks would drift apart. End the training here, unfreeze it before the model "
+                    "is given to Trainer.of, and resume with accept=['frozen']."
+                )
+            raise UsageError(
+                f"parameter '{name}' was frozen after the model was placed, and paddle.DataParallel waits for its "
+                "gradient. Set strategy.find_unused_parameters=true, or strategy.use=hybrid."
+            )
+
 
 Placed = tuple[str, paddle.Tensor, Placement]
 """A tensor's whole-model name, this rank's part of it, and the placement of that part."""

@@ -15,8 +15,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Task
 from paddle_dp.parallel.asynchronous_learner import AsynchronousLearner
+from paddle_dp.parallel.placed_model import Trainable
 from paddle_dp.parallel.server.asynchronous import AsynchronousServedLearner
-from paddle_dp.parallel.trainable import Trainable
 from paddle_dp.part import read_part
 from tests.ranks import run_ranks
 
