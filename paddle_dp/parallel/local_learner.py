@@ -18,9 +18,8 @@ from paddle_dp.parallel.exchange.memory import moved_gradient
 from paddle_dp.parallel.learner import NO_REMEDY, Accept
 from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.outer_momentum import OuterMomentum
-from paddle_dp.parallel.own_states import OwnStates, States, write
 from paddle_dp.parallel.passes import Sums
-from paddle_dp.parallel.periods import Periods
+from paddle_dp.parallel.periods import OwnStates, Periods, States, write
 
 
 @dataclass(kw_only=True)

@@ -1,9 +1,97 @@
-"""When ranks that learn on their own average their weights: every so many updates, behind a warm-up. Arithmetic."""
+"""When ranks that learn on their own average their weights: every so many updates, behind a warm-up. Arithmetic.
+
+An optimizer's states on ranks that update weights of their own: each rank's, by name, and in the order of parameters
+that means over ranks need.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, sqrt
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddle_dp.mesh import Mesh
+
+_COUNTS = "_pow_acc"  # a decay to the power of the updates so far: one number for each parameter
+
+States = list[paddle.Tensor | None]
+"""Of one kind: one for each trained parameter, of its shape; None where this rank has none yet."""
+
+
+class OwnStates:
+    """The states that `optimizer` keeps of these parameters (name, parameter)."""
+
+    def __init__(self, optimizer: Any, named: Sequence[tuple[str, paddle.Tensor]], mesh: Mesh):
+        self._optimizer, self._named, self._mesh = optimizer, list(named), mesh
+
+    def by_kind(self) -> Iterator[States]:
+        """The states that have their parameters' shapes: of the same kinds and parameters on all ranks. Collective."""
+        self.complete()
+        held = self._optimizer._accumulators
+        for kind in sorted(kind for kind, of_kind in held.items() if of_kind and not kind.endswith(_COUNTS)):
+            of_kind = [(held[kind].get(parameter.name), parameter) for _, parameter in self._named]
+            yield [
+                one if one is not None and _is_like(one, parameter) else None for one, parameter in of_kind
+            ]
+
+    def complete(self) -> None:
+        """Creates, as they are before a first step, states that other ranks have of a parameter and this one has not,
+        for it has had no sample of it: else a mean, or rank 0's checkpoint, would be without them. Collective."""
+        from paddle.base import framework
+
+        held = self._optimizer._accumulators.values()
+        mine = {name for name, p in self._named if any(p.name in of_kind for of_kind in held)}
+        lacking = set().union(*self._mesh.gather(sorted(mine))) - mine
+        if new := [parameter for name, parameter in self._named if name in lacking]:
+            self._optimizer._create_accumulators(framework.default_main_program().global_block(), new)
+
+    def named(self) -> dict[str, paddle.Tensor]:
+        """All of them on this rank, «body.0.weight/moment1»."""
+        held = self._optimizer._accumulators
+        return {
+            f"{name}/{kind}": held[kind][parameter.name]
+            for kind in sorted(held)
+            for name, parameter in self._named
+            if parameter.name in held[kind]
+        }
+
+    def counts(self) -> dict[str, paddle.Tensor]:
+        """The decays' powers, and what else has not its parameter's shape (ASGD: a number of steps, and gradients of
+        several), by name."""
+        of = dict(self._named)
+        return {
+            name: state
+            for name, state in self.named().items()
+            if name.endswith(_COUNTS) or not _is_like(state, of[name.rpartition("/")[0]])
+        }
+
+    def average_counts(self, portion: float) -> None:
+        """Takes the means of these, in which this rank counts `portion`: ranks that had no sample in a step have made
+        fewer updates. Collective."""
+        counts = self.counts()
+        rows = self._mesh.gather([portion, {name: state.tolist() for name, state in counts.items()}])
+        for name, state in counts.items():
+            found = [(weight, row[name]) for weight, row in rows if name in row]
+            if total := sum(weight for weight, _ in found):
+                mean = sum(weight * np.array(count, "float64") for weight, count in found) / total
+                is_whole = not state.is_floating_point()
+                state.set_value((np.rint(mean) if is_whole else mean).astype(state.numpy().dtype))
+
+
+def _is_like(state: paddle.Tensor, parameter: paddle.Tensor) -> bool:
+    return list(state.shape) == list(parameter.shape) and state.is_floating_point()
+
+
+def write(tensors: States, values: States) -> None:
+    """Writes values into tensors, where both are there."""
+    for tensor, value in zip(tensors, values, strict=True):
+        if tensor is not None and value is not None:
+            tensor.copy_(value.astype(tensor.dtype), False)
+
 
 MOST = 8  # times `every`: a rate that falls to 0 must not end the averaging
 

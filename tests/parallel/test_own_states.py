@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.parallel.own_states import OwnStates
+from paddle_dp.parallel.periods import OwnStates
 
 
 class TwoRanks:
