@@ -3,7 +3,7 @@
 import pytest
 
 from paddle_dp.parallel.exchange.buckets import PARTS, SMALLEST, fill
-from paddle_dp.parallel.exchange.pieces import LEAST, MOST, cut
+from paddle_dp.parallel.exchange.push_reduce import LEAST, MOST, cut
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
