@@ -11,9 +11,8 @@ import paddle
 from paddle_dp.parallel.branches.placed import Branched
 from paddle_dp.parallel.data_group import Ranks
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
-from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange, Several
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
-from paddle_dp.parallel.exchange.several import Several
 from paddle_dp.parallel.hybrid import HybridLearner
 
 

@@ -1,9 +1,34 @@
-"""What the exchange of gradients is to a learner, on CPUs and on accelerators."""
+"""What the exchange of gradients is to a learner, on CPUs and on accelerators.
+
+Exchanges of gradients side by side: some parameters' among these ranks, others' among those.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
+
+
+class Several:
+    """Exchanges, each with the places of its parameters among all. No parameter is in two of them."""
+
+    each_micro_batch = False
+
+    def __init__(self, parts: Sequence[tuple[GradientExchange, Sequence[int]]]):
+        self._parts = [(exchange, sorted(places)) for exchange, places in parts]
+
+    @contextmanager
+    def backward(self, last: bool) -> Iterator[None]:
+        """Around a micro-batch's backward, `last` of an update."""
+        with ExitStack() as stack:
+            for exchange, _ in self._parts:
+                stack.enter_context(exchange.backward(last))
+            yield
+
+    def finish(self) -> list[int]:
+        """After an update's last backward. Returns the places of which this rank had no gradient. Collective."""
+        return sorted(places[place] for exchange, places in self._parts for place in exchange.finish())
 
 
 class GradientExchange(Protocol):
