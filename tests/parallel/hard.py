@@ -15,8 +15,8 @@ from paddle_dp.mesh import join
 from paddle_dp.parallel.exchange import buckets
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+from paddle_dp.parallel.exchange.push import PushedValues
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
-from paddle_dp.parallel.exchange.pushed_values import PushedValues
 
 Array = np.ndarray | None
 MICRO_BATCHES = 2

@@ -1,4 +1,7 @@
-"""Numbered tensors pushed from rank to rank over the hosts' sockets: a send never waits, a receive does."""
+"""Numbered tensors pushed from rank to rank over the hosts' sockets: a send never waits, a receive does.
+
+New values of parameters on CPUs, from each one's owner to all others.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,31 @@ import paddle
 from paddle_dp.mesh import late_ranks, transport
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.parallel.exchange.memory import Array, bytes_of
+from paddle_dp.parallel.hcg import Group
+
+
+class PushedValues:
+    """The `parameters`, each updated by its owner (`owners`: global ranks of the group): (n - 1)/n of all bytes leave
+    each rank."""
+
+    def __init__(self, group: Group, parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
+        self._parameters, self._owners = parameters, owners
+        self._push = Push("values", group.ranks, group.ranks[group.rank])
+
+    @paddle.no_grad()
+    def share(self) -> None:
+        """Sends the values of this rank's own parameters to all others, and takes theirs. Collective."""
+        pairs = list(zip(self._parameters, self._owners, strict=True))
+        for place, (parameter, owner) in enumerate(pairs):
+            if owner == self._push.rank:
+                self._push.send_all(place, parameter)
+        with self._push.waiting("the exchange of updated parameters"):
+            for parameter, owner in pairs:
+                if owner != self._push.rank:
+                    received = self._push.receive(owner)
+                    assert received is not None
+                    self._push.into(parameter, received[1])
+
 
 NUMBER = struct.Struct("<q")
 END = -1  # instead of a number: nothing more is sent in this round

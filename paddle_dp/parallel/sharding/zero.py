@@ -16,7 +16,7 @@ from paddle import nn
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, statistics
 from paddle_dp.parallel.exchange.lanes import Lanes
-from paddle_dp.parallel.exchange.pushed_values import PushedValues
+from paddle_dp.parallel.exchange.push import PushedValues
 from paddle_dp.parallel.exchange.travelling_values import TravellingValues
 from paddle_dp.parallel.given_optimizer import keep, parameters_of
 from paddle_dp.parallel.hcg import HCG
