@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.parallel.memory import size, states
-from paddle_dp.parallel.sharding.offload import Offload
+from paddle_dp.parallel.sharding.zero import Offload
 
 
 def learn(away: bool) -> list[np.ndarray]:

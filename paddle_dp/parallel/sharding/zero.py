@@ -3,6 +3,8 @@
 ZeRO (Rajbhandari et al., arXiv:1910.02054): stage 1 keeps the optimizer's states on the owner only, stage 2 the
 gradients too, stage 3 the parameters too. Fleet makes the groups; docs/decisions/0008 explains why the stages are not
 fleet's own.
+
+Offloads optimizer states to host memory between updates.
 """
 
 from __future__ import annotations
@@ -20,12 +22,39 @@ from paddle_dp.parallel.exchange.push import PushedValues
 from paddle_dp.parallel.exchange.travelling_values import TravellingValues
 from paddle_dp.parallel.given_optimizer import keep, parameters_of
 from paddle_dp.parallel.hcg import HCG
+from paddle_dp.parallel.memory import states
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sharding.broadcasts import Broadcasts
-from paddle_dp.parallel.sharding.offload import Offload
 from paddle_dp.parallel.sharding.pull import Pull
 from paddle_dp.parallel.sharding.stage3 import Stage3
 from paddle_dp.plan.memory import deal
+
+
+class Offload:
+    """Moves an optimizer's states to the host and back; meanwhile their tensors have no memory.
+
+    The states take no device memory during forward and backward, when activations take most of it. The price is a copy
+    of the states in each direction per update. On a CPU it gains nothing.
+    """
+
+    def __init__(self, optimizer: Any):
+        self.optimizer = optimizer
+        self._on_host: list[tuple[paddle.Tensor, paddle.Tensor, Any]] = []
+
+    def to_host(self) -> None:
+        """Copies the states to the host and frees them on the device; does nothing if they are there already."""
+        if self._on_host:
+            return
+        for tensor in states(self.optimizer):
+            place = tensor.place
+            self._on_host.append((tensor, tensor.clone() if place.is_cpu_place() else tensor.cpu(), place))
+            tensor._clear_data()
+
+    def to_device(self) -> None:
+        """Copies the states back to their device; does nothing if they are there already."""
+        for tensor, host, place in self._on_host:
+            (host if place.is_cpu_place() else paddle.to_tensor(host, place=place))._share_buffer_to(tensor)
+        self._on_host.clear()
 
 
 class Zero:
