@@ -144,8 +144,7 @@ class ParameterServer:
         from paddle_dp.parallel.placement import Placements
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.server.asynchronous import AsynchronousServedLearner
-        from paddle_dp.parallel.server.deal import Deal
-        from paddle_dp.parallel.server.learner import ServedLearner
+        from paddle_dp.parallel.server.learner import Deal, ServedLearner
         from paddle_dp.parallel.server.sums import AmongWorkers
         from paddle_dp.parallel.strategy import made_optimizer
 
