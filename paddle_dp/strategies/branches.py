@@ -40,8 +40,8 @@ class Config(StrategyConfig):
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError unless `over` × `data` are the ranks, and the model has branches for `over` of them."""
+        from paddle_dp.parallel.branches.observed import chains_of, tables_of
         from paddle_dp.parallel.branches.placed import too_few
-        from paddle_dp.parallel.branches.tables import chains_of, tables_of
         from paddle_dp.parallel.preflight import built_without_memory
 
         if self.recompute.blocks or str(self.recompute) != "none":

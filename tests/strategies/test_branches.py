@@ -13,9 +13,8 @@ from paddle import nn
 
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.parallel.branches.dealt import deal
-from paddle_dp.parallel.branches.observed import observed
+from paddle_dp.parallel.branches.observed import observed, tables_of
 from paddle_dp.parallel.branches.placed import Branched, branched
-from paddle_dp.parallel.branches.tables import tables_of
 from paddle_dp.parallel.branches.wires import Wires
 from paddle_dp.parallel.data_group import Ranks
 from paddle_dp.parallel.placement import Placement, Placements

@@ -9,8 +9,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.parallel.branches.observed import Seen
-from paddle_dp.parallel.branches.tables import DOCS, holder
+from paddle_dp.parallel.branches.observed import DOCS, Seen, holder
 from paddle_dp.parallel.data_group import Ranks
 from paddle_dp.parallel.placement import Placements
 

@@ -10,7 +10,7 @@ import paddle
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.messages import Messages
-from paddle_dp.parallel.branches.tables import DOCS
+from paddle_dp.parallel.branches.observed import DOCS
 from paddle_dp.parallel.data_group import Ranks
 
 

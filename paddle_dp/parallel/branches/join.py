@@ -12,8 +12,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from paddle_dp.parallel.branches.forms import Forms
-from paddle_dp.parallel.branches.observed import Seen, in_order
-from paddle_dp.parallel.branches.tables import Chain, holder
+from paddle_dp.parallel.branches.observed import Chain, Seen, holder, in_order
 from paddle_dp.parallel.branches.wires import Wires
 
 Learned = Mapping[int, paddle.Tensor]  # by the place among a layer's inputs: those that have a gradient

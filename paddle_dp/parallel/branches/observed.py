@@ -1,4 +1,7 @@
-"""What a model does with the layers that its `branches` tables name, seen in a forward of some samples."""
+"""What a model does with the layers that its `branches` tables name, seen in a forward of some samples.
+
+The `branches` tables of a model's layers.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,40 @@ import paddle
 from paddle import nn
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.branches.tables import DOCS, Chain, chains_of, tables_of
 from paddle_dp.parallel.dropout import install
 from paddle_dp.parallel.dropout.scope import Scope
 from paddle_dp.parallel.precision.amp import default_dtype, read_by
 from paddle_dp.parallel.trial import trial
 from paddle_dp.structure import call
+
+Chain = tuple[str, ...]
+DOCS = "docs/parallelism.md"
+
+
+def chains_of(layer: nn.Layer) -> tuple[Chain, ...]:
+    """A layer's table: for each branch the names of its sublayers, in their order."""
+    return tuple(tuple(chain) for chain in getattr(layer, "branches", ()) or ())
+
+
+def tables_of(model: nn.Layer) -> dict[str, nn.Layer]:
+    """The layers with a table, by name, but for those within a branch of another."""
+    found: dict[str, nn.Layer] = {}
+    within: list[str] = []
+    for name, layer in model.named_sublayers(include_self=True):
+        if any(name == inner or name.startswith(f"{inner}.") for inner in within):
+            continue
+        if chains := chains_of(layer):
+            found[name] = layer
+            within += [f"{name}.{word}".lstrip(".") for chain in chains for word in chain]
+    return found
+
+
+def holder(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:
+    """The layer that holds a sublayer, and its key there."""
+    *path, key = name.split(".")
+    for word in path:
+        layer = layer._sub_layers[word]
+    return layer, key
 
 
 @dataclass

@@ -11,8 +11,7 @@ from paddle import nn
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.branches.dealt import deal, drop_others, keepers
 from paddle_dp.parallel.branches.join import Join, Turns
-from paddle_dp.parallel.branches.observed import Seen, observed, outputs_of
-from paddle_dp.parallel.branches.tables import DOCS
+from paddle_dp.parallel.branches.observed import DOCS, Seen, observed, outputs_of
 from paddle_dp.parallel.branches.wires import Wires
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.precision.amp import cast, read_by
