@@ -11,9 +11,8 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from paddle_dp.parallel.branches.forms import Forms
 from paddle_dp.parallel.branches.observed import Chain, Seen, holder, in_order
-from paddle_dp.parallel.branches.wires import Wires
+from paddle_dp.parallel.branches.wires import Forms, Wires
 
 Learned = Mapping[int, paddle.Tensor]  # by the place among a layer's inputs: those that have a gradient
 

@@ -1,18 +1,85 @@
-"""What carries tensors between the ranks that have branches of the same layers."""
+"""What carries tensors between the ranks that have branches of the same layers.
+
+Shapes and dtypes of what branches give: all ranks have to know them before anything is sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import paddle
 import paddle.distributed as dist
 
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh.messages import Messages
 from paddle_dp.mesh.traffic import traffic
-from paddle_dp.parallel.branches.forms import Form
+from paddle_dp.parallel.branches.observed import DOCS
 from paddle_dp.parallel.data_group import Ranks
 from paddle_dp.parallel.exchange.lanes import Lanes
 from paddle_dp.parallel.exchange.memory import nbytes
+
+
+class Form(NamedTuple):
+    """Of a branch's output; `learns`: it has a gradient."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    learns: bool
+
+    @classmethod
+    def of(cls, output: paddle.Tensor) -> Form:
+        return cls(tuple(output.shape), str(output.dtype).rpartition(".")[2], not output.stop_gradient)
+
+
+def _form_or_flag(value: Any) -> Hashable:
+    """Of an input: a tensor's form, a flag itself, of anything else its type."""
+    if isinstance(value, paddle.Tensor):
+        return Form.of(value)
+    return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
+
+
+class Forms:
+    """The forms of all outputs of a layer with branches, of which each rank computes some.
+
+    They are told from host to host, past the devices, the first time that the layer gets inputs of some shapes; after
+    that they are remembered, so that hosts do not wait for each other in every forward.
+    """
+
+    def __init__(self, ranks: Ranks, name: str):
+        self._messages = Messages(ranks.ranks, ranks.rank, "branches")
+        self._name = name
+        self._known: dict[Hashable, list[Form]] = {}
+
+    def of_all(self, own: Mapping[int, paddle.Tensor], inputs: Sequence[Any], training: bool) -> list[Form]:
+        """By branch. `own`: the outputs of this rank's. Collective where these `inputs` are new.
+
+        Raises UsageError where an own output has another form than for such inputs before.
+        """
+        mine = {branch: Form.of(output) for branch, output in own.items()}
+        autocast = paddle.get_autocast_gpu_dtype() if paddle.is_autocast_enabled() else None
+        key = (tuple(map(_form_or_flag, inputs)), training, paddle.is_grad_enabled(), str(autocast))
+        if (known := self._known.get(key)) is None:
+            told = json.dumps(mine).encode()
+            alone = len(self._messages.ranks) == 1
+            rows = [told] if alone else self._messages.gather(told, "the outputs of branches")
+            forms = {int(branch): form for row in rows for branch, form in json.loads(row).items()}
+            known = [Form(tuple(shape), dtype, learns) for _, (shape, dtype, learns) in sorted(forms.items())]
+            self._known[key] = known
+        for branch, form in mine.items():
+            if form[:2] != known[branch][:2]:
+                raise UsageError(
+                    f"strategy.branches: branch {branch} of {self._name or 'the model'} gave {form.dtype} "
+                    f"{list(form.shape)}, and before, for inputs of the same shapes, {known[branch].dtype} "
+                    f"{list(known[branch].shape)}: the other ranks expect that. Leave this branch out of the table "
+                    f"({DOCS})."
+                )
+        return known
+
+    def forget(self) -> None:
+        """After trials: what is trained may be in another precision."""
+        self._known.clear()
 
 
 class Wires:
