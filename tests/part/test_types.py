@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from annotated_types import Gt
 
-from paddle_dp.part.types import in_words
+from paddle_dp.part.config import in_words
 from paddle_dp.units import Bytes, Every, Positive, Probability
 
 
