@@ -17,14 +17,35 @@ At most, for Ψ bytes of trained weights, as many of gradients, n ranks or worke
     a server, as workers come     (n + 2)·Ψ/s    a message of each, the sum, and the values that were sent last
 
 A worker needs nothing: when the new values come, Ψ at most, its gradients have left, for servers answer behind them.
+
+Which gradients are sent as two thin factors (PowerSGD, Vogels et al., arXiv:1905.13727): how many numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
-from paddle_dp.plan.low_rank import is_worthwhile
 from paddle_dp.units import Compress
+
+TWICE = 2  # times as many numbers a matrix must have as its factors, or it is sent whole
+
+
+def matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """The shape [first dim, all others] of a tensor as a matrix."""
+    return (int(shape[0]) if shape else 1), prod(int(size) for size in shape[1:])
+
+
+def factors(shape: Sequence[int], rank: int) -> int:
+    """The numbers of two factors of `rank` columns."""
+    return sum(matrix(shape)) * rank
+
+
+def is_worthwhile(shape: Sequence[int], rank: int) -> bool:
+    """Whether a gradient of this shape is sent as two factors of `rank` columns."""
+    rows, columns = matrix(shape)
+    return len(shape) > 1 and TWICE * factors(shape, rank) <= rows * columns
+
 
 ERROR = 4  # bytes of an error's number, where weights have fewer
 NARROW = 2  # of a number that travels

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paddle_dp.plan.low_rank import factors, is_worthwhile
+from paddle_dp.plan.besides import factors, is_worthwhile
 from paddle_dp.plan.pipeline_schedule import Kind
 from paddle_dp.plan.rank_memory import (
     Blocks,
