@@ -3,7 +3,7 @@
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.proof.fits import DISK, MEMORY, check_fits
+from paddle_dp.proof.trace import DISK, MEMORY, check_fits
 
 MANY = 10**8
 ROOM = 10**13
