@@ -25,7 +25,7 @@ from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.noise import nudge
 from paddle_dp.proof.record import Recorder
 from paddle_dp.proof.rehearsed import EVALUATED, SAVED, STEPS, TOLD
-from paddle_dp.proof.shares import short
+from paddle_dp.proof.sides import short
 from paddle_dp.proof.trace_files import SCORE, Trace
 from paddle_dp.proof.watched import taken
 from paddle_dp.recipe import LoaderSettings, Recipe

@@ -1,4 +1,7 @@
-"""The sides of a comparison, each run by processes of its own, in its own folder."""
+"""The sides of a comparison, each run by processes of its own, in its own folder.
+
+The size of a global batch that ranks cannot share equally.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,12 @@ from paddle_dp.launch.supervisor import MARK
 from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.proof.failed import failed_alone
 from paddle_dp.proof.trace_files import Key, Trace
+
+
+def short(batch: int, ranks: int) -> int:
+    """The largest size below `batch` that is no multiple of `ranks`, so that some rank gets more than another."""
+    return next((size for size in range(batch - 1, 0, -1) if size % ranks), max(batch - 1, 1))
+
 
 NOT_RUN = 4  # a side that stopped before its end
 REFUSED = 2  # the exit status of a usage error

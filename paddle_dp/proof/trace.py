@@ -41,7 +41,7 @@ from paddle_dp.proof.failed import failed_together
 from paddle_dp.proof.floors import Floors
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
-from paddle_dp.proof.shares import short
+from paddle_dp.proof.sides import short
 from paddle_dp.proof.trace_files import Trace, Writer
 from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe

@@ -6,7 +6,7 @@ import pytest
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof.compare import K, Part, undetermined
 from paddle_dp.proof.noise import FLOAT32
-from paddle_dp.proof.shares import short
+from paddle_dp.proof.sides import short
 from paddle_dp.proof.trace_files import Trace, key, write_sheet
 
 GRADIENT = np.linspace(1.0, 2.0, 8)
