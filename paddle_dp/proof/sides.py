@@ -1,6 +1,12 @@
 """The sides of a comparison, each run by processes of its own, in its own folder.
 
 The size of a global batch that ranks cannot share equally.
+
+What failed in float64: on all ranks, which then go on without it, or on some, which end the job with their error.
+
+A model's own code may be written for float32 only. On one stage of a pipeline it fails on that stage's ranks, and the
+others wait for it in an exchange: they cannot go on together. So each rank that fails leaves a note, and waits for
+those of the others for a while.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.errors import EndedError, JobError
+from paddle_dp.errors import EndedError, JobError, gist
 from paddle_dp.launch.command import WORKER, Job, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
@@ -25,8 +31,34 @@ from paddle_dp.launch.signals import ASKED_TO_END
 from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
 from paddle_dp.launch.waiting import WaitingRanks
-from paddle_dp.proof.failed import failed_alone
 from paddle_dp.proof.trace_files import Key, Trace
+
+WAIT = 10.0  # seconds for the other ranks, which fail at the same place of the same forward
+_NAME = "failed.{}.txt"
+
+
+def failed_together(error: Exception, folder: Path, rank: int, ranks: int, wait: float = WAIT) -> str:
+    """The error as a sentence, where it, or another one, is on all ranks. Raises it where some rank has none."""
+    said = f"{type(error).__name__}: {gist(error)}"
+    note = folder / _NAME.format(rank)
+    note.with_suffix(".part").write_text(said)
+    note.with_suffix(".part").rename(note)
+    end = time.monotonic() + wait
+    while not all((folder / _NAME.format(other)).exists() for other in range(ranks)):
+        if time.monotonic() > end:
+            raise error
+        time.sleep(0.05)
+    return said
+
+
+def failed_alone(folder: Path) -> str | None:
+    """Which ranks left notes in `folder` and what the first of them said, as a sentence; None without notes."""
+    notes = sorted(folder.glob(_NAME.format("*")), key=lambda note: note.stat().st_mtime_ns)
+    if not notes:
+        return None
+    ranks = sorted(int(note.name.split(".")[1]) for note in notes)
+    which = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return f"{notes[0].read_text()} (on {which} only)"
 
 
 def short(batch: int, ranks: int) -> int:

@@ -37,11 +37,10 @@ from paddle_dp.parallel.initial_weights import draw
 from paddle_dp.parallel.meta_init import size_of
 from paddle_dp.proof import noise
 from paddle_dp.proof.dependence import Curve, Dependence, find_dependence, kinks, train
-from paddle_dp.proof.failed import failed_together
 from paddle_dp.proof.floors import Floors
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
-from paddle_dp.proof.sides import short
+from paddle_dp.proof.sides import failed_together, short
 from paddle_dp.proof.trace_files import Trace, Writer
 from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe

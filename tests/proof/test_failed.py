@@ -4,7 +4,7 @@ from threading import Thread
 
 import pytest
 
-from paddle_dp.proof.failed import failed_alone, failed_together
+from paddle_dp.proof.sides import failed_alone, failed_together
 
 
 def test_what_fails_on_all_ranks_is_a_sentence_on_each(tmp_path):

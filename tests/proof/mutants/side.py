@@ -18,7 +18,7 @@ from unittest import mock
 
 from paddle_dp.launch.worker import work
 from paddle_dp.proof import trace
-from paddle_dp.proof.failed import failed_together
+from paddle_dp.proof.sides import failed_together
 from tests.proof.mutants.sites import ROOT, changed_codes
 
 
