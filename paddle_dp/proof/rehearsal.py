@@ -20,11 +20,11 @@ from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import save
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
-from paddle_dp.proof.followed import NAME, Followed, recorded
 from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.noise import nudge
 from paddle_dp.proof.record import Recorder
 from paddle_dp.proof.rehearsed import EVALUATED, SAVED, STEPS, TOLD
+from paddle_dp.proof.replay import NAME, Followed, recorded
 from paddle_dp.proof.sides import short
 from paddle_dp.proof.trace_files import SCORE, Trace
 from paddle_dp.proof.watched import taken
