@@ -18,8 +18,7 @@ from paddle_dp.parallel.memory import MemoryMeter
 from paddle_dp.proof import noise
 from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.memory import Memory
-from paddle_dp.proof.outputs import Outputs
-from paddle_dp.proof.record import Put, Recorder
+from paddle_dp.proof.record import Outputs, Put, Recorder
 from paddle_dp.proof.replay import give, meet_bound
 from paddle_dp.proof.trace_files import SCORE, Trace, key, number_key, numbers_of
 from paddle_dp.recipe import Precision
