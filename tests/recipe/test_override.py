@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.recipe.override import lay_over
 from paddle_dp.recipe.page import Page, parse
+from paddle_dp.recipe.read import lay_over
 
 TEXT = """\
 strategy: {use: data_parallel, comm_buffer_size: 5 MB}
