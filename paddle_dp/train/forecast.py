@@ -1,8 +1,11 @@
-"""What a rank of a job would hold and send, computed without starting it; `check --build` builds a rank's layers."""
+"""What a rank of a job would hold and send, computed without starting it; `check --build` builds a rank's layers.
+
+Bytes and seconds on the screen, in three digits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -30,9 +33,30 @@ from paddle_dp.plan.rank_memory import (
 )
 from paddle_dp.recipe import Recipe
 from paddle_dp.train import planned_branches
-from paddle_dp.train.amounts import amount, summed, time
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
+
+
+def amount(size: float) -> str:
+    """«25.2 MB», in powers of 1000."""
+    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    unit, name = next(((u, n) for u, n in units if size >= u), (1, "bytes"))
+    return f"{_digits(size / unit)} {name}"
+
+
+def summed(sizes: Mapping[str, float]) -> str:
+    """«weights 128 MB, gradients 128 MB: 256 MB in all»."""
+    parts = ", ".join(f"{name} {amount(size)}" for name, size in sizes.items())
+    return f"{parts}: {amount(sum(sizes.values()))} in all"
+
+
+def time(seconds: float) -> str:
+    """«1.25 s», «12.5 ms»."""
+    return f"{_digits(seconds)} s" if seconds >= 1 else f"{_digits(1e3 * seconds)} ms"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.3g}" if number < 1000 else f"{number:.0f}"
 
 
 @dataclass(frozen=True, kw_only=True)
