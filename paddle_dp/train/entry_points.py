@@ -1,4 +1,7 @@
-"""Entry points of the ranks' processes: train a recipe, evaluate a run's checkpoint."""
+"""Entry points of the ranks' processes: train a recipe, evaluate a run's checkpoint.
+
+Prints the result of `paddle-dp evaluate`, and writes it to evaluation.json.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,27 @@ from paddle_dp.mesh import Mesh, join, transport
 from paddle_dp.mesh.heartbeat import VARIABLE, heartbeat
 from paddle_dp.plan.measured import NOT_MEASURED
 from paddle_dp.recipe import Recipe, code, write_recipe
+from paddle_dp.train.evaluation import Evaluation, as_json
 
 if TYPE_CHECKING:
     from paddle_dp.train.trainer import Trainer
+
+
+def report(found: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> None:
+    """Prints the held-out numbers and the table per class, and writes them to <run>/evaluation.json."""
+    numbers = "  ".join(f"{name} {value:.6g}" for name, value in found.numbers.items())
+    print(f"{checkpoint}: {numbers}", flush=True)
+    on = f"{ranks} ranks" if ranks > 1 else "1 process"
+    print(f"{found.counted}, on {on}", flush=True)
+    rows = found.per_class()
+    if rows:
+        print(f"{'class':>12}  precision  recall      f1  support")
+    for row in rows:
+        name, support = row["class"], row["support"]
+        print(f"{name:>12}  {row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}  {support:7d}")
+    content = {"checkpoint": checkpoint.name, "samples": found.samples, **found.numbers, "per_class": rows}
+    (folder / "evaluation.json").write_text(as_json(content, indent=1))
+
 
 BEYOND = 60.0  # seconds after the watch's longest limit: for a machine that has other things to do
 
@@ -131,8 +152,8 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     """Evaluates a run's checkpoint (options["checkpoint"]: newest, best or a path) on all held-out samples."""
     from paddle_dp.train.assemble import Assembly, find_checkpoint
     from paddle_dp.train.build import setup
+    from paddle_dp.train.entry_points import report
     from paddle_dp.train.evaluate import evaluate as evaluate_all
-    from paddle_dp.train.report import report
     from paddle_dp.train.state import load_model
 
     mesh = join(
