@@ -144,7 +144,7 @@ def restored(change: Callable[[Any, Any], None]) -> AbstractContextManager[None]
 
         return spoiled
 
-    return replaced("paddle_dp.train.training_state:TrainingState.restore", make)
+    return replaced("paddle_dp.train.moments:TrainingState.restore", make)
 
 
 def resumes_at_the_first_batch() -> AbstractContextManager[None]:
