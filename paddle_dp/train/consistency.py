@@ -28,13 +28,13 @@ from paddle_dp.recipe import LoaderSettings
 from paddle_dp.train.facts import (
     Facts,
     flat,
+    module_code,
     packages,
     recipe_code,
     recipe_facts,
     script_facts,
     task_facts,
 )
-from paddle_dp.train.own_code import module_code
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint

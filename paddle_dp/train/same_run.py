@@ -25,10 +25,12 @@ from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.part.elsewhere import RENAMED
 from paddle_dp.train.facts import (
     MAY_DIFFER,
+    OF_MODULE,
     Facts,
     Identity,
     callback_facts,
     flat,
+    module_code,
     packages,
     recipe_code,
     recipe_facts,
@@ -38,7 +40,6 @@ from paddle_dp.train.facts import (
     threads,
     unsaved_tensors,
 )
-from paddle_dp.train.own_code import OF_MODULE, module_code
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint

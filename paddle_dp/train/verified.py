@@ -20,8 +20,16 @@ from paddle_dp.checkpoint import disk, json_codec
 from paddle_dp.data.fingerprint import common
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Recipe
-from paddle_dp.train.facts import Facts, Identity, callback_facts, packages, recipe_code, recipe_facts
-from paddle_dp.train.own_code import OF_MODULE, module_code
+from paddle_dp.train.facts import (
+    OF_MODULE,
+    Facts,
+    Identity,
+    callback_facts,
+    module_code,
+    packages,
+    recipe_code,
+    recipe_facts,
+)
 from paddle_dp.train.run import Proof
 from paddle_dp.train.same_run import are_same, data_changes, is_place
 

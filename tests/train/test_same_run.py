@@ -27,7 +27,7 @@ from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Trainer
 from paddle_dp.train.build import build
 from paddle_dp.train.callback import Callback
-from paddle_dp.train.own_code import script_code
+from paddle_dp.train.facts import script_code
 from paddle_dp.train.same_run import VERDICTS, Identity, _todays_keys
 from tests.ranks import run_ranks
 
