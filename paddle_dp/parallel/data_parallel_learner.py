@@ -15,7 +15,7 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh import new_group
 from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.consistency import check_gradients
-from paddle_dp.parallel.exchange import owed
+from paddle_dp.parallel.exchange.error_memory import errors_of, factors_of, restore_errors, restore_factors
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.buckets import ALONE, WHOLE, Sizes
 from paddle_dp.parallel.exchange.error_memory import ErrorMemory
@@ -198,12 +198,12 @@ class DataParallelLearner(Learner):
             self._low_rank.keep()
 
     def beside(self) -> Beside:
-        factors = {} if self._low_rank is None else owed.factors_of(self._low_rank.right, self._place_names)
-        errors = {} if self._errors is None else owed.errors_of(self._errors, self._place_names)
+        factors = {} if self._low_rank is None else factors_of(self._low_rank.right, self._place_names)
+        errors = {} if self._errors is None else errors_of(self._errors, self._place_names)
         return Beside(shared=factors, own=errors)
 
     def load_beside(self, saved: SavedBeside) -> None:
         if self._errors is not None:
-            owed.restore_errors(self._errors, self._place_names, self.mesh.ranks, saved)
+            restore_errors(self._errors, self._place_names, self.mesh.ranks, saved)
         if self._low_rank is not None:
-            owed.restore_factors(self._low_rank.right, self._place_names, saved)
+            restore_factors(self._low_rank.right, self._place_names, saved)

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from paddle_dp.errors import DivergenceError
-from paddle_dp.parallel.exchange import owed
+from paddle_dp.parallel.exchange.error_memory import errors_of, factors_of, restore_errors, restore_factors
 from paddle_dp.parallel.exchange.error_memory import ErrorMemory
 from paddle_dp.parallel.exchange.low_rank import LowRankGradients, check_factors, is_worthwhile, orthonormal
 from paddle_dp.parallel.exchange.memory import narrowed, numbers_of
@@ -247,10 +247,10 @@ def test_on_another_number_of_ranks_as_much_is_owed(ranks):
         memory.restore(0, drawn([2, 3], seed))
         memory.restore(1, drawn([4], seed + 7))
         before.append(memory)
-    of_ranks = [owed.errors_of(memory, names) for memory in before]
+    of_ranks = [errors_of(memory, names) for memory in before]
     after = [ErrorMemory(parameters) for _ in range(ranks)]
     for rank, memory in enumerate(after):
-        owed.restore_errors(memory, names, ranks, Saved(of_ranks, rank if ranks == 2 else None))
+        restore_errors(memory, names, ranks, Saved(of_ranks, rank if ranks == 2 else None))
     for place in (0, 1):
         debts = [sum(memory.saved(place).numpy() for memory in side) for side in (before, after)]
         np.testing.assert_allclose(*debts, rtol=1e-6)
@@ -260,11 +260,11 @@ def test_on_another_number_of_ranks_as_much_is_owed(ranks):
 
 def test_factors_of_as_many_columns_are_taken_over():
     _, _, exchange = low_rank()
-    saved = Saved([], shared=owed.factors_of({0: exchange.right[0] * 2}, "abc"))
+    saved = Saved([], shared=factors_of({0: exchange.right[0] * 2}, "abc"))
     same, other = low_rank()[2], low_rank(3)[2]
     before = other.right[0].numpy()
     for one in (same, other):
-        owed.restore_factors(one.right, "abc", saved)
+        restore_factors(one.right, "abc", saved)
     assert (same.right[0] == exchange.right[0] * 2).all() and (other.right[0].numpy() == before).all()
 
 
