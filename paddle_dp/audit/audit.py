@@ -1,8 +1,7 @@
 """Audits a script: runs it on N ranks and on one process, judges the recorded events, and reports.
 
-The report of an audit, as text and as JSON: the findings, and what was examined.
-
-Runs a script under audit as a supervised job: on N ranks, and on one process with the N ranks' batches.
+A run is a supervised job. The one process gets the N ranks' batches. The report lists the findings and what was
+examined, as text or as JSON.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Records when each rank computes and when its gradients travel, on a clock that is common to all ranks.
+"""Records when each rank computes and when its gradients travel, on a clock that is common to all ranks, and draws it.
 
-The picture of a step of data-parallel ranks: what each computed, and what it gave to the link meanwhile.
+The picture shows one step of data-parallel ranks: what each of them computed, and what it gave to the link meanwhile.
 """
 
 from __future__ import annotations

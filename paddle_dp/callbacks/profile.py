@@ -1,10 +1,8 @@
 """Records a window of steps with paddle.profiler: a trace for ui.perfetto.dev, and a table of operator times.
 
-Turns a paddle.profiler trace into the Trace Event Format that Perfetto reads.
-
-Format: «Trace Event Format», docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Paddle 3.3.1
-writes text for the thread's number (tid "123(C++)"), the duration into every name ("relu[3.1 us]", so that nothing can
-be summed by name), and an empty event at the end.
+The trace is rewritten into the Trace Event Format that Perfetto reads (docs.google.com/document/d/
+1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): Paddle 3.3.1 writes text for the thread's number (tid "123(C++)"), the
+duration into every name ("relu[3.1 us]", so that nothing can be summed by name), and an empty event at the end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records when each rank does what: a picture of one batch; of a pipeline its stages, else compute and exchange.
 
-The picture of a pipeline's batch: what each stage did when, above what the schedule predicts.
+The picture of a pipeline's batch shows what each stage did when, above what the schedule predicts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Verbs that show a run: why, dashboard.
-
-What `paddle-dp why` says: the last measurement in a run's metrics.jsonl.
-"""
+"""Verbs that show a run: `why` prints the last measurement in its metrics.jsonl, `dashboard` opens VisualDL."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A data set as a loader reads it: with padding, and with its own way to make batches.
-
-A data set, or a stream, with something done to each sample that is read.
+"""A data set, or a stream, as a loader reads it: each sample prepared (padded, say), and batches as the data set makes
+them.
 """
 
 from __future__ import annotations

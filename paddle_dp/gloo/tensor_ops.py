@@ -1,9 +1,7 @@
 """The exchange inside tensor-parallel layers, as PyLayers: Paddle's own kernels for it are missing on CPUs.
 
-f (`c_identity`) and g (`mp_allreduce`) are Megatron's conjugate pair (Shoeybi et al. 2019, section 3); the parallel
-cross-entropy does not exchange logits.
-
-Cross-entropy over logits whose columns (classes) are spread over the ranks of a group, without gathering them.
+f (`c_identity`) and g (`mp_allreduce`) are Megatron's conjugate pair (Shoeybi et al. 2019, section 3). The parallel
+cross-entropy takes logits whose columns (classes) are spread over the ranks of a group, and gathers none of them.
 """
 
 from __future__ import annotations

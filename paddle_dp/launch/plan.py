@@ -1,6 +1,6 @@
 """Turns a Job into a Plan for this machine, or refuses it with one sentence before anything starts.
 
-An evaluation on ranks that the run's strategy does not take: with the whole model on each of them instead.
+An evaluation on a number of ranks that the run's strategy does not take has the whole model on each rank instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Plain Python attributes in which a model, a loss, a schedule or an optimizer may remember something: no checkpoint
-holds them.
-
-Finds state of a user's optimizer that is not in its state_dict, so that checkpoints do not save it.
+holds them. Neither does one hold what a user's optimizer keeps beside its state_dict.
 """
 
 from __future__ import annotations

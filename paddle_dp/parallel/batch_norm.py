@@ -1,10 +1,11 @@
 """Batch normalization over the whole global batch, exact for unequal shares, on every device.
 
-Why not `paddle.nn.SyncBatchNorm` (3.3.1): its kernel is not registered on CPU («The kernel `sync_batch_norm` is not
-registered»), and on GPU it averages the ranks' statistics with equal weights, which is wrong as soon as one rank holds
-fewer samples than another (docs/decisions/0004-own-sync-batch-norm.md).
+`paddle.nn.SyncBatchNorm` (3.3.1) cannot do it: its kernel is not registered on CPU («The kernel `sync_batch_norm` is
+not registered»), and on GPU it averages the ranks' statistics with equal weights, which is wrong as soon as one rank
+holds fewer samples than another (docs/decisions/0004-own-sync-batch-norm.md).
 
-Which of a model's BatchNorms normalize over one rank's samples: a training may freeze them, and thaw them again.
+A model may also have BatchNorms that normalize over one rank's samples: a training may freeze them, and thaw them
+again.
 """
 
 from __future__ import annotations

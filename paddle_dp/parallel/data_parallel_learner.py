@@ -15,10 +15,15 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh import new_group
 from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.consistency import check_gradients
-from paddle_dp.parallel.exchange.error_memory import errors_of, factors_of, restore_errors, restore_factors
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.buckets import ALONE, WHOLE, Sizes
-from paddle_dp.parallel.exchange.error_memory import ErrorMemory
+from paddle_dp.parallel.exchange.error_memory import (
+    ErrorMemory,
+    errors_of,
+    factors_of,
+    restore_errors,
+    restore_factors,
+)
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.low_rank import LowRankGradients, check_factors
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients

@@ -1,6 +1,6 @@
-"""Names the first layer whose output is not finite: the outputs of all layers are looked at in one more forward.
+"""Finds tensors with NaN or infinity, with one read from the device for all of them together.
 
-Finds tensors with NaN or infinity, with one read from the device for all of them together.
+One more forward then names the first layer whose output is not finite.
 """
 
 from __future__ import annotations

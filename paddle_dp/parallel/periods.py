@@ -1,7 +1,8 @@
-"""When ranks that learn on their own average their weights: every so many updates, behind a warm-up. Arithmetic.
+"""Decides when ranks that learn on their own average their weights: every so many updates, behind a warm-up.
+Arithmetic.
 
-An optimizer's states on ranks that update weights of their own: each rank's, by name, and in the order of parameters
-that means over ranks need.
+The optimizer's states of such ranks are saved by name, each rank's own; means over ranks read them in the order of
+parameters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """This rank's part of a model: its tensors under whole-model names, which rank saves them, and checks of them.
 
-Which parameters are trained is decided when a model is placed: exchange, norm and checkpoints go by it.
+Which parameters are trained is decided when a model is placed: exchange, norm and checkpoints depend on it.
 """
 
 from __future__ import annotations

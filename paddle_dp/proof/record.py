@@ -1,13 +1,12 @@
-"""Records a run inside a rank: gradients, updates, optimizer states, statistics and buffers.
+"""Records a run inside a rank: gradients, updates, optimizer states, statistics, buffers, and the layers' outputs.
 
 Everything has whole-model names. A rank records its main replicas, as for a checkpoint (train.state): slices with their
 offset, copies once. Copies that differ between ranks are recorded by every rank. Each quantity is passed on at once, so
 only one is in memory at a time.
 
-Records each layer's output in a forward as two numbers per sample, which can be compared for any split of a batch.
-
-The sum and the sum of squares of a sample's outputs also add up over slices: columns on the ranks of the tensor axis,
-tokens on those of the sequence axis.
+A layer's output is recorded as two numbers per sample, its sum and its sum of squares, which can be compared for any
+split of a batch: they add up over slices, columns on the ranks of the tensor axis and tokens on those of the sequence
+axis.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ gradients every optimizer computes the same update on both sides, to the last pl
 judged by themselves, and updates and optimizer states against what one process computes from the ranks' gradients,
 whatever the optimizer, its clip, groups, decay and schedule.
 
-The rehearsal beside ranks that round their gradients: one process makes its updates with theirs.
-
-So it begins each step with the ranks' weights, and its own gradients may be apart from theirs by the noise of one
-process and what the ranks' rounding can have taken (parallel.exchange.roundings), no more.
+A rehearsal beside ranks that round their gradients begins each step with the ranks' weights. Its own gradients may
+differ from theirs by the noise of one process and what the ranks' rounding can have taken
+(parallel.exchange.roundings), no more.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The sides of a comparison, each run by processes of its own, in its own folder.
 
-The size of a global batch that ranks cannot share equally.
-
-What failed in float64: on all ranks, which then go on without it, or on some, which end the job with their error.
-
-A model's own code may be written for float32 only. On one stage of a pipeline it fails on that stage's ranks, and the
+A side may fail in float64: on all ranks, which then go on without it, or on some, which end the job with their error. A
+model's own code may be written for float32 only. On one stage of a pipeline it fails on that stage's ranks, and the
 others wait for it in an exchange: they cannot go on together. So each rank that fails leaves a note, and waits for
 those of the others for a while.
 """

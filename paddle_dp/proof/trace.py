@@ -3,10 +3,9 @@
 Two traces: `wide`, two steps in float64, and `own`, the recipe's first steps in its own precision. On one process each
 is followed by runs with noise (proof.noise), of which only the distances from the run without noise are kept.
 
-Checks, before anything is computed, that a comparison fits into this machine's memory and disk.
-
-docs/proof.md counts what a process needs: its model in float64 with gradients and momentum, the weights before an
-update, and one quantity on its way to the disk, where all are kept until the end.
+Before anything is computed, a check says whether the comparison fits into this machine's memory and disk. docs/proof.md
+counts what a process needs: its model in float64 with gradients and momentum, the weights before an update, and one
+quantity on its way to the disk, where all are kept until the end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Reads a recipe from a file and overrides, or raises every mistake in them.
 
-Applies overrides of the command line, `a.b=c`, to a page; the value is YAML, and is checked like the file's.
+An override, `a.b=c` on the command line, is applied to the page of the file; its value is YAML, and is checked like the
+file's.
 """
 
 from __future__ import annotations

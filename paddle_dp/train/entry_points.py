@@ -1,7 +1,4 @@
-"""Entry points of the ranks' processes: train a recipe, evaluate a run's checkpoint.
-
-Prints the result of `paddle-dp evaluate`, and writes it to evaluation.json.
-"""
+"""Entry points of the ranks' processes: train a recipe, or evaluate a run's checkpoint and write evaluation.json."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A training as facts: settings, code, versions and types of objects, to compare ranks and to keep in checkpoints.
 
-Checksums of the code that belongs to no library: of modules that were imported, and of a notebook's cells.
-
-The settings that apply to some parameters only: parameter groups, learning rate factors, decay, clipping.
+Code is a checksum of what belongs to no library: of modules that were imported, and of a notebook's cells. Settings
+include those that apply to some parameters only: parameter groups, learning rate factors, decay, clipping.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a rank of a job would hold and send, computed without starting it; `check --build` builds a rank's layers.
 
-Bytes and seconds on the screen, in three digits.
+The screen shows bytes and seconds in three digits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A training's moments: its callbacks are called at each, and may ask for more: an evaluation, an early end.
 
-A training's callbacks: in which order they are called, which of them are due, and what is around their work.
-
-Where a training is: its placed model, its progress, its averages; checked, saved and restored together.
+`CallbackList` says in which order callbacks are called, which of them are due, and what is around their work.
+`TrainingState` says where a training is: its placed model, its progress, its averages; it is checked, saved and
+restored as one.
 """
 
 from __future__ import annotations

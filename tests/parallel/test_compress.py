@@ -7,8 +7,13 @@ import paddle
 import pytest
 
 from paddle_dp.errors import DivergenceError
-from paddle_dp.parallel.exchange.error_memory import errors_of, factors_of, restore_errors, restore_factors
-from paddle_dp.parallel.exchange.error_memory import ErrorMemory
+from paddle_dp.parallel.exchange.error_memory import (
+    ErrorMemory,
+    errors_of,
+    factors_of,
+    restore_errors,
+    restore_factors,
+)
 from paddle_dp.parallel.exchange.low_rank import LowRankGradients, check_factors, is_worthwhile, orthonormal
 from paddle_dp.parallel.exchange.memory import narrowed, numbers_of
 from paddle_dp.parallel.exchange.push_reduce import PushReduce

@@ -1,6 +1,6 @@
 """The picture of the mesh: each rank inside the frames of its coordinates, with one colour per split axis.
 
-Samples of image data sets as pictures in 0 to 255, and as PNG.
+Samples of image data sets become pictures here, too: in 0 to 255, and as PNG.
 """
 
 from __future__ import annotations

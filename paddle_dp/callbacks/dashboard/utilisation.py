@@ -2,16 +2,13 @@
 
 MFU = samples per second × FLOPs of one sample ÷ (ranks × peak), as in PaLM (arXiv:2204.02311, appendix B).
 
-Peak FLOP/s of devices by name: dense 16-bit products (bfloat16 or float16, float32 sums).
+The FLOPs of a sample are counted on the model's traced graph, without running it: matrix products and convolutions of
+forward and backward, a multiply and an add counting as two. Recomputation and other operations do not count; attention
+counts in full, causal or not. For a decoder that is the paper's 6N + 12LHQT per token, N being the weights of its
+products.
 
-From NVIDIA's data sheets (the later ones print twice as much, with sparsity): V100 (2020), T4 (2019), A100, A10, A30,
-A40 (2021), H100, L4, L40S (2023), H200 (2024).
-
-Counts the floating-point operations of a model per sample, on its traced graph, without running it.
-
-These are *model* FLOPs, as in PaLM (arXiv:2204.02311, appendix B): matrix products and convolutions of forward and
-backward, a multiply and an add counting as two. Recomputation and other operations do not count; attention counts in
-full, causal or not. For a decoder that is the paper's 6N + 12LHQT per token, N being the weights of its products.
+The peaks are dense 16-bit products (bfloat16 or float16, float32 sums) by NVIDIA's data sheets (the later ones print
+twice as much, with sparsity): V100 (2020), T4 (2019), A100, A10, A30, A40 (2021), H100, L4, L40S (2023), H200 (2024).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a node does from joining to leaving: an attempt whenever all begin one, and what its screen says of them.
 
-How an attempt ended on one node, as a message that every node can show.
+How an attempt ended on one node is a message that every node can show.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ behind, the same on each: every rank has the gradient of every branch's output i
 gradients of the layer's inputs. A weight is kept by the rank of its branch alone; one that branches of several ranks
 share is kept by all, and its gradients are added up.
 
-`tables` reads the tables, `observed` tries them against the model, `dealt` gives each branch a rank, `placed` does so
-with a model in place, `join` is such a layer's forward, with `forms`, the shapes of what is sent, and `wires`, which
-carry it; `learner` updates what this rank has.
+`observed` reads the tables and tries them against the model, `dealt` gives each branch a rank, `placed` does so with a
+model in place, `join` is such a layer's forward, and `wires` carry the tensors that it sends; `learner` updates what this
+rank has.
 """

@@ -1,7 +1,4 @@
-"""What a model does with the layers that its `branches` tables name, seen in a forward of some samples.
-
-The `branches` tables of a model's layers.
-"""
+"""Reads the `branches` tables of a model's layers, and observes these layers in a forward of some samples."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What carries tensors between the ranks that have branches of the same layers.
+"""Carries tensors between the ranks that have branches of the same layers.
 
-Shapes and dtypes of what branches give: all ranks have to know them before anything is sent.
+All ranks have to know the shapes and dtypes of what branches give before anything is sent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The exchange of gradients on accelerators, while backward runs: flat buckets, reduced on a stream of their own.
 
-Sums of flat tensors in 16 bits on the wire, added in 32, with the memory of what that loses: on accelerators.
+A bucket may travel in 16 bits: it is added up in 32, and what rounding takes is remembered for the next sum.
 """
 
 from __future__ import annotations

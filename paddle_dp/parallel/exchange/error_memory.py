@@ -3,7 +3,7 @@
 Karimireddy et al., arXiv:1901.09847: without it a biased compression stops at another point than the optimum, or never
 stops; with it every part of a gradient is sent in the end, only later.
 
-What compressed gradients still owe to the updates, in a checkpoint: each rank's errors, and PowerSGD's factors.
+A checkpoint holds each rank's errors, and PowerSGD's factors.
 """
 
 from __future__ import annotations

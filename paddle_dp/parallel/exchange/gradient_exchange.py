@@ -1,6 +1,6 @@
-"""What the exchange of gradients is to a learner, on CPUs and on accelerators.
+"""The contract of a gradient exchange with a learner, on CPUs and on accelerators.
 
-Exchanges of gradients side by side: some parameters' among these ranks, others' among those.
+Exchanges may run side by side: some parameters' among these ranks, others' among those.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Numbered tensors pushed from rank to rank over the hosts' sockets: a send never waits, a receive does.
 
-New values of parameters on CPUs, from each one's owner to all others.
+New values of parameters travel so, too, on CPUs: from each one's owner to all other ranks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sums of gradients on CPUs: each is pushed to who adds it up as soon as backward has it, the sum to its keepers.
 
-Which rank adds up which numbers of each gradient: arithmetic, without processes.
+Which rank adds up which numbers of each gradient is arithmetic (`cut`), without processes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ KINDS = 3
 class PushReduce:
     """Sums each parameter's gradient over the ranks of `push`; its `keepers`, global ranks, have the sum, others none.
 
-    The gradient's pieces (`pieces.cut`) travel straight to their owners, each of which adds one up when it is there
+    The gradient's pieces (`cut`) travel straight to their owners, each of which adds one up when it is there
     from every rank, and sends the sum to the other keepers. A rank sends (n - 1)/n of all bytes where each parameter
     has one keeper, and 2 (n - 1)/n where all ranks keep all: as many as a ring. There are neither buckets nor
     collectives, so that ranks need not have the same gradients, nor in the same order: an owner sums those that were

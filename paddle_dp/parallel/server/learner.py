@@ -1,8 +1,6 @@
 """An update of a parameter server in step: workers push gradients, servers update, workers pull the parameters.
 
-New values of parameters, from each one's server to all workers.
-
-Which server updates which parameter, and what each rank keeps of a model.
+Each parameter has one server, which sends its new values to all workers; no rank keeps more of a model than it needs.
 """
 
 from __future__ import annotations

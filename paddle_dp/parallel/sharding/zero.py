@@ -2,9 +2,7 @@
 
 ZeRO (Rajbhandari et al., arXiv:1910.02054): stage 1 keeps the optimizer's states on the owner only, stage 2 the
 gradients too, stage 3 the parameters too. Fleet makes the groups; docs/decisions/0008 explains why the stages are not
-fleet's own.
-
-Offloads optimizer states to host memory between updates.
+fleet's own. Between updates the states may be offloaded to the host's memory.
 """
 
 from __future__ import annotations
