@@ -8,6 +8,6 @@ gradients of the layer's inputs. A weight is kept by the rank of its branch alon
 share is kept by all, and its gradients are added up.
 
 `observed` reads the tables and tries them against the model, `dealt` gives each branch a rank, `placed` does so with a
-model in place, `join` is such a layer's forward, and `wires` carry the tensors that it sends; `learner` updates what this
-rank has.
+model in place, `join` is such a layer's forward, and `wires` carry the tensors that it sends; `learner` updates what
+this rank has.
 """
