@@ -110,7 +110,7 @@ def test_a_missing_paddle_is_told_with_the_command(
 
 
 def test_help_is_quick_and_without_paddle() -> None:
-    """Its time is the modules that it imports, a millisecond each. Seconds would measure the neighbours, processor time, too."""
+    """Its time is the modules that it imports, a millisecond each; seconds would measure the neighbours."""
     done = command("--help", interpreter=("-X", "importtime"))
     assert done.returncode == 0
     verbs = ("train", "evaluate", "verify", "dashboard", "parts", "check", "schema")
