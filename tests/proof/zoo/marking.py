@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
