@@ -30,11 +30,15 @@ watch = Watch()
 GIB_A_WORKER = 3  # pytest, what waits to be forked, and a job of four ranks with its launcher
 # A file runs on one worker from its beginning to its end: one of these, begun last, would keep the others waiting.
 LONGEST_FIRST = (
-    "sim/test_layouts.py", "faults/test_failures.py", "train/test_resume.py", "test_configs.py", "audit/test_audit.py",
-    "faults/test_ends.py",
-    "proof/test_verify.py", "faults/test_surroundings.py", "parallel/test_sharding.py", "parallel/test_hybrid.py",
-    "faults/test_standstill.py", "parallel/test_any_model.py", "parallel/test_sequence.py", "proof/zoo/test_zoo.py",
-    "gloo/test_patience.py", "train/test_sound.py", "test_docs.py", "gloo/test_groups.py", "launch/test_worker.py",
+    "sim/test_layouts.py", "proof/test_verify.py", "test_configs.py", "faults/test_refused_start.py",
+    "proof/zoo/test_zoo.py", "faults/test_failures.py", "train/test_resume.py", "faults/test_ends.py",
+    "launch/test_steady.py", "train/test_verified.py", "faults/test_stop_requests.py", "train/test_claims.py",
+    "faults/test_surroundings.py", "faults/test_strangers.py", "sim/test_memory.py", "train/test_run_folder.py",
+    "faults/test_standstill.py", "parallel/test_sharding.py", "sim/test_resume.py", "parallel/test_hybrid.py",
+    "cli/test_cli.py", "audit/test_audit.py", "recipe/test_page.py", "test_docs.py", "proof/mutants/test_mutants.py",
+    "parallel/test_sequence.py", "launch/test_worker.py", "train/test_sound.py", "parallel/test_pipeline.py",
+    "train/test_same_run.py", "test_private_names.py", "launch/test_script.py", "faults/test_first_cause.py",
+    "parallel/test_any_model.py",
 )  # fmt: skip
 
 

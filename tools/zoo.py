@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.proof.zoo.case import Fault, Honest
 from tests.proof.zoo.cases import CASES, LIGHT
 from tests.proof.zoo.faults import FILES
-from tests.proof.zoo.marking import Mark, examine
+from tests.proof.zoo.marking import CASES_PER_JOB, Mark, examine
 
 WIDEST = 200  # characters of what was said, in a table
 
@@ -63,7 +63,8 @@ def page(marks: Sequence[Mark], seconds: float) -> str:
     """docs/zoo.md, whole."""
     numbers = sorted({mark.case.setting.ranks for mark in marks} | {1})
     jobs = (
-        f"{len(marks)} cases in one job each of {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} ranks"
+        f"{len(marks)} cases in jobs of {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} ranks, each of up to "
+        f"{CASES_PER_JOB} cases"
     )
     machine = f"{os.cpu_count()}-core CPU machine, Paddle {version('paddlepaddle')}"
     parts = [HEAD.format(line=line(marks), machine=machine, seconds=round(seconds), jobs=jobs)]
