@@ -1,4 +1,4 @@
-"""Whether a run's folder is still there, with its files: somebody may delete, rename or empty it during the training."""
+"""Whether a run's folder and its files are still there: somebody may delete, rename or empty it in mid-run."""
 
 from __future__ import annotations
 

@@ -86,7 +86,9 @@ def test_a_run_whose_folder_is_taken_away_says_so_saves_and_ends(
         if way == "deleted":
             shutil.rmtree(tmp_path / "other")
         status, _, complained = job.finish()
-    found = re.search(rf"{job.out} was deleted, renamed, replaced or emptied .* ends after step (\d+);", complained)
+    found = re.search(
+        rf"{job.out} was deleted, renamed, replaced or emptied .* ends after step (\d+);", complained
+    )
     assert status == 1 and found, complained
     assert "starts again" not in complained and f"go on from step {found[1]}: " in complained
     (manifest,) = (job.out / "checkpoints").glob(f"step-*{found[1]}/manifest.json")
