@@ -173,8 +173,8 @@ def test_a_file_of_ones_own_that_is_no_part_and_hides_a_shipped_one_is_named(
     said = refusal({"use": "gpt", "width": 32})
     assert said.endswith(
         f"model gpt is {tmp_path}/models/gpt.py here, which holds no Config, and hides the model gpt that comes with "
-        "paddle_dp: give the file another name, or name a class or function in it (use: models.gpt.CLASS), or give it a "
-        "Config"
+        "paddle_dp: give the file another name, or name a class or function in it (use: models.gpt.CLASS), or give it "
+        "a Config"
     )
     assert "other.py here, which holds no Config: name a class" in refusal({"use": "other"})
     for name in [n for n in sys.modules if n == "models" or n.startswith("models.")]:
