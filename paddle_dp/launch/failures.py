@@ -88,7 +88,7 @@ class Failure:
             status = error.code if isinstance(error.code, int) else 1
             message = f"sys.exit({error.code!r})"
         if isinstance(error, KeyboardInterrupt):
-            message, status = "interrupted.", 130
+            message, status = str(error) or "interrupted.", 130
         return cls(
             rank=rank, kind=kind, message=message, exit_status=status, traceback=text, expected=expected,
             printed=os.fstat(2).st_size, name=heartbeat.name, frames=frames_left_out,

@@ -23,7 +23,7 @@ from paddle_dp.part.lazy import lazily
 from paddle_dp.part.misfit import misfit, of_standard_library
 from paddle_dp.part.reading import READING, Reading, Who
 from paddle_dp.part.settings import Owner, read_settings
-from paddle_dp.part.shelf import SHELVES, folders, has_config, kept_code, load, names, summary
+from paddle_dp.part.shelf import SHELVES, folders, has_config, kept_code, load, names, shipped, summary
 
 
 @runtime_checkable
@@ -162,13 +162,31 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
     if isinstance(config, type) and is_dataclass(config) and hasattr(config, "build"):
         return config
     if not callable(config):
-        raise _at_use(f"{noun} {use} holds no Config: name a class or function in it, or give it one")
+        raise _at_use(_without_config(shelf, use, found))
     if wrong := misfit(config, shelf):
         raise _at_use(f"{noun} {use} {wrong}")
     try:
         return config_of(config, shelf)
     except ValueError as error:  # Python cannot tell the parameters of some functions in C
         raise _at_use(f"{noun} {use} cannot be a part: {error}") from error
+
+
+def _without_config(shelf: str, use: str, found: Any) -> str:
+    """A model's name may be that of a file in the user's models/, which is no part: it hides the one shipped here."""
+    noun, file = SHELVES[shelf], getattr(found, "__file__", None)
+    if "." in use or file is None:
+        return f"{noun} {use} holds no Config: name a class or function in it, or give it one"
+    ours = shipped(shelf)
+    hidden = ours is not None and not Path(file).is_relative_to(ours) and (ours / f"{use}.py").is_file()
+    hides = (
+        f", and hides the {noun} {use} that comes with paddle_dp: give the file another name, or"
+        if hidden
+        else ":"
+    )
+    return (
+        f"{noun} {use} is {file} here, which holds no Config{hides} name a class or function in it (use: "
+        f"{shelf}.{use}.CLASS), or give it a Config"
+    )
 
 
 def _hint(shelf: str, use: str, kind: type[Any], prefix: str, home: Path | None, name: str) -> str:

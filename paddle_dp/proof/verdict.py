@@ -252,8 +252,8 @@ class Verdict:
             yield (
                 f"In step {step} one process's {what} is {apart} with the samples of each micro-batch in another "
                 "order: samples meet in forward or loss, something remembers which came, or random numbers go by the "
-                "place in the micro-batch (only dropout is each sample's own, where dim 0 is the samples: "
-                "docs/dropout.md). That is no rounding, and it excuses nothing."
+                "place in the micro-batch (each sample's own are dropout, where dim 0 is the samples, and draws of one "
+                "number for each sample: docs/dropout.md). That is no rounding, and it excuses nothing."
             )
         else:
             yield (

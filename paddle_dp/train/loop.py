@@ -31,7 +31,7 @@ from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.rounds import Rounds
 from paddle_dp.train.run import Run
 from paddle_dp.train.run_folder import RunFolder, lost
-from paddle_dp.train.stopping import LOST_FOLDER, StopRequests
+from paddle_dp.train.stopping import LOST_FOLDER, StopRequests, end_interrupted
 from paddle_dp.train.stragglers import Stragglers
 from paddle_dp.train.unsaved import changes_printed
 from paddle_dp.units import Every, Length
@@ -120,12 +120,22 @@ class TrainingLoop(Rounds):
         self.learner.sync_buffers()  # the caller gets the same model on every rank, saved or not
         self.check("at the end of the training")
         self.look_at_itself()
-        moment = self._moment("end")
-        # The last evaluation and checkpoint may fail: a good end is told after them.
-        for reads in (False, True):
-            self._call("end", [c for c in self.callbacks if c.reads is reads], lambda c: c.end(moment))
+        with end_interrupted(self.progress.step, self.callbacks) as ended:
+            self._call_end(ended)
         if self._folder is not None and self._folder.is_lost(now=True):
             raise lost(self.run.folder, self.progress.step)
+
+    def _call_end(self, ended: list[Callback]) -> None:
+        """Calls `end` of all callbacks, and adds each that has returned to `ended`."""
+        moment = self._moment("end")
+
+        def end(callback: Callback) -> None:
+            callback.end(moment)
+            ended.append(callback)
+
+        # The last evaluation and checkpoint may fail: a good end is told after them.
+        for reads in (False, True):
+            self._call("end", [c for c in self.callbacks if c.reads is reads], end)
 
     def _shares(self) -> list[int]:
         """The samples of a full batch that each rank computes."""

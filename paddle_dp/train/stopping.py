@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from paddle_dp.mesh.heartbeat import heartbeat
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
+    from paddle_dp.train.callback import Callback
     from paddle_dp.train.run_folder import RunFolder
     from paddle_dp.train.stragglers import Stragglers
 
@@ -29,6 +31,42 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 EVERY = 2.0  # seconds between two agreements
 LOST_FOLDER = "the loss of the run's folder"
 MOST = 1000  # updates between them
+
+
+@contextmanager
+def end_interrupted(step: int, callbacks: Iterable[Callback]) -> Iterator[list[Callback]]:
+    """Around the callbacks' `end`; who is inside adds each that has ended to the list.
+
+    All updates are made by then, and a KeyboardInterrupt says so: what has ended, and what has not. It is a JobError
+    where a callback has raised it itself, and no SIGINT has come.
+    """
+    ended: list[Callback] = []
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if callable(before):
+            before(number, frame)
+
+    hears = threading.current_thread() is threading.main_thread() and callable(before)
+    if hears:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield ended
+    except KeyboardInterrupt as error:
+        late = [type(one).__name__ for one in callbacks if not any(one is other for other in ended)]
+        whole = f"what {', '.join(type(one).__name__ for one in ended)} wrote is whole, and " if ended else ""
+        done = f"All updates are made, up to step {step}; {whole}{', '.join(late)} did not end."
+        if came:
+            raise KeyboardInterrupt(f"interrupted at the end. {done}") from error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise JobError(
+            f"raise KeyboardInterrupt at {frame.filename}:{frame.lineno}: nobody has interrupted it. {done}"
+        ) from error
+    finally:
+        if hears:
+            signal.signal(signal.SIGINT, before)
 
 
 class StopRequests:

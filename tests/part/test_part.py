@@ -160,6 +160,27 @@ def test_what_cannot_be_imported_is_a_mistake_at_use(use: str, said: str) -> Non
     assert caught.value.mistakes[0].path == ("use",)
 
 
+def test_a_file_of_ones_own_that_is_no_part_and_hides_a_shipped_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a clone with a models/gpt.py of its own it was said of «model gpt», as if ours had no Config."""
+    (tmp_path / "models").mkdir()
+    for name in ("gpt", "other"):
+        (tmp_path / "models" / f"{name}.py").write_text("class Net: ...")
+    monkeypatch.chdir(tmp_path)
+    for name in [n for n in sys.modules if n == "models" or n.startswith("models.")]:
+        monkeypatch.delitem(sys.modules, name)
+    said = refusal({"use": "gpt", "width": 32})
+    assert said.endswith(
+        f"model gpt is {tmp_path}/models/gpt.py here, which holds no Config, and hides the model gpt that comes with "
+        "paddle_dp: give the file another name, or name a class or function in it (use: models.gpt.CLASS), or give it "
+        "a Config"
+    )
+    assert "other.py here, which holds no Config: name a class" in refusal({"use": "other"})
+    for name in [n for n in sys.modules if n == "models" or n.startswith("models.")]:
+        del sys.modules[name]
+
+
 @pytest.mark.parametrize("use", ["needs_paddle.Net", "paddle.vision.models.resnet18"])
 def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
     use: str, monkeypatch: pytest.MonkeyPatch

@@ -67,3 +67,10 @@ def test_a_parameter_of_no_dims_is_compared(tmp_path):
     verdict = verdict_on("models.LogitScale", tmp_path, steps=2)
     assert verdict.same, verdict.sentences
     assert "scale" in verdict.wide.shows
+
+
+@pytest.mark.processes
+def test_drop_path_is_the_same_on_any_number_of_ranks(tmp_path):
+    """Each rank drew its own paths by `paddle.rand`, as PaddleClas's models have it: DIFFERENT."""
+    verdict = verdict_on("models.DropPath", tmp_path)
+    assert verdict.same and not verdict.many.differences, " ".join(verdict.sentences)

@@ -13,7 +13,8 @@ from paddle_dp.proof.trace_files import WHOLE, key, write_sheet
 from paddle_dp.recipe import read_recipe
 
 DRAWS = (
-    "2 (Noise) draws from Paddle's generator, which differs on another number of ranks: only dropout is exact"
+    "2 (Noise) draws from Paddle's generator, which differs on another number of ranks: exact are dropout, and one "
+    "number for each sample"
 )
 
 

@@ -64,9 +64,9 @@ def late_noise(self: Any, h: paddle.Tensor, step: int) -> paddle.Tensor:
     return h + 0.1 * paddle.randn(h.shape) if step > 3 else h
 
 
-def growing_drop_path(self: Any, h: paddle.Tensor, step: int) -> paddle.Tensor:
+def growing_dropout(self: Any, h: paddle.Tensor, step: int) -> paddle.Tensor:
     rate = 0.1 * (step - 1)
-    return h * (paddle.rand([len(h), 1]) >= rate).astype("float32") if rate else h
+    return h * (paddle.rand(h.shape) >= rate).astype("float32") if rate else h
 
 
 def late_numpy(self: Any, h: paddle.Tensor, step: int) -> paddle.Tensor:
@@ -156,7 +156,7 @@ def to_evaluation(model: Any) -> None:
 
 
 LIES = [
-    late_noise, growing_drop_path, late_numpy, queue, mean_as_float, kept_in_a_list, kept_in_a_table, layer_drop,
+    late_noise, growing_dropout, late_numpy, queue, mean_as_float, kept_in_a_list, kept_in_a_table, layer_drop,
     drop_by_numpy, by_turns, mixed_for_a_while, mixed_late, balanced_late,
 ]  # fmt: skip
 CHANGES = [set_rate, add_hook, to_evaluation]

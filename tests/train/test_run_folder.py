@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -40,9 +41,33 @@ def test_a_folder_that_is_another_one_is_lost(
     assert folder.is_lost()
 
 
+@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl"])
+def test_a_folder_without_a_file_of_the_run_is_lost(tmp_path: Path, name: str) -> None:
+    (tmp_path / "logs").mkdir()
+    folder = RunFolder(tmp_path)
+    (tmp_path / name).touch()
+    assert not folder.is_lost(now=True)
+    (tmp_path / name).unlink()
+    assert folder.is_lost(now=True)
+
+
+def test_an_emptied_folder_is_lost_and_one_whose_checkpoints_were_deleted_is_not(tmp_path: Path) -> None:
+    """`rm -r RUN/*` leaves the folder, and the lock in it: nothing was noticed, and metrics went nowhere."""
+    for name in ("checkpoints", "logs"):  # all that a script's run without `metrics` has
+        (tmp_path / name).mkdir()
+    (tmp_path / ".lock").touch()
+    folder = RunFolder(tmp_path)
+    (tmp_path / "checkpoints").rmdir()  # to make room on the disk
+    assert not folder.is_lost(now=True)
+    (tmp_path / "logs").rmdir()
+    assert folder.is_lost(now=True)
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("ranks", "way"), [(1, "deleted"), (2, "deleted"), (2, "renamed")])
+@pytest.mark.parametrize(
+    ("ranks", "way"), [(1, "deleted"), (2, "deleted"), (2, "renamed"), (1, "emptied"), (2, "emptied")]
+)
 def test_a_run_whose_folder_is_taken_away_says_so_saves_and_ends(
     tmp_path: Path, ranks: int, way: str
 ) -> None:
@@ -54,11 +79,16 @@ def test_a_run_whose_folder_is_taken_away_says_so_saves_and_ends(
         while not (metrics.exists() and '"step": 60' in metrics.read_text()):
             assert job.process.poll() is None and time.monotonic() < end, job.process.communicate()
             time.sleep(0.05)
-        job.out.rename(tmp_path / "other")
+        if way == "emptied":
+            subprocess.run(f"rm -r {job.out}/*", shell=True, check=True)
+        else:
+            job.out.rename(tmp_path / "other")
         if way == "deleted":
             shutil.rmtree(tmp_path / "other")
         status, _, complained = job.finish()
-    found = re.search(rf"{job.out} was deleted, renamed or replaced .* ends after step (\d+);", complained)
+    found = re.search(
+        rf"{job.out} was deleted, renamed, replaced or emptied .* ends after step (\d+);", complained
+    )
     assert status == 1 and found, complained
     assert "starts again" not in complained and f"go on from step {found[1]}: " in complained
     (manifest,) = (job.out / "checkpoints").glob(f"step-*{found[1]}/manifest.json")

@@ -11,10 +11,13 @@ import time
 import pytest
 
 from paddle_dp.errors import JobError
+from paddle_dp.launch.failures import Failure
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import STARTED, Board, heartbeat, join_board
+from paddle_dp.train.callback import Callback
 from paddle_dp.train.stopping import EVERY, MOST, StopRequests
 from tests.ranks import run_ranks
+from tests.train.test_trainer import trainer
 
 
 class Pair:
@@ -150,6 +153,49 @@ def test_a_keyboard_interrupt_that_is_no_signal_is_an_error_with_its_place():
     with pytest.raises(JobError, match=place), StopRequests(Mesh.alone()):
         raise KeyboardInterrupt
     assert signal.getsignal(signal.SIGTERM) == before and not heartbeat.stops
+
+
+class Fine(Callback):
+    def end(self, moment):
+        pass
+
+
+class Impatient(Callback):
+    def end(self, moment):
+        raise KeyboardInterrupt
+
+
+class Interrupted(Callback):
+    reads = True
+
+    def end(self, moment):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_keyboard_interrupt_of_a_callback_s_end_is_an_error_of_a_training_that_is_done():
+    """It ended the job with 130 and «interrupted.», as if the user had ended a training in its midst."""
+    one = trainer(Fine(), Impatient(), Interrupted())
+    said = (
+        r"raise KeyboardInterrupt at .*test_stopping.py:\d+: nobody has interrupted it. All updates are made, up to "
+        r"step 6; what Fine wrote is whole, and Impatient, Interrupted did not end."
+    )
+    with pytest.raises(JobError, match=said):
+        one.fit("2 epochs")
+    assert one.progress.step == 6
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_ctrl_c_at_the_end_says_that_all_updates_are_made():
+    one, before = trainer(Fine(), Interrupted()), signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        one.fit("2 epochs")
+    failure = Failure.of(caught.value, 0)
+    assert (failure.exit_status, failure.message) == (
+        130,
+        "interrupted at the end. All updates are made, up to step 6; what Fine wrote is whole, and Interrupted did not "
+        "end.",
+    )
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_max_time_counts_from_the_jobs_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

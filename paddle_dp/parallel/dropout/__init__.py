@@ -1,4 +1,4 @@
-"""Exact dropout: on any number of ranks, in every layout, a sample loses the same elements (docs/dropout.md).
+"""Exact dropout and drop path: on any number of ranks, in every layout, a sample loses the same (docs/dropout.md).
 
 `masks` is the arithmetic; `scope` tracks which samples and which slice of a tensor a call is for; `calls` and `fused`
 are the functions that `patching` puts into Paddle; `uncaught` detects random draws that they do not replace; `draws` is

@@ -9,7 +9,13 @@ Outside of a learner's forward each of them calls Paddle's own. Inside:
 | dropout with an axis, dropout2d, dropout3d               | functional.common.dropout             | `along_axes`     |
 | alpha_dropout, feature_alpha_dropout                     | common._feature_alpha_dropout_impl    | `alpha`          |
 | LSTM, GRU, SimpleRNN of several layers                   | _C_ops.rnn                            | `rnn`            |
+| paddle.rand, paddle.uniform: one number for each sample  | _C_ops.uniform                        | `uniform`        |
+| paddle.bernoulli: the same                               | _C_ops.bernoulli                      | `bernoulli`      |
 | fused kernels on GPUs, which draw inside themselves      | many                                  | see `fused`      |
+
+One number for each sample is a tensor [n, 1, …] for a micro-batch of n samples, as in drop path (stochastic depth): all
+ranks that hold a sample hold all of it, in every layout. What is drawn in another shape may be a slice, or the whole
+batch's: it comes from Paddle's generator, and `uncaught` names it.
 
 A name is looked up when it is called, so it does not matter how a model imported its functions (except dropout with an
 axis that was imported by name, which `uncaught` detects).
@@ -28,6 +34,7 @@ from paddle.nn import functional as F
 
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.patch import Patch, look_up
+from paddle_dp.mesh.copies import copies_to
 from paddle_dp.parallel.dropout import masks, scope, uncaught
 from paddle_dp.parallel.dropout.originals import original
 from paddle_dp.parallel.dropout.scope import Scope, current, scope_of
@@ -45,6 +52,10 @@ def patches() -> Iterator[Patch]:
         owner="paddle._legacy_C_ops", name="dropout", value=fleet_dropout, symptom=drawn, missing="skip"
     )
     yield Patch(owner=_OPS, name="rnn", value=rnn, symptom=drawn)
+    for name, value in (("uniform", uniform), ("bernoulli", bernoulli)):
+        yield Patch(
+            owner=_OPS, name=name, value=value, symptom="each rank draws its own paths", missing="skip"
+        )
     along = along_axes(look_up(_COMMON).dropout)  # type: ignore[union-attr]
     for place in (_COMMON, "paddle.nn.functional"):
         yield Patch(owner=place, name="dropout", value=along, symptom=drawn)
@@ -185,3 +196,39 @@ def rnn(  # noqa: PLR0913 - as Paddle calls it
         )  # fmt: skip
         final_states.append(final)
     return x, reserve, [paddle.concat(each) for each in zip(*final_states, strict=True)]
+
+
+def uniform(
+    shape: Any, dtype: Any, low: Any, high: Any, seed: int, place: Any, *rest: Any, **named: Any
+) -> Any:
+    """Replaces `_C_ops.uniform`: one number for each sample, from `low` to below `high`, by arithmetic.
+
+    A half-precision number would often be rounded to `high`, so those are Paddle's; so is what has a seed of its own.
+    """
+    wide = dtype in (paddle.float32, paddle.float64)
+    if not wide or seed or any(rest) or any(named.values()) or not _each_sample(shape):
+        return original(f"{_OPS}.uniform")(shape, dtype, low, high, seed, place, *rest, **named)
+    return (_numbers(shape, place) * (high - low) + low).astype(dtype)
+
+
+def bernoulli(x: Any) -> Any:
+    """Replaces `_C_ops.bernoulli`: 1 with the probability that `x` has for the sample, else 0."""
+    if scope_of(x) is None or not _each_sample(x.shape):
+        return original(f"{_OPS}.bernoulli")(x)
+    return (_numbers(x.shape, x.place) < x.detach().astype("float64")).astype(x.dtype)
+
+
+def _each_sample(shape: Any) -> bool:
+    """Whether a draw of this shape is one number for each sample of the running micro-batch. [1] is not, for one sample
+    either: this is how a model draws once for its whole batch."""
+    here = current()
+    if here is None or not paddle.in_dynamic_mode() or not isinstance(shape, list | tuple):
+        return False
+    return list(shape) == [here.samples, *[1] * (len(shape) - 1)] and len(shape) + here.samples > 2
+
+
+def _numbers(shape: Sequence[int], place: Any) -> paddle.Tensor:
+    """The next number of each sample of the scope, from 0 to below 1, as float64 in `shape`."""
+    here = current()
+    assert here is not None  # as `_each_sample` has seen
+    return copies_to(place)(masks.numbers(here.next_keys())).reshape(shape)

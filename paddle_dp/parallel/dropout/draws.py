@@ -115,7 +115,8 @@ class Draws:
             ]
         whose = " and ".join(f"{kind}'s" for kind in sorted(kinds))
         return [
-            f"{who} from {whose} generator, which differs on another number of ranks: only dropout is exact"
+            f"{who} from {whose} generator, which differs on another number of ranks: exact are dropout, and one "
+            "number for each sample"
         ]
 
     def scope(self, batch: Batch, micro_batch: MicroBatch) -> AbstractContextManager[Any]:

@@ -66,6 +66,11 @@ def keys(samples: NDArray[np.uint64], call: int) -> Keys:
     return z.astype(np.uint32), (z >> np.uint64(32)).astype(np.uint32)
 
 
+def numbers(of: Keys) -> NDArray[np.float64]:
+    """One number of each sample [n]: uniform from 0 to below 1, a multiple of 2^-24, so that float32 has it exactly."""
+    return (of[0] >> np.uint32(8)) * 2.0**-24
+
+
 @lru_cache(maxsize=32)
 def positions(whole: tuple[int, ...], held: Ranges) -> Words:
     """The first round of the hash of each position in the part `held` of a sample of shape `whole`. Flat."""

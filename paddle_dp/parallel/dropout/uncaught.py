@@ -1,4 +1,4 @@
-"""Detects random draws in a forward that exact dropout does not replace: rrelu, paddle.rand, a fused kernel, numpy.
+"""Detects random draws in a forward that exact dropout does not replace: rrelu, paddle.randn, a fused kernel, numpy.
 
 It compares the states of the generators before and after each layer.
 """

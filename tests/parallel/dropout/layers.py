@@ -24,7 +24,10 @@ class Block(_transformer.Block):
 
     def forward(self, x):
         x = x + self.dropout(self.out(self._attend(self.qkv(self.norm1(x)))))
-        return x + self.dropout(self.down(self.inner(F.gelu(self.up(self.norm2(x))))))
+        path = (
+            paddle.floor(0.8 + paddle.rand([x.shape[0], 1, 1])) / 0.8
+        )  # drop path, as PaddleClas's models have it
+        return x + path * self.dropout(self.down(self.inner(F.gelu(self.up(self.norm2(x))))))
 
     def _attend(self, qkv):
         q, k, v = qkv.reshape([0, 0, -1, 3 * self.head_width]).split(3, axis=-1)

@@ -1,5 +1,6 @@
 """Whatever drops in a model drops the same of a sample in any micro-batch; outside of a scope Paddle is as it was."""
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -30,6 +31,11 @@ def attention(x):
     return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
 
+def drop_path(x):
+    """As PaddleClas's models have it."""
+    return x * paddle.floor(0.5 + paddle.rand((x.shape[0],) + (1,) * (x.ndim - 1)).astype(x.dtype)) / 0.5
+
+
 CALLS = {
     "functional": (lambda x: F.dropout(x, 0.5), TEXT),
     "imported early": (lambda x: imported_early(x, 0.5), TEXT),
@@ -43,6 +49,13 @@ CALLS = {
     "alpha": (nn.AlphaDropout(0.5), TEXT),
     "feature alpha": (lambda x: F.feature_alpha_dropout(x, 0.5), IMAGE),
     "a weight": (lambda x: x @ F.dropout(WEIGHT, 0.5).t(), TEXT),
+    "drop path": (drop_path, IMAGE),
+    "drop path, sizes in tensors": (lambda x: x * paddle.rand([paddle.shape(x)[0], 1, 1, 1]), IMAGE),
+    "paths by bernoulli": (lambda x: x * paddle.bernoulli(paddle.full([len(x), 1, 1], 0.5)), TEXT),
+    "paths by uniform": (
+        lambda x: x * paddle.uniform([len(x), 1, 1], "float64", -2, 2).astype(x.dtype),
+        TEXT,
+    ),
     "attention layer": (lambda x: ATTENTION(x, x, x), TEXT),
     "attention": (attention, TEXT),
     "encoder layer": (ENCODER, TEXT),
@@ -69,6 +82,41 @@ def test_a_sample_is_dropped_alike_in_any_micro_batch(name):
     paddle.seed(2)
     np.testing.assert_allclose(cut(call, x, 0, 1, 4, 6), whole, atol=3e-7)
     assert np.abs(cut(call, x, 0, 6, step=4) - whole).max() > 0.01
+
+
+def test_a_number_for_each_sample_is_as_random_as_paddles():
+    n = 20000
+    with Scope(0, 0, 0, 0, n):
+        numbers = paddle.uniform([n, 1], "float32", -1.0, 3.0)
+        again = paddle.uniform([n, 1], "float32", -1.0, 3.0)
+        ones = paddle.bernoulli(paddle.where(paddle.arange(n) < n // 2, 0.1, 0.9).reshape([n, 1]))
+    assert numbers.dtype is paddle.float32 and numbers.min() >= -1 and numbers.max() < 3
+    counts, _ = np.histogram(numbers.numpy(), 100, (-1, 3))
+    assert ((counts - n / 100) ** 2 / (n / 100)).sum() < 99 + 5 * 14.1  # chi-squared, 99 degrees of freedom
+    assert abs(np.corrcoef(numbers.flatten().numpy(), again.flatten().numpy())[0, 1]) < 5 / n**0.5
+    assert set(ones.flatten().tolist()) == {0.0, 1.0} and ones.dtype is paddle.float32
+    halves = ones.reshape([2, -1]).mean(1).numpy()
+    np.testing.assert_allclose(halves, [0.1, 0.9], atol=5 * 0.3 / (n / 2) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "samples", "how"),
+    [
+        ([6, 2], 6, {}),  # may be a slice of a whole
+        ([5, 1], 6, {}),
+        ([1], 1, {}),  # once for the whole batch
+        ([], 1, {}),
+        ([6, 1], 6, {"seed": 3}),
+        ([6, 1], 6, {"dtype": "float16"}),
+    ],
+)
+def test_all_other_draws_are_paddles(shape, samples, how):
+    drawn = []
+    for where in (contextlib.nullcontext(), Scope(0, 0, 0, 0, samples)):
+        paddle.seed(5)
+        with where:
+            drawn.append([paddle.uniform(shape, **how), paddle.bernoulli(paddle.full([*shape, 2], 0.5))])
+    assert all((plain == scoped).all() for plain, scoped in zip(*drawn, strict=True))
 
 
 def test_dropout_is_paddles_formula():

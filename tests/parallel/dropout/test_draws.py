@@ -112,6 +112,23 @@ def test_rows_that_cannot_be_told_from_samples_are_a_difference(shape, clear):
     assert clear or f"drops elements of a tensor {shape} in a micro-batch of 3 samples" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("shape", "exact"), [([3, 1], True), ([3, 1, 1], True), ([3, 4], False), ([1, 4], False)]
+)
+def test_a_number_for_each_sample_is_no_difference(shape, exact):
+    """Three samples in each micro-batch. Another shape may be a slice of a whole, or the whole batch's: it is named."""
+
+    def drawing(outputs, targets):
+        return loss(outputs + paddle.rand(shape).mean(), targets)
+
+    one = learner(loss=drawing)
+    trained(one)
+    assert bool(one.random_differences()) is not exact
+    own = learner(loss=drawing, dropout="own")
+    trained(own)
+    assert own.random_differences()
+
+
 def test_the_loss_is_watched_too():
     one = learner(loss=lambda outputs, targets: loss(outputs + paddle.rand([4]), targets))
     trained(one)

@@ -34,6 +34,7 @@ DIGITS = {  # model of tests/proof/zoo/models.py, its settings: why it might be 
     "Experts": ("", "A router that sends each sample to one of two experts."),
     "Shifted": ("", "A constant buffer."),
     "LogitScale": ("", "CLIP's logit scale, a parameter of no dims."),
+    "DropPath": ("", "Whole samples' branches are dropped by paddle.rand, at a rate that grows."),
     "Logged": ("", "A mean of its samples that a layer notes, and that nothing reads."),
 }
 NORMS = {

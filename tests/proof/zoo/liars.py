@@ -39,12 +39,12 @@ class Liar(nn.Layer):
         raise NotImplementedError
 
 
-class DropPathRamp(Liar):
-    """Stochastic depth: whole samples' branches are dropped at a rate that grows from 0."""
+class UnitDropRamp(Liar):
+    """Dropout by `paddle.rand` at a rate that grows from 0."""
 
     def change(self, hidden):
         rate = min(0.02 * (self.calls - 1), 0.5)
-        kept = (paddle.rand([hidden.shape[0], 1]) >= rate).astype(hidden.dtype)
+        kept = (paddle.rand(hidden.shape) >= rate).astype(hidden.dtype)
         return hidden + hidden.tanh() * kept / (1 - rate) if rate else hidden + hidden.tanh()
 
 

@@ -185,6 +185,24 @@ class Logged(nn.Layer):
         return self.head(hidden)
 
 
+class DropPath(nn.Layer):
+    """Stochastic depth by `paddle.rand`, as PaddleClas's models have it, at a rate that grows from 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.inner, self.head = nn.Linear(64, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+        self.calls = 0
+
+    def forward(self, samples: paddle.Tensor) -> paddle.Tensor:
+        hidden = F.gelu(self.body(samples))
+        branch = self.inner(hidden)
+        if self.training:
+            keep = max(1 - 0.1 * self.calls, 0.5)
+            self.calls += 1
+            branch = branch * paddle.floor(keep + paddle.rand([paddle.shape(branch)[0], 1])) / keep
+        return self.head(hidden + branch)
+
+
 class Vision(nn.Layer):
     """A model of paddle.vision by its name, for small images and few classes."""
 

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from tests.proof.zoo.case import Fault, Setting
 
 SAYS = {
-    "DropPathRamp": "Stochastic depth at a rate that grows from 0: draws begin with the second forward.",
+    "UnitDropRamp": "Dropout by paddle.rand at a rate that grows from 0: draws begin with the second forward.",
     "NoiseAfterWarmup": "Noise that a counter of steps switches on.",
     "NumpyDropout": "Dropout by NumPy's generator, from the third forward on.",
     "OwnGenerator": "Numbers of a generator that the layer made for itself.",
