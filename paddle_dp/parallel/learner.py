@@ -48,7 +48,7 @@ _UNUSED = (
 )
 _NEVER_USED = (
     "parameter '{}' got no gradient on any rank, and paddle.DataParallel exchanges none of a bucket's gradients before "
-    "it has all. Leave strategy.exchange out (auto), or freeze the parameter (stop_gradient)."
+    "it has all. Set strategy.find_unused_parameters=true, or freeze the parameter (stop_gradient)."
 )
 Accept = Callable[[Mapping[str, float]], bool]
 """Whether an update is to be made, by its metrics; the same answer on every rank."""

@@ -221,7 +221,8 @@ def _besides(blocks: Blocks, here: Sequence[int], layout: Layout) -> float:
     shapes = [weight.shape for weight in trained]
     width = layout.widths.parameter
     errors = owed(layout.compress, zip(sizes, shapes, strict=True), width, layout.accelerator)
-    buffers = flat(layout.exchange, float(sum(sizes) * layout.widths.gradient), layout.bucket)
+    way = "bucketed" if layout.exchange == "auto" and layout.accelerator else layout.exchange
+    buffers = flat(way, float(sum(sizes) * layout.widths.gradient), layout.bucket)
     width_there = layout.gradient_on_its_way
     if layout.accelerator and layout.degrees.sharding == 1 and width_there != layout.widths.gradient:
         buffers += sum(sizes) * width_there  # sums as they came, until gradients are made of them

@@ -24,12 +24,11 @@ class Config(StrategyConfig):
     exchange: Literal["auto", "pushed", "bucketed", "after", "per_parameter"] = "auto"
     """How ranks add up their gradients: `bucketed`, all-reduced in buckets that backward fills one after the other;
     `per_parameter`, each alone, when backward has it; `after`, all at once behind backward; `pushed` (CPUs only), each
-    in pieces straight to the ranks that add these up, while backward runs. `auto`: `pushed` on CPUs, else in buckets of
-    our own. `bucketed` is paddle.DataParallel's reducer, which takes no model with a parameter that is never used. On
-    CPUs backward waits for an all-reduce, on accelerators it goes on beside it."""
+    in pieces straight to the ranks that add these up, while backward runs. `auto`: `pushed` on CPUs, else `bucketed`.
+    On CPUs backward waits for an all-reduce, on accelerators it goes on beside it."""
 
     comm_buffer_size: Bytes = Bytes.parse("25 MB")
-    """Gradients of a bucket (exchange `bucketed`, and `auto` on accelerators)."""
+    """Gradients of a bucket (exchange `bucketed`)."""
 
     last_comm_buffer_size: Bytes = Bytes.parse("1 MB")
     """The same for the last gradients; smaller, so that the last exchange is short."""
@@ -146,9 +145,8 @@ class DataParallel:
 
     @property
     def _by_paddle(self) -> bool:
-        """Whether paddle.DataParallel exchanges the gradients: only where it is asked for, as it exchanges none of a
-        bucket in which a gradient is missing on all ranks, such as those of BERT's pooler."""
-        return self.config.exchange == "bucketed" and not (self.config.absent or self.config.compress)
+        """Whether paddle.DataParallel exchanges the gradients."""
+        return self._way == "bucketed" and not (self.config.absent or self.config.compress)
 
     @property
     def _sizes(self) -> Sizes:

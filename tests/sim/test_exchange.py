@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.parallel.hard import learn
-from tests.parallel.test_consistency import told_unused
 from tests.ranks import run_ranks
 from tests.sim.recipes import gpt
 
@@ -77,12 +75,3 @@ def test_values_that_travel_behind_the_next_forward_are_the_same_bits(tmp_path: 
         assert bits == wanted == repeated
         assert often >= 3  # not after evaluations, checks and measured steps
         assert not never
-
-
-def test_a_parameter_that_no_rank_uses_is_left_out_as_on_cpus() -> None:
-    """paddle.DataParallel, which exchanges none of a bucket in which one is missing, was the default on a device."""
-    left, trained, said = run_ranks(told_unused, 1, {"use": "data_parallel"})[0]
-    assert "parameter 'second.weight' and 1 more got no gradient in update 1" in said
-    for unused, used, _ in run_ranks(told_unused, 2, {"use": "data_parallel"}):
-        assert unused == left
-        np.testing.assert_allclose(used, trained, rtol=1e-6)
