@@ -2,7 +2,8 @@
 
 python tools/zoo.py                                   # all but the heaviest models: minutes
 python tools/zoo.py --only "mean of means" "gpt, "    # cases whose names begin with these
-python tools/zoo.py --page docs/zoo.md                # all of them, and the page with the results
+python tools/zoo.py --heavy --page docs/zoo.md        # all of them, and the page with the results
+python tools/zoo.py --heavy --folder FOLDER           # goes on where an earlier run with this folder was interrupted
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -145,11 +147,18 @@ def main() -> int:
     parser.add_argument("--heavy", action="store_true", help="also models that take gigabytes")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of the table")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the page here as well")
+    parser.add_argument(
+        "--folder", type=Path, help="keep what the cases leave (gigabytes), and go on from there"
+    )
     given = parser.parse_args()
     names = [name for name in (CASES if given.heavy else LIGHT) if name.startswith(tuple(given.only))]
     begun = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="paddle-dp-zoo-") as scratch:
-        marks = examine(names, Path(scratch))
+    with (
+        nullcontext(given.folder)
+        if given.folder
+        else tempfile.TemporaryDirectory(prefix="paddle-dp-zoo-") as scratch
+    ):
+        marks = examine(names, Path(scratch).resolve())
     if given.json:
         print(as_json(marks))
     else:

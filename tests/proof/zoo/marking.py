@@ -62,8 +62,13 @@ def examine(names: Sequence[str], scratch: Path) -> list[Mark]:
 
 
 def _sit(names: Sequence[str], ranks: int, folder: Path) -> dict[str, Any]:
-    """Jobs of some cases each, and another for what is left when a case has ended its job."""
-    left, answers, jobs = list(names), {}, 0
+    """Jobs of some cases each, and another for what is left when a case has ended its job.
+
+    Cases that an interrupted run has answered in the same folder are not asked again.
+    """
+    read = {name: _read(folder / slug(name), ranks) for name in names}
+    answers = {name: answer for name, answer in read.items() if answer is not None}
+    left, jobs = [name for name in names if name not in answers], 0
     while left:
         jobs += 1
         cases = left[:CASES_PER_JOB]
@@ -89,7 +94,10 @@ def _job(names: Sequence[str], ranks: int, folder: Path, number: int) -> str:
     )  # fmt: skip
     said = io.StringIO()
     with redirect_stderr(said), redirect_stdout(said):
-        run_in_forks(job, timeout=max(600, 60 * len(names)))
+        try:
+            run_in_forks(job, timeout=120 * len(names))
+        except TimeoutError as error:  # of the first case without an answer
+            print(error)
     return said.getvalue()
 
 
