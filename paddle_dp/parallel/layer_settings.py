@@ -43,7 +43,7 @@ class LayerSettings:
         rows = self._mesh.gather([changed, rate])
         rates = {str(rank): repr(row[1]) for rank, row in enumerate(rows)}
         if len(set(rates.values())) > 1:
-            raise DivergenceError(f"{when}: ranks differ in the learning rate: {_by_rank(rates)}. {_ADVICE}")
+            raise DivergenceError(f"{when}: ranks differ in the learning rate: {_by_rank(rates)}. {_OF_RATE}")
         keys = sorted({(layer, setting) for row in rows for layer, setting in row[0]})
         if not keys:
             return []
@@ -84,6 +84,10 @@ class LayerSettings:
         return found
 
 
+_OF_RATE = (
+    "Their updates are others, so their weights drift apart: what a callback or a script changes it has to change on "
+    "every rank"
+)
 _ADVICE = (
     "Weights are equal all the same, for their gradients are added up, but this is no training of one process: what a "
     "callback or a script changes it has to change on every rank."

@@ -60,15 +60,15 @@ class TrainingState:
         """
         self.learner.settle()
         try:
+            self._check_settings(when)  # first: another learning rate is why weights differ
             with self.learner.optimizer_states_on_device() if states else nullcontext():
                 self.learner.check(when, state.optimizer_states(self.learner) if states else ())
-            self._check_settings(when)
         except (DivergenceError, NotFiniteError) as error:
             raise self.soundness.explained(error, self.progress.step) from None
         self.soundness.step = self.progress.step
 
     def _check_settings(self, when: str) -> None:
-        """Raises DivergenceError where a layer was changed on some ranks only; names what forward changes on each."""
+        """Raises DivergenceError where a layer or the rate was changed on some ranks; names what forward changes."""
         if self._settings is None:
             self._settings = LayerSettings(self.learner)
         for sentence in self._settings.check(when):

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paddle import nn
 
 from paddle_dp.plan.sharded import most_lent
+from tests.parallel.test_consistency import place, step
 from tests.ranks import run_ranks
 
 WIDTH, LAYERS = 32, 8
@@ -184,3 +186,56 @@ def test_frozen_weights_are_sharded_and_freed_where_backward_is_done_with_them(p
     assert (LAYERS + 6 - 1 - 2 * prefetch) * layer * 0.95 <= sent_bytes <= (LAYERS + 6) * layer * 1.05
     gradients = 4 * (WIDTH + WIDTH * WIDTH)
     assert sum(of_rank["sent"]["gradients"] for of_rank in ranks) == pytest.approx(gradients, rel=0.1)
+
+
+class Empty(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+        self.nothing = self.create_parameter([0, 4])
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+class Outside(nn.Layer):
+    """Writes a frozen layer's weights, as an inner teacher's, before that layer's forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+        for parameter in self.teacher.parameters():
+            parameter.stop_gradient = True
+
+    def forward(self, x: Any) -> Any:
+        self.teacher.weight.set_value(self.teacher.weight * 0.9 + 0.1)
+        return self.inner(x) + self.teacher(x)
+
+
+def updated(kind: str, stage: int) -> None:
+    """In a rank: an update of that model."""
+    import paddle
+
+    paddle.seed(0)
+    model = Empty() if kind == "empty" else Outside()
+    step(*place([], {"use": "hybrid", "sharding": 2, "sharding_stage": stage}, model))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            "empty",
+            r"sharding_stage=3: parameter nothing of the model is empty: nothing of it can be lent\. Leave",
+        ),
+        (
+            "outside",
+            r"=3: \S*test_stage3\.py, line \d+ reads or writes a parameter outside of the forward of the",
+        ),
+    ],
+)
+def test_what_cannot_be_lent_is_refused_with_its_reason_and_trains_in_stage_2(kind: str, said: str) -> None:
+    """«Tensor holds no memory», said Paddle of both."""
+    with pytest.raises(AssertionError, match=said):
+        run_ranks(updated, 2, kind, 3)
+    assert run_ranks(updated, 2, kind, 2) == [None, None]

@@ -140,26 +140,30 @@ class OnOneRank(Callback):
 
     def step(self, moment: Moment) -> None:
         if moment.progress.step == 4 and moment.trainer.mesh.rank == 1:
-            self.change(moment.trainer.learner.model)
+            self.change(moment.trainer.learner)
 
 
-def set_rate(model: Any) -> None:
-    model.drop.p = 0.5
+def set_rate(learner: Any) -> None:
+    learner.model.drop.p = 0.5
 
 
-def add_hook(model: Any) -> None:
-    model.first.register_forward_post_hook(lambda layer, inputs, outputs: outputs * 1.05)
+def add_hook(learner: Any) -> None:
+    learner.model.first.register_forward_post_hook(lambda layer, inputs, outputs: outputs * 1.05)
 
 
-def to_evaluation(model: Any) -> None:
-    model.drop.training = False
+def to_evaluation(learner: Any) -> None:
+    learner.model.drop.training = False
+
+
+def set_learning_rate(learner: Any) -> None:
+    learner.optimizer.set_lr(learner.optimizer.get_lr() * 1.5)
 
 
 LIES = [
     late_noise, growing_dropout, late_numpy, queue, mean_as_float, kept_in_a_list, kept_in_a_table, layer_drop,
     drop_by_numpy, by_turns, mixed_for_a_while, mixed_late, balanced_late,
 ]  # fmt: skip
-CHANGES = [set_rate, add_hook, to_evaluation]
+CHANGES = [set_rate, add_hook, to_evaluation, set_learning_rate]
 
 
 def fit(
@@ -197,9 +201,9 @@ def liars(folder: str) -> dict[str, str]:
 
 
 def test_no_training_claims_what_nobody_has_proven(tmp_path: Path) -> None:
-    """Of eighteen false models none is called one process's, and no honest one either: a script has no proof."""
+    """Of nineteen false models none is called one process's, and no honest one either: a script has no proof."""
     screens, _ = run_ranks(liars, 2, str(tmp_path), timeout=400)
-    assert len(screens) == 19
+    assert len(screens) == 20
     for name, screen in screens.items():
         assert "same global batches" in screen or "Error" in screen, (name, screen)
         for line in screen.splitlines():
@@ -240,6 +244,10 @@ def test_what_is_changed_on_one_rank_is_named_at_the_next_check(tmp_path: Path) 
         (
             "to_evaluation",
             "after step 6: ranks differ in the mode of model.drop: training on rank 0, evaluation on rank 1. ",
+        ),
+        (
+            "set_learning_rate",
+            "after step 6: ranks differ in the learning rate: 0.001 on rank 0, 0.0015 on rank 1. Their updates",
         ),
     ):
         assert sentence in screens[name], screens[name]
