@@ -100,6 +100,9 @@ def accuracy_twice() -> AbstractContextManager[None]:
 
 def forward_before_the_values() -> AbstractContextManager[None]:
     """Where new values may travel behind the next forward, that forward does not wait for them."""
+    from paddle_dp.parallel.sharding.zero import Zero
+
+    share_now = Zero.share
 
     def make_step(step: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(self: Any) -> None:
@@ -110,16 +113,17 @@ def forward_before_the_values() -> AbstractContextManager[None]:
 
     def make_share(share: Callable[..., Any]) -> Callable[..., Any]:
         def postponed(self: Any) -> None:
-            if not getattr(self, "postpones", False):
+            self.is_pending = getattr(self, "postpones", False)
+            if not self.is_pending:
                 share(self)
 
         return postponed
 
     def make_settle(settle: Callable[..., Any]) -> Callable[..., Any]:
         def settled(self: Any) -> None:
-            if getattr(self, "postpones", False):
-                self.postpones = False
-                self.share()
+            if getattr(self, "is_pending", False):
+                self.is_pending = False
+                share_now(self)
             settle(self)
 
         return settled
