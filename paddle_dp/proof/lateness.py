@@ -9,32 +9,40 @@ import numpy as np
 
 from paddle_dp.parallel import Learner
 
-LATE = 0.02  # seconds: as long as a whole step of a small model takes on one machine
+SHORTEST, LONGEST = 0.02, 2.0  # seconds
 
 
 def make_late(learner: Learner, seed: int) -> None:
     """From now on one rank sleeps in each step, before its forward or before its update. Which rank and which of the
-    two is drawn from `seed`, the same on all ranks."""
+    two is drawn from `seed`, the same on all ranks.
+
+    It sleeps for as long as the shortest of its steps took, so that on a busy machine, too, the others come to what
+    they must not read yet. (The last one may have been long because another rank slept.)
+    """
     mesh, draws = learner.mesh, np.random.default_rng(seed)
     train_batch, update = learner.train_batch, learner.optimizer.step
-    late = ""
+    late, slept, steps = "", 0.0, [LONGEST]  # seconds of this rank in each, without its sleep
+
+    def sleep(moment: str) -> None:
+        nonlocal slept
+        if late == moment:
+            slept = max(min(steps), SHORTEST)
+            time.sleep(slept)
 
     def trained(*batch: Any, **options: Any) -> Any:
-        nonlocal late
+        nonlocal late, slept
         rank, moment = draws.integers(mesh.ranks), ("forward", "update")[draws.integers(2)]
-        late = moment if rank == mesh.rank else ""
-        _sleep(late == "forward")
-        return train_batch(*batch, **options)
+        late, slept = moment if rank == mesh.rank and len(steps) > 1 else "", 0.0
+        begun = time.perf_counter()
+        sleep("forward")
+        metrics = train_batch(*batch, **options)
+        steps.append(time.perf_counter() - begun - slept)
+        return metrics
 
     def updated() -> None:
-        _sleep(late == "update")
+        sleep("update")
         update()
 
     if mesh.ranks > 1:
         learner.train_batch = trained  # type: ignore[method-assign]
         learner.optimizer.step = updated  # behind the exchange of a clip, where all ranks wait for each other
-
-
-def _sleep(late: bool) -> None:
-    if late:
-        time.sleep(LATE)
