@@ -39,7 +39,9 @@ from tests.golden.lane import Lanes  # noqa: E402
 from tests.golden.record import Record, environment, machine, record  # noqa: E402
 
 
-def run_cases(cases: Sequence[Case], tree: Path, jobs: int, names: Mapping[str, str] | None = None) -> list[Record]:
+def run_cases(
+    cases: Sequence[Case], tree: Path, jobs: int, names: Mapping[str, str] | None = None
+) -> list[Record]:
     """The records of the cases with the package of `tree`, `jobs` at a time; `names`: the tree's own words by ours."""
 
     def one(case: Case) -> Record:
@@ -47,11 +49,16 @@ def run_cases(cases: Sequence[Case], tree: Path, jobs: int, names: Mapping[str, 
         result = record(case, _in_words(RECIPES[case.recipe], names), lanes, folder)
         shutil.rmtree(folder)
         statuses = ", ".join(str(command["status"]) for command in result["commands"])
-        print(f"{time.perf_counter() - begun:5.1f} s  {case.name}: exit status {statuses}", file=sys.stderr, flush=True)
+        print(
+            f"{time.perf_counter() - begun:5.1f} s  {case.name}: exit status {statuses}",
+            file=sys.stderr,
+            flush=True,
+        )
         return result
 
     with (
-        tempfile.TemporaryDirectory(prefix="golden-") as scratch, Lanes(tree, jobs, environment(tree)) as lanes,
+        tempfile.TemporaryDirectory(prefix="golden-") as scratch,
+        Lanes(tree, Path(scratch), jobs, environment(tree)) as lanes,
         ThreadPoolExecutor(jobs) as threads,
     ):  # fmt: skip
         return list(threads.map(one, [_case_in_words(case, names) for case in cases]))
@@ -64,7 +71,9 @@ def _in_words(text: str, names: Mapping[str, str] | None) -> str:
 
 
 def _case_in_words(case: Case, names: Mapping[str, str] | None) -> Case:
-    settings, commands = ([_in_words(word, names) for word in words] for words in (case.settings, case.commands))
+    settings, commands = (
+        [_in_words(word, names) for word in words] for words in (case.settings, case.commands)
+    )
     return replace(case, settings=tuple(settings), commands=tuple(commands))
 
 
@@ -91,7 +100,11 @@ def read(path: Path) -> dict[str, Record]:
         raise SystemExit(f"{path}: there is no such record. `golden.py record {path}` writes one.")
     head, *records = map(json.loads, path.read_text().splitlines())
     here = machine()
-    other = [f"{key} {head['machine'].get(key)!r} there, {here[key]!r} here" for key in here if head["machine"].get(key) != here[key]]
+    other = [
+        f"{key} {head['machine'].get(key)!r} there, {here[key]!r} here"
+        for key in here
+        if head["machine"].get(key) != here[key]
+    ]
     if other:
         raise SystemExit(
             f"{path} was recorded on another kind of machine, whose processors round otherwise: {'; '.join(other)}. "
@@ -110,18 +123,27 @@ def report(old: Mapping[str, Record], new: Sequence[Record], names: Mapping[str,
         if apart:
             others = f"\n    … and {len(apart) - 6} more" * (len(apart) > 6)
             print(f"{name}: " + "\n    ".join(apart[:6]) + others)
-    print(f"{len(new) - wrong} of {len(new)} cases are the same, bit for bit" + f"; {wrong} differ" * bool(wrong))
+    print(
+        f"{len(new) - wrong} of {len(new)} cases are the same, bit for bit"
+        + f"; {wrong} differ" * bool(wrong)
+    )
     return int(bool(wrong))
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("verb", choices=["record", "compare", "list"])
     parser.add_argument("file", nargs="?", type=Path, help="one line of JSON for each case")
-    parser.add_argument("--against", metavar="COMMIT", help="compare with this commit, recorded now, instead of a file")
+    parser.add_argument(
+        "--against", metavar="COMMIT", help="compare with this commit, recorded now, instead of a file"
+    )
     parser.add_argument("--only", nargs="+", metavar="WORDS", help="cases whose names begin with these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time")
-    parser.add_argument("--renamed", nargs="+", default=[], metavar="OLD=NEW", help="words that have another name now")
+    parser.add_argument(
+        "--renamed", nargs="+", default=[], metavar="OLD=NEW", help="words that have another name now"
+    )
     given = parser.parse_args(argv)
     if given.verb != "list" and (given.file is None) == (given.against is None):
         parser.error("give a FILE, or compare --against COMMIT")

@@ -33,7 +33,7 @@ def compact(record: Record) -> Record:
 
 
 def renamed(record: Record, names: Mapping[str, str]) -> Record:
-    """The record in the words of before: each new word replaced by the old one (`names`: new by old), as whole words."""
+    """The record in the words of before (`names`: new ones by old): each whole word that is new becomes the old."""
     text = json.dumps(record, ensure_ascii=False)
     for old, new in names.items():
         text = reworded(text, new, old)
@@ -71,7 +71,7 @@ def _named(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _rank(name: str, old: Any, new: Any) -> tuple[int, int, int]:
-    """Where a difference stands: its kind, for a number of a step the step, and the loss before what follows from it."""
+    """Where a difference stands: its kind, its step if it has one, and the loss before what follows from it."""
     kind = next((place for place, word in enumerate(ORDER) if name.startswith(word)), len(ORDER))
     step = name.startswith("metrics · step")
     keys = ("loss", "gradient_norm")
@@ -89,10 +89,12 @@ def _first(old: Any, new: Any) -> int:
 
 def _sentence(name: str, old: Any, new: Any) -> str:
     if not (isinstance(old, list) and isinstance(new, list)):
-        return f"{name} was {_short(old)} and is {_short(new)}"
+        return f"{name} was {_short(old, new)} and is {_short(new, old)}"
     place = _first(old, new)
     one, other = (values[place] if place < len(values) else _ABSENT for values in (old, new))
-    where = {"metrics": "time", "std": "line"}.get(next((w for w in ("metrics", "std") if name.startswith(w)), ""), "entry")
+    where = {"metrics": "time", "std": "line"}.get(
+        next((w for w in ("metrics", "std") if name.startswith(w)), ""), "entry"
+    )
     if name.startswith("metrics · step"):
         where = "step"
     apart = ""
@@ -101,12 +103,15 @@ def _sentence(name: str, old: Any, new: Any) -> str:
     if name.startswith("files"):
         gone, come = sorted(set(old) - set(new)), sorted(set(new) - set(old))
         return f"{name}: without {', '.join(gone) or 'none'}; with {', '.join(come) or 'none'} in addition"
-    return f"{name}, {where} {place + 1}: was {_short(one)} and is {_short(other)}{apart}"
+    return f"{name}, {where} {place + 1}: was {_short(one, other)} and is {_short(other, one)}{apart}"
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, other: Any) -> str:
+    """The value, or of a long one the part from where it differs from the other."""
     text = repr(value)
-    return text if len(text) <= 300 else f"{text[:297]}…"
+    same = next((place for place, (a, b) in enumerate(zip(text, repr(other), strict=False)) if a != b), 0)
+    begin = max(same - 40, 0) if len(text) > 200 else 0
+    return "…" * bool(begin) + text[begin : begin + 200] + "…" * (len(text) > begin + 200)
 
 
 def _digests(name: str, value: Any) -> Any:
@@ -137,7 +142,13 @@ def _grouped(value: Any) -> Any:
     groups: dict[str, dict[str, Any]] = {}
     for key, part in value.items():
         head, slash, tail = key.partition("/")
-        group = f"{head}/…/{tail.rpartition('/')[2]}" if slash and "/" in tail else head if slash else ".".join(key.split(".")[:2])
+        group = (
+            f"{head}/…/{tail.rpartition('/')[2]}"
+            if slash and "/" in tail
+            else head
+            if slash
+            else ".".join(key.split(".")[:2])
+        )
         groups.setdefault(group, {})[key] = part
     return {
         group: next(iter(parts.values())) if list(parts) == [group] and not isinstance(parts[group], list)

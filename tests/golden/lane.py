@@ -25,10 +25,11 @@ SEAMS = (("paddle_dp.launch.start:run", "paddle_dp.launch.waiting:WaitingRanks")
 
 
 class Lanes:
-    """`count` programs of this file, with the package of `tree`, within a `with`."""
+    """`count` programs of this file, with the package of `tree`, within a `with`; in `folder`, for a command looks into
+    `runs` where it is called."""
 
-    def __init__(self, tree: Path, count: int, environment: Mapping[str, str]):
-        self.tree, self._environment = tree, dict(environment)
+    def __init__(self, tree: Path, folder: Path, count: int, environment: Mapping[str, str]):
+        self.tree, self._folder, self._environment = tree, folder, dict(environment)
         self._all = [self._lane() for _ in range(count)]
         self._free: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
         for lane in self._all:
@@ -36,7 +37,7 @@ class Lanes:
 
     def _lane(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, __file__], cwd=self.tree, env=self._environment, text=True, stdin=subprocess.PIPE,
+            [sys.executable, __file__], cwd=self._folder, env=self._environment, text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )  # fmt: skip
 
@@ -49,35 +50,39 @@ class Lanes:
         for lane in self._all:
             lane.communicate()
 
-    def run(self, command: str, scratch: Path) -> tuple[int, str, str]:
-        """The exit status of a command of `paddle-dp`, and what it printed. Raises TimeoutError after `LIMIT`."""
-        words, ranks = shlex.split(command), _ranks(command)
-        if words[0] not in ("train", "evaluate") or ranks < 2:  # one rank is a process of its own: nothing is forked
-            result = subprocess.run(
-                [sys.executable, "-m", "paddle_dp", *words], cwd=self.tree, env=self._environment, text=True,
-                capture_output=True, stdin=subprocess.DEVNULL, timeout=LIMIT,
-            )  # fmt: skip
-            return result.returncode, result.stdout, result.stderr
-        files = [scratch / "stdout", scratch / "stderr"]
+    def run(self, command: str, scratch: Path) -> tuple[int | str, str, str]:
+        """The exit status of a command of `paddle-dp`, or why it has none; and what it printed, both by files there."""
+        words, files = shlex.split(command), [scratch / "stdout", scratch / "stderr"]
+        if words[0] in ("train", "evaluate") and _ranks(words) > 1:
+            status = self._in_forks([words, *map(str, files)])
+        else:  # one rank is a process of its own: nothing is forked
+            with files[0].open("w") as screen, files[1].open("w") as errors:
+                status = subprocess.run(
+                    [sys.executable, "-m", "paddle_dp", *words], cwd=self._folder, env=self._environment,
+                    stdin=subprocess.DEVNULL, stdout=screen, stderr=errors, timeout=LIMIT,
+                ).returncode  # fmt: skip
+        out, err = (file.read_text(errors="replace") if file.exists() else "" for file in files)
+        return status, out, err
+
+    def _in_forks(self, case: Sequence[object]) -> int | str:
         lane = self._free.get()
         timer = Timer(LIMIT, lane.kill)
         timer.start()
-        try:
-            assert lane.stdin is not None and lane.stdout is not None
-            lane.stdin.write(json.dumps([words, *map(str, files)]) + "\n")
-            lane.stdin.flush()
-            answer = lane.stdout.readline()
-        finally:
-            timer.cancel()
-            self._free.put(lane)
-        if not answer:
-            raise TimeoutError(f"`paddle-dp {command}` did not end within {LIMIT:g} s, or ended its own process")
-        out, err = (file.read_text(errors="replace") for file in files)
-        return int(answer), out, err
+        assert lane.stdin is not None and lane.stdout is not None
+        lane.stdin.write(json.dumps(case) + "\n")
+        lane.stdin.flush()
+        answer = lane.stdout.readline()
+        timer.cancel()
+        if not answer:  # the next case gets a new one
+            self._all.remove(lane)
+            lane.kill()
+            lane = self._lane()
+            self._all.append(lane)
+        self._free.put(lane)
+        return int(answer) if answer else f"none within {LIMIT:g} s, or its own process ended"
 
 
-def _ranks(command: str) -> int:
-    words = command.split()
+def _ranks(words: Sequence[str]) -> int:
     return int(words[words.index("--ranks") + 1]) if "--ranks" in words else 1
 
 

@@ -1,6 +1,6 @@
 """Runs a case with `paddle-dp` of a tree, and reads all that a move of code must not change.
 
-Nothing of paddle_dp is imported: the commands are run as a user runs them, and their files are read as they are, so that
+Nothing of paddle_dp is imported: commands are run as a user runs them, and their files are read as they are, so that
 one reader serves every commit.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import shlex
 import struct
@@ -34,7 +35,10 @@ VARYING: tuple[tuple[str, str], ...] = (
     (r"(?<![\w.])\d[\d.]* ?([kMGT]?i?B)\b", "<bytes>"),  # memory, and what heartbeats add to what is sent
     (r"  \d+% waiting for data", ""),  # said where it is a tenth or more, as under load
     (r"CRC-32 [0-9a-f]{8}|its files: [0-9a-f]{8}", "<checksum of code>"),
-    (r"line \d+", "line <number>"),
+    (r"\bline \d+", "line <number>"),
+    (r"\(\d+ frames", "(<number> frames"),
+    (r"-[0-9a-f]{12}\.json", "-<key>.json"),  # of a verdict: a digest of the code's files, too
+    (r"recipe [0-9a-f]{12}", "recipe <digest>"),  # of a certificate: the run's folder is in it
 )
 # Keys of metrics, evaluation.json and state.json that hold times, hosts, and what depends on them.
 MEASURED = frozenset({
@@ -43,7 +47,12 @@ MEASURED = frozenset({
     "sent",  # heartbeats travel with it, as many as there is time for
     "first", "last",  # of the steps that a profile is about
 })  # fmt: skip
-SOMETIMES = frozenset({"slowest_rank", "slowest_times_others", "measured"})  # there, or not, as the time allows
+SOMETIMES = frozenset(
+    {"slowest_rank", "slowest_times_others", "measured"}
+)  # there, or not, as the time allows
+ENTROPY = ("rng.python", "rng.numpy")  # the recipe seeds Paddle's generator; the machine seeds these two
+# Facts of a checkpoint that change with the files of the code, or tell apart as many samples as there was time to read.
+STATE = ("code of ", "package paddle_dp", ".read.sample")
 FILES = ((r"logs/(attempt-\d+)/.*", r"logs/\1/…"),)  # Paddle's launcher leaves there what it likes
 
 
@@ -55,14 +64,21 @@ def record(case: Case, recipe_text: str, lanes: Lanes, scratch: Path) -> Record:
     words = {
         "recipe": recipe, "run": run, "ranks": case.ranks, "here": HERE, "settings": shlex.join(case.settings),
     }  # fmt: skip
-    paths = {str(run): "<run>", str(scratch): "<runs>", str(HERE): "<here>", str(lanes.tree): "<tree>", sys.prefix: "<python>"}
+    paths = {
+        str(run): "<run>",
+        str(scratch): "<runs>",
+        str(HERE): "<here>",
+        str(lanes.tree): "<tree>",
+        sys.prefix: "<python>",
+        f" {platform.node()}": " <host>",
+    }
     commands = []
     for command in case.commands:
         status, out, err = lanes.run(command.format(**words), scratch)
         screen = {"stdout": _normal(out, paths), "stderr": _normal(err, paths)}
         commands.append({"command": command, "status": status, **screen})
     result = {"case": case.name, "commands": commands, **_run_folder(run, paths)}
-    return _names_alone(result) if case.free else result
+    return names_alone(result) if case.free else result
 
 
 def environment(tree: Path) -> dict[str, str]:
@@ -77,7 +93,11 @@ def machine() -> dict[str, Any]:
     """What the bits of a training depend on beside the code."""
     from importlib.metadata import version
 
-    fields = dict(line.split("\t", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines() if "\t" in line)
+    fields = dict(
+        line.split("\t", 1)
+        for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        if "\t" in line
+    )
     facts = {name.strip(): value.lstrip("\t: ") for name, value in fields.items()}
     kinds = ("avx", "fma", "sse", "amx", "f16c", "bmi")
     return {
@@ -96,18 +116,31 @@ def _normal(text: str, paths: Mapping[str, str]) -> list[str]:
     return [re.sub(r"  +", "  ", line.rstrip()) for line in text.splitlines()]
 
 
+def _spoken(value: Any, paths: Mapping[str, str]) -> Any:
+    """JSON whose texts are those of any run."""
+    if isinstance(value, dict):
+        return {key: _spoken(part, paths) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_spoken(part, paths) for part in value]
+    return "\n".join(_normal(value, paths)) if isinstance(value, str) else value
+
+
 def _run_folder(run: Path, paths: Mapping[str, str]) -> Record:
     """The files of a run: what each step, evaluation and checkpoint says."""
     result: Record = {"files": _files(run)}
     if (run / "metrics.jsonl").exists():
-        result["metrics"] = _metrics((run / "metrics.jsonl").read_text())
+        result["metrics"] = _spoken(_metrics((run / "metrics.jsonl").read_text()), paths)
     if (run / "evaluation.json").exists():
-        result["evaluation"] = _leaves(json.loads((run / "evaluation.json").read_text()))
+        result["evaluation"] = _leaves(_json(run / "evaluation.json"))
     if (run / "recipe.yaml").exists():
         result["recipe"] = _normal((run / "recipe.yaml").read_text(), paths)
     for checkpoint in sorted((run / "checkpoints").glob("step-*"))[-1:]:
         result["checkpoint"] = {"name": checkpoint.name, **_checkpoint(checkpoint, paths)}
     return result
+
+
+def _json(file: Path) -> Any:
+    return json.loads(file.read_text(), parse_constant=str)  # NaN is no number that equals itself
 
 
 def _files(run: Path) -> list[str]:
@@ -120,16 +153,16 @@ def _files(run: Path) -> list[str]:
 def _metrics(text: str) -> Record:
     """By event: its keys, and each key's numbers, one for each time that it was said."""
     columns: dict[str, dict[str, list[Any]]] = {}
-    for line in map(json.loads, text.splitlines()):
+    for line in (json.loads(line, parse_constant=str) for line in text.splitlines()):
         if line["event"] in SOMETIMES:
             continue
         event = columns.setdefault(line["event"], {})
-        for key in line.keys() - SOMETIMES - {"event"}:
-            event.setdefault(key, []).append("<measured>" if key in MEASURED else line[key])
-    return {
-        event: {key: values if "<measured>" not in values else "<measured>" for key, values in sorted(event_columns.items())}
-        for event, event_columns in columns.items()
-    }
+        for key in sorted(line.keys() - SOMETIMES - {"event"}):
+            if key in MEASURED:
+                event[key] = None
+            else:
+                event.setdefault(key, []).append(line[key])
+    return columns
 
 
 def _leaves(value: Any, name: str = "") -> dict[str, Any]:
@@ -153,7 +186,7 @@ def _checkpoint(folder: Path, paths: Mapping[str, str]) -> Record:
     wholes: dict[str, np.ndarray[Any, Any]] = {}
     facts, placement, ranks = {}, {}, {}
     for file in sorted(folder.glob("rank-*.json")):
-        says, tensors = json.loads(file.read_text()), _safetensors(file.with_suffix(".safetensors"))
+        says, tensors = _json(file), _safetensors(file.with_suffix(".safetensors"))
         for key, piece in says["pieces"].items():
             name, data = piece["name"], tensors[key]
             region = tuple(slice(o, o + n) for o, n in zip(piece["offset"], piece["size"], strict=True))
@@ -161,19 +194,18 @@ def _checkpoint(folder: Path, paths: Mapping[str, str]) -> Record:
             whole[region] = data.reshape([*piece["size"], data.shape[-1]])
             facts[name] = f"{piece['dtype']}{piece['shape']}"
             placement.setdefault(name, []).append(f"{file.stem} {piece['offset']} {piece['size']}")
-        ranks[file.stem] = {key: digest(json.dumps(own, sort_keys=True)) for key, own in sorted(says["own"].items())}
-    state = json.loads((folder / "state.json").read_text())
+        own = {f"{key}.{name}": part for key, parts in says["own"].items() for name, part in parts.items()}
+        ranks[file.stem] = {
+            key: digest(json.dumps(own[key], sort_keys=True)) for key in sorted(own) if key not in ENTROPY
+        }
+    state = _json(folder / "state.json")
     recipe = state.pop("recipe", None)
-    state = {
-        name: value if not isinstance(value, str) else "\n".join(_normal(value, paths))
-        for name, value in _leaves(state).items()
-        if "code of " not in name and "package paddle_dp" not in name
-    }
+    leaves = {name: leaf for name, leaf in _leaves(state).items() if not any(word in name for word in STATE)}
     return {
         "tensors": {name: f"{facts[name]} {digest(wholes[name].tobytes())}" for name in sorted(wholes)},
         "placement": {name: placement[name] for name in sorted(placement)},
-        "own": ranks, "state": state, "recipe's keys": sorted(recipe or {}),
-        "manifest": sorted(_leaves(json.loads((folder / "manifest.json").read_text()))),
+        "own": ranks, "state": _spoken(leaves, paths), "recipe's keys": sorted(recipe or {}),
+        "manifest": sorted(_leaves(_json(folder / "manifest.json"))),
     }  # fmt: skip
 
 
@@ -186,22 +218,38 @@ def _safetensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         if name != "__metadata__":
             begin, end = (8 + length + offset for offset in entry["data_offsets"])
             elements = int(np.prod(entry["shape"], dtype=np.int64))
-            tensors[name] = np.frombuffer(content[begin:end], np.uint8).reshape(elements, (end - begin) // max(elements, 1))
+            tensors[name] = np.frombuffer(content[begin:end], np.uint8).reshape(
+                elements, (end - begin) // max(elements, 1)
+            )
     return tensors
 
 
 def digest(content: bytes | str) -> str:
-    return hashlib.blake2b(content.encode() if isinstance(content, str) else content, digest_size=5).hexdigest()
+    return hashlib.blake2b(
+        content.encode() if isinstance(content, str) else content, digest_size=5
+    ).hexdigest()
 
 
-def _names_alone(value: Record) -> Record:
+def names_alone(value: Record) -> Record:
     """The record of a case whose numbers are never the same twice: its names, shapes and statuses."""
     metrics = {event: sorted(columns) for event, columns in value.get("metrics", {}).items()}
     commands = [
-        {**command, **{out: sorted({re.sub(r"[\d.]+(e[+-]\d+)?", "#", line) for line in command[out]}) for out in ("stdout", "stderr")}}
+        {
+            **command,
+            **{
+                out: sorted({re.sub(r"[\d.]+(e[+-]\d+)?", "#", line) for line in command[out]})
+                for out in ("stdout", "stderr")
+            },
+        }
         for command in value["commands"]
     ]
     checkpoint = value.get("checkpoint", {})
     tensors = {name: said.rpartition(" ")[0] for name, said in checkpoint.get("tensors", {}).items()}
     shape = {"tensors": tensors, "state": sorted(checkpoint.get("state", {}))}
-    return {**value, "metrics": metrics, "commands": commands, "evaluation": sorted(value.get("evaluation", {})), "checkpoint": shape}
+    return {
+        **value,
+        "metrics": metrics,
+        "commands": commands,
+        "evaluation": sorted(value.get("evaluation", {})),
+        "checkpoint": shape,
+    }

@@ -32,4 +32,4 @@ trainer = Trainer.of(
     ],
 )  # fmt: skip
 trainer.fit("6 steps")
-print("held out:", trainer.evaluate().numbers)
+print("held out:", dict(trainer.evaluate().numbers))
