@@ -172,8 +172,8 @@ CASES = (
     _case("branches", "siamese", 2, "strategy={use: branches, over: 2}"),
     # What is done with a run, and with a script.
     _data("verbs of a run", "gpt", commands=(
-        TRAIN, "evaluate {run} --ranks 1", "evaluate {run} --ranks 2 --checkpoint 3", "export {run}", "merge {run} --out {run}/whole.safetensors",
-        "predict {run} {here}/tokens.npy --csv", "certificate {run}",
+        TRAIN, "evaluate {run} --ranks 1", "evaluate {run} --ranks 2 --checkpoint 3", "export {run}",
+        "merge {run} --out {run}/whole.safetensors", "predict {run} {here}/tokens.npy --csv", "certificate {run}",
     )),
     _data("verify", "mlp", commands=("verify {recipe} --ranks {ranks} output_dir={run} {settings}", TRAIN)),
     _case("script", "gpt", 2, commands=("launch --ranks 2 --out {run}.launch {here}/script.py {run}",)),

@@ -32,17 +32,20 @@ def compact(record: Record) -> Record:
     return short
 
 
-def renamed(record: Record, names: Mapping[str, str]) -> Record:
-    """The record in the words of before (`names`: new ones by old): each whole word that is new becomes the old."""
-    text = json.dumps(record, ensure_ascii=False)
-    for old, new in names.items():
-        text = reworded(text, new, old)
-    renamed_record: Record = json.loads(text)
-    return renamed_record
+def renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A record in the words of before (`names`: new ones by old): each whole word that is new becomes the old one."""
+    if isinstance(value, dict):
+        return {renamed(key, names): renamed(part, names) for key, part in value.items()}
+    if isinstance(value, list):
+        return [renamed(part, names) for part in value]
+    if isinstance(value, str):
+        for old, new in names.items():
+            value = reworded(value, new, old)
+    return value
 
 
 def reworded(text: str, word: str, substitute: str) -> str:
-    return re.sub(rf"(?<![\w.]){re.escape(word)}(?!\w)", lambda _: substitute, text)
+    return re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", lambda _: substitute, text)
 
 
 class _Absent:

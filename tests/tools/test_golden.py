@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.golden.cases import CASES, RECIPES
-from tests.golden.comparison import compact, differences, renamed
+from tests.golden.comparison import compact, differences, renamed, reworded
 from tests.golden.record import machine
 from tools import golden
 
@@ -94,6 +94,7 @@ def test_a_renamed_word_is_no_difference() -> None:
     )
     assert len(differences(RECORD, record)) == 3
     assert differences(RECORD, renamed(record, {"exchange": "reduction", "lr": "rate"})) == []
+    assert reworded("strategy.exchange=after exchanged", "exchange", "sum") == "strategy.sum=after exchanged"
     assert differences(RECORD, renamed(record, {"exchange": "reduction", "lr": "rat"}))
 
 
