@@ -124,8 +124,20 @@ def _digests(name: str, value: Any) -> Any:
     if name == "recipe":
         return {section: digest("\n".join(lines)) for section, lines in _sections(value).items()}
     if name == "checkpoint":
-        return {key: part if key in ("name", "own") else _grouped(part) for key, part in value.items()}
+        groups = {key: part if key in ("name", "own") else _grouped(part) for key, part in value.items()}
+        if isinstance(value.get("placement"), dict):
+            groups["placement"] = digest(json.dumps(groups["placement"]))
+            groups["state"] = _first_words(groups["state"])
+        return groups
     return _grouped(value)
+
+
+def _first_words(groups: Mapping[str, Any]) -> dict[str, Any]:
+    """Digests by what stands before the first dot."""
+    heads: dict[str, dict[str, Any]] = {}
+    for name, part in groups.items():
+        heads.setdefault(name.partition(".")[0], {})[name] = part
+    return {head: digest(json.dumps(parts)) for head, parts in heads.items()}
 
 
 def _sections(lines: Sequence[str]) -> dict[str, list[str]]:

@@ -152,7 +152,7 @@ def _files(run: Path) -> list[str]:
 
 def _metrics(text: str) -> Record:
     """By event: its keys, and each key's numbers, one for each time that it was said."""
-    columns: dict[str, dict[str, list[Any]]] = {}
+    columns: dict[str, dict[str, Any]] = {}
     for line in (json.loads(line, parse_constant=str) for line in text.splitlines()):
         if line["event"] in SOMETIMES:
             continue
@@ -184,7 +184,9 @@ def _leaves(value: Any, name: str = "") -> dict[str, Any]:
 def _checkpoint(folder: Path, paths: Mapping[str, str]) -> Record:
     """Digests of whole tensors by name, who has which piece of each, and everything else that it says."""
     wholes: dict[str, np.ndarray[Any, Any]] = {}
-    facts, placement, ranks = {}, {}, {}
+    facts: dict[str, str] = {}
+    placement: dict[str, list[str]] = {}
+    ranks: dict[str, dict[str, str]] = {}
     for file in sorted(folder.glob("rank-*.json")):
         says, tensors = _json(file), _safetensors(file.with_suffix(".safetensors"))
         for key, piece in says["pieces"].items():

@@ -59,7 +59,7 @@ CHANGES: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     (changed("checkpoint", "tensors", "model/a.weight", to="float32[2] 05"), "checkpoint · tensors · model"),
     (changed("checkpoint", "tensors", "optimizer/a.weight/moment1", to="float64[2] 02"), "tensors · optimizer/"),
-    (changed("checkpoint", "placement", "model/a.weight", to=["rank-1 [0] [2]"]), "checkpoint · placement · model"),
+    (changed("checkpoint", "placement", "model/a.weight", to=["rank-1 [0] [2]"]), "checkpoint · placement"),
     (changed("checkpoint", "own", "rank-0", "rng", to="04"), "checkpoint · own · rank-0 · rng"),
     (changed("checkpoint", "state", "rates", to=[0.1, 0.2]), "checkpoint · state · rates"),
     (changed("recipe", 2, to="strategy: {use: data_parallel}"), "recipe"),
