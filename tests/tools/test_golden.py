@@ -135,6 +135,7 @@ def test_every_strategy_has_a_case() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.processes
 def test_one_bit_of_a_gradient_and_one_word_of_a_message(tmp_path: Path) -> None:
     """A copy of the tree whose first Linear has, on rank 1 alone, gradients larger by a factor of 1 + 2⁻²³."""
