@@ -8,11 +8,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tools.house import ROOMS, Import, imports, room_of, this_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS: dict[str, float] = {
@@ -39,11 +41,18 @@ REACH: dict[str, float] = {  # the highest layer that may be imported, where it 
     "": -1,  # paddle_dp/__init__.py loads its words when they are used
 }  # fmt: skip
 SHELVES = ("adapters", "callbacks", "datasets", "losses", "models", "optimizers", "schedules", "strategies")
+# The lines that a room may have as long as its budget in tools/house.py is not kept. A number here may only fall.
+LINES_TODAY: dict[str, int] = {
+    "ground": 1050, "recipe": 3650, "host_comm": 1650, "gloo": 1650, "data": 2550, "strategies/local_sgd":
+    650, "strategies/async_average": 350, "strategies/_rounds": 500, "strategies/parameter_server": 1150,
+    "strategies/branches": 1050, "strategies/replicas": 500, "strategies/hybrid": 4000,
+    "strategies/data_parallel": 1050, "checks": 1250, "model": 1600, "identity": 1900, "weights": 1300,
+    "checkpoint": 2150, "why": 1200, "verbs": 1550, "certificate": 950, "assembly": 1300, "train": 2100,
+    "plan": 1550, "cli": 1100, "dashboard": 1350, "callbacks": 1450, "plug-ins": 2900, "launch": 5850,
+    "doctor": 650, "proof": 4300, "audit": 2650,
+}  # fmt: skip
 STDLIB_ONLY = ("errors", "units")  # and what a quantity needs to be a pydantic field
 NO_PADDLE = (*STDLIB_ONLY, "part", "recipe", "plan", "cli", "", *(s for s in SHELVES if s != "models"))
-
-# The imported module, the line, and when: "now", "later" (in a function) or "typing".
-Import = tuple[str, int, str]
 
 
 @cache
@@ -51,22 +60,6 @@ def sources() -> dict[str, Path]:
     """Every module of the package and of models/, by its dotted name."""
     files = [*ROOT.glob("paddle_dp/**/*.py"), *ROOT.glob("models/**/*.py")]
     return {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
-
-
-def imports(node: ast.AST, package: str, when: str = "now") -> Iterator[Import]:
-    """What a piece of code imports: when it is imported itself, later in functions, or for type checkers only."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import):
-            yield from ((alias.name, child.lineno, when) for alias in child.names)
-        elif isinstance(child, ast.ImportFrom):
-            parts = package.split(".")[: len(package.split(".")) + 1 - child.level] if child.level else []
-            base = ".".join([*parts, *([child.module] if child.module else [])])
-            yield from ((f"{base}.{alias.name}", child.lineno, when) for alias in child.names)
-        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            yield from imports(child, package, "typing")
-        else:
-            function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-            yield from imports(child, package, "later" if function else when)
 
 
 @cache
@@ -200,3 +193,43 @@ def test_no_shelf_and_no_planning_pulls_paddle_in() -> None:
     code = f"import sys, importlib\nfor m in {light}: {check}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_room_keeps_to_its_lines() -> None:
+    """A room has its budget, or today's lines rounded up to 50 where those are more."""
+    lines = Counter[str]()
+    for file, count in this_tree().lines.items():
+        lines[room_of(file)] += count
+    wrong = [
+        f"{room} has {count} lines: {said}"
+        for room, count in lines.items()
+        if (said := over_budget(room, count))
+    ]
+    assert not wrong, "\n" + "\n".join(
+        [*wrong, "budgets: tools/house.py, ROOMS; today's lines: LINES_TODAY, here"]
+    )
+
+
+def over_budget(room: str, lines: int) -> str | None:
+    """Returns what to do about a room with this many lines, or None."""
+    if room not in ROOMS:
+        return "no room of tools/house.py claims its files. Add them to one, or a room with a budget"
+    budget, today = ROOMS[room][0], LINES_TODAY.get(room)
+    if lines > (limit := max(budget, today or 0)):
+        return f"it may have {limit}. Make it smaller, or raise its number and say in the commit why"
+    if today is not None and lines <= budget:
+        return f"its budget of {budget} is kept now. Delete its row from LINES_TODAY"
+    if today is not None and today - lines > 100:
+        return f"LINES_TODAY still allows {today}. Lower that to {-(-lines // 50) * 50}"
+    return None
+
+
+def test_a_room_that_grows_and_one_that_shrank_are_named() -> None:
+    room, today = next(iter(LINES_TODAY.items()))
+    assert over_budget(room, today) is None
+    assert "Make it smaller" in str(over_budget(room, today + 1))
+    assert (
+        f"Lower that to {today - 200}" in str(over_budget(room, today - 200)) or today - 200 <= ROOMS[room][0]
+    )
+    assert "Delete its row" in str(over_budget(room, ROOMS[room][0]))
+    assert "no room" in str(over_budget("no room", 1))

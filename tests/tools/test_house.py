@@ -1,0 +1,100 @@
+"""tools/house.py: what it counts, in a package of three files."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tools.house import (
+    Tree,
+    circles,
+    declarations,
+    double_classes,
+    identifiers,
+    is_pronoun,
+    learner_shape,
+    public_names,
+    room_of,
+    words_per_10000,
+)
+
+BASE = '''"""Two words."""
+from dataclasses import dataclass
+class Model:
+    def save(self): ...
+class Learner(Model):
+    def step(self): ...
+    def finish(self): ...
+'''
+BELOW = '''"""What a rank computes, and what it sends."""
+from paddle_dp.core.learner import Learner as Base
+LIMIT = 3
+class Sharded(Base):
+    def step(self):
+        raise ValueError("what is this, and whose")  # what for
+class Deep(Sharded):
+    def save(self): ...
+def _hidden(): ...
+'''
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    for name, text in {
+        "core/learner": BASE,
+        "exchange/ways": BELOW,
+        "plan/model": "class Model: ...\n",
+    }.items():
+        file = tmp_path / "paddle_dp" / f"{name}.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    return Tree(tmp_path, "a tree")
+
+
+def test_learner_has_what_it_inherits_and_is_overridden_at_any_depth(tree: Tree) -> None:
+    shape = learner_shape(tree)
+    assert shape.methods == {"save", "step", "finish"}
+    assert shape.overridden == {"step": ["Sharded"], "save": ["Deep"]}
+    assert shape.levels == 4
+
+
+def test_names_are_counted_once_each(tree: Tree) -> None:
+    assert double_classes(tree) == {"Model": ["paddle_dp.core.learner", "paddle_dp.plan.model"]}
+    assert public_names(tree) == 6  # two classes below core, LIMIT and two below exchange, one below plan
+    assert tree.lines == {"core/learner.py": 7, "exchange/ways.py": 9, "plan/model.py": 1}
+    assert [room_of(file) for file in tree.lines] == ["core", "exchange", "plan"]
+
+
+def test_prose_is_docstrings_comments_and_messages(tree: Tree) -> None:
+    words, rates = words_per_10000(tree)
+    assert words == 8 + 5 + 2  # «Two words.» is no sentence
+    assert rates["what"] == pytest.approx(1e4 * 4 / words)
+    assert rates["who, whose, nobody"] == pytest.approx(1e4 / words)
+
+
+def test_circles_are_groups() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == 0
+    assert circles({"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"e"}, "e": {"c", "a"}}) == 2
+
+
+def test_a_pronoun_is_a_whole_name_in_the_share() -> None:
+    uses = [
+        *identifiers(ast.parse("def f(place, *, own=1): return g(found=_where.one, _of_all=place_count)"))
+    ]
+    assert {name for name in uses if is_pronoun(name)} == {
+        "place",
+        "own",
+        "found",
+        "one",
+        "_where",
+        "_of_all",
+    }
+
+
+def test_a_local_is_declared_when_it_lives_long() -> None:
+    short = "def f(x):\n    a = x\n    return a\n"
+    long = "def f(x):\n    a = x\n    x()\n    x()\n    x()\n    return a\n"
+    assert not [row for row in declarations(ast.parse(short)) if row[2] == "local"]
+    assert (2, "a", "local") in declarations(ast.parse(long))
