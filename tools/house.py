@@ -82,7 +82,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "parallel/own_states.py"
     )),
     "strategies/async_average": (290, (
-        "strategies/async_average* parallel/asynchronous_learner.py parallel/exchange/elastic.py"
+        "strategies/async_average* parallel/asynchronous_learner.py parallel/exchange/elastic_average.py"
     )),
     "strategies/_rounds": (450, "strategies/_rounds/* train/rounds.py train/claims.py train/ledger.py"),
     "strategies/parameter_server": (900, (
@@ -99,7 +99,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     )),
     "strategies/data_parallel": (850, (
         "strategies/* parallel/data_parallel_learner.py parallel/exchange/low_rank.py "
-        "parallel/exchange/error_memory.py parallel/exchange/owed.py parallel/exchange/roundings.py"
+        "parallel/exchange/residuals.py parallel/exchange/owed.py parallel/exchange/roundings.py"
     )),
     "exchange": (1700, (
         "exchange/* parallel/exchange/* parallel/missing_gradients.py parallel/gradient_sketch.py"

@@ -12,7 +12,7 @@ from paddle_dp.batch import Batch
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.beside import Beside, SavedBeside
-from paddle_dp.parallel.exchange.elastic import Elastic
+from paddle_dp.parallel.exchange.elastic_average import ElasticAverage
 from paddle_dp.parallel.exchange.memory import Array
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.local_learner import LocalLearner
@@ -43,7 +43,7 @@ class AsynchronousLearner(LocalLearner):
         size = sum(int(parameter.size) for parameter in self.trainable)
         # Alone a rank would be pulled to its own past.
         rate = self.moving_rate / self.mesh.ranks if self.mesh.ranks > 1 else 0.0
-        self._elastic = Elastic(self._ranks, self.mesh.rank, size, rate)
+        self._elastic = ElasticAverage(self._ranks, self.mesh.rank, size, rate)
         self._age = 0  # updates since the exchange under way was begun
         self._since = 0  # updates since one was begun
 

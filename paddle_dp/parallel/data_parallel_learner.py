@@ -16,17 +16,17 @@ from paddle_dp.mesh import new_group
 from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
-from paddle_dp.parallel.exchange.buckets import ALONE, WHOLE, Sizes
-from paddle_dp.parallel.exchange.error_memory import (
-    ErrorMemory,
-    errors_of,
-    factors_of,
-    restore_errors,
-    restore_factors,
-)
+from paddle_dp.parallel.exchange.buckets import BUCKET_PER_GRADIENT, ONE_BUCKET, BucketSizes
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.low_rank import LowRankGradients, check_factors
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
+from paddle_dp.parallel.exchange.residuals import (
+    Residuals,
+    factors_of,
+    residuals_of,
+    restore_factors,
+    restore_residuals,
+)
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.passes import Sums
@@ -50,14 +50,14 @@ class DataParallelLearner(Learner):
 
     absent: bool = False
     way: str = "pushed"
-    sizes: Sizes | None = None
+    sizes: BucketSizes | None = None
     compress: Compress = field(default_factory=Compress)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         names = {id(parameter): name for name, parameter in self._named_trainable}
         self._place_names = [names[id(parameter)] for parameter in self.trainable]
-        self._errors = ErrorMemory(self.trainable) if self.compress else None
+        self._errors = Residuals(self.trainable) if self.compress else None
         self._low_rank: LowRankGradients | None = None
         self._answered: Count = 0  # what the loss has counted on this rank, and what its total is divided by
         self._divisor = 1.0
@@ -85,7 +85,10 @@ class DataParallelLearner(Learner):
         if self.way in ("after", "per_parameter"):
             alone = self.way == "per_parameter"
             return BucketedGradients(
-                self._group(), self.trainable, sizes=ALONE if alone else WHOLE, beside=alone
+                self._group(),
+                self.trainable,
+                sizes=BUCKET_PER_GRADIENT if alone else ONE_BUCKET,
+                overlapped=alone,
             )
         if self.way == "bucketed":
             return BucketedGradients(self._group(), self.trainable, sizes=self.sizes)
@@ -96,15 +99,15 @@ class DataParallelLearner(Learner):
         tensors: list[paddle.Tensor],
         channel: str,
         wire: str | None = None,
-        errors: ErrorMemory | None = None,
+        errors: Residuals | None = None,
     ) -> GradientExchange:
         """The fastest exchange of these tensors' gradients on this device."""
         if self.mesh.device != "cpu":
-            return BucketedGradients(self._group(), tensors, wire=wire, errors=errors)
+            return BucketedGradients(self._group(), tensors, comm_dtype=wire, residuals=errors)
         ranks = list(range(self.mesh.ranks))
         keepers = [ranks] * len(tensors)
         return PushedGradients(
-            ranks, self.mesh.rank, tensors, keepers, wire=wire, errors=errors, channel=channel
+            ranks, self.mesh.rank, tensors, keepers, comm_dtype=wire, residuals=errors, channel=channel
         )
 
     def _group(self) -> Any:
@@ -175,10 +178,10 @@ class DataParallelLearner(Learner):
             lacking = [name for name, parameter in self._named_trainable if id(parameter) in without]
             self._unused = check_gradients(lacking, self.mesh, self._unused)
 
-    def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
+    def _metrics(self, local_sums: list[Sums], count: float) -> dict[str, float]:
         if self.compress.kind == "float16" and not self._told_clipped:
             self._tell_clipped()
-        return super()._metrics(seen, count)
+        return super()._metrics(local_sums, count)
 
     def _tell_clipped(self) -> None:
         """Says once, on the first rank, of which gradients numbers were too large to travel. Collective."""
@@ -204,11 +207,11 @@ class DataParallelLearner(Learner):
 
     def beside(self) -> Beside:
         factors = {} if self._low_rank is None else factors_of(self._low_rank.right, self._place_names)
-        errors = {} if self._errors is None else errors_of(self._errors, self._place_names)
+        errors = {} if self._errors is None else residuals_of(self._errors, self._place_names)
         return Beside(shared=factors, own=errors)
 
     def load_beside(self, saved: SavedBeside) -> None:
         if self._errors is not None:
-            restore_errors(self._errors, self._place_names, self.mesh.ranks, saved)
+            restore_residuals(self._errors, self._place_names, self.mesh.ranks, saved)
         if self._low_rank is not None:
             restore_factors(self._low_rank.right, self._place_names, saved)

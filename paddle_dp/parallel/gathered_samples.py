@@ -42,7 +42,7 @@ class GatheredSamples:
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, among: Among):
-        self.among, self.place = among, list(ranks).index(rank)
+        self.among, self.index = among, list(ranks).index(rank)
         self._messages = Messages(ranks, rank, "samples")
         self._present, self._alone = True, False
 
@@ -58,7 +58,7 @@ class GatheredSamples:
         gathered = [
             _Gather.apply(one, self, sizes) if _learned(one) else self.all_rows(one, sizes) for one in rows
         ]
-        return gathered, sum(sizes[: self.place]) if self._present else sum(sizes)
+        return gathered, sum(sizes[: self.index]) if self._present else sum(sizes)
 
     @contextmanager
     def present(self, present: bool) -> Iterator[None]:
@@ -78,14 +78,14 @@ class GatheredSamples:
         finally:
             self._alone = False
 
-    def _sizes(self, mine: int) -> list[int]:
-        rows = self._messages.gather(_ROWS.pack(mine), "a loss over the samples of all ranks")
+    def _sizes(self, count: int) -> list[int]:
+        rows = self._messages.gather(_ROWS.pack(count), "a loss over the samples of all ranks")
         return [int(_ROWS.unpack(row)[0]) for row in rows]
 
     @paddle.no_grad()
     def all_rows(self, rows: paddle.Tensor, sizes: Sequence[int]) -> paddle.Tensor:
         """All ranks' rows, each rank's as many as `sizes` says. Collective."""
-        most, mine = max(sizes), sizes[self.place]
+        most, mine = max(sizes), sizes[self.index]
         padding = paddle.zeros([most - mine, *rows.shape[1:]], rows.dtype)
         padded = paddle.concat([rows, padding]) if 0 < mine < most else rows if mine else padding
         parts = self.among.gather_tensor(padded.contiguous())

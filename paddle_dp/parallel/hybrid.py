@@ -26,7 +26,7 @@ from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.memory import dtype_of
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.exchange.replica_sums import ReplicaSums
-from paddle_dp.parallel.exchange.roundings import rounds, wire_of
+from paddle_dp.parallel.exchange.roundings import comm_dtype_of, rounds
 from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.learner import Learner
@@ -60,7 +60,7 @@ class HybridLearner(Learner):
         self._stage3 = self.zero.stage3 if self.zero is not None else None
         if self._stage3 is not None:
             self._stage3.sends = False
-        self._wire = wire_of(self.reduce_dtype, self.trainable)
+        self._wire = comm_dtype_of(self.reduce_dtype, self.trainable)
         self._ahead, self._behind = self._exchange_ahead(), self._exchange_behind()
         if self._ahead is not None or self._behind is not None:
             # They are added up, where Paddle's exchange along the data axis is an average.
@@ -78,17 +78,17 @@ class HybridLearner(Learner):
             if zero is not None:
                 owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
                 keepers = [axes.group(owner, "data", "sequence") for owner in owners]
-            return PushedGradients(ranks, me, self.trainable, keepers, each_micro_batch=each, wire=wire)
+            return PushedGradients(ranks, me, self.trainable, keepers, each_micro_batch=each, comm_dtype=wire)
         replicas, before = Ranks.of(axes, me, "data", "sequence").group, before_exchanges(self.model)
         held = [place for place, parameter in enumerate(self.trainable) if id(parameter) in before]
         if zero is None:
             assert replicas is not None
-            return BucketedGradients(replicas, self.trainable, held=held, wire=wire)
+            return BucketedGradients(replicas, self.trainable, held_back=held, comm_dtype=wire)
         owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
-        assert zero.lanes is not None
+        assert zero.comm_groups is not None
         return BucketedGradients(
-            zero.lanes.groups[0], self.trainable, owners=owners, replicas=replicas, each_micro_batch=each,
-            lanes=zero.lanes, held=held, wire=wire,
+            zero.comm_groups.groups[0], self.trainable, owners=owners, replicas=replicas, each_micro_batch=each,
+            comm_groups=zero.comm_groups, held_back=held, comm_dtype=wire,
         )  # fmt: skip
 
     def _exchange_behind(self) -> ReplicaSums | None:

@@ -69,13 +69,13 @@ class Learner(Passes):
     waits for them layer by layer; who sets it calls `settle` before anybody else reads a parameter.
     `unscaled_by`: what the gradients of the last update were multiplied by after their exchange.
     `faulty_gradients`: this rank's gradients that were not finite in the last update with metrics, and their contents.
-    `own_loss`: its share of that update's loss, a sum.
+    `local_loss`: its share of that update's loss, a sum.
     """
 
     optimizer: paddle.optimizer.Optimizer
     schedule: paddle.optimizer.lr.LRScheduler | None
     faulty_gradients: dict[str, str] = field(default_factory=dict, init=False)
-    own_loss: float = field(default=0.0, init=False)
+    local_loss: float = field(default=0.0, init=False)
     recorder: Recorder | None = field(default=None, init=False)  # under a pipeline: times of its stages
     empty: bool = field(default=False, init=False)
     values_may_travel: bool = field(default=False, init=False)
@@ -438,11 +438,11 @@ class Learner(Passes):
             )
         return usable
 
-    def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
+    def _metrics(self, local_sums: list[Sums], count: float) -> dict[str, float]:
         """The sums of all ranks divided by `count`, and the gradient norm; one that is not finite is so on all ranks.
         The device is read once. Collective."""
-        here, (norm,) = totals(seen, self.gradient_norm() if count else 0.0)
-        self.own_loss = here.get("loss", 0.0)
+        here, (norm,) = totals(local_sums, self.gradient_norm() if count else 0.0)
+        self.local_loss = here.get("loss", 0.0)
         # Under a loss scale an overflow is no fault: the update is skipped.
         faulty = not math.isfinite(norm) and self.mixed.scale is None
         self.faulty_gradients = self._faulty_gradients() if faulty else {}

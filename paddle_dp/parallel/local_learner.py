@@ -133,11 +133,11 @@ class LocalLearner(DataParallelLearner):
         if not (self._is_local and self._apart):
             super()._after_update()
 
-    def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
+    def _metrics(self, local_sums: list[Sums], count: float) -> dict[str, float]:
         if self._is_local:
             count = self.mesh.sum([self._own])[0]
             self.empty = not count
-        return super()._metrics(seen, count)
+        return super()._metrics(local_sums, count)
 
     def gradient_norm(self) -> paddle.Tensor:
         if not self._is_local:

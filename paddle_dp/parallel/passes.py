@@ -230,7 +230,7 @@ class Passes(PlacedModel):
                 trial(self.model),
                 layer_by_layer(self.model),
                 self._dummy() if micro_batch.is_dummy else NOTHING,
-                outputs.watched(self.named_layers(), blocks, place, self._layers_apart()),
+                outputs.watched(self.named_layers(), blocks, place, self._differing_layers()),
             ):
                 if not micro_batch.is_dummy:
                     outputs.add(first_not_finite.INPUTS, micro_batch.inputs, -1, place)
@@ -243,7 +243,7 @@ class Passes(PlacedModel):
         their layers in the order of these numbers."""
         return {}
 
-    def _layers_apart(self) -> Container[int]:
+    def _differing_layers(self) -> Container[int]:
         """The ids of this rank's layers that other ranks of the same forward do not run."""
         return ()
 

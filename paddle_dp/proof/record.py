@@ -30,7 +30,7 @@ from paddle_dp.train.state import optimizer_states, placed_shard
 
 
 class Outputs:
-    """Hooks on every layer of a learner, active inside `with`; `taken` returns what they recorded since then."""
+    """Hooks on every layer of a learner, active inside `with`; `take` returns what they recorded since then."""
 
     def __init__(self, learner: Learner):
         self.order: list[str] = []  # layers in the order of their first output
@@ -127,7 +127,7 @@ class Recorder:
     def watch(self, step: int) -> None:
         """The following update is that of `step`; 0: do not record it."""
         self._step = step
-        roundings.taken()  # by what was no update: a trial, an evaluation
+        roundings.take()  # by what was no update: a trial, an evaluation
 
     @contextmanager
     def probing(self, step: int) -> Iterator[None]:
@@ -177,7 +177,7 @@ class Recorder:
         self.recorded.append(self._step)
 
     def _note_rounded(self, kind: str) -> None:
-        lost = roundings.taken()
+        lost = roundings.take()
         for name, parameter in self._named:
             if id(parameter) in lost:
                 self.rounded[key(kind, self._step, name)] = lost[id(parameter)] * self.learner.unscaled_by

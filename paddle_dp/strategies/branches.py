@@ -15,7 +15,7 @@ from paddle_dp.units import Positive
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner, Task
-    from paddle_dp.parallel.exchange.lanes import Lanes
+    from paddle_dp.parallel.exchange.lanes import CommGroups
     from paddle_dp.recipe import Recipe
 
 
@@ -40,8 +40,8 @@ class Config(StrategyConfig):
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError unless `over` × `data` are the ranks, and the model has branches for `over` of them."""
-        from paddle_dp.parallel.branches.observed import chains_of, tables_of
-        from paddle_dp.parallel.branches.placed import too_few
+        from paddle_dp.parallel.branches.branch_trace import chains_of, tables_of
+        from paddle_dp.parallel.branches.branched_model import too_few
         from paddle_dp.parallel.preflight import built_without_memory
 
         if self.recompute.blocks or str(self.recompute) != "none":
@@ -96,9 +96,9 @@ class Branches:
         does not say what the model does."""
         from paddle_dp.parallel import place_whole, prepare
         from paddle_dp.parallel.batch_norm import synchronize
+        from paddle_dp.parallel.branches.branch_exchange import BranchExchange
+        from paddle_dp.parallel.branches.branched_model import branched
         from paddle_dp.parallel.branches.learner import BranchesLearner
-        from paddle_dp.parallel.branches.placed import branched
-        from paddle_dp.parallel.branches.wires import Wires
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.data_group import Ranks
         from paddle_dp.parallel.placement import Placements
@@ -110,7 +110,7 @@ class Branches:
         if axes.data > 1 and self.config.sync_batch_norm:
             synchronize(task.model, data)
         placements = Placements()
-        wires = Wires(group, self._lanes())
+        wires = BranchExchange(group, self._lanes())
         found = branched(task.model, task.samples, wires, placements, compare=not task.compared)
         every = Ranks(range(self.mesh.ranks), me, None)
         if found.shared and self.mesh.device != "cpu":
@@ -123,10 +123,10 @@ class Branches:
         learner.check("after the weights were placed")
         return learner
 
-    def _lanes(self) -> Lanes | None:
+    def _lanes(self) -> CommGroups | None:
         """Groups for the outputs of each rank's branches, on an accelerator. Collective."""
-        from paddle_dp.parallel.exchange.lanes import Lanes
+        from paddle_dp.parallel.exchange.lanes import CommGroups
 
         if self.mesh.device == "cpu" or self.mesh.axes.tensor == 1:
             return None
-        return Lanes.make(self.mesh.axes.groups("tensor"), self.mesh.rank)
+        return CommGroups.make(self.mesh.axes.groups("tensor"), self.mesh.rank)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner, Task
-    from paddle_dp.parallel.exchange.buckets import Sizes
+    from paddle_dp.parallel.exchange.buckets import BucketSizes
     from paddle_dp.recipe import Recipe
 
 
@@ -149,11 +149,11 @@ class DataParallel:
         return self._way == "bucketed" and not (self.config.absent or self.config.compress)
 
     @property
-    def _sizes(self) -> Sizes:
-        from paddle_dp.parallel.exchange.buckets import Sizes
+    def _sizes(self) -> BucketSizes:
+        from paddle_dp.parallel.exchange.buckets import BucketSizes
 
         most, last = self.config.comm_buffer_size, self.config.last_comm_buffer_size
-        return Sizes(int(most.count), int(last.count))
+        return BucketSizes(int(most.count), int(last.count))
 
     def _wrap(self, model: nn.Layer) -> nn.Layer:
         """The model with rank 0's weights and buffers; in a paddle.DataParallel only where that exchanges gradients:

@@ -301,7 +301,7 @@ class Hybrid:
 
     def _zero(self, prepared: Prepared, placements: Placements) -> Zero:
         """Deals the parameters to the ranks of the sharding axis."""
-        from paddle_dp.parallel.exchange.roundings import wire_of
+        from paddle_dp.parallel.exchange.roundings import comm_dtype_of
         from paddle_dp.parallel.given_optimizer import check_ungrouped, leave_frozen_out
         from paddle_dp.parallel.sharding.zero import Zero
 
@@ -316,7 +316,7 @@ class Hybrid:
             self.config.sharding_stage,
             self.config.offload,
             self.config.prefetch,
-            wire_of(self.config.reduce_dtype, trained),
+            comm_dtype_of(self.config.reduce_dtype, trained),
         )
 
     def _engine(self, stages: Any) -> Any:

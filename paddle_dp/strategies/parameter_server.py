@@ -144,8 +144,8 @@ class ParameterServer:
         from paddle_dp.parallel.placement import Placements
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.server.asynchronous import AsynchronousServedLearner
-        from paddle_dp.parallel.server.learner import Deal, ServedLearner
-        from paddle_dp.parallel.server.sums import AmongWorkers
+        from paddle_dp.parallel.server.host_group import HostGroup
+        from paddle_dp.parallel.server.learner import ServedLearner, ServerOwners
         from paddle_dp.parallel.strategy import made_optimizer
 
         if self.config.mode == "async":  # also of a script, whose loss is no part of a recipe
@@ -153,7 +153,7 @@ class ParameterServer:
         check_lendable(task.model, task.samples, task.lendable)
         synchronized = self.config.sync_batch_norm
         if (self.config.mode == "sync" if synchronized is None else synchronized) or needs_ours(task.model):
-            synchronize(task.model, AmongWorkers(self.mesh))
+            synchronize(task.model, HostGroup(self.mesh))
         recomputed(task.model, self.config.recompute)
         if reads_weights(task.model, lambda: made_optimizer(task.optimizer, task, task.model)):
             draw(task.model)
@@ -162,9 +162,9 @@ class ParameterServer:
         leave_frozen_out(prepared.optimizer)
         noticed = check_by_parameter(prepared.optimizer, servers=self.config.servers)
         placements, clips = Placements(), take_clips(prepared.optimizer)
-        deal = Deal(prepared.model, prepared.optimizer, self.mesh, placements)
+        deal = ServerOwners(prepared.model, prepared.optimizer, self.mesh, placements)
         draw(task.model, deal.stored(prepared.model))
-        deal.free_others(prepared.model)
+        deal.free_remote(prepared.model)
         fields: dict[str, Any] = {"placements": placements, "deal": deal, "clips": clips}
         if self.config.mode == "sync":
             kind: Any = ServedLearner

@@ -309,7 +309,7 @@ class TrainingLoop(Rounds):
         """
         scale = self.learner.mixed.scale
         if not math.isfinite(metrics["loss"]) and not self.learner.empty:
-            self.soundness.refuse_loss(metrics["loss"], self.progress.step, self.learner.own_loss)
+            self.soundness.refuse_loss(metrics["loss"], self.progress.step, self.learner.local_loss)
         # With a loss scale, an update whose gradients overflow is skipped instead.
         if not math.isfinite(metrics["gradient_norm"]) and scale is None:
             faulty = self.learner.faulty_gradients

@@ -14,7 +14,7 @@ from paddle_dp.data.prepared import prepared
 from paddle_dp.data.randomness import globals_kept
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.stream import as_dataset
-from paddle_dp.parallel.branches.planned import keep_part, planned
+from paddle_dp.parallel.branches.planned import keep_share, planned
 from paddle_dp.parallel.parameter_groups import group
 from paddle_dp.part import adapted
 from paddle_dp.plan.rank_memory import Blocks, Layout
@@ -38,7 +38,7 @@ def dealt(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[L
 def part(recipe: Recipe, layout: Layout, place: int) -> nn.Layer:
     """What a rank of the tensor axis has of the model."""
     model = _model(recipe)
-    keep_part(model, first_inputs(recipe), layout.degrees.tensor, place)
+    keep_share(model, first_inputs(recipe), layout.degrees.tensor, place)
     return model
 
 

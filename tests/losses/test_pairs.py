@@ -76,10 +76,10 @@ class Shares:
     """The samples of all ranks, in one process: those of each share, of which one asks."""
 
     def __init__(self, of_ranks, place):
-        self.of_ranks, self.place = of_ranks, place
+        self.of_ranks, self.index = of_ranks, place
 
     def gather(self, *rows):
-        first = sum(len(share[0]) for share in self.of_ranks[: self.place])
+        first = sum(len(share[0]) for share in self.of_ranks[: self.index])
         return [paddle.concat(column) for column in zip(*self.of_ranks, strict=True)], first
 
 

@@ -15,7 +15,7 @@ from paddle_dp.mesh import join
 from paddle_dp.parallel.exchange import buckets
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
-from paddle_dp.parallel.exchange.push import PushedValues
+from paddle_dp.parallel.exchange.push import ParamBroadcast
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 
 Array = np.ndarray | None
@@ -152,6 +152,6 @@ def learn(owners: bool, each_micro_batch: bool = False) -> list[list[str]]:
 def not_shared(trial: Trial) -> list[str]:
     for place, parameter in enumerate(trial.parameters):
         parameter.set_value(paddle.full_like(parameter, 10.0 * trial.mesh.rank + place))
-    PushedValues(dist.collective._get_default_group(), trial.parameters, trial.owners).share()
+    ParamBroadcast(dist.collective._get_default_group(), trial.parameters, trial.owners).share()
     named = enumerate(trial.model.named_parameters())
     return [name for place, (name, p) in named if not (p == 10.0 * trial.owners[place] + place).all()]

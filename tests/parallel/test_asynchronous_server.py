@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.server.desk import SAID, Clocks, Desk
+from paddle_dp.parallel.server.async_server import MESSAGE, AsyncServer, StalenessTracker
 from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies.parameter_server import ParameterServer
@@ -21,7 +21,7 @@ ASYNC = "{use: parameter_server, servers: 1, mode: async, staleness: 4}"
 
 
 def test_a_worker_runs_ahead_of_the_slowest_by_the_staleness_and_then_waits() -> None:
-    clocks = Clocks(staleness=2)
+    clocks = StalenessTracker(staleness=2)
     assert clocks.want(1, 0) == [1]  # and computes for long
     for batch in (0, 1, 2):
         assert clocks.want(2, batch) == [2] and clocks.leave(2) == []
@@ -31,7 +31,7 @@ def test_a_worker_runs_ahead_of_the_slowest_by_the_staleness_and_then_waits() ->
 
 
 def test_nobody_waits_for_a_worker_that_is_gone_nor_for_one_that_computes_nothing() -> None:
-    clocks = Clocks(staleness=1)
+    clocks = StalenessTracker(staleness=1)
     assert clocks.want(1, 0) == [1]
     assert clocks.want(2, 5) == [] and clocks.want(3, 2) == []
     assert sorted(clocks.gone(1)) == [2, 3]
@@ -40,7 +40,7 @@ def test_nobody_waits_for_a_worker_that_is_gone_nor_for_one_that_computes_nothin
 
 
 def test_the_slowest_never_waits() -> None:
-    clocks = Clocks(staleness=1)
+    clocks = StalenessTracker(staleness=1)
     assert clocks.want(1, 9) == [1] and clocks.want(2, 10) == [2] and clocks.want(3, 0) == [3]
 
 
@@ -49,10 +49,10 @@ def test_unequal_shares_in_any_order_make_as_many_updates_as_global_batches() ->
     random.Random(0).shuffle(shares)
     made: list[int] = []
     server: Any = SimpleNamespace(
-        _began={}, _part=0.0, oldest=0, updates=0, _make_update=lambda: made.append(1)
+        _began={}, _batch_fraction=0.0, oldest=0, updates=0, _make_update=lambda: made.append(1)
     )
     for part in shares:
-        Desk._add(server, 1, bytearray(SAID.size), part, 0)
+        AsyncServer._add(server, 1, bytearray(MESSAGE.size), part, 0)
     assert len(made) == 40
 
 

@@ -7,16 +7,16 @@ import paddle
 import pytest
 
 from paddle_dp.errors import DivergenceError
-from paddle_dp.parallel.exchange.error_memory import (
-    ErrorMemory,
-    errors_of,
-    factors_of,
-    restore_errors,
-    restore_factors,
-)
 from paddle_dp.parallel.exchange.low_rank import LowRankGradients, check_factors, is_worthwhile, orthonormal
 from paddle_dp.parallel.exchange.memory import narrowed, numbers_of
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
+from paddle_dp.parallel.exchange.residuals import (
+    Residuals,
+    factors_of,
+    residuals_of,
+    restore_factors,
+    restore_residuals,
+)
 from tests.parallel.test_push_reduce import finished, give, wires_of_two
 
 VALUES = [[1.0 + 2**-12, -3e-5, 700.3], [1 / 3, 2e-9, -0.1]]
@@ -27,8 +27,10 @@ def compressing(dtype):
     made = []
     for wire in wires_of_two():
         parameter = paddle.create_parameter([3], "float32")
-        errors = ErrorMemory([parameter])
-        made.append((parameter, PushReduce(wire, [parameter], [[0, 1]], wire=dtype, errors=errors), errors))
+        errors = Residuals([parameter])
+        made.append(
+            (parameter, PushReduce(wire, [parameter], [[0, 1]], comm_dtype=dtype, residuals=errors), errors)
+        )
     return made
 
 
@@ -57,9 +59,9 @@ def test_an_update_that_is_left_out_changes_no_error():
     errors.lose(0, paddle.to_tensor([1.0, 2.0, 3.0]))
     errors.keep()
     errors.lose(0, paddle.to_tensor([9.0, 9.0, 9.0]))
-    assert errors.of(0).tolist() == [9.0] * 3  # a second part of the same gradient
+    assert errors.get(0).tolist() == [9.0] * 3  # a second part of the same gradient
     errors.begin(1.0)
-    assert errors.of(0).tolist() == errors.saved(0).tolist() == [1.0, 2.0, 3.0]
+    assert errors.get(0).tolist() == errors.saved(0).tolist() == [1.0, 2.0, 3.0]
 
 
 def test_errors_follow_the_loss_scale_and_are_saved_without_it():
@@ -68,12 +70,12 @@ def test_errors_follow_the_loss_scale_and_are_saved_without_it():
     errors.lose(0, paddle.to_tensor([1.0, 2.0, 4.0]))
     errors.keep()
     errors.begin(512.0)
-    assert errors.of(0).tolist() == [0.5, 1.0, 2.0]
+    assert errors.get(0).tolist() == [0.5, 1.0, 2.0]
     assert errors.saved(0).tolist() == [2.0**-10, 2.0**-9, 2.0**-8]
-    other = ErrorMemory([parameter])
+    other = Residuals([parameter])
     other.begin(256.0)
     other.restore(0, errors.saved(0))
-    assert other.of(0).tolist() == [0.25, 0.5, 1.0]
+    assert other.get(0).tolist() == [0.25, 0.5, 1.0]
 
 
 def test_float16_sends_its_largest_number_and_hides_no_infinity():
@@ -142,7 +144,7 @@ class Alone:
 def low_rank(rank=2):
     """A matrix that is worth factors, one that is not, a bias; their errors; the exchange of one rank."""
     parameters = [paddle.create_parameter(shape, "float32") for shape in ([40, 5, 6], [4, 4], [7])]
-    errors = ErrorMemory(parameters)
+    errors = Residuals(parameters)
     named = list(zip("abc", parameters, strict=True))
     return parameters, errors, LowRankGradients(named, rank, Alone, errors)
 
@@ -248,14 +250,14 @@ def test_on_another_number_of_ranks_as_much_is_owed(ranks):
     parameters = [paddle.create_parameter([2, 3], "float32"), paddle.create_parameter([4], "float32")]
     names, before = ["a", "b"], []
     for seed in range(2):
-        memory = ErrorMemory(parameters)
+        memory = Residuals(parameters)
         memory.restore(0, drawn([2, 3], seed))
         memory.restore(1, drawn([4], seed + 7))
         before.append(memory)
-    of_ranks = [errors_of(memory, names) for memory in before]
-    after = [ErrorMemory(parameters) for _ in range(ranks)]
+    of_ranks = [residuals_of(memory, names) for memory in before]
+    after = [Residuals(parameters) for _ in range(ranks)]
     for rank, memory in enumerate(after):
-        restore_errors(memory, names, ranks, Saved(of_ranks, rank if ranks == 2 else None))
+        restore_residuals(memory, names, ranks, Saved(of_ranks, rank if ranks == 2 else None))
     for place in (0, 1):
         debts = [sum(memory.saved(place).numpy() for memory in side) for side in (before, after)]
         np.testing.assert_allclose(*debts, rtol=1e-6)
@@ -279,7 +281,7 @@ def test_errors_lie_in_two_pieces_of_memory_by_turns():
     for value in range(4):
         errors.begin(1.0)
         room = errors.room(0)
-        assert errors.of(0) is None or room.data_ptr() != errors.of(0).data_ptr()
+        assert errors.get(0) is None or room.data_ptr() != errors.get(0).data_ptr()
         room.set_value(paddle.full([3], float(value)))
         errors.lose(0, room)
         if value != 2:  # that update is left out

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from paddle_dp.parallel.exchange import elastic
-from paddle_dp.parallel.exchange.elastic import ROUND, Elastic
+from paddle_dp.parallel.exchange import elastic_average
+from paddle_dp.parallel.exchange.elastic_average import ROUND, ElasticAverage
 
 
 class Network:
@@ -40,7 +40,7 @@ class Network:
 @pytest.fixture
 def network(monkeypatch):
     found = Network()
-    monkeypatch.setattr(elastic.transport, "endpoint", lambda: found)
+    monkeypatch.setattr(elastic_average.transport, "endpoint", lambda: found)
     return found
 
 
@@ -48,7 +48,7 @@ def members(network, ranks, size, rate):
     found = []
     for rank in range(ranks):
         network.rank = rank
-        found.append(Elastic(range(ranks), rank, size, rate))
+        found.append(ElasticAverage(range(ranks), rank, size, rate))
     return found
 
 

@@ -44,7 +44,9 @@ def test_a_held_bucket_leaves_behind_the_exchange_of_its_layer(monkeypatch, held
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: log.append("bucket") or done)
     norm, cut = nn.LayerNorm(4), nn.Linear(4, 4)
     parameters = [*norm.parameters(), *cut.parameters()]
-    exchange = BucketedGradients(SimpleNamespace(ranks=[0], rank=0), parameters, held=[2, 3] if held else [])
+    exchange = BucketedGradients(
+        SimpleNamespace(ranks=[0], rank=0), parameters, held_back=[2, 3] if held else []
+    )
     for _ in range(2):  # how often a gradient comes is learned in the first
         log.clear()
         with exchange.backward(last=True):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from paddle_dp.parallel.sharding.order import Diary, Order
+from paddle_dp.parallel.sharding.prefetch_trace import PrefetchTrace, TraceRecorder
 
 
-def learned(layers: int, ahead: int) -> Order:
+def learned(layers: int, ahead: int) -> PrefetchTrace:
     """Of a chain of layers with one parameter each: forward, then backward."""
-    diary = Diary()
+    diary = TraceRecorder()
     for layer in range(layers):
         diary.need((layer,))
         diary.release(layer)
@@ -22,7 +22,7 @@ def test_what_forward_still_has_is_not_sent_again() -> None:
     order = learned(4, ahead=0)
     assert order.needs == ((0,), (1,), (2,), (3,), (3,), (2,), (1,), (0,))
     assert order.travels == ((0,), (1,), (2,), (3,), (), (2,), (1,), (0,))
-    assert order.kept == {(3, 3)}
+    assert order.retained == {(3, 3)}
     assert order.gradients == (3, 2, 1, 0)
 
 
@@ -34,22 +34,22 @@ def test_with_one_layer_ahead_is_asked_for_two() -> None:
 
 def test_a_parameter_that_is_needed_again_at_once_stays_in_between() -> None:
     """As a weight that two neighbours share, or one that recompute's second forward leaves to backward."""
-    diary = Diary()
+    diary = TraceRecorder()
     for need in ((0, 1), (1, 2), (3,), (1,)):
         diary.need(need)
         for place in need:
             diary.release(place)
-    assert diary.order([[9]] * 4, ahead=0).travels == ((0, 1), (2,), (3,), (1,))
-    assert diary.order([[9]] * 4, ahead=1).travels == ((0, 1), (2,), (3,), ())
+    assert diary.order([[9]] * 4, prefetch=0).travels == ((0, 1), (2,), (3,), (1,))
+    assert diary.order([[9]] * 4, prefetch=1).travels == ((0, 1), (2,), (3,), ())
 
 
 def test_what_is_used_until_the_end_is_not_released() -> None:
-    diary = Diary()
+    diary = TraceRecorder()
     diary.need((0,))
     diary.need((1,))
     diary.release(1)
     diary.release(5)  # of a pass before
-    assert diary.order([[1], [1]], 1).kept == frozenset()
+    assert diary.order([[1], [1]], 1).retained == frozenset()
 
 
 def test_equal_passes_have_equal_digests() -> None:

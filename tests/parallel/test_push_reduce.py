@@ -20,7 +20,7 @@ class Wire:
     def __init__(self, rank, sent, arriving):
         self.ranks = [0, 1]
         self.rank = rank
-        self.others = [1 - rank]
+        self.peers = [1 - rank]
         self._sent = sent
         self._arriving = arriving
 
@@ -36,7 +36,7 @@ class Wire:
     def receive(self, source):
         return self._arriving.get(timeout=5)
 
-    def waiting(self, what):
+    def waiting(self, activity):
         return nullcontext()
 
 

@@ -9,9 +9,9 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.parallel.exchange import travelling_values
-from paddle_dp.parallel.exchange.lanes import Lanes
-from paddle_dp.parallel.exchange.travelling_values import TravellingValues
+from paddle_dp.parallel.exchange import async_param_broadcast
+from paddle_dp.parallel.exchange.async_param_broadcast import AsyncParamBroadcast
+from paddle_dp.parallel.exchange.lanes import CommGroups
 
 
 class Group:
@@ -59,9 +59,9 @@ class Case:
             self.sent.append((names[id(tensor)], owner, group))
             return Task(names[id(tensor)], self.waited)
 
-        monkeypatch.setattr(travelling_values.dist, "broadcast", broadcast)
+        monkeypatch.setattr(async_param_broadcast.dist, "broadcast", broadcast)
         owners = [Group.ranks[place % 2] for place in range(len(named))]
-        self.values = TravellingValues(self.model, [p for _, p in named], owners, Lanes(self.groups))
+        self.values = AsyncParamBroadcast(self.model, [p for _, p in named], owners, CommGroups(self.groups))
 
     def step(self) -> None:
         self.values.begin()

@@ -3,7 +3,7 @@
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.sharding.order import Diary
+from paddle_dp.parallel.sharding.prefetch_trace import TraceRecorder
 from paddle_dp.plan.sharded import chunks, most_lent, most_on_accelerator, travels, unshardable
 from paddle_dp.recipe import read_recipe
 
@@ -70,9 +70,9 @@ def test_an_accelerator_has_copies_of_what_is_sent_and_the_gradients_of_a_chunk(
     "order", [[0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0], [0, 1, 2, 2, 1, 0] * 2, [3, 1, 4, 1, 5, 0, 2, 3]]
 )
 def test_the_plan_fetches_what_a_rank_fetches(order: list[int], ahead: int) -> None:
-    """As `Diary` finds it in a pass, in which layers run in this order, one parameter each."""
+    """As `TraceRecorder` finds it in a pass, in which layers run in this order, one parameter each."""
     loads = [[8, 0], [0, 8], [8, 0], [1, 0], [0, 8], [0, 9]]
-    diary = Diary()
+    diary = TraceRecorder()
     for layer in order:
         diary.need((layer,))
         diary.release(layer)

@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddle_dp.parallel.exchange.memory import bytes_from, numbers_of
-from paddle_dp.parallel.exchange.roundings import Roundings, rounds, wire_of
+from paddle_dp.parallel.exchange.roundings import Roundings, comm_dtype_of, rounds
 from paddle_dp.proof import Comparison, compare_sides
 from paddle_dp.proof.rehearsed import Rehearsals
 from tests.jobs import comparisons_in_forks
@@ -131,27 +131,27 @@ def test_what_is_noted_is_the_largest_loss() -> None:
     parameter = paddle.to_tensor(numbers)
     noted = Roundings()
     noted.note(parameter, numbers, "bfloat16")
-    assert noted.taken() == {}  # nobody has asked
+    assert noted.take() == {}  # nobody has asked
     noted.watch()
     noted.note(parameter, numbers, "bfloat16")
-    bound = noted.taken()[id(parameter)]
+    bound = noted.take()[id(parameter)]
     lost = np.linalg.norm(numbers - numbers_of(bytes_from(numbers, "bfloat16"), "bfloat16"))
     assert bound / 8 < lost < bound
     worst = np.full(64, 1 + 2**-8, "float32")  # between two numbers of bfloat16
     noted.note(parameter, worst, "bfloat16")
     lost = np.linalg.norm(worst - numbers_of(bytes_from(worst, "bfloat16"), "bfloat16"))
-    assert lost == pytest.approx(noted.taken()[id(parameter)], rel=2**-7)
+    assert lost == pytest.approx(noted.take()[id(parameter)], rel=2**-7)
     noted.note(parameter, parameter, "bfloat16", 2)
-    assert noted.taken()[id(parameter)] == pytest.approx(
+    assert noted.take()[id(parameter)] == pytest.approx(
         (2 * 2**-8 + 2**-16) * np.linalg.norm(numbers), rel=1e-6
     )
     noted.note(parameter, numbers, "float32")
-    assert noted.taken() == {}
+    assert noted.take() == {}
 
 
 def test_float64_travels_as_it_is() -> None:
     wide, own = paddle.zeros([2], "float64"), paddle.zeros([2], "float32")
-    assert wire_of("bfloat16", [wide]) is None and wire_of("float32", [wide]) is None
-    assert wire_of("bfloat16", [own]) == "bfloat16"
-    assert wire_of("float32", [own]) is None and wire_of(None, [own]) is None
+    assert comm_dtype_of("bfloat16", [wide]) is None and comm_dtype_of("float32", [wide]) is None
+    assert comm_dtype_of("bfloat16", [own]) == "bfloat16"
+    assert comm_dtype_of("float32", [own]) is None and comm_dtype_of(None, [own]) is None
     assert rounds("float32", "bfloat16") and not rounds("bfloat16", "float32")

@@ -26,18 +26,18 @@ def trained(recipe: str, overrides: list[str], travel: bool) -> tuple[dict[str, 
 
     from paddle_dp.mesh import join
     from paddle_dp.parallel.consistency import digests
-    from paddle_dp.parallel.exchange.travelling_values import TravellingValues
+    from paddle_dp.parallel.exchange.async_param_broadcast import AsyncParamBroadcast
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train.build import build
 
     os.environ |= {"SIM_BANDWIDTH": "2e6", "SIM_LATENCY": "1e-3"}
-    begin, late = TravellingValues.begin, []
+    begin, late = AsyncParamBroadcast.begin, []
 
-    def begun(self: TravellingValues) -> None:
+    def begun(self: AsyncParamBroadcast) -> None:
         begin(self)
         late.append(len(self._tasks))
 
-    TravellingValues.begin = begun  # type: ignore[method-assign]
+    AsyncParamBroadcast.begin = begun  # type: ignore[method-assign]
     mesh = join()
     trainer = build(read_recipe(recipe, [*overrides, f"output_dir={Path(recipe).parent}/{mesh.rank}"]), mesh)
     learner = trainer.learner
@@ -54,7 +54,7 @@ def trained(recipe: str, overrides: list[str], travel: bool) -> tuple[dict[str, 
     found = dict(zip(named, digests(named.values()), strict=True))
     paddle.device.synchronize()
     mesh.wait("the end")
-    TravellingValues.begin = begin  # type: ignore[method-assign]
+    AsyncParamBroadcast.begin = begin  # type: ignore[method-assign]
     return found, sum(map(bool, late))
 
 

@@ -33,7 +33,7 @@ def learn(cases: list[dict[str, Any]]) -> dict[str, Any]:
     from paddle_dp.parallel.sharding.broadcasts import Broadcasts
 
     counts = {"followed": 0, "left": 0, "midway": 0}
-    begin, leave = Broadcasts.begin, Broadcasts.leave
+    begin, leave = Broadcasts.begin, Broadcasts.abandon
 
     def begun(self: Any, *given: Any) -> bool:
         follows = begin(self, *given)
@@ -44,12 +44,12 @@ def learn(cases: list[dict[str, Any]]) -> dict[str, Any]:
         counts["midway" if midway else "left"] += 1
         leave(self, order, asked, gradients, midway)
 
-    Broadcasts.begin, Broadcasts.leave = begun, left  # type: ignore[method-assign]
+    Broadcasts.begin, Broadcasts.abandon = begun, left  # type: ignore[method-assign]
     test_missing_gradients.ROUTES[:] = BATCHES
     try:
         return {"learned": test_missing_gradients.learn_each(cases), "counts": counts}
     finally:
-        Broadcasts.begin, Broadcasts.leave = begin, leave  # type: ignore[method-assign]
+        Broadcasts.begin, Broadcasts.abandon = begin, leave  # type: ignore[method-assign]
 
 
 @pytest.mark.long
@@ -95,7 +95,7 @@ def gradients(folder: str, prefetch: int, more: str = "") -> tuple[list[dict[int
 
     def finished(self: Any) -> None:
         finish(self)
-        own = {place: self._parameters[place].grad for place, mine in enumerate(self._mine) if mine}
+        own = {place: self._parameters[place].grad for place, mine in enumerate(self._is_local) if mine}
         seen.append({place: g.numpy().tobytes().hex() for place, g in own.items() if g is not None})
 
     def counted(self: Any, *given: Any, **more: Any) -> bool | None:

@@ -12,10 +12,10 @@ import pytest
 from paddle import nn
 
 from paddle_dp.errors import RecipeError, UsageError
-from paddle_dp.parallel.branches.dealt import deal
-from paddle_dp.parallel.branches.observed import observed, tables_of
-from paddle_dp.parallel.branches.placed import Branched, branched
-from paddle_dp.parallel.branches.wires import Wires
+from paddle_dp.parallel.branches.assignment import assign
+from paddle_dp.parallel.branches.branch_exchange import BranchExchange
+from paddle_dp.parallel.branches.branch_trace import observed, tables_of
+from paddle_dp.parallel.branches.branched_model import Branched, branched
 from paddle_dp.parallel.data_group import Ranks
 from paddle_dp.parallel.placement import Placement, Placements
 from paddle_dp.part import read_part
@@ -24,7 +24,7 @@ from tests.parity import weights
 from tests.ranks import run_ranks
 from tests.sim.build import built, why_not
 
-ALONE = Wires(Ranks([0], 0, None))
+ALONE = BranchExchange(Ranks([0], 0, None))
 
 
 class Paths(nn.Layer):
@@ -176,9 +176,9 @@ def test_the_model_with_branches_of_the_page_has_them() -> None:
 
 
 def test_the_largest_branches_are_dealt_first_and_every_rank_gets_the_same_deal() -> None:
-    assert deal([1.0, 8.0, 5.0, 4.0], 2) == [0, 0, 1, 1]
-    assert deal([3.0, 3.0], 2) == [0, 1]
-    assert deal([1.0], 3) == [0]
+    assert assign([1.0, 8.0, 5.0, 4.0], 2) == [0, 0, 1, 1]
+    assert assign([3.0, 3.0], 2) == [0, 1]
+    assert assign([1.0], 3) == [0]
 
 
 def test_on_one_rank_outputs_and_gradients_are_those_of_the_model_itself() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import paddle
 
-from paddle_dp.parallel.branches.placed import Branched
+from paddle_dp.parallel.branches.branched_model import Branched
 from paddle_dp.parallel.data_group import Ranks
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
-from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange, Several
+from paddle_dp.parallel.exchange.gradient_exchange import CompositeExchange, GradientExchange
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.hybrid import HybridLearner
 
@@ -31,24 +31,24 @@ class BranchesLearner(HybridLearner):
     def _exchange_ahead(self) -> GradientExchange | None:
         shared = set(self.branched.shared)
         kinds: dict[bool, list[int]] = {False: [], True: []}
-        places = {id(parameter): place for place, parameter in enumerate(self.trainable)}
+        indices = {id(parameter): place for place, parameter in enumerate(self.trainable)}
         for name, parameter in self._named_trainable:
-            kinds[name in shared].append(places[id(parameter)])
-        parts: list[tuple[GradientExchange, Sequence[int]]] = []
+            kinds[name in shared].append(indices[id(parameter)])
+        exchanges: list[tuple[GradientExchange, Sequence[int]]] = []
         if len(self.data_ranks.ranks) > 1:
-            parts.append((self._over(self.data_ranks, kinds[False], "gradients"), kinds[False]))
+            exchanges.append((self._over(self.data_ranks, kinds[False], "gradients"), kinds[False]))
         if shared:
-            parts.append((self._over(self.every_rank, kinds[True], "shared"), kinds[True]))
-        return Several(parts) if parts else None
+            exchanges.append((self._over(self.every_rank, kinds[True], "shared"), kinds[True]))
+        return CompositeExchange(exchanges) if exchanges else None
 
-    def _over(self, ranks: Ranks, places: Sequence[int], channel: str) -> GradientExchange:
-        parameters = [self.trainable[place] for place in sorted(places)]
+    def _over(self, ranks: Ranks, indices: Sequence[int], channel: str) -> GradientExchange:
+        parameters = [self.trainable[place] for place in sorted(indices)]
         if self.mesh.device == "cpu":
             keepers = [ranks.ranks] * len(parameters)
             return PushedGradients(ranks.ranks, ranks.rank, parameters, keepers, channel=channel)
         # Ranks come to joins and to shared weights in different orders: their collectives must not wait for each other.
         beside = channel != "shared" or not self.branched.exchanges_back
-        return BucketedGradients(ranks.group, parameters, beside=beside)
+        return BucketedGradients(ranks.group, parameters, overlapped=beside)
 
     def _all_reduce_gradients(self) -> None:
         if self._ahead is not None:
@@ -62,7 +62,7 @@ class BranchesLearner(HybridLearner):
         """Over the ranks that have the same branches."""
         return self.data_ranks.sum_tensor(tensor)
 
-    def _layers_apart(self) -> Container[int]:
+    def _differing_layers(self) -> Container[int]:
         return self.branched.layers
 
     def _same_buffers(self) -> Sequence[Any]:

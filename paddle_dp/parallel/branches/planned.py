@@ -7,9 +7,9 @@ from typing import Any
 
 from paddle import nn
 
-from paddle_dp.parallel.branches.dealt import drop_others, keepers
-from paddle_dp.parallel.branches.observed import observed
-from paddle_dp.parallel.branches.placed import spread_over
+from paddle_dp.parallel.branches.assignment import drop_remote, ranks_of_layers
+from paddle_dp.parallel.branches.branch_trace import observed
+from paddle_dp.parallel.branches.branched_model import spread_over
 from paddle_dp.parallel.data_group import Ranks
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.precision.amp import cast, read_by
@@ -37,25 +37,25 @@ class Planned:
 
 def planned(model: nn.Layer, inputs: Any, ranks: int) -> Planned:
     """From a forward of these inputs. Raises UsageError for a table that is not what the model does."""
-    found, _ = observed(model, cast(inputs, read_by(model)))
-    spread_over(found, ranks)
+    traces, _ = observed(model, cast(inputs, read_by(model)))
+    spread_over(traces, ranks)
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), name)
     at = {
         names[id(parameter)]: tuple(sorted(places))
-        for layer, places in keepers(found, ranks)
+        for layer, places in ranks_of_layers(traces, ranks)
         for parameter in layer.parameters()
     }
     outputs = [0.0] * ranks
-    for seen in found:
-        for size, owner in zip(seen.sizes, seen.owners, strict=True):
+    for trace in traces:
+        for size, owner in zip(trace.sizes, trace.owners, strict=True):
             outputs[owner] += size
-    return Planned(at, Branches(outputs=tuple(outputs), inputs=sum(seen.learned for seen in found)))
+    return Planned(at, Branches(outputs=tuple(outputs), inputs=sum(trace.learned for trace in traces)))
 
 
-def keep_part(model: nn.Layer, inputs: Any, ranks: int, place: int) -> None:
+def keep_share(model: nn.Layer, inputs: Any, ranks: int, rank: int) -> None:
     """Leaves in a model what one rank of the group has."""
-    found, _ = observed(model, cast(inputs, read_by(model)))
-    spread_over(found, ranks)
-    drop_others(model, found, Ranks(range(ranks), place, None), Placements())
+    traces, _ = observed(model, cast(inputs, read_by(model)))
+    spread_over(traces, ranks)
+    drop_remote(model, traces, Ranks(range(ranks), rank, None), Placements())

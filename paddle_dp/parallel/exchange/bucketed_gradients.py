@@ -18,11 +18,11 @@ import paddle.distributed as dist
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.mesh.traffic import traffic
-from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, Sizes, called, fill
-from paddle_dp.parallel.exchange.error_memory import ErrorMemory, wide
-from paddle_dp.parallel.exchange.fires import Fires
-from paddle_dp.parallel.exchange.lanes import Lanes
+from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, BucketSizes, called, fill
+from paddle_dp.parallel.exchange.grad_ready_hooks import GradReadyHooks
+from paddle_dp.parallel.exchange.lanes import CommGroups
 from paddle_dp.parallel.exchange.memory import LARGEST_HALF, as_dtype, dtype_of, nbytes
+from paddle_dp.parallel.exchange.residuals import Residuals, wide
 from paddle_dp.parallel.exchange.roundings import roundings
 from paddle_dp.parallel.hcg import Group
 
@@ -66,10 +66,10 @@ class NarrowSum:
     def _rounded(self, numbers: paddle.Tensor) -> paddle.Tensor:
         """What float16 has no number for becomes its largest one: the rest is remembered. NaN and infinities stay."""
         if self._dtype == "float16":
-            held, finite = numbers.clip(-LARGEST_HALF, LARGEST_HALF), paddle.isfinite(numbers)
-            clipped = finite.logical_and(held != numbers).any()
+            held_back, finite = numbers.clip(-LARGEST_HALF, LARGEST_HALF), paddle.isfinite(numbers)
+            clipped = finite.logical_and(held_back != numbers).any()
             self.clipped = clipped if self.clipped is None else self.clipped.logical_or(clipped)
-            numbers = paddle.where(finite, held, numbers)
+            numbers = paddle.where(finite, held_back, numbers)
         return numbers.astype(self._dtype)
 
 
@@ -82,16 +82,16 @@ class BucketedGradients:
     """Sums gradients over the ranks of `group`: on all of them, or with `owners`, a global rank for each parameter, on
     its owner; then over `replicas`, another group of ranks that own the same.
 
-    A bucket holds gradients of one owner, and leaves once all of them are final (`Fires`), in one order on all ranks:
-    what some rank lacks is zeros, and what is incomplete leaves behind backward. So a reduce to the owner moves each
-    byte once, where a reduce-scatter of whole parameters would have to be padded to twice their size.
-    Those of different owners travel at the same time, in their `lanes`: groups of the same ranks.
-    `held`: places of gradients right behind which a layer exchanges activations, for which compute waits: a bucket that
-    one of them completes leaves behind that exchange, and travels while the next layers compute.
-    With `each_micro_batch` gradients are exchanged in every backward, so that none but the owner keeps one (ZeRO-2).
-    `sizes`: the buckets' sizes, where they are given. `beside` False: nothing leaves before backward has ended.
-    `wire`: the dtype in which they travel, and in which the collective adds them. With `errors` they travel in `wire`,
-    too, are added in 32 bits, and what is lost is remembered there (`NarrowSum`).
+    A bucket holds gradients of one owner, and leaves once all of them are final (`GradReadyHooks`), in one order on all
+    ranks: what some rank lacks is zeros, and what is incomplete leaves behind backward. So a reduce to the owner moves
+    each byte once, where a reduce-scatter of whole parameters would have to be padded to twice their size. Those of
+    different owners travel at the same time, in their `comm_groups`: groups of the same ranks.
+    `held_back`: places of gradients right behind which a layer exchanges activations, for which compute waits: a bucket
+    that one of them completes leaves behind that exchange, and travels while the next layers compute. With
+    `each_micro_batch` gradients are exchanged in every backward, so that none but the owner keeps one (ZeRO-2).
+    `sizes`: the buckets' sizes, where they are given. `overlapped` False: nothing leaves before backward has ended.
+    `comm_dtype`: the dtype in which they travel, and in which the collective adds them. With `residuals` they travel in
+    `comm_dtype`, too, are added in 32 bits, and what is lost is remembered there (`NarrowSum`).
 
     On CPUs, over gloo, it works as well; a bucket that leaves is then waited for (3.3.1).
     """
@@ -104,31 +104,33 @@ class BucketedGradients:
         owners: Sequence[int] | None = None,
         replicas: Group | None = None,
         each_micro_batch: bool = False,
-        lanes: Lanes | None = None,
-        held: Collection[int] = (),
-        sizes: Sizes | None = None,
-        beside: bool = True,
-        wire: str | None = None,
-        errors: ErrorMemory | None = None,
+        comm_groups: CommGroups | None = None,
+        held_back: Collection[int] = (),
+        sizes: BucketSizes | None = None,
+        overlapped: bool = True,
+        comm_dtype: str | None = None,
+        residuals: Residuals | None = None,
     ):
-        self._lanes = lanes or Lanes([group])
+        self._comm_groups = comm_groups or CommGroups([group])
         self.each_micro_batch = each_micro_batch
         self._group, self._replicas, self._me = group, replicas, group.ranks[group.rank]
         self._parameters, self._owners = parameters, owners
-        self._beside, self._wire, self._errors = beside, wire, errors
+        self._overlapped, self._comm_dtype, self._residuals = overlapped, comm_dtype, residuals
         self._dtypes = [self._dtype_in_bucket(parameter) for parameter in parameters]
         kinds = [
-            (owners[place] if owners is not None else -1, dtype) for place, dtype in enumerate(self._dtypes)
+            (owners[index] if owners is not None else -1, dtype) for index, dtype in enumerate(self._dtypes)
         ]
         width = max((int(parameter.element_size()) for parameter in parameters), default=4)
         counts = [int(parameter.size) for parameter in parameters]
         self._buckets = fill(counts, kinds, width, len(set(owners)) if owners is not None else 1, sizes)
-        self._held = frozenset(held)
-        self._may_travel = min(width * sum(counts) // WAITING, MOST_WAITING * len(self._lanes.groups))
-        self._of_place = {place: number for number, one in enumerate(self._buckets) for place in one.places}
+        self._held_back = frozenset(held_back)
+        self._may_travel = min(width * sum(counts) // WAITING, MOST_WAITING * len(self._comm_groups.groups))
+        self._bucket_of = {
+            index: number for number, bucket in enumerate(self._buckets) for index in bucket.indices
+        }
         self._messages = Messages(group.ranks, self._me, "gradients")
         self._replies = Messages(replicas.ranks, self._me, "replicas") if replicas is not None else None
-        self._fires = Fires(parameters if beside else [], self._ready)
+        self._fires = GradReadyHooks(parameters if overlapped else [], self._ready)
         self._had: set[int] = set()  # places of which this rank had a gradient in this update
         self._sums: dict[int, paddle.Tensor] = {}  # by place: of buckets that this rank keeps
         self._travelling: deque[tuple[Bucket, paddle.Tensor, Any]] = deque()
@@ -142,10 +144,10 @@ class BucketedGradients:
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
         """Around a micro-batch's backward, `last` of an update: buckets leave while it runs."""
-        if not (last or self.each_micro_batch) or not self._beside:
+        if not (last or self.each_micro_batch) or not self._overlapped:
             yield
             return
-        with self._fires.watched():
+        with self._fires.enabled():
             yield
         if self.each_micro_batch:
             self._end_round()
@@ -156,21 +158,21 @@ class BucketedGradients:
         if not self.each_micro_batch:
             self._end_round()
         self._settle(0)
-        had = [place in self._had for place in range(len(self._parameters))]
+        had = [index in self._had for index in range(len(self._parameters))]
         late = [parameter.grad is not None for parameter in self._parameters]
         anywhere = self._agree(self._messages, [*had, *late])
-        self._exchange_late([place for place, is_late in enumerate(anywhere[len(had) :]) if is_late])
+        self._exchange_late([index for index, is_late in enumerate(anywhere[len(had) :]) if is_late])
         if self._replies is not None:
             anywhere = self._agree(self._replies, anywhere)
             self._add_replicas()
-        for place, total in self._sums.items():
-            parameter = self._parameters[place]
-            if anywhere[place]:
+        for index, total in self._sums.items():
+            parameter = self._parameters[index]
+            if anywhere[index]:
                 parameter._copy_gradient_from(as_dtype(total, dtype_of(parameter)))  # the same memory
-            elif self._errors is not None:
-                self._errors.take_back(place)
+            elif self._residuals is not None:
+                self._residuals.take_back(index)
         self._had, self._sums = set(), {}
-        return [place for place, mine in enumerate(had) if not mine]
+        return [index for index, mine in enumerate(had) if not mine]
 
     @staticmethod
     def _agree(messages: Messages, flags: Sequence[bool]) -> list[bool]:
@@ -179,59 +181,59 @@ class BucketedGradients:
         rows = [np.frombuffer(row, np.uint8) for row in messages.gather(mine, "the exchange of gradients")]
         return [bool(flag) for flag in np.unpackbits(np.bitwise_or.reduce(rows), count=len(flags))]
 
-    def _ready(self, place: int, final: bool) -> None:
+    def _ready(self, index: int, final: bool) -> None:
         """Without `final` the gradient may come again. It leaves behind backward, but for stage 2, which must not keep
         it: what comes again leaves late."""
-        if (final or self.each_micro_batch) and place not in self._final:
-            self._final.add(place)
-            self._fill(place)
-            if place not in self._held:
+        if (final or self.each_micro_batch) and index not in self._final:
+            self._final.add(index)
+            self._fill(index)
+            if index not in self._held_back:
                 self._leave()
 
     @paddle.no_grad()
-    def _fill(self, place: int) -> None:
+    def _fill(self, index: int) -> None:
         """Moves a gradient, if there is one, into its bucket."""
-        parameter = self._parameters[place]
+        parameter = self._parameters[index]
         if parameter.grad is not None:
-            self._had.add(place)
+            self._had.add(index)
             # It is rounded itself, and in each sum but the first.
-            if self._wire is not None and self._errors is None:
-                roundings.note(parameter, parameter.grad, self._wire, len(self._group.ranks))
-            self._view(place).copy_(as_dtype(parameter.grad, self._dtypes[place]), False)
+            if self._comm_dtype is not None and self._residuals is None:
+                roundings.note(parameter, parameter.grad, self._comm_dtype, len(self._group.ranks))
+            self._view(index).copy_(as_dtype(parameter.grad, self._dtypes[index]), False)
             parameter.clear_gradient(False)
         else:
-            self._view(place).zero_()
-        if self._errors is not None and (error := self._errors.of(place)) is not None:
-            self._view(place).add_(error)
+            self._view(index).zero_()
+        if self._residuals is not None and (error := self._residuals.get(index)) is not None:
+            self._view(index).add_(error)
 
     def _dtype_in_bucket(self, parameter: paddle.Tensor) -> str:
         """In which a gradient is added up: with errors, they are of its own numbers, not of what travels."""
-        if self._errors is not None:
+        if self._residuals is not None:
             return wide(parameter)
-        return self._wire or dtype_of(parameter)
+        return self._comm_dtype or dtype_of(parameter)
 
-    def _view(self, place: int) -> paddle.Tensor:
-        number = self._of_place[place]
+    def _view(self, index: int) -> paddle.Tensor:
+        number = self._bucket_of[index]
         bucket = self._buckets[number]
         if number not in self._flat:
-            self._flat[number] = paddle.empty([bucket.size], self._dtypes[place])
-        return _part(self._flat[number], bucket, place, self._parameters[place].shape)
+            self._flat[number] = paddle.empty([bucket.size], self._dtypes[index])
+        return _slice_of(self._flat[number], bucket, index, self._parameters[index].shape)
 
     @paddle.no_grad()
     def _leave(self) -> None:
         """Sends the buckets that are complete, none before those in front of it."""
-        while self._next < len(self._buckets) and self._final.issuperset(self._buckets[self._next].places):
+        while self._next < len(self._buckets) and self._final.issuperset(self._buckets[self._next].indices):
             number = self._next
             bucket, flat = self._buckets[number], self._flat.pop(number)
             self._next += 1
             owner, began = bucket.kind[0], time.monotonic()  # type: ignore[index]
             task: Any
-            if self._errors is not None:
-                task = NarrowSum(flat, str(self._wire), self._group)
+            if self._residuals is not None:
+                task = NarrowSum(flat, str(self._comm_dtype), self._group)
             elif self._owners is None:
                 task = dist.all_reduce(flat, group=self._group, sync_op=False)
             else:
-                task = dist.reduce(flat, owner, group=self._lanes.of(owner), sync_op=False)
+                task = dist.reduce(flat, owner, group=self._comm_groups.group_of(owner), sync_op=False)
             self._count(flat)
             if heartbeat.tape is not None:
                 heartbeat.tape.hand_over(called(number, nbytes(flat)), began)
@@ -241,17 +243,19 @@ class BucketedGradients:
 
     def _count(self, flat: paddle.Tensor) -> None:
         """Adds what a bucket sends to the bytes of this process."""
-        size = nbytes(flat) if self._errors is None else 2 * int(flat.size)  # a NarrowSum travels in 16 bits
+        size = (
+            nbytes(flat) if self._residuals is None else 2 * int(flat.size)
+        )  # a NarrowSum travels in 16 bits
         count = traffic.all_reduced if self._owners is None else traffic.reduced
         count(size, len(self._group.ranks))
 
     def _end_round(self) -> None:
         """After a round's last backward: sends what is left."""
         self._fires.end()
-        for place in range(len(self._parameters)):
-            if place not in self._final:
-                self._final.add(place)
-                self._fill(place)
+        for index in range(len(self._parameters)):
+            if index not in self._final:
+                self._final.add(index)
+                self._fill(index)
         self._leave()
         self._begin()
 
@@ -267,31 +271,31 @@ class BucketedGradients:
                 self._remember(bucket, task)
             if self._owners is not None and self._me != bucket.kind[0]:  # type: ignore[index]
                 continue
-            for place in bucket.places:
-                part = _part(flat, bucket, place, self._parameters[place].shape)
+            for index in bucket.indices:
+                view = _slice_of(flat, bucket, index, self._parameters[index].shape)
                 # The sums of micro-batches are not rounded.
-                if self._wire is not None and self.each_micro_batch:
-                    part = as_dtype(part, wide(self._parameters[place]))
-                self._sums[place] = self._sums[place].add_(part) if place in self._sums else part
+                if self._comm_dtype is not None and self.each_micro_batch:
+                    view = as_dtype(view, wide(self._parameters[index]))
+                self._sums[index] = self._sums[index].add_(view) if index in self._sums else view
 
     def _remember(self, bucket: Bucket, task: NarrowSum) -> None:
-        assert self._errors is not None
+        assert self._residuals is not None
         if task.clipped is not None:
-            self._errors.may_be_clipped(bucket.places, task.clipped)
-        for place in bucket.places:
-            self._errors.lose(place, _part(task.lost, bucket, place, self._parameters[place].shape))
+            self._residuals.may_be_clipped(bucket.indices, task.clipped)
+        for index in bucket.indices:
+            self._residuals.lose(index, _slice_of(task.lost, bucket, index, self._parameters[index].shape))
 
     @paddle.no_grad()
-    def _exchange_late(self, places: Sequence[int]) -> None:
+    def _exchange_late(self, indices: Sequence[int]) -> None:
         """What came after its bucket had left: a rank used the parameter more often than in the round before."""
-        for place in places:
-            parameter = self._parameters[place]
+        for index in indices:
+            parameter = self._parameters[index]
             late = (
                 paddle.zeros(parameter.shape, parameter.dtype) if parameter.grad is None else parameter.grad
             )
             dist.all_reduce(late, group=self._group)
-            if place in self._sums:
-                self._sums[place] = self._sums[place] + as_dtype(late, dtype_of(self._sums[place]))
+            if index in self._sums:
+                self._sums[index] = self._sums[index] + as_dtype(late, dtype_of(self._sums[index]))
             parameter.clear_gradient(False)
 
     @paddle.no_grad()
@@ -299,20 +303,20 @@ class BucketedGradients:
         """Sums what this rank keeps over the ranks that keep the same."""
         order = sorted(self._sums)
         assert self._replicas is not None
-        if self._wire is not None:
-            for place, total in self._sums.items():
-                roundings.note(self._parameters[place], total, self._wire, len(self._replicas.ranks))
-            self._sums = {place: as_dtype(total, self._wire) for place, total in self._sums.items()}
+        if self._comm_dtype is not None:
+            for index, total in self._sums.items():
+                roundings.note(self._parameters[index], total, self._comm_dtype, len(self._replicas.ranks))
+            self._sums = {index: as_dtype(total, self._comm_dtype) for index, total in self._sums.items()}
         for total in self._sums.values():
             traffic.all_reduced(nbytes(total), len(self._replicas.ranks))
-        tasks = [dist.all_reduce(self._sums[place], group=self._replicas, sync_op=False) for place in order]
+        tasks = [dist.all_reduce(self._sums[index], group=self._replicas, sync_op=False) for index in order]
         for task in tasks:
             task.wait()
 
 
-def _part(flat: paddle.Tensor, bucket: Bucket, place: int, shape: Sequence[int]) -> paddle.Tensor:
+def _slice_of(flat: paddle.Tensor, bucket: Bucket, index: int, shape: Sequence[int]) -> paddle.Tensor:
     """The numbers of one gradient in a bucket, where they lie."""
-    start = bucket.starts[bucket.places.index(place)]
+    start = bucket.starts[bucket.indices.index(index)]
     size = int(np.prod(shape, dtype=np.int64))
     view = flat._slice(start, start + size)
     view.get_tensor()._set_dims(list(shape))

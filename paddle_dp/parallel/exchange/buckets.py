@@ -8,28 +8,28 @@ from dataclasses import dataclass
 SMALLEST, LARGEST = 1 << 18, 25 << 20  # bytes of a bucket
 # A bucket is this part of all gradients, between those bounds: the link is idle until the first one is full, nothing
 # hides the last one, and what layers exchange, for which compute waits, may wait for one.
-PARTS = 32
+MIN_BUCKETS = 32
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BucketSizes:
     """Bytes from which on a bucket is full; `last`: of the one that backward fills last, where that is another size."""
 
     most: int
     last: int = 0
 
 
-WHOLE = Sizes(1 << 62)  # one bucket of all
-ALONE = Sizes(1)  # one for each gradient
+ONE_BUCKET = BucketSizes(1 << 62)  # one bucket of all
+BUCKET_PER_GRADIENT = BucketSizes(1)  # one for each gradient
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The `places` of gradients in a flat tensor, from `starts` on (in elements), `size` elements in all; their `kind`:
-    what they have in common, such as owner and dtype."""
+    """The `indices` of gradients in a flat tensor, from `starts` on (in elements), `size` elements in all; their
+    `kind`: what they have in common, such as owner and dtype."""
 
     kind: Hashable
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     starts: tuple[int, ...]
     size: int
 
@@ -44,34 +44,34 @@ def fill(
     kinds: Sequence[Hashable],
     width: int,
     owners: int = 1,
-    given: Sizes | None = None,
+    requested: BucketSizes | None = None,
 ) -> list[Bucket]:
     """The buckets of gradients of these `sizes`, in elements of `width` bytes, in the order in which they are complete
-    when backward computes the last gradient first; each of one kind. `given`: the buckets' sizes; without, they follow
-    from that of all gradients.
+    when backward computes the last gradient first; each of one kind. `requested`: the buckets' sizes; without, they
+    follow from that of all gradients.
 
     A bucket is full once it has reached its size, so that no gradient waits for a later one that fits. It is a function
     of the model and the layout alone: the bits of a fused all-reduce depend on where in it a gradient lies.
     """
-    cap = min(max(width * sum(sizes) // PARTS // owners, SMALLEST), LARGEST)
-    cap = cap if given is None else given.most
-    last = _last(sizes, width, given.last) if given is not None and given.last else 0
+    cap = min(max(width * sum(sizes) // MIN_BUCKETS // owners, SMALLEST), LARGEST)
+    cap = cap if requested is None else requested.most
+    last = _last(sizes, width, requested.last) if requested is not None and requested.last else 0
     filling: dict[Hashable, list[int]] = {}
     full: list[list[int]] = []
-    for place in reversed(range(len(sizes))):
-        if place == last - 1:
+    for index in reversed(range(len(sizes))):
+        if index == last - 1:
             full += _in_order(filling)
             filling = {}
-        bucket = filling.setdefault(kinds[place], [])
-        bucket.append(place)
-        if width * sum(sizes[one] for one in bucket) >= cap:
-            full.append(filling.pop(kinds[place]))
+        bucket = filling.setdefault(kinds[index], [])
+        bucket.append(index)
+        if width * sum(sizes[index] for index in bucket) >= cap:
+            full.append(filling.pop(kinds[index]))
     full += _in_order(filling)
     buckets = []
-    for places in full:
-        starts = [sum(sizes[one] for one in places[:count]) for count in range(len(places))]
-        size = sum(sizes[one] for one in places)
-        buckets.append(Bucket(kinds[places[0]], tuple(places), tuple(starts), size))
+    for indices in full:
+        starts = [sum(sizes[index] for index in indices[:count]) for count in range(len(indices))]
+        size = sum(sizes[index] for index in indices)
+        buckets.append(Bucket(kinds[indices[0]], tuple(indices), tuple(starts), size))
     return buckets
 
 

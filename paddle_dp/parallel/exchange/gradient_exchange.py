@@ -10,25 +10,25 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
 
-class Several:
+class CompositeExchange:
     """Exchanges, each with the places of its parameters among all. No parameter is in two of them."""
 
     each_micro_batch = False
 
-    def __init__(self, parts: Sequence[tuple[GradientExchange, Sequence[int]]]):
-        self._parts = [(exchange, sorted(places)) for exchange, places in parts]
+    def __init__(self, members: Sequence[tuple[GradientExchange, Sequence[int]]]):
+        self._members = [(exchange, sorted(indices)) for exchange, indices in members]
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
         """Around a micro-batch's backward, `last` of an update."""
         with ExitStack() as stack:
-            for exchange, _ in self._parts:
+            for exchange, _ in self._members:
                 stack.enter_context(exchange.backward(last))
             yield
 
     def finish(self) -> list[int]:
         """After an update's last backward. Returns the places of which this rank had no gradient. Collective."""
-        return sorted(places[place] for exchange, places in self._parts for place in exchange.finish())
+        return sorted(indices[index] for exchange, indices in self._members for index in exchange.finish())
 
 
 class GradientExchange(Protocol):

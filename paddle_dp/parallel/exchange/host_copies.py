@@ -28,11 +28,11 @@ class FlatCopy:
 
     def take(self) -> dict[int, Array]:
         """The bytes of each tensor, by its number; waits for the copy. Call it once."""
-        data, start, found = bytes_of(self._arriving.take()), 0, {}
+        data, start, data_of = bytes_of(self._arriving.take()), 0, {}
         for number, size in self._sizes.items():
             stop = start + size * self._width
-            found[number], start = data[start:stop], stop
-        return found
+            data_of[number], start = data[start:stop], stop
+        return data_of
 
 
 def bytes_on_host(tensors: Mapping[int, paddle.Tensor], to_host: ToHost) -> dict[int, Array]:
@@ -41,10 +41,10 @@ def bytes_on_host(tensors: Mapping[int, paddle.Tensor], to_host: ToHost) -> dict
     for number, tensor in tensors.items():
         of_dtype[tensor.dtype][number] = tensor
     copies = [FlatCopy(some, to_host) for some in of_dtype.values()]
-    found: dict[int, Array] = {}
+    data_of: dict[int, Array] = {}
     for copy in copies:
-        found |= copy.take()
-    return found
+        data_of |= copy.take()
+    return data_of
 
 
 @paddle.no_grad()

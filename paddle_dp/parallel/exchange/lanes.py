@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from paddle_dp.mesh import new_group
 from paddle_dp.parallel.hcg import Group
 
-MOST = 4  # groups: each has a stream and buffers of its own
+MAX_GROUPS = 4  # groups: each has a stream and buffers of its own
 
 
-class Lanes:
-    """Groups of the same ranks, at most `MOST`, to which the ranks are dealt as owners.
+class CommGroups:
+    """Groups of the same ranks, at most `MAX_GROUPS`, to which the ranks are dealt as owners.
 
     What goes to one owner uses one direction of its link, and leaves the other idle: with two ranks, reduces to one
     owner after the other take as long as an all-reduce, which moves twice as much. Groups work at the same time. All
@@ -20,17 +20,17 @@ class Lanes:
 
     def __init__(self, groups: Sequence[Group]):
         self.groups = groups
-        self._of_owner = {owner: groups[at % len(groups)] for at, owner in enumerate(groups[0].ranks)}
+        self._group_of = {owner: groups[at % len(groups)] for at, owner in enumerate(groups[0].ranks)}
 
     @classmethod
-    def make(cls, of_all: Sequence[Sequence[int]], me: int) -> Lanes:
+    def make(cls, rank_lists: Sequence[Sequence[int]], me: int) -> CommGroups:
         """Those of the one among the lists of ranks in which `me` is. Collective: all ranks make all groups."""
-        mine: list[Group] = []
-        for ranks in of_all:
-            made = [new_group(ranks) for _ in range(min(len(ranks), MOST))]
-            mine = made if me in ranks else mine
-        return cls(mine)
+        local: list[Group] = []
+        for ranks in rank_lists:
+            groups = [new_group(ranks) for _ in range(min(len(ranks), MAX_GROUPS))]
+            local = groups if me in ranks else local
+        return cls(local)
 
-    def of(self, owner: int) -> Group:
+    def group_of(self, owner: int) -> Group:
         """The group for what a global rank owns."""
-        return self._of_owner[owner]
+        return self._group_of[owner]

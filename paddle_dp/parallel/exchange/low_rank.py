@@ -12,13 +12,13 @@ import paddle
 from paddle_dp.errors import DivergenceError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.consistency import digests
-from paddle_dp.parallel.exchange.error_memory import ErrorMemory, wide
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+from paddle_dp.parallel.exchange.residuals import Residuals, wide
 from paddle_dp.plan.besides import is_worthwhile, matrix
 
 Exchange = Callable[[list[paddle.Tensor], str], GradientExchange]
 """What sums the gradients of some tensors over the ranks; the text is a channel of `mesh.messages.CHANNELS`."""
-NOTHING = 1e-6  # of a column: what is left of it beside the columns before, when these explain it
+NEGLIGIBLE_NORM = 1e-6  # of a column: what is left of it beside the columns before, when these explain it
 
 
 class LowRankGradients:
@@ -40,24 +40,24 @@ class LowRankGradients:
     each_micro_batch = False
 
     def __init__(
-        self, named: Sequence[tuple[str, paddle.Tensor]], rank: int, exchange: Exchange, errors: ErrorMemory
+        self, named: Sequence[tuple[str, paddle.Tensor]], rank: int, exchange: Exchange, residuals: Residuals
     ):
-        self._parameters, self._errors = [p for _, p in named], errors
+        self._parameters, self._residuals = [p for _, p in named], residuals
         chosen = [is_worthwhile(parameter.shape, rank) for parameter in self._parameters]
-        self.places = [place for place, low in enumerate(chosen) if low]
-        self._whole = [place for place, low in enumerate(chosen) if not low]
+        self.indices = [index for index, low in enumerate(chosen) if low]
+        self._full_indices = [index for index, low in enumerate(chosen) if not low]
         # Qᵀ [rank, m], by place: products with it read M as it lies.
         self.right: dict[int, paddle.Tensor] = {}
         self._next: dict[int, paddle.Tensor] = {}  # Q of an update that is not yet made
         self._left_sums: list[paddle.Tensor] = []
         self._right_sums: list[paddle.Tensor] = []
-        for place in self.places:
-            name, parameter = named[place]
+        for index in self.indices:
+            name, parameter = named[index]
             rows, columns = matrix(parameter.shape)
-            self.right[place] = _drawn(name, rank, columns, wide(parameter))
+            self.right[index] = _drawn(name, rank, columns, wide(parameter))
             self._left_sums.append(_empty(rows, rank, parameter))
             self._right_sums.append(_empty(rank, columns, parameter))
-        whole = [self._parameters[place] for place in self._whole]
+        whole = [self._parameters[index] for index in self._full_indices]
         self._first = exchange([*self._left_sums, *whole], "gradients")
         self._second = exchange(self._right_sums, "factors")
 
@@ -77,50 +77,50 @@ class LowRankGradients:
         """After an update's last backward: all ranks have the sums then. Returns the places of which this rank had no
         gradient. Collective."""
         self._next = {}
-        mine: dict[int, paddle.Tensor] = {}
-        for place, left in zip(self.places, self._left_sums, strict=True):
-            parameter = self._parameters[place]
+        local: dict[int, paddle.Tensor] = {}
+        for index, left in zip(self.indices, self._left_sums, strict=True):
+            parameter = self._parameters[index]
             if parameter.grad is not None:
-                mine[place] = self._with_error(place, parameter.grad)
-                left._copy_gradient_from(paddle.matmul(mine[place], self.right[place], transpose_y=True))
+                local[index] = self._with_error(index, parameter.grad)
+                left._copy_gradient_from(paddle.matmul(local[index], self.right[index], transpose_y=True))
         lacking = self._first.finish()
         lefts: dict[int, paddle.Tensor] = {}
-        for place, left, right in zip(self.places, self._left_sums, self._right_sums, strict=True):
+        for index, left, right in zip(self.indices, self._left_sums, self._right_sums, strict=True):
             if left.grad is not None:
-                lefts[place] = orthonormal(left.grad)
+                lefts[index] = orthonormal(left.grad)
                 left.clear_gradient(False)
-            if place in mine:
-                own = paddle.matmul(lefts[place], mine[place], transpose_x=True)
+            if index in local:
+                own = paddle.matmul(lefts[index], local[index], transpose_x=True)
                 right._copy_gradient_from(own)
-                lost = mine[place] - paddle.matmul(lefts[place], own)
-                self._errors.lose(place, lost.reshape(self._parameters[place].shape))
+                lost = local[index] - paddle.matmul(lefts[index], own)
+                self._residuals.lose(index, lost.reshape(self._parameters[index].shape))
         self._second.finish()
-        for place, right in zip(self.places, self._right_sums, strict=True):
-            if place in lefts:
-                self._approximate(place, lefts[place], right.grad)
+        for index, right in zip(self.indices, self._right_sums, strict=True):
+            if index in lefts:
+                self._approximate(index, lefts[index], right.grad)
                 right.clear_gradient(False)
-        count = len(self.places)
-        of_whole = [self._whole[number - count] for number in lacking if number >= count]
-        return sorted([*of_whole, *(place for place in self.places if place not in mine)])
+        count = len(self.indices)
+        of_whole = [self._full_indices[number - count] for number in lacking if number >= count]
+        return sorted([*of_whole, *(index for index in self.indices if index not in local)])
 
-    def _with_error(self, place: int, gradient: paddle.Tensor) -> paddle.Tensor:
+    def _with_error(self, index: int, gradient: paddle.Tensor) -> paddle.Tensor:
         wider = gradient.astype(wide(gradient))
-        error = self._errors.of(place)
+        error = self._residuals.get(index)
         return (wider if error is None else wider + error).reshape(list(matrix(gradient.shape)))
 
-    def _approximate(self, place: int, left: paddle.Tensor, right: paddle.Tensor) -> None:
+    def _approximate(self, index: int, left: paddle.Tensor, right: paddle.Tensor) -> None:
         """Gives a parameter its gradient, from the two factors, and keeps the right one for the next update: a row that
         this gradient has not filled stays as it was, for from zeros none would come again."""
-        parameter = self._parameters[place]
+        parameter = self._parameters[index]
         whole = paddle.matmul(left, right).reshape(parameter.shape)
         parameter._copy_gradient_from(whole.astype(parameter.dtype))
         filled = (right != 0).any(1, keepdim=True)
-        self._next[place] = paddle.where(filled, scaled(right, 1), self.right[place])
+        self._next[index] = paddle.where(filled, scaled(right, 1), self.right[index])
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """Of the matrices that are sent as factors, each once."""
-        return sorted({matrix(self._parameters[place].shape) for place in self.places})
+        return sorted({matrix(self._parameters[index].shape) for index in self.indices})
 
 
 @paddle.no_grad()
@@ -131,12 +131,12 @@ def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> N
     Collective.
     """
     draw = np.random.default_rng(0)
-    made = []
+    columns_done = []
     for rows, columns in shapes:
         left, right = (draw.integers(-999, 999, [size, rank]) / 1000 for size in (rows, columns))
         base = orthonormal(paddle.to_tensor(left, "float32"))
-        made += [base, paddle.matmul(base, paddle.to_tensor(right.T, "float32"))]
-    first, *others = mesh.gather([list(digest) for digest in digests(made)])
+        columns_done += [base, paddle.matmul(base, paddle.to_tensor(right.T, "float32"))]
+    first, *others = mesh.gather([list(digest) for digest in digests(columns_done)])
     if wrong := [number for number, found in enumerate(others, start=1) if found != first]:
         hosts = mesh.gather(mesh.host)
         named = ", ".join(f"{number} ({hosts[number]})" for number in wrong)
@@ -151,19 +151,19 @@ def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> N
 def orthonormal(columns: paddle.Tensor) -> paddle.Tensor:
     """Columns [n, rank] that span the same, by Gram and Schmidt, twice, for once leaves much of what is nearly
     parallel; zeros for a column that those before explain."""
-    made: list[paddle.Tensor] = []
+    columns_done: list[paddle.Tensor] = []
     columns = scaled(columns, 0)
     for number in range(columns.shape[1]):
         column = columns[:, number : number + 1]
         before = column.norm()
-        if made:
-            others = paddle.concat(made, 1)
+        if columns_done:
+            others = paddle.concat(columns_done, 1)
             for _ in range(2):
                 column = column - paddle.matmul(others, paddle.matmul(others, column, transpose_x=True))
         length = column.norm()
-        explained = (length <= NOTHING * before).astype(column.dtype)
-        made.append(column / (length + explained) * (1 - explained))
-    return paddle.concat(made, 1)
+        explained = (length <= NEGLIGIBLE_NORM * before).astype(column.dtype)
+        columns_done.append(column / (length + explained) * (1 - explained))
+    return paddle.concat(columns_done, 1)
 
 
 def scaled(vectors: paddle.Tensor, axis: int) -> paddle.Tensor:

@@ -18,7 +18,7 @@ from paddle_dp.parallel.exchange.memory import Array, bytes_of
 from paddle_dp.parallel.hcg import Group
 
 
-class PushedValues:
+class ParamBroadcast:
     """The `parameters`, each updated by its owner (`owners`: global ranks of the group): (n - 1)/n of all bytes leave
     each rank."""
 
@@ -30,9 +30,9 @@ class PushedValues:
     def share(self) -> None:
         """Sends the values of this rank's own parameters to all others, and takes theirs. Collective."""
         pairs = list(zip(self._parameters, self._owners, strict=True))
-        for place, (parameter, owner) in enumerate(pairs):
+        for index, (parameter, owner) in enumerate(pairs):
             if owner == self._push.rank:
-                self._push.send_all(place, parameter)
+                self._push.send_all(index, parameter)
         with self._push.waiting("the exchange of updated parameters"):
             for parameter, owner in pairs:
                 if owner != self._push.rank:
@@ -55,14 +55,14 @@ class Push:
 
     def __init__(self, channel: str, ranks: Sequence[int], rank: int):
         self.id, self.ranks, self.rank = CHANNELS[channel], list(ranks), rank
-        self.others = [other for other in self.ranks if other != rank]
+        self.peers = [other for other in self.ranks if other != rank]
         self._channel = channel
 
     def send_all(self, number: int, tensor: paddle.Tensor) -> None:
         """Sends a copy to all others, which leaves before this returns or in a thread: the tensor may be changed
         immediately."""
         data = bytes_of(tensor if tensor.is_contiguous() else tensor.contiguous()).copy()
-        for to in self.others:
+        for to in self.peers:
             self.send_bytes(to, number, data)
 
     def send_bytes(self, to: int, number: int, data: Array) -> None:
@@ -92,7 +92,7 @@ class Push:
         bytes_of(tensor)[:] = np.frombuffer(data, np.uint8)
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
+    def waiting(self, activity: str) -> Iterator[None]:
         """Around receives that all these ranks come to together: visible to observers; late ranks are named."""
-        with transport.around(self), late_ranks.waiting(self._channel, self.ranks, what):
+        with transport.around(self), late_ranks.waiting(self._channel, self.ranks, activity):
             yield

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import paddle
 
-from paddle_dp.parallel.exchange.error_memory import ErrorMemory
 from paddle_dp.parallel.exchange.memory import (
     Array,
     bytes_from,
@@ -24,57 +23,62 @@ from paddle_dp.parallel.exchange.memory import (
     numbers_of,
 )
 from paddle_dp.parallel.exchange.push import Push
+from paddle_dp.parallel.exchange.residuals import Residuals
 from paddle_dp.parallel.exchange.roundings import roundings
 
 # Numbers of a piece: a larger one waits too long for its sum, smaller ones cost a message each.
-MOST = 1 << 18
-LEAST = 1 << 14  # numbers of a keeper's share: with fewer keepers' shares a link is busier than the others
+MAX_SEGMENT = 1 << 18
+MIN_SHARE = (
+    1 << 14
+)  # numbers of a keeper's share: with fewer keepers' shares a link is busier than the others
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The numbers from `start` to `stop` of the flat gradient at `place`, which `owner` adds up; `keepers` get the sum.
+class Segment:
+    """The numbers from `start` to `stop` of the flat gradient at `param_index`, which `owner` adds up; `destinations`
+    get the sum.
 
-    `owner` is one of the `keepers`, which are global ranks.
+    `owner` is one of the `destinations`, which are global ranks.
     """
 
-    place: int
+    param_index: int
     start: int
     stop: int
     owner: int
-    keepers: tuple[int, ...]
+    destinations: tuple[int, ...]
 
 
-def cut(sizes: Sequence[int], keepers: Sequence[Sequence[int]]) -> list[Piece]:
-    """The pieces of gradients of these `sizes`, each of which its `keepers` keep; in the order of places.
+def cut(sizes: Sequence[int], destinations: Sequence[Sequence[int]]) -> list[Segment]:
+    """The pieces of gradients of these `sizes`, each of which its `destinations` keep; in the order of places.
 
     A gradient's numbers are shared equally among its keepers, so that all add and send as much, whatever the sizes; a
     small gradient's among some of them, those with the fewest.
     """
     added: dict[int, int] = {}
-    pieces = []
-    for place, (size, of_place) in enumerate(zip(sizes, keepers, strict=True)):
-        shares = max(1, min(len(of_place), size // LEAST))
-        order = sorted(of_place, key=lambda rank: added.get(rank, 0))[:shares]
+    segments = []
+    for param_index, (size, ranks) in enumerate(zip(sizes, destinations, strict=True)):
+        shares = max(1, min(len(ranks), size // MIN_SHARE))
+        order = sorted(ranks, key=lambda rank: added.get(rank, 0))[:shares]
         for owner, (first, last) in zip(sorted(order), _ranges(0, size, shares), strict=True):
             added[owner] = added.get(owner, 0) + last - first
-            for start, stop in _ranges(first, last, -(-(last - first) // MOST)):
-                pieces.append(Piece(place, start, stop, owner, tuple(of_place)))
-    return pieces
+            for start, stop in _ranges(first, last, -(-(last - first) // MAX_SEGMENT)):
+                segments.append(Segment(param_index, start, stop, owner, tuple(ranks)))
+    return segments
 
 
-def _ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
-    """`parts` ranges, as equal as they can be."""
-    ends = [first + (last - first) * part // max(parts, 1) for part in range(max(parts, 1) + 1)]
+def _ranges(first: int, last: int, count: int) -> list[tuple[int, int]]:
+    """`terms` ranges, as equal as they can be."""
+    ends = [first + (last - first) * number // max(count, 1) for number in range(max(count, 1) + 1)]
     return list(itertools.pairwise(ends))
 
 
-PART, LAST_PART, SUM = range(3)  # what a piece is: a rank's, a rank's that sends no more of it, the sum
+TERM, LAST_TERM, SUM = range(3)  # what a piece is: a rank's, a rank's that sends no more of it, the sum
 KINDS = 3
 
 
 class PushReduce:
-    """Sums each parameter's gradient over the ranks of `push`; its `keepers`, global ranks, have the sum, others none.
+    """Sums each parameter's gradient over the ranks of `push`; its `destinations`, global ranks, have the sum, others
+    none.
 
     The gradient's pieces (`cut`) travel straight to their owners, each of which adds one up when it is there
     from every rank, and sends the sum to the other keepers. A rank sends (n - 1)/n of all bytes where each parameter
@@ -84,91 +88,92 @@ class PushReduce:
     rank in the order in which it was sent: two runs have the same bits. 16-bit numbers are added in float32.
     `senders`: how many of the ranks have gradients; all of them, unless it is said.
 
-    With `wire`, a dtype, gradients travel in it: each rank's is rounded to it once, its own part too, and so is the sum
-    where it travels to other keepers. `errors` remembers what that loses, and gives it to the next gradient.
+    With `comm_dtype`, a dtype, gradients travel in it: each rank's is rounded to it once, its own part too, and so is
+    the sum
+    where it travels to other keepers. `residuals` remembers what that loses, and gives it to the next gradient.
     """
 
     def __init__(
         self,
         push: Push,
         parameters: Sequence[paddle.Tensor],
-        keepers: Sequence[Sequence[int]],
+        destinations: Sequence[Sequence[int]],
         *,
         senders: int | None = None,
-        wire: str | None = None,
-        errors: ErrorMemory | None = None,
+        comm_dtype: str | None = None,
+        residuals: Residuals | None = None,
     ):
         self._push, self._parameters, self._me = push, parameters, push.rank
         self._senders = len(push.ranks) if senders is None else senders
-        self._keeps = [push.rank in ranks for ranks in keepers]
+        self._is_destination = [push.rank in ranks for ranks in destinations]
         self._dtypes = [dtype_of(parameter) for parameter in parameters]
-        self._wires, self._errors = [wire or dtype for dtype in self._dtypes], errors
-        self._pieces = cut([int(parameter.size) for parameter in parameters], keepers)
-        self._of_place: dict[int, list[int]] = defaultdict(list)
-        for number, piece in enumerate(self._pieces):
-            self._of_place[piece.place].append(number)
-        self._sums_travel = any(len(ranks) > 1 for ranks in keepers)
+        self._comm_dtypes, self._residuals = [comm_dtype or dtype for dtype in self._dtypes], residuals
+        self._segments = cut([int(parameter.size) for parameter in parameters], destinations)
+        self._segments_of: dict[int, list[int]] = defaultdict(list)
+        for number, segment in enumerate(self._segments):
+            self._segments_of[segment.param_index].append(number)
+        self._sums_travel = any(len(ranks) > 1 for ranks in destinations)
         self._begin()
 
     def _begin(self) -> None:
-        self._held: dict[int, paddle.Tensor] = {}  # the memory of gradients that this rank keeps, by place
+        self._sums_of: dict[int, paddle.Tensor] = {}  # the memory of gradients that this rank keeps, by place
         # Of own pieces, by number and rank: what has been sent of it, and what after the last part.
-        self._parts: dict[int, dict[int, Array]] = {}
+        self._terms: dict[int, dict[int, Array]] = {}
         self._late: dict[int, dict[int, Array]] = {}
-        self._whole: dict[int, set[int]] = defaultdict(set)  # the ranks that have sent all of a piece
+        self._complete: dict[int, set[int]] = defaultdict(set)  # the ranks that have sent all of a piece
         self._sums: dict[int, Array] = {}
         self._rounded: dict[int, Array] = {}  # what sums lost that have left, by number
         self._ended: set[int] = set()  # ranks that send no more parts
         self._done: set[int] = set()  # and no more sums
 
     @paddle.no_grad()
-    def send(self, place: int, final: bool = False) -> None:
+    def send(self, index: int, final: bool = False) -> None:
         """Sends a gradient, if there is one, which the parameter then has no more. `final`: it is not expected again
         before `finish`, so that its sum may be made."""
-        parameter = self._parameters[place]
+        parameter = self._parameters[index]
         if parameter.grad is None:
             return
         gradient = moved_gradient(parameter)
-        self.send_bytes(place, self._to_be_sent(place, gradient), final)
-        if self._keeps[place]:
-            self._held.setdefault(place, gradient)
+        self.send_bytes(index, self._to_be_sent(index, gradient), final)
+        if self._is_destination[index]:
+            self._sums_of.setdefault(index, gradient)
         self.take()
 
-    def send_bytes(self, place: int, data: Array, final: bool) -> None:
+    def send_bytes(self, index: int, data: Array, final: bool) -> None:
         """Sends a gradient's bytes, in the dtype in which it travels; they must not be changed afterwards."""
-        dtype = self._wires[place]
-        width = data.nbytes // max(int(self._parameters[place].size), 1)
-        for number in self._of_place[place]:
-            piece = self._pieces[number]
-            part = data[piece.start * width : piece.stop * width]
-            if piece.owner == self._me:
-                self._add(number, self._me, numbers_of(part, dtype), final)
+        dtype = self._comm_dtypes[index]
+        width = data.nbytes // max(int(self._parameters[index].size), 1)
+        for number in self._segments_of[index]:
+            segment = self._segments[number]
+            chunk = data[segment.start * width : segment.stop * width]
+            if segment.owner == self._me:
+                self._add(number, self._me, numbers_of(chunk, dtype), final)
             else:
-                kind = LAST_PART if final else PART
-                self._push.send_bytes(piece.owner, KINDS * number + kind, part)
+                kind = LAST_TERM if final else TERM
+                self._push.send_bytes(segment.owner, KINDS * number + kind, chunk)
 
-    def _to_be_sent(self, place: int, gradient: paddle.Tensor) -> Array:
+    def _to_be_sent(self, index: int, gradient: paddle.Tensor) -> Array:
         """The bytes of a gradient that travel; of its numbers as they are, those in its own memory."""
-        data, dtype, wire = bytes_of(gradient), self._dtypes[place], self._wires[place]
-        if self._errors is None:
-            if wire == dtype:
+        data, dtype, comm_dtype = bytes_of(gradient), self._dtypes[index], self._comm_dtypes[index]
+        if self._residuals is None:
+            if comm_dtype == dtype:
                 return data
             numbers = numbers_of(data, dtype)
-            roundings.note(self._parameters[place], numbers, wire)
-            return bytes_from(numbers, wire)
-        before, now = self._errors.of(place), self._errors.room(place)
+            roundings.note(self._parameters[index], numbers, comm_dtype)
+            return bytes_from(numbers, comm_dtype)
+        before, now = self._residuals.get(index), self._residuals.room(index)
         lost = _numbers_in(now)
         np.add(numbers_of(data, dtype), 0 if before is None else _numbers_in(before), out=lost)
-        sent, clipped = narrowed(lost, wire)
+        sent, clipped = narrowed(lost, comm_dtype)
         if clipped:
-            self._errors.clipped.add(place)
-        lost -= numbers_of(sent, wire)
-        self._errors.lose(place, now)
+            self._residuals.clipped.add(index)
+        lost -= numbers_of(sent, comm_dtype)
+        self._residuals.lose(index, now)
         return sent
 
     def take(self) -> None:
         """Takes what has arrived."""
-        for rank in self._push.others:
+        for rank in self._push.peers:
             while rank not in self._done and self._push.arrived(rank):
                 self._take(rank)
 
@@ -176,12 +181,12 @@ class PushReduce:
     def finish(self) -> None:
         """After the last backward: sends what is left; then keepers have the sums, where any rank has a gradient, and
         others none. Collective."""
-        for place in range(len(self._parameters)):
-            self.send(place)
+        for index in range(len(self._parameters)):
+            self.send(index)
         self._end()
         with self._push.waiting("the exchange of gradients"):
             self._take_until(self._ended)
-            for number in sorted(self._parts):
+            for number in sorted(self._terms):
                 self._add_up(number)
             for number in sorted(self._late):
                 self._add_late(number)
@@ -189,17 +194,17 @@ class PushReduce:
                 self._end()
                 self._take_until(self._done)
         self._remember_rounding()
-        for place, gradient in sorted(self._held.items()):
-            self._parameters[place]._copy_gradient_from(gradient)  # the same memory
+        for index, gradient in sorted(self._sums_of.items()):
+            self._parameters[index]._copy_gradient_from(gradient)  # the same memory
         self._begin()
 
     def _end(self) -> None:
-        for rank in self._push.others:
+        for rank in self._push.peers:
             self._push.end(rank)
 
     def _take_until(self, ranks: set[int]) -> None:
         """Waits for what the others send until all of them are among these `ranks`."""
-        for rank in self._push.others:
+        for rank in self._push.peers:
             while rank not in ranks:
                 self._take(rank)
 
@@ -211,33 +216,35 @@ class PushReduce:
             return
         (number, kind), data = divmod(received[0], KINDS), received[1]
         if kind == SUM:
-            self._keep(number, np.frombuffer(data, np.uint8), self._wires[self._pieces[number].place])
+            self._keep(
+                number, np.frombuffer(data, np.uint8), self._comm_dtypes[self._segments[number].param_index]
+            )
         else:
-            numbers = numbers_of(data, self._wires[self._pieces[number].place])
-            self._add(number, rank, numbers, kind == LAST_PART)
+            numbers = numbers_of(data, self._comm_dtypes[self._segments[number].param_index])
+            self._add(number, rank, numbers, kind == LAST_TERM)
 
     def _add(self, number: int, rank: int, numbers: Array, final: bool) -> None:
         """A rank's part of an own piece."""
-        of_pieces = self._late if rank in self._whole[number] else self._parts
-        parts = of_pieces.setdefault(number, {})
-        if rank in parts:
-            parts[rank] += numbers
+        by_segment = self._late if rank in self._complete[number] else self._terms
+        terms = by_segment.setdefault(number, {})
+        if rank in terms:
+            terms[rank] += numbers
         else:
-            parts[rank] = numbers
+            terms[rank] = numbers
         if final:
-            self._whole[number].add(rank)
-            if len(self._whole[number]) == self._senders and number in self._parts:
+            self._complete[number].add(rank)
+            if len(self._complete[number]) == self._senders and number in self._terms:
                 self._add_up(number)
 
     def _add_up(self, number: int) -> None:
         """Adds the ranks' parts of an own piece in the order of ranks, and sends the sum to those who keep it."""
-        parts = self._parts.pop(number)
-        first, *others = [rank for rank in self._push.ranks if rank in parts]
-        total = parts[first]
+        terms = self._terms.pop(number)
+        first, *rest = [rank for rank in self._push.ranks if rank in terms]
+        total = terms[first]
         if first == self._me:  # whose memory is overwritten when the sum has left: what is sent must stay
-            total = np.add(total, parts[others[0]], out=parts[others.pop(0)]) if others else total.copy()
-        for rank in others:
-            total += parts[rank]
+            total = np.add(total, terms[rest[0]], out=terms[rest.pop(0)]) if rest else total.copy()
+        for rank in rest:
+            total += terms[rank]
         self._give(number, total)
 
     def _add_late(self, number: int) -> None:
@@ -250,21 +257,21 @@ class PushReduce:
 
     def _give(self, number: int, total: Array) -> None:
         self._sums[number] = total
-        piece = self._pieces[number]
-        if piece.keepers == (self._me,):  # it does not travel, and so is not rounded for that
-            dtype = self._dtypes[piece.place]
+        segment = self._segments[number]
+        if segment.destinations == (self._me,):  # it does not travel, and so is not rounded for that
+            dtype = self._dtypes[segment.param_index]
             self._keep(number, bytes_from(total, dtype), dtype)
             return
-        dtype = self._wires[piece.place]
-        if self._errors is None:
+        dtype = self._comm_dtypes[segment.param_index]
+        if self._residuals is None:
             data = bytes_from(total, dtype)
-            roundings.note(self._parameters[piece.place], total, dtype)
+            roundings.note(self._parameters[segment.param_index], total, dtype)
         else:
             data, clipped = narrowed(total, dtype)
             if clipped:
-                self._errors.clipped.add(piece.place)
+                self._residuals.clipped.add(segment.param_index)
             self._rounded[number] = total - numbers_of(data, dtype)
-        for rank in piece.keepers:
+        for rank in segment.destinations:
             if rank != self._me:
                 self._push.send_bytes(rank, KINDS * number + SUM, data)
         self._keep(number, data, dtype)
@@ -272,20 +279,20 @@ class PushReduce:
     def _remember_rounding(self) -> None:
         """What sums lost is an error of this rank, which rounded them."""
         for number, lost in self._rounded.items():
-            piece = self._pieces[number]
-            assert self._errors is not None
-            _numbers_in(self._errors.opened(piece.place))[piece.start : piece.stop] += lost
+            segment = self._segments[number]
+            assert self._residuals is not None
+            _numbers_in(self._residuals.opened(segment.param_index))[segment.start : segment.stop] += lost
 
     def _keep(self, number: int, data: Array, dtype: str) -> None:
         """Writes a sum, bytes of this dtype, into the memory of the gradient."""
-        piece = self._pieces[number]
-        if piece.place not in self._held:
-            parameter = self._parameters[piece.place]
-            self._held[piece.place] = paddle.empty(parameter.shape, parameter.dtype)
-        held = self._held[piece.place]
-        width, own = held.element_size(), self._dtypes[piece.place]
-        bytes_of(held)[piece.start * width : piece.stop * width] = (
-            data if own == dtype else bytes_from(numbers_of(data, dtype), own)
+        segment = self._segments[number]
+        if segment.param_index not in self._sums_of:
+            parameter = self._parameters[segment.param_index]
+            self._sums_of[segment.param_index] = paddle.empty(parameter.shape, parameter.dtype)
+        total = self._sums_of[segment.param_index]
+        width, dtype_of_param = total.element_size(), self._dtypes[segment.param_index]
+        bytes_of(total)[segment.start * width : segment.stop * width] = (
+            data if dtype_of_param == dtype else bytes_from(numbers_of(data, dtype), dtype_of_param)
         )
 
 

@@ -26,12 +26,12 @@ class ReducerBuckets:
     def __init__(self, wrapper: paddle.DataParallel):
         self._wrapper = wrapper
         parameters = reduced(wrapper)
-        self.buckets: list[tuple[int, ...]] = [tuple(places) for places in reversed(wrapper.group_indices)]
+        self.buckets: list[tuple[int, ...]] = [tuple(indices) for indices in reversed(wrapper.group_indices)]
         self._all = set(range(len(parameters)))
-        self._bytes = [sum(nbytes(parameters[place]) for place in places) for places in self.buckets]
-        self._handles = [p.register_hook(partial(self._arrives, place)) for place, p in enumerate(parameters)]
-        for place, parameter in enumerate(parameters):
-            parameter._register_backward_hook(partial(self._added, place))
+        self._bytes = [sum(nbytes(parameters[index]) for index in indices) for indices in self.buckets]
+        self._handles = [p.register_hook(partial(self._arrives, index)) for index, p in enumerate(parameters)]
+        for index, parameter in enumerate(parameters):
+            parameter._register_backward_hook(partial(self._added, index))
         self.begin()
 
     def begin(self) -> None:
@@ -40,17 +40,17 @@ class ReducerBuckets:
         self._next = 0  # the bucket that leaves next
         self._began = 0.0
 
-    def _arrives(self, place: int, gradient: Any) -> None:
+    def _arrives(self, index: int, gradient: Any) -> None:
         if heartbeat.tape is None or not self._wrapper.grad_need_sync:
             return
-        if self._here.union({place}) == self._all:
+        if self._here.union({index}) == self._all:
             heartbeat.tape.computed()  # the last one: nothing but its exchange is left to do
         self._began = time.monotonic()
 
-    def _added(self, place: int, *_: Any) -> None:
+    def _added(self, index: int, *_: Any) -> None:
         if heartbeat.tape is None or not self._wrapper.grad_need_sync:
             return
-        self._here.add(place)
+        self._here.add(index)
         first = self._next
         while self._next < len(self.buckets) and self._here.issuperset(self.buckets[self._next]):
             self._next += 1
@@ -63,10 +63,10 @@ class ReducerBuckets:
 
 def reduced(wrapper: paddle.DataParallel) -> list[paddle.Tensor]:
     """The parameters whose gradients the wrapper's reducer exchanges, in the order of its numbers."""
-    found = {
+    tensors = {
         id(parameter): parameter
         for layer in wrapper.sublayers()
         for parameter in layer.parameters(include_sublayers=False)
         if parameter.trainable and not getattr(parameter, "no_sync", False)
     }
-    return list(found.values())
+    return list(tensors.values())

@@ -18,8 +18,8 @@ from paddle_dp.parallel.hcg import Group
 class ReplicaSums:
     """Sums the gradients that there are over the global `ranks`, one of which is `rank`, all of which have them.
 
-    On CPUs, without a `group` of these ranks, each is rounded to `wire` once and added up in float32, and the sum is
-    rounded where it travels (`PushReduce`); on accelerators the group's all-reduce adds in `wire`.
+    On CPUs, without a `group` of these ranks, each is rounded to `comm_dtype` once and added up in float32, and the sum
+    is rounded where it travels (`PushReduce`); on accelerators the group's all-reduce adds in `comm_dtype`.
     """
 
     def __init__(
@@ -27,14 +27,16 @@ class ReplicaSums:
         ranks: Sequence[int],
         rank: int,
         parameters: Sequence[paddle.Tensor],
-        wire: str,
+        comm_dtype: str,
         group: Group | None = None,
     ):
-        self._parameters, self._wire, self._group = parameters, wire, group
+        self._parameters, self._comm_dtype, self._group = parameters, comm_dtype, group
         self._push: PushReduce | None = None
         if group is None:
             keepers = [list(ranks) for _ in parameters]
-            self._push = PushReduce(Push("gradients", ranks, rank), parameters, keepers, wire=wire)
+            self._push = PushReduce(
+                Push("gradients", ranks, rank), parameters, keepers, comm_dtype=comm_dtype
+            )
 
     @paddle.no_grad()
     def exchange(self) -> None:
@@ -46,8 +48,8 @@ class ReplicaSums:
         sums, tasks = [], []
         for parameter in self._parameters:
             if parameter.grad is not None:
-                roundings.note(parameter, parameter.grad, self._wire, len(self._group.ranks))
-                total = as_dtype(parameter.grad, self._wire)
+                roundings.note(parameter, parameter.grad, self._comm_dtype, len(self._group.ranks))
+                total = as_dtype(parameter.grad, self._comm_dtype)
                 traffic.all_reduced(nbytes(total), len(self._group.ranks))
                 tasks.append(dist.all_reduce(total, group=self._group, sync_op=False))
                 sums.append((parameter, total))

@@ -19,17 +19,18 @@ from paddle_dp.parallel.exchange.memory import Array, dtype_of
 DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 
 
-def rounds(own: str, wire: str) -> bool:
+def rounds(dtype: str, comm_dtype: str) -> bool:
     """Whether gradients of one dtype lose anything in another."""
-    return DIGITS[wire] < DIGITS[own]
+    return DIGITS[comm_dtype] < DIGITS[dtype]
 
 
-def wire_of(asked: str | None, parameters: Iterable[paddle.Tensor]) -> str | None:
-    """The dtype in which gradients of these parameters travel where `asked` is asked for; None: in their own, as all
-    in float64 do. A proof's are, of what a layout computes; what rounding takes is compared in the recipe's precision.
+def comm_dtype_of(requested: str | None, parameters: Iterable[paddle.Tensor]) -> str | None:
+    """The dtype in which gradients of these parameters travel where `requested` is asked for; None: in their own, as
+    all in float64 do. A proof's are, of what a layout computes; what rounding takes is compared in the recipe's
+    precision.
     """
-    own = {dtype_of(parameter) for parameter in parameters}
-    return None if asked is None or own <= {asked} or "float64" in own else asked
+    dtype = {dtype_of(parameter) for parameter in parameters}
+    return None if requested is None or dtype <= {requested} or "float64" in dtype else requested
 
 
 class Roundings:
@@ -45,18 +46,18 @@ class Roundings:
         self._lost.clear()
 
     def note(
-        self, parameter: paddle.Tensor, numbers: Array | paddle.Tensor, wire: str, times: int = 1
+        self, parameter: paddle.Tensor, numbers: Array | paddle.Tensor, comm_dtype: str, times: int = 1
     ) -> None:
-        """Numbers of a parameter's gradient are about to be rounded to `wire`, so many times in a row."""
-        if not self._watched or not rounds(dtype_of(parameter), wire):
+        """Numbers of a parameter's gradient are about to be rounded to `comm_dtype`, so many times in a row."""
+        if not self._watched or not rounds(dtype_of(parameter), comm_dtype):
             return
         if isinstance(numbers, paddle.Tensor):
             size = numbers.astype("float64").norm().item() if numbers.size else 0.0
         else:
             size = float(np.linalg.norm(numbers.astype("float64")))
-        self._lost[id(parameter)] += ((1 + 2.0 ** -DIGITS[wire]) ** times - 1) * size
+        self._lost[id(parameter)] += ((1 + 2.0 ** -DIGITS[comm_dtype]) ** times - 1) * size
 
-    def taken(self) -> dict[int, float]:
+    def take(self) -> dict[int, float]:
         """By a parameter's id(): the largest 2-norm of what its gradient has lost on this rank since the last time."""
         lost = dict(self._lost)
         self._lost.clear()

@@ -21,7 +21,7 @@ from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learner import NO_REMEDY, Learner
 from paddle_dp.parallel.loss import number
 from paddle_dp.parallel.passes import totals
-from paddle_dp.parallel.server.desk import END, PULL, PUSH, SAID, Desk
+from paddle_dp.parallel.server.async_server import END, MESSAGE, PULL, PUSH, AsyncServer
 from paddle_dp.parallel.server.learner import ServedLearner
 
 
@@ -39,18 +39,18 @@ class AsynchronousServedLearner(ServedLearner):
     def __post_init__(self) -> None:
         super().__post_init__()
         deal, me = self.deal, self.mesh.rank
-        self._of_server = [
-            [place for place, owner in enumerate(deal.owners) if owner == server]
+        self._indices_of_server = [
+            [index for index, owner in enumerate(deal.owners) if owner == server]
             for server in range(self.mesh.axes.servers)
         ]
         self._to_host = None if self.mesh.device == "cpu" else ToHost(self.trainable[0].place)
-        self.desk: Desk | None = None
+        self.desk: AsyncServer | None = None
         if not self.mesh.reads:
-            mine = self._of_server[me]
-            self.desk = Desk(
+            indices = self._indices_of_server[me]
+            self.desk = AsyncServer(
                 self.mesh,
-                [deal.parameters[place] for place in mine],
-                mine,
+                [deal.parameters[index] for index in indices],
+                indices,
                 self.staleness,
                 self._update,
             )
@@ -86,7 +86,7 @@ class AsynchronousServedLearner(ServedLearner):
 
     def leave_off(self) -> None:
         for server in range(self.mesh.axes.servers):
-            self._say(server, END)
+            self._send(server, END)
 
     def meet(self) -> None:
         if self.desk is not None:
@@ -113,23 +113,23 @@ class AsynchronousServedLearner(ServedLearner):
         batch = self.mixed.cast_batch(batch)
         known = self.count_ahead(batch)
         divisor = batch.samples if known is None else known or 1.0
-        seen, answered = self._forward_backward(batch, divisor, collect)
+        local_sums, answered = self._forward_backward(batch, divisor, collect)
         count = self._checked(number(answered) if known is None else known)
         heartbeat.enter("update")
-        found = None
+        metrics = None
         if count:
             gradients.scale(self.trainable, divisor / count)
             if collect:
-                sums, (norm,) = totals(seen, gradients.global_norm(self.trainable))
-                found = {**sums, "gradient_norm": norm, "count": count}
+                sums, (norm,) = totals(local_sums, gradients.global_norm(self.trainable))
+                metrics = {**sums, "gradient_norm": norm, "count": count}
             for clip in self.clips:
                 norm = float(gradients.global_norm(clip.parameters).item())
                 gradients.scale(clip.parameters, clip.bound / max(norm, clip.bound))
         own = [micro_batch for micro_batch in batch.micro_batches if not micro_batch.is_dummy]
-        part = sum(micro_batch.samples for micro_batch in own) / batch.samples
-        gradients.scale(self.trainable, part)
-        self._push(batch.index, own[0].first, part, bool(count))
-        return found
+        fraction = sum(micro_batch.samples for micro_batch in own) / batch.samples
+        gradients.scale(self.trainable, fraction)
+        self._push(batch.index, own[0].first, fraction, bool(count))
+        return metrics
 
     def count_ahead(self, batch: Batch) -> float | None:
         """Of this share alone."""
@@ -144,36 +144,38 @@ class AsynchronousServedLearner(ServedLearner):
         """The newest parameters of each server, that lets this worker begin a share of a global batch."""
         servers = range(self.mesh.axes.servers)
         for server in servers:
-            self._say(server, PULL, batch)
+            self._send(server, PULL, batch)
         for server in servers:
-            data, at, parts = transport.endpoint().receive(CHANNELS["pulled"], server), 0, []
-            parameters = [self.deal.parameters[place] for place in self._of_server[server]]
+            data, at, chunks = transport.endpoint().receive(CHANNELS["pulled"], server), 0, []
+            parameters = [self.deal.parameters[index] for index in self._indices_of_server[server]]
             for parameter in parameters:
                 size = nbytes(parameter)
-                parts.append(np.frombuffer(data, np.uint8, size, at))
+                chunks.append(np.frombuffer(data, np.uint8, size, at))
                 at += size
             if self._to_host is not None:
-                to_tensors(parts, parameters)
+                to_tensors(chunks, parameters)
                 continue
-            for parameter, values in zip(parameters, parts, strict=True):
+            for parameter, values in zip(parameters, chunks, strict=True):
                 bytes_of(parameter)[:] = values
 
-    def _push(self, batch: int, first: int, part: float, learned: bool) -> None:
+    def _push(self, batch: int, first: int, fraction: float, learned: bool) -> None:
         parameters = enumerate(self.deal.parameters)
-        there = [place for place, parameter in parameters if learned and parameter.grad is not None]
-        data = self._on_host({place: moved_gradient(self.deal.parameters[place]) for place in there})
+        indices = [index for index, parameter in parameters if learned and parameter.grad is not None]
+        data = self._on_host({index: moved_gradient(self.deal.parameters[index]) for index in indices})
         for server in range(self.mesh.axes.servers):
-            its = [place for place in there if self.deal.owners[place] == server]
-            header = SAID.pack(PUSH, batch, first, part, len(its)) + np.array(its, "<i8").tobytes()
-            parts = [data[place].data for place in its]
-            transport.endpoint().send(CHANNELS["pushed"], server, memoryview(header), *parts)
+            its = [index for index in indices if self.deal.owners[index] == server]
+            header = MESSAGE.pack(PUSH, batch, first, fraction, len(its)) + np.array(its, "<i8").tobytes()
+            chunks = [data[index].data for index in its]
+            transport.endpoint().send(CHANNELS["pushed"], server, memoryview(header), *chunks)
         for parameter in self.trainable:
             parameter.clear_gradient(False)
 
     def _on_host(self, gradients: Mapping[int, paddle.Tensor]) -> dict[int, Array]:
         if self._to_host is not None:
             return bytes_on_host(gradients, self._to_host)
-        return {place: bytes_of(gradient) for place, gradient in gradients.items()}
+        return {index: bytes_of(gradient) for index, gradient in gradients.items()}
 
-    def _say(self, server: int, what: int, batch: int = 0) -> None:
-        transport.endpoint().send(CHANNELS["pushed"], server, memoryview(SAID.pack(what, batch, 0, 0.0, 0)))
+    def _send(self, server: int, kind: int, batch: int = 0) -> None:
+        transport.endpoint().send(
+            CHANNELS["pushed"], server, memoryview(MESSAGE.pack(kind, batch, 0, 0.0, 0))
+        )

@@ -10,7 +10,7 @@ import paddle
 
 from paddle_dp.mesh.copies import ToHost
 from paddle_dp.parallel.exchange.buckets import fill
-from paddle_dp.parallel.exchange.fires import Fires
+from paddle_dp.parallel.exchange.grad_ready_hooks import GradReadyHooks
 from paddle_dp.parallel.exchange.host_copies import FlatCopy
 from paddle_dp.parallel.exchange.memory import moved_gradient
 from paddle_dp.parallel.exchange.push import Push
@@ -21,8 +21,8 @@ class CopiedGradients:
     """What `PushedGradients` does on a rank that only sends: the gradients of `parameters` to the servers, `owners`, on
     whose hosts they are added up.
 
-    Gradients of one server are copied together, in a bucket, once all of them are final (`Fires`): on a stream of their
-    own, so that backward goes on. A bucket leaves when a later hook finds it on the host, at the latest behind
+    Gradients of one server are copied together, in a bucket, once all of them are final (`GradReadyHooks`): on a stream
+    of their own, so that backward goes on. A bucket leaves when a later hook finds it on the host, at the latest behind
     backward.
     """
 
@@ -39,14 +39,14 @@ class CopiedGradients:
         push, keepers = Push("gradients", ranks, rank), [[owner] for owner in owners]
         self._parameters = parameters
         self._reduce = PushReduce(push, parameters, keepers, senders=senders)
-        self._fires = Fires(parameters, self._ready)
+        self._fires = GradReadyHooks(parameters, self._ready)
         self._to_host = ToHost(parameters[0].place)
         counts = [int(parameter.size) for parameter in parameters]
         width = max(int(parameter.element_size()) for parameter in parameters)
         kinds = [(owner, parameter.dtype) for owner, parameter in zip(owners, parameters, strict=True)]
         buckets = fill(counts, kinds, width, len(set(owners)))
-        self._bucket_of = {place: bucket.places for bucket in buckets for place in bucket.places}
-        self._buckets = [bucket.places for bucket in buckets]
+        self._bucket_of = {index: bucket.indices for bucket in buckets for index in bucket.indices}
+        self._buckets = [bucket.indices for bucket in buckets]
         self._final: set[int] = set()  # places
         self._copied: set[int] = set()
         self._copies: deque[tuple[FlatCopy, bool]] = deque()  # on their way, and whether they are final
@@ -57,7 +57,7 @@ class CopiedGradients:
         if not last:
             yield
             return
-        with self._fires.watched():
+        with self._fires.enabled():
             yield
 
     @paddle.no_grad()
@@ -67,31 +67,31 @@ class CopiedGradients:
         for bucket in self._buckets:
             self._copy(bucket, final=False)
         self._push(wait=True)
-        without = [place for place in range(len(self._parameters)) if place not in self._copied]
+        without = [index for index in range(len(self._parameters)) if index not in self._copied]
         self._final, self._copied = set(), set()
         self._reduce.finish()
         return without
 
     @paddle.no_grad()
-    def _ready(self, place: int, final: bool) -> None:
+    def _ready(self, index: int, final: bool) -> None:
         if final:
-            self._final.add(place)
-            bucket = self._bucket_of[place]
+            self._final.add(index)
+            bucket = self._bucket_of[index]
             if self._final.issuperset(bucket):
                 self._copy(bucket, final=True)
         self._push(wait=False)
 
-    def _copy(self, places: Iterable[int], final: bool) -> None:
+    def _copy(self, indices: Iterable[int], final: bool) -> None:
         """Begins the copy of the gradients of these parameters, which then have none."""
-        there = [place for place in places if self._parameters[place].grad is not None]
+        there = [index for index in indices if self._parameters[index].grad is not None]
         if there:
             self._copied.update(there)
-            gradients = {place: moved_gradient(self._parameters[place]) for place in there}
+            gradients = {index: moved_gradient(self._parameters[index]) for index in there}
             self._copies.append((FlatCopy(gradients, self._to_host), final))
 
     def _push(self, wait: bool) -> None:
         """Pushes what has come to the host, or all of it."""
         while self._copies and (wait or self._copies[0][0].is_there):
             copy, final = self._copies.popleft()
-            for place, data in copy.take().items():
-                self._reduce.send_bytes(place, data, final)
+            for index, data in copy.take().items():
+                self._reduce.send_bytes(index, data, final)

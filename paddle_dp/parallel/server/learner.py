@@ -31,11 +31,11 @@ from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.passes import Sums, totals
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.server.copied_gradients import CopiedGradients
-from paddle_dp.parallel.server.sums import SamplesOfWorkers
+from paddle_dp.parallel.server.host_group import SamplesOfWorkers
 from paddle_dp.plan.memory import owners
 
 
-class Deal:
+class ServerOwners:
     """The parameters that `optimizer` trains, each dealt as a whole to the server with the fewest bytes so far.
 
     The server of each is recorded in `placements`; `optimizer` has only this rank's own afterwards: on a worker none.
@@ -64,11 +64,11 @@ class Deal:
         """The model's parameters that this rank stores: a server its own, and what is frozen."""
         return [p for p in model.parameters() if self._placements.of(p).is_stored_at(self._at)]
 
-    def free_others(self, model: nn.Layer) -> None:
+    def free_remote(self, model: nn.Layer) -> None:
         """Frees the memory of those that it does not store."""
-        kept = {id(parameter) for parameter in self.stored(model)}
+        stored = {id(parameter) for parameter in self.stored(model)}
         for parameter in model.parameters():
-            if id(parameter) not in kept:
+            if id(parameter) not in stored:
                 parameter._clear_data()
 
 
@@ -79,7 +79,7 @@ def partners(mesh: Mesh) -> list[int]:
     return sorted([mesh.rank, *others])
 
 
-class PulledValues:
+class ServerParams:
     """The `parameters`, each updated by the server whose rank is in `owners`: a server sends its part to each worker.
 
     A worker need not ask: with the end of its gradients it has said that it wants the values of the update after them.
@@ -93,12 +93,12 @@ class PulledValues:
     def share(self) -> None:
         """On a server: sends the values of its parameters. On a worker: waits for those of all servers."""
         if self._serves:
-            for place, (parameter, owner) in enumerate(self._owned):
+            for index, (parameter, owner) in enumerate(self._owned):
                 if owner == self._push.rank:
-                    self._push.send_all(place, parameter)
+                    self._push.send_all(index, parameter)
             return
         with self._push.waiting("the parameters of the servers"):
-            for owner in self._push.others:
+            for owner in self._push.peers:
                 self._take([parameter for parameter, of in self._owned if of == owner], owner)
 
     def _take(self, parameters: Sequence[paddle.Tensor], owner: int) -> None:
@@ -123,19 +123,19 @@ class ServedLearner(Learner):
     `clips`: the optimizer's global-norm clips, taken over because a server's optimizer sees a part of the model.
     """
 
-    deal: Deal
+    deal: ServerOwners
     clips: Sequence[Clip] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         owners, axes = self.deal.owners, self.mesh.axes
-        self._ahead = self._made_exchange()
-        self._values = PulledValues(self.mesh, self.deal.parameters, owners)
+        self._ahead = self._make_exchange()
+        self._values = ServerParams(self.mesh, self.deal.parameters, owners)
         self._among_servers = (
             None if self.mesh.reads else Messages(range(axes.servers), self.mesh.rank, "servers")
         )
 
-    def _made_exchange(self) -> GradientExchange:
+    def _make_exchange(self) -> GradientExchange:
         """What pushes a worker's gradients, and adds them up on a server."""
         among, deal, workers = partners(self.mesh), self.deal, self.mesh.axes.dp_size
         if self.mesh.device != "cpu":
@@ -196,10 +196,10 @@ class ServedLearner(Learner):
         square = 0.0 if self.mesh.reads else self._square(self.trainable)
         return paddle.to_tensor(self.mesh.sum([square])[0] ** 0.5, "float64")
 
-    def _metrics(self, seen: list[Sums], count: float) -> dict[str, float]:
+    def _metrics(self, local_sums: list[Sums], count: float) -> dict[str, float]:
         """As in a learner; but a server, which has no forward, hears from the workers which sums there are."""
-        local, _ = totals(seen)
-        self.own_loss = local.get("loss", 0.0)
+        local, _ = totals(local_sums)
+        self.local_loss = local.get("loss", 0.0)
         square = 0.0 if self.mesh.reads or not count else self._square(self.trainable)
         rows = self.mesh.gather([local, square])
         norm = sum(square for _, square in rows) ** 0.5

@@ -10,16 +10,16 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from paddle_dp.parallel.exchange.error_memory import wide
 from paddle_dp.parallel.exchange.memory import as_dtype
+from paddle_dp.parallel.exchange.residuals import wide
 from paddle_dp.parallel.hcg import Group
 
 
 class Chunk:
     """Parameters, by their places, and the rank of the group that owns each."""
 
-    def __init__(self, places: Sequence[int], parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
-        self.places, self.parameters, self.owners = places, parameters, owners
+    def __init__(self, indices: Sequence[int], parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
+        self.indices, self.parameters, self.owners = indices, parameters, owners
 
     def of(self, rank: int) -> list[int]:
         """Which of the parameters a rank owns: their indices in the chunk."""
@@ -43,52 +43,52 @@ class Gathering:
 
     def __init__(self, chunk: Chunk, group: Group):
         self.values: dict[int, Callable[[], paddle.Tensor]] = {}
-        self.kept: list[Any] = []  # tasks, and memory that is read until they are done
+        self.pending: list[Any] = []  # tasks, and memory that is read until they are done
         if chunk.exchanges(group.nranks):
             self._exchange(chunk, group)
         else:
-            self._one_by_one(chunk, group)
+            self._broadcast_each(chunk, group)
 
     def wait(self) -> None:
         """The device, not the host, until the owner's own parameters are read."""
-        for task, _ in self.kept:
+        for task, _ in self.pending:
             task.wait()
-        self.kept = []
+        self.pending = []
 
     def _exchange(self, chunk: Chunk, group: Group) -> None:
         me, sizes = group.rank, [chunk.size(rank) for rank in range(group.nranks)]
-        own = [chunk.parameters[index].reshape([-1]) for index in chunk.of(me)]
-        given = paddle.concat(own * (group.nranks - 1))
-        out = paddle.empty([sum(sizes) - sizes[me]], given.dtype)
+        gradient = [chunk.parameters[index].reshape([-1]) for index in chunk.of(me)]
+        gathered = paddle.concat(gradient * (group.nranks - 1))
+        out = paddle.empty([sum(sizes) - sizes[me]], gathered.dtype)
         task = dist.alltoall_single(
             out,
-            given,
+            gathered,
             [0 if rank == me else sizes[me] for rank in range(group.nranks)],
             [0 if rank == me else size for rank, size in enumerate(sizes)],
             group,
             sync_op=False,
         )
-        self.kept.append((task, given))
+        self.pending.append((task, gathered))
         at = 0
         for rank in range(group.nranks):
             for index in chunk.of(rank) if rank != me else []:
                 parameter = chunk.parameters[index]
                 size = int(parameter.size)
-                self.values[chunk.places[index]] = partial(self._part, out, at, size, parameter.shape)
+                self.values[chunk.indices[index]] = partial(self._slice, out, at, size, parameter.shape)
                 at += size
 
-    def _part(self, whole: paddle.Tensor, start: int, size: int, shape: Sequence[int]) -> paddle.Tensor:
+    def _slice(self, full: paddle.Tensor, start: int, size: int, shape: Sequence[int]) -> paddle.Tensor:
         self.wait()  # at the chunk's first value: the copies that were sent go then
-        return whole[start : start + size].view(shape)
+        return full[start : start + size].view(shape)
 
-    def _one_by_one(self, chunk: Chunk, group: Group) -> None:
-        for place, parameter, owner in zip(chunk.places, chunk.parameters, chunk.owners, strict=True):
-            mine = owner == group.rank
-            whole = parameter if mine else paddle.empty(parameter.shape, parameter.dtype)
-            task = dist.broadcast(whole, group.ranks[owner], group, sync_op=False)
-            self.kept.append((task, whole))
-            if not mine:
-                self.values[place] = partial(_whole, task, whole)
+    def _broadcast_each(self, chunk: Chunk, group: Group) -> None:
+        for index, parameter, owner in zip(chunk.indices, chunk.parameters, chunk.owners, strict=True):
+            is_local = owner == group.rank
+            full = parameter if is_local else paddle.empty(parameter.shape, parameter.dtype)
+            task = dist.broadcast(full, group.ranks[owner], group, sync_op=False)
+            self.pending.append((task, full))
+            if not is_local:
+                self.values[index] = partial(_wait, task, full)
 
 
 class Reducing:
@@ -113,15 +113,15 @@ class Reducing:
     def _exchange(self) -> Any:
         chunk, group, me = self._chunk, self._group, self._group.rank
         flat = [gradient.reshape([-1]) for gradient in self._gradients]
-        others = [rank for rank in range(group.nranks) if rank != me]
-        given = [flat[index] for rank in others for index in chunk.of(rank)]
-        self._given = paddle.concat(given) if given else paddle.empty([0], flat[0].dtype)
+        peers = [rank for rank in range(group.nranks) if rank != me]
+        gathered = [flat[index] for rank in peers for index in chunk.of(rank)]
+        self._sent = paddle.concat(gathered) if gathered else paddle.empty([0], flat[0].dtype)
         self._gradients = [self._gradients[index] for index in chunk.of(me)]
         size = chunk.size(me)
-        self._rows = paddle.empty([len(others) * size], self._given.dtype)
+        self._rows = paddle.empty([len(peers) * size], self._sent.dtype)
         return dist.alltoall_single(
             self._rows,
-            self._given,
+            self._sent,
             [0 if rank == me else chunk.size(rank) for rank in range(group.nranks)],
             [0 if rank == me else size for rank in range(group.nranks)],
             group,
@@ -133,28 +133,28 @@ class Reducing:
         order of ranks, whatever else is in the chunk."""
         for task in self._tasks:
             task.wait()
-        places = [self._chunk.places[index] for index in self._chunk.of(self._group.rank)]
+        indices = [self._chunk.indices[index] for index in self._chunk.of(self._group.rank)]
         if self._rows is None:
-            mine = self._chunk.of(self._group.rank)
-            yield from zip(places, (self._gradients[index] for index in mine), strict=True)
+            is_local = self._chunk.of(self._group.rank)
+            yield from zip(indices, (self._gradients[index] for index in is_local), strict=True)
             return
         size, at = self._chunk.size(self._group.rank), 0
-        for place, own in zip(places, self._gradients, strict=True):
+        for index, gradient in zip(indices, self._gradients, strict=True):
             starts = range(at, int(self._rows.size), size)
-            parts = [self._rows[start : start + int(own.size)].view(own.shape) for start in starts]
-            parts.insert(self._group.rank, own)
+            terms = [self._rows[start : start + int(gradient.size)].view(gradient.shape) for start in starts]
+            terms.insert(self._group.rank, gradient)
             if self._rounded:
-                parts = [as_dtype(part, self._wide(place)) for part in parts]
-            total = parts[0] + parts[1]  # of memory of its own: the chunk's goes
-            for part in parts[2:]:
+                terms = [as_dtype(part, self._wide(index)) for part in terms]
+            total = terms[0] + terms[1]  # of memory of its own: the chunk's goes
+            for part in terms[2:]:
                 total.add_(part)
-            yield place, total
-            at += int(own.size)
+            yield index, total
+            at += int(gradient.size)
 
-    def _wide(self, place: int) -> str:
-        return wide(self._chunk.parameters[self._chunk.places.index(place)])
+    def _wide(self, index: int) -> str:
+        return wide(self._chunk.parameters[self._chunk.indices.index(index)])
 
 
-def _whole(task: Any, whole: paddle.Tensor) -> paddle.Tensor:
+def _wait(task: Any, full: paddle.Tensor) -> paddle.Tensor:
     task.wait()
-    return whole
+    return full

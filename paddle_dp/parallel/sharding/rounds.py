@@ -51,15 +51,15 @@ class Rounds:
         flags = np.zeros(self._size + 1, bool)
         flags[list(needed)] = True
         flags[-1] = not done
-        mine = order + np.packbits(flags).tobytes()
-        of_ranks = self._messages.gather(mine, "the choice of the next collectives")
-        if order != NO_ORDER and all(one.startswith(order) for one in of_ranks):
+        is_local = order + np.packbits(flags).tobytes()
+        choices = self._messages.gather(is_local, "the choice of the next collectives")
+        if order != NO_ORDER and all(one.startswith(order) for one in choices):
             return None
-        *wanted, unfinished = np.unpackbits(
-            np.bitwise_or.reduce([np.frombuffer(one, np.uint8, offset=len(NO_ORDER)) for one in of_ranks]),
+        *requested, unfinished = np.unpackbits(
+            np.bitwise_or.reduce([np.frombuffer(one, np.uint8, offset=len(NO_ORDER)) for one in choices]),
             count=flags.size,
         )
-        self._serve(np.flatnonzero(wanted).tolist())
+        self._serve(np.flatnonzero(requested).tolist())
         return not unfinished
 
 
@@ -73,25 +73,25 @@ class OwnerRounds:
         self,
         group: Group,
         parameters: Sequence[paddle.Tensor],
-        mine: Sequence[bool],
+        is_local: Sequence[bool],
         reduce: Callable[[int], None],
-        lend: Callable[[int], None],
+        broadcast: Callable[[int], None],
     ):
-        self._mine, self._reduce, self._lend = mine, reduce, lend
+        self._is_local, self._reduce, self._broadcast = is_local, reduce, broadcast
         self._sizes = [nbytes(parameter) for parameter in parameters]
         self._rounds = Rounds(group, 3 * len(parameters), self._serve)
         self._computed: set[int] = set()  # gradients that this rank has had since the last `finish`
-        self._told: set[int] = set()  # those of all ranks
+        self._announced: set[int] = set()  # those of all ranks
         self._pending: list[int] = []  # this rank's gradients that are to be sent to their owners
         self._pending_bytes = 0  # of all gradients since the last round, also of those that this rank owns
         self._round_bytes = max(self._sizes) // 2
 
-    def gradient(self, place: int) -> None:
+    def gradient(self, index: int) -> None:
         """Queues a gradient unless this rank owns it. A round begins once the gradients of half the largest parameter's
         size are there, so that rounds are few."""
-        if not self._mine[place]:
-            self._pending.append(place)
-        self._pending_bytes += self._sizes[place]
+        if not self._is_local[index]:
+            self._pending.append(index)
+        self._pending_bytes += self._sizes[index]
         if self._pending_bytes >= self._round_bytes:
             self._rounds.begin(self._take_pending())
 
@@ -107,33 +107,33 @@ class OwnerRounds:
         """The same, or no more rounds until `finish` where all ranks offer the same order."""
         return self._rounds.agree(order, [*self._take_pending(), *self._as_values(values)])
 
-    def computed(self, place: int) -> None:
+    def computed(self, index: int) -> None:
         """Notes that this rank has had a gradient, however it is sent."""
-        self._computed.add(place)
+        self._computed.add(index)
 
     def finish(self) -> set[int]:
         """Takes part in rounds until no rank needs another one. Returns which gradients were `computed` on any rank
         since the last time. Collective."""
-        computed = [2 * len(self._sizes) + place for place in self._computed]
+        computed = [2 * len(self._sizes) + index for index in self._computed]
         self._computed = set()
         self._rounds.finish([*self._take_pending(), *computed])
-        told, self._told = self._told, set()
-        return told
+        announced, self._announced = self._announced, set()
+        return announced
 
-    def _as_values(self, places: Iterable[int]) -> list[int]:
-        return [len(self._sizes) + place for place in places]
+    def _as_values(self, indices: Iterable[int]) -> list[int]:
+        return [len(self._sizes) + index for index in indices]
 
     def _take_pending(self) -> list[int]:
         """The pending gradients, which are pending no more."""
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         return pending
 
-    def _serve(self, places: Sequence[int]) -> None:
-        for place in places:
-            kind, place = divmod(place, len(self._sizes))
+    def _serve(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            kind, index = divmod(index, len(self._sizes))
             if kind == 0:
-                self._reduce(place)
+                self._reduce(index)
             elif kind == 2:
-                self._told.add(place)
+                self._announced.add(index)
             else:
-                self._lend(place)
+                self._broadcast(index)

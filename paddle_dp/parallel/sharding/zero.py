@@ -15,15 +15,15 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import SyncBatchNorm, statistics
-from paddle_dp.parallel.exchange.lanes import Lanes
-from paddle_dp.parallel.exchange.push import PushedValues
-from paddle_dp.parallel.exchange.travelling_values import TravellingValues
+from paddle_dp.parallel.exchange.async_param_broadcast import AsyncParamBroadcast
+from paddle_dp.parallel.exchange.lanes import CommGroups
+from paddle_dp.parallel.exchange.push import ParamBroadcast
 from paddle_dp.parallel.given_optimizer import keep, parameters_of
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.memory import states
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sharding.broadcasts import Broadcasts
-from paddle_dp.parallel.sharding.pull import Pull
+from paddle_dp.parallel.sharding.pulled_params import Pull
 from paddle_dp.parallel.sharding.stage3 import Stage3
 from paddle_dp.plan.memory import deal
 
@@ -44,14 +44,14 @@ class Offload:
         if self._on_host:
             return
         for tensor in states(self.optimizer):
-            place = tensor.place
-            self._on_host.append((tensor, tensor.clone() if place.is_cpu_place() else tensor.cpu(), place))
+            index = tensor.place
+            self._on_host.append((tensor, tensor.clone() if index.is_cpu_place() else tensor.cpu(), index))
             tensor._clear_data()
 
     def to_device(self) -> None:
         """Copies the states back to their device; does nothing if they are there already."""
-        for tensor, host, place in self._on_host:
-            (host if place.is_cpu_place() else paddle.to_tensor(host, place=place))._share_buffer_to(tensor)
+        for tensor, host, index in self._on_host:
+            (host if index.is_cpu_place() else paddle.to_tensor(host, place=index))._share_buffer_to(tensor)
         self._on_host.clear()
 
 
@@ -60,7 +60,7 @@ class Zero:
 
     The owner of every trainable parameter, and in stage 3 of every frozen one, is recorded in `placements`; `optimizer`
     then has only this rank's own, of which there may be none. `prefetch`: how many layers' parameters travel ahead in
-    stage 3; `wire`: the dtype in which gradients travel in it, if that is not their own. Collective.
+    stage 3; `comm_dtype`: the dtype in which gradients travel in it, if that is not their own. Collective.
     """
 
     def __init__(  # noqa: PLR0913 - what it takes apart, and four settings of the strategy
@@ -72,10 +72,10 @@ class Zero:
         stage: int,
         offload: bool = False,
         prefetch: int = 1,
-        wire: str | None = None,
+        comm_dtype: str | None = None,
     ):
         self.group, self.stage = hcg.get_sharding_parallel_group(), stage
-        order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+        order = {id(parameter): index for index, parameter in enumerate(model.parameters())}
         trained = sorted(parameters_of(optimizer), key=lambda parameter: order.get(id(parameter), len(order)))
         frozen = _frozen(model) if stage == 3 else []
         if stage == 3 and (empty := [name for name, p in model.named_parameters() if not p.size]):
@@ -91,22 +91,22 @@ class Zero:
         self.parameters = [p for p in model.parameters() if id(p) in self._owner]
         for parameter in self.parameters:
             placements.record(parameter, owner=self.owner(parameter), stored_by_owner=stage == 3)
-        self._places = {id(parameter): place for place, parameter in enumerate(self.parameters)}
-        self._mine = [self.owner(parameter) == self.group.rank for parameter in self.parameters]
+        self._index_of = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        self._is_local = [self.owner(parameter) == self.group.rank for parameter in self.parameters]
         on_hosts = all(map(_is_on_host, self.parameters))
         owners = [self.group.ranks[self.owner(parameter)] for parameter in self.parameters]
-        self._values = PushedValues(self.group, self.parameters, owners) if on_hosts and stage < 3 else None
-        self.lanes: Lanes | None = None
-        self._travelling: TravellingValues | None = None
+        self._values = ParamBroadcast(self.group, self.parameters, owners) if on_hosts and stage < 3 else None
+        self.comm_groups: CommGroups | None = None
+        self._travelling: AsyncParamBroadcast | None = None
         if not on_hosts and stage < 3:
-            self.lanes = Lanes.make(hcg.topology().get_comm_list("sharding"), dist.get_rank())
-            self._travelling = TravellingValues(model, self.parameters, owners, self.lanes)
+            self.comm_groups = CommGroups.make(hcg.topology().get_comm_list("sharding"), dist.get_rank())
+            self._travelling = AsyncParamBroadcast(model, self.parameters, owners, self.comm_groups)
         self.stage3: Stage3 | None = None
         if stage == 3:
             lender = (
-                Pull(self.group, self.parameters, owners, wire)
+                Pull(self.group, self.parameters, owners, comm_dtype)
                 if on_hosts
-                else self._broadcasts(hcg, prefetch, wire)
+                else self._broadcasts(hcg, prefetch, comm_dtype)
             )
             owned_by = [self.owner(parameter) for parameter in self.parameters]
             self.stage3 = Stage3(model, self.parameters, owned_by, self.group, lender, prefetch)
@@ -157,7 +157,7 @@ class Zero:
         if not output.stop_gradient:
             output.register_hook(self._meet)
 
-    def _broadcasts(self, hcg: HCG, prefetch: int, wire: str | None) -> Broadcasts:
+    def _broadcasts(self, hcg: HCG, prefetch: int, comm_dtype: str | None) -> Broadcasts:
         """The lender of an accelerator, with a process group of its own. Collective."""
         fetches: Any = None
         for ranks in hcg.topology().get_comm_list("sharding"):  # all ranks make all groups
@@ -165,7 +165,7 @@ class Zero:
             fetches = group if dist.get_rank() in ranks else fetches
         owners = [self.owner(parameter) for parameter in self.parameters]
         coupled = hcg.get_sep_parallel_world_size() > 1
-        return Broadcasts(self.group, fetches, self.parameters, owners, prefetch, coupled, wire)
+        return Broadcasts(self.group, fetches, self.parameters, owners, prefetch, coupled, comm_dtype)
 
 
 def _frozen(model: nn.Layer) -> list[paddle.Tensor]:

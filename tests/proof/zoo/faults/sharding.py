@@ -18,8 +18,8 @@ def owner_keeps_its_own() -> AbstractContextManager[None]:
 
     def make(add_up: Callable[..., Any]) -> Callable[..., Any]:
         def alone(self: Any, number: int) -> None:
-            own = self._parts[number][self._me]
-            self._parts[number] = {self._me: own * len(self._push.ranks)}
+            own = self._terms[number][self._me]
+            self._terms[number] = {self._me: own * len(self._push.ranks)}
             add_up(self, number)
 
         return alone
@@ -85,7 +85,7 @@ def loan_before_the_update() -> AbstractContextManager[None]:
 
         return begun
 
-    return replaced("paddle_dp.parallel.sharding.pull:Pull._begin", make)
+    return replaced("paddle_dp.parallel.sharding.pulled_params:Pull._begin", make)
 
 
 def norm_of_the_own_part() -> AbstractContextManager[None]:

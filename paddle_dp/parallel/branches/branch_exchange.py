@@ -15,13 +15,13 @@ import paddle.distributed as dist
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.mesh.traffic import traffic
-from paddle_dp.parallel.branches.observed import DOCS
+from paddle_dp.parallel.branches.branch_trace import DOCS
 from paddle_dp.parallel.data_group import Ranks
-from paddle_dp.parallel.exchange.lanes import Lanes
+from paddle_dp.parallel.exchange.lanes import CommGroups
 from paddle_dp.parallel.exchange.memory import nbytes
 
 
-class Form(NamedTuple):
+class TensorSpec(NamedTuple):
     """Of a branch's output; `learns`: it has a gradient."""
 
     shape: tuple[int, ...]
@@ -29,18 +29,18 @@ class Form(NamedTuple):
     learns: bool
 
     @classmethod
-    def of(cls, output: paddle.Tensor) -> Form:
+    def of(cls, output: paddle.Tensor) -> TensorSpec:
         return cls(tuple(output.shape), str(output.dtype).rpartition(".")[2], not output.stop_gradient)
 
 
 def _form_or_flag(value: Any) -> Hashable:
     """Of an input: a tensor's form, a flag itself, of anything else its type."""
     if isinstance(value, paddle.Tensor):
-        return Form.of(value)
+        return TensorSpec.of(value)
     return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 
-class Forms:
+class OutputSpecs:
     """The forms of all outputs of a layer with branches, of which each rank computes some.
 
     They are told from host to host, past the devices, the first time that the layer gets inputs of some shapes; after
@@ -50,24 +50,28 @@ class Forms:
     def __init__(self, ranks: Ranks, name: str):
         self._messages = Messages(ranks.ranks, ranks.rank, "branches")
         self._name = name
-        self._known: dict[Hashable, list[Form]] = {}
+        self._known: dict[Hashable, list[TensorSpec]] = {}
 
-    def of_all(self, own: Mapping[int, paddle.Tensor], inputs: Sequence[Any], training: bool) -> list[Form]:
-        """By branch. `own`: the outputs of this rank's. Collective where these `inputs` are new.
+    def gather(
+        self, local: Mapping[int, paddle.Tensor], inputs: Sequence[Any], training: bool
+    ) -> list[TensorSpec]:
+        """By branch. `local`: the outputs of this rank's. Collective where these `inputs` are new.
 
         Raises UsageError where an own output has another form than for such inputs before.
         """
-        mine = {branch: Form.of(output) for branch, output in own.items()}
+        specs = {branch: TensorSpec.of(output) for branch, output in local.items()}
         autocast = paddle.get_autocast_gpu_dtype() if paddle.is_autocast_enabled() else None
         key = (tuple(map(_form_or_flag, inputs)), training, paddle.is_grad_enabled(), str(autocast))
         if (known := self._known.get(key)) is None:
-            told = json.dumps(mine).encode()
+            message = json.dumps(specs).encode()
             alone = len(self._messages.ranks) == 1
-            rows = [told] if alone else self._messages.gather(told, "the outputs of branches")
+            rows = [message] if alone else self._messages.gather(message, "the outputs of branches")
             forms = {int(branch): form for row in rows for branch, form in json.loads(row).items()}
-            known = [Form(tuple(shape), dtype, learns) for _, (shape, dtype, learns) in sorted(forms.items())]
+            known = [
+                TensorSpec(tuple(shape), dtype, learns) for _, (shape, dtype, learns) in sorted(forms.items())
+            ]
             self._known[key] = known
-        for branch, form in mine.items():
+        for branch, form in specs.items():
             if form[:2] != known[branch][:2]:
                 raise UsageError(
                     f"strategy.branches: branch {branch} of {self._name or 'the model'} gave {form.dtype} "
@@ -82,28 +86,29 @@ class Forms:
         self._known.clear()
 
 
-class Wires:
-    """Collectives of `ranks`; all ranks launch them in one order. `lanes`: groups of the same ranks on an accelerator,
-    so that one rank's outputs travel while another's do; the gloo bridge, which counts by itself, has none."""
+class BranchExchange:
+    """Collectives of `ranks`; all ranks launch them in one order. `comm_groups`: groups of the same ranks on an
+    accelerator, so that one rank's outputs travel while another's do; the gloo bridge, which counts by itself, has
+    none."""
 
-    def __init__(self, ranks: Ranks, lanes: Lanes | None = None):
-        self.ranks, self._lanes = ranks, lanes
+    def __init__(self, ranks: Ranks, comm_groups: CommGroups | None = None):
+        self.ranks, self._comm_groups = ranks, comm_groups
 
     @paddle.no_grad()
     def spread(
-        self, own: Mapping[int, paddle.Tensor], forms: Sequence[Form], owners: Sequence[int]
+        self, local: Mapping[int, paddle.Tensor], forms: Sequence[TensorSpec], owners: Sequence[int]
     ) -> list[paddle.Tensor]:
-        """Every branch's output, of which this rank has its `own`, and the rank with the place `owners[branch]` each.
+        """Every branch's output, of which this rank has its `local`, and the rank with the place `owners[branch]` each.
         Collective."""
         outputs, travelling = [], list[Any]()
         for branch, form in enumerate(forms):
-            output = copied(own[branch]) if branch in own else paddle.empty(form.shape, form.dtype)
+            output = copied(local[branch]) if branch in local else paddle.empty(form.shape, form.dtype)
             outputs.append(output)
             if self.ranks.group is not None:
                 owner = self.ranks.ranks[owners[branch]]
-                group = self.ranks.group if self._lanes is None else self._lanes.of(owner)
+                group = self.ranks.group if self._comm_groups is None else self._comm_groups.group_of(owner)
                 travelling.append(dist.broadcast(output, owner, group=group, sync_op=False))
-                if self._lanes is not None:
+                if self._comm_groups is not None:
                     traffic.reduced(nbytes(output), len(self.ranks.ranks))
         for task in travelling:
             task.wait()
@@ -111,7 +116,7 @@ class Wires:
 
     def sum(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Its sum over the ranks, as a new tensor. Collective."""
-        if self._lanes is not None:
+        if self._comm_groups is not None:
             traffic.all_reduced(nbytes(tensor), len(self.ranks.ranks))
         return self.ranks.sum_tensor(copied(tensor))
 

@@ -21,12 +21,12 @@ from paddle_dp.parallel.exchange.memory import Array, bytes_from, bytes_of, dtyp
 PULL, PUSH, END = range(3)
 # What a worker says: one of these, the global batch, where its share begins in it, what part of it the share is, and of
 # how many of the server's parameters there is a gradient; their places follow, int64, and the gradients.
-SAID = struct.Struct("<qqqdq")
-WHOLE = 1 - 1e-6  # of a global batch: its shares add up to 1, but for rounding
+MESSAGE = struct.Struct("<qqqdq")
+FULL_BATCH = 1 - 1e-6  # of a global batch: its shares add up to 1, but for rounding
 
 
 @dataclass
-class Clocks:
+class StalenessTracker:
     """At which global batch each worker computes, so that none runs away from the slowest that lives (Ho et al. 2013,
     NIPS: stale synchronous parallel).
 
@@ -42,9 +42,9 @@ class Clocks:
     def want(self, rank: int, batch: int) -> list[int]:
         """A worker asks; returns whom to answer now."""
         self._wants[rank] = batch
-        found = self._due()
+        due = self._due()
         self.waits += rank in self._wants
-        return found
+        return due
 
     def leave(self, rank: int) -> list[int]:
         """A worker has computed its share, or is gone; returns whom to answer now."""
@@ -69,8 +69,8 @@ class Clocks:
         return min((at for other, at in self._at.items() if other != rank), default=batch)
 
 
-class Desk:
-    """A server's part of asynchronous training: `parameters` are its own, `places` their numbers in the model.
+class AsyncServer:
+    """A server's part of asynchronous training: `parameters` are its own, `indices` their numbers in the model.
 
     Gradients that come are added up, each by the part of a global batch that its share is, until they are a whole one,
     whosever they are: then `update` is called with them in the parameters' gradients, and pulls get the new values. So
@@ -82,30 +82,30 @@ class Desk:
         self,
         mesh: Mesh,
         parameters: Sequence[paddle.Tensor],
-        places: Sequence[int],
+        indices: Sequence[int],
         staleness: int,
         update: Callable[[], None],
     ):
         self._mesh, self._parameters, self._update = mesh, parameters, update
-        self._at_place = dict(zip(places, range(len(places)), strict=True))
-        self._said: queue.SimpleQueue[tuple[int, bytearray | None]] = queue.SimpleQueue()
-        self.clocks = Clocks(staleness)
+        self._local_index = dict(zip(indices, range(len(indices)), strict=True))
+        self._messages: queue.SimpleQueue[tuple[int, bytearray | None]] = queue.SimpleQueue()
+        self.clocks = StalenessTracker(staleness)
         self._workers, self._gone = set(range(mesh.axes.servers, mesh.ranks)), set[int]()
         self._left: set[int] = set()
         self._sums: dict[int, Array] = {}
-        self._part = 0.0  # of a global batch: what has come since the last whole one
-        self._seen: set[tuple[int, int]] = set()  # shares, in this round
+        self._batch_fraction = 0.0  # of a global batch: what has come since the last whole one
+        self._shares: set[tuple[int, int]] = set()  # shares, in this round
         self._values: memoryview | None = None  # since the last update
         self.updates = 0  # made
         self.oldest = 0  # how many were made at most while a gradient was computed
         self._began: dict[int, int] = {}
-        transport.endpoint().answer(CHANNELS["pushed"], lambda rank, data: self._said.put((rank, data)))
+        transport.endpoint().answer(CHANNELS["pushed"], lambda rank, data: self._messages.put((rank, data)))
         transport.endpoint().notice_silence()
-        transport.endpoint().when_gone("pushed", lambda rank: self._said.put((rank, None)))
+        transport.endpoint().when_gone("pushed", lambda rank: self._messages.put((rank, None)))
 
     def begin(self) -> None:
         """A round begins, whose shares are new."""
-        self._left, self._seen, self._values = set(), set(), None
+        self._left, self._shares, self._values = set(), set(), None
 
     def serve(self) -> Iterator[int]:
         """Serves the workers until all that are not gone have left off; yields the global batch of each share, before
@@ -120,7 +120,7 @@ class Desk:
                     )
                 self._answer(self.clocks.gone(rank))
                 continue
-            kind, batch, first, part, count = SAID.unpack_from(data)
+            kind, batch, first, fraction, count = MESSAGE.unpack_from(data)
             if kind == PULL:
                 self._answer(self.clocks.want(rank, batch))
             elif kind == END:
@@ -128,9 +128,9 @@ class Desk:
             else:
                 yield batch
                 heartbeat.enter("update")
-                if (batch, first) not in self._seen:  # of a rank that is gone another one computes it again
-                    self._seen.add((batch, first))
-                    self._add(rank, data, part, count)
+                if (batch, first) not in self._shares:  # of a rank that is gone another one computes it again
+                    self._shares.add((batch, first))
+                    self._add(rank, data, fraction, count)
                 self._answer(self.clocks.leave(rank))
                 heartbeat.enter("exchange")
 
@@ -138,12 +138,12 @@ class Desk:
         """Makes an update of what is left: shares that nobody has computed are missing."""
         if self._sums:
             self._make_update()
-        self._part = 0.0
+        self._batch_fraction = 0.0
 
     def _next(self) -> tuple[int, bytearray | None]:
         with heartbeat.waiting("gradients of the workers"):
             try:
-                return self._said.get(timeout=Patience.seconds)
+                return self._messages.get(timeout=Patience.seconds)
             except queue.Empty:
                 late = sorted(self._workers - self._left - self._gone)
                 raise LostPeerError(
@@ -160,11 +160,11 @@ class Desk:
             self._began[rank] = self.updates
             transport.endpoint().send(CHANNELS["pulled"], rank, self._values)
 
-    def _add(self, rank: int, data: bytearray, part: float, count: int) -> None:
+    def _add(self, rank: int, data: bytearray, fraction: float, count: int) -> None:
         self.oldest = max(self.oldest, self.updates - self._began.get(rank, self.updates))
-        at = SAID.size + 8 * count
-        for place in np.frombuffer(data, "<i8", count, SAID.size).tolist():
-            number = self._at_place[place]
+        at = MESSAGE.size + 8 * count
+        for index in np.frombuffer(data, "<i8", count, MESSAGE.size).tolist():
+            number = self._local_index[index]
             parameter = self._parameters[number]
             size = nbytes(parameter)
             numbers = numbers_of(memoryview(data)[at : at + size], dtype_of(parameter))
@@ -173,9 +173,9 @@ class Desk:
                 self._sums[number] += numbers
             else:
                 self._sums[number] = numbers
-        self._part += part
-        if self._part >= WHOLE:
-            self._part -= 1.0  # what unequal shares are more than a whole one counts in the next
+        self._batch_fraction += fraction
+        if self._batch_fraction >= FULL_BATCH:
+            self._batch_fraction -= 1.0  # what unequal shares are more than a whole one counts in the next
             self._make_update()
 
     @paddle.no_grad()

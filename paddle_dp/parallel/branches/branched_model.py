@@ -9,10 +9,10 @@ from typing import Any
 from paddle import nn
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.branches.dealt import deal, drop_others, keepers
-from paddle_dp.parallel.branches.join import Join, Turns
-from paddle_dp.parallel.branches.observed import DOCS, Seen, observed, outputs_of
-from paddle_dp.parallel.branches.wires import Wires
+from paddle_dp.parallel.branches.assignment import assign, drop_remote, ranks_of_layers
+from paddle_dp.parallel.branches.branch_exchange import BranchExchange
+from paddle_dp.parallel.branches.branch_forward import BranchForward, CollectiveOrder
+from paddle_dp.parallel.branches.branch_trace import DOCS, BranchTrace, observed, outputs_of
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.precision.amp import cast, read_by
 
@@ -30,49 +30,53 @@ class Branched:
 
 
 def branched(
-    model: nn.Layer, samples: Callable[[], Any] | None, wires: Wires, placements: Placements, compare: bool
+    model: nn.Layer,
+    samples: Callable[[], Any] | None,
+    exchange: BranchExchange,
+    placements: Placements,
+    compare: bool,
 ) -> Branched:
     """Deals the branches of a model, in place. Collective.
 
     Raises UsageError where a table is not what the model does in a forward of `samples()`, and, with `compare`, where
     the outputs are others than before.
     """
-    ranks = wires.ranks
+    ranks = exchange.ranks
     if samples is None:
         raise UsageError("strategy.branches: there are no samples on which to try the tables.")
     inputs = cast(samples(), read_by(model))
-    found, before = observed(model, inputs)
-    spread_over(found, len(ranks.ranks))
-    shared = drop_others(model, found, ranks, placements)
-    turns = Turns(model)
-    joins = [Join(seen, wires, turns) for seen in found]
-    for seen, join in zip(found, joins, strict=True):
-        seen.layer.forward = join
+    traces, before = observed(model, inputs)
+    spread_over(traces, len(ranks.ranks))
+    shared = drop_remote(model, traces, ranks, placements)
+    turns = CollectiveOrder(model)
+    joins = [BranchForward(trace, exchange, turns) for trace in traces]
+    for trace, join in zip(traces, joins, strict=True):
+        trace.layer.forward = join
     after = outputs_of(model, inputs, [])
     for one, other in zip(before, after, strict=True):
-        apart, largest = (float(x.abs().max()) if x.size else 0.0 for x in (other - one, one))
-        if compare and apart > _CLOSE * largest:
+        difference, largest = (float(x.abs().max()) if x.size else 0.0 for x in (other - one, one))
+        if compare and difference > _CLOSE * largest:
             raise UsageError(
                 f"strategy.branches: with its branches on {len(ranks.ranks)} ranks {type(model).__name__} gives "
-                f"outputs that differ by up to {apart:.2g}, of {largest:.2g}: something else than its chains reads or "
-                f"changes what is within a branch ({DOCS})."
+                f"outputs that differ by up to {difference:.2g}, of {largest:.2g}: something else than its chains "
+                f"reads or changes what is within a branch ({DOCS})."
             )
     for join in joins:
         join.forms.forget()
-    own = [layer for layer, having in keepers(found, len(ranks.ranks)) if ranks.place in having]
+    layers = [layer for layer, having in ranks_of_layers(traces, len(ranks.ranks)) if ranks.place in having]
     return Branched(
         shared=tuple(shared),
-        exchanges_back=any(seen.learned for seen in found),
-        layers=frozenset(id(layer) for one in own for layer in one.sublayers(include_self=True)),
+        exchanges_back=any(trace.learned for trace in traces),
+        layers=frozenset(id(layer) for one in layers for layer in one.sublayers(include_self=True)),
     )
 
 
-def spread_over(found: list[Seen], ranks: int) -> None:
+def spread_over(traces: list[BranchTrace], ranks: int) -> None:
     """Gives each branch its owner. Raises UsageError where a rank has none."""
-    for seen in found:
-        seen.owners = deal(seen.work, ranks)
-    if len({owner for seen in found for owner in seen.owners}) < ranks:
-        raise UsageError(too_few([len(seen.chains) for seen in found], ranks))
+    for trace in traces:
+        trace.owners = assign(trace.work, ranks)
+    if len({owner for trace in traces for owner in trace.owners}) < ranks:
+        raise UsageError(too_few([len(trace.chains) for trace in traces], ranks))
 
 
 def too_few(branches: list[int], ranks: int) -> str:

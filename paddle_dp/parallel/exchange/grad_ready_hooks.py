@@ -10,7 +10,7 @@ from typing import Any
 import paddle
 
 
-class Fires:
+class GradReadyHooks:
     """Calls `ready(place, final)` in a backward when the gradient of `parameters[place]` is there; `final`: as often as
     in the round before, after which it is not expected again.
 
@@ -22,31 +22,31 @@ class Fires:
     """
 
     def __init__(self, parameters: Sequence[paddle.Tensor], ready: Callable[[int, bool], None]):
-        self._ready, self._watched = ready, False
-        self._seen: dict[int, int] = {}  # in this round, by place
-        self._before: dict[int, int] = {}
-        for place, parameter in enumerate(parameters):
-            parameter._register_backward_hook(partial(self._fired, place))
+        self._ready, self._enabled = ready, False
+        self._counts: dict[int, int] = {}  # in this round, by place
+        self._expected: dict[int, int] = {}
+        for index, parameter in enumerate(parameters):
+            parameter._register_backward_hook(partial(self._on_gradient, index))
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def enabled(self) -> Iterator[None]:
         """Around a backward whose gradients are exchanged."""
-        self._watched = True
+        self._enabled = True
         try:
             yield
         finally:
-            self._watched = False
+            self._enabled = False
 
     def end(self) -> list[int]:
         """After the backwards of a round: the places that were told of less often than in the round before."""
-        fewer = [place for place, count in self._seen.items() if count < self._before.get(place, 0)]
-        self._before.update(self._seen)
-        self._seen = {}
+        fewer = [index for index, count in self._counts.items() if count < self._expected.get(index, 0)]
+        self._expected.update(self._counts)
+        self._counts = {}
         return fewer
 
-    def _fired(self, place: int, *_: Any) -> None:
-        if self._watched:
-            self._seen[place] = count = self._seen.get(place, 0) + 1
-            expected = self._before.get(place, 0)
+    def _on_gradient(self, index: int, *_: Any) -> None:
+        if self._enabled:
+            self._counts[index] = count = self._counts.get(index, 0) + 1
+            expected = self._expected.get(index, 0)
             if count >= expected:
-                self._ready(place, count == expected)
+                self._ready(index, count == expected)

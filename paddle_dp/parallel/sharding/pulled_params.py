@@ -17,7 +17,7 @@ from paddle_dp.parallel.exchange.memory import bytes_of
 from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
 from paddle_dp.parallel.hcg import Group
-from paddle_dp.parallel.sharding.order import Need, Order
+from paddle_dp.parallel.sharding.prefetch_trace import FetchList, PrefetchTrace
 
 HEADER = struct.Struct("<qq")  # of a loan: which lender of the process, which parameter
 Pass = tuple[int, int]  # the number of the lender in its process, and of the pass in the lender
@@ -39,13 +39,16 @@ class Pull:
         group: Group,
         parameters: Sequence[paddle.Tensor],
         owners: Sequence[int],
-        wire: str | None = None,
+        comm_dtype: str | None = None,
     ):
-        """`owners`: a global rank for each of the parameters. `wire`: the dtype in which gradients travel."""
+        """`owners`: a global rank for each of the parameters. `comm_dtype`: the dtype in which gradients travel."""
         self.id, self.ranks = CHANNELS["lent"], list(group.ranks)
         self.parameters, self._owners, self._me = parameters, owners, group.ranks[group.rank]
         self._reduce = PushReduce(
-            Push("gradients", self.ranks, self._me), parameters, [[owner] for owner in owners], wire=wire
+            Push("gradients", self.ranks, self._me),
+            parameters,
+            [[owner] for owner in owners],
+            comm_dtype=comm_dtype,
         )
         self._expected: defaultdict[int, deque[int]] = defaultdict(deque)  # by owner: what was asked for
         self._arrived: defaultdict[int, deque[bytearray]] = defaultdict(deque)  # by place
@@ -53,9 +56,9 @@ class Pull:
         for rank in self.ranks:
             if rank != self._me:
                 transport.endpoint().connect(rank)
-        self._number = answers.lend(self)
+        self._number = answers.register(self)
 
-    def begin(self, order: Order | None, need: Need) -> bool:
+    def begin(self, order: PrefetchTrace | None, need: FetchList) -> bool:
         self._begin()
         return order is not None
 
@@ -64,43 +67,43 @@ class Pull:
             self._begun = True
             answers.begin_pass(self._number)
 
-    def ask(self, places: Need) -> None:
+    def ask(self, indices: FetchList) -> None:
         by_owner: defaultdict[int, list[int]] = defaultdict(list)
-        for place in places:
-            if self._owners[place] != self._me:
-                by_owner[self._owners[place]].append(place)
-        for owner, asked in by_owner.items():
-            self._expected[owner].extend(asked)
-            answers.ask(owner, asked)
+        for index in indices:
+            if self._owners[index] != self._me:
+                by_owner[self._owners[index]].append(index)
+        for owner, requested in by_owner.items():
+            self._expected[owner].extend(requested)
+            answers.ask(owner, requested)
 
     fetch = ask
 
     @paddle.no_grad()
-    def take(self, place: int) -> paddle.Tensor:
-        if not self._arrived[place]:
-            self._wait(place)
-        data, parameter = self._arrived[place].popleft(), self.parameters[place]
+    def take(self, index: int) -> paddle.Tensor:
+        if not self._arrived[index]:
+            self._wait(index)
+        data, parameter = self._arrived[index].popleft(), self.parameters[index]
         whole = paddle.empty(parameter.shape, parameter.dtype)
         bytes_of(whole)[:] = np.frombuffer(data, np.uint8)
         return whole
 
-    def _wait(self, place: int) -> None:
-        owner, endpoint = self._owners[place], transport.endpoint()
+    def _wait(self, index: int) -> None:
+        owner, endpoint = self._owners[index], transport.endpoint()
         # Counted in a group that the owner never enters: in a wait here, only the owner can be late.
         late = late_ranks.waiting(f"from {owner}", (self._me, owner), f"the parameters of rank {owner}")
         with transport.around(self), late:
-            while not self._arrived[place]:
+            while not self._arrived[index]:
                 number, came = HEADER.unpack(endpoint.receive(self.id, owner))
                 data = endpoint.receive(self.id, owner)
                 if number == self._number:  # else of a lender that was given up in the midst of a pass
                     assert came == self._expected[owner].popleft()
                     self._arrived[came].append(data)
 
-    def gradient(self, place: int, follows: bool) -> None:
-        self._reduce.send(place)
+    def gradient(self, index: int, follows: bool) -> None:
+        self._reduce.send(index)
         self._reduce.take()
 
-    def leave(self, order: Order, asked: int, gradients: int, midway: bool) -> None:
+    def abandon(self, order: PrefetchTrace, requested: int, gradients: int, midway: bool) -> None:
         """Nothing: no other rank knows this rank's order."""
 
     def finish(self) -> None:
@@ -124,13 +127,13 @@ class Answers:
         self._lender: weakref.ReferenceType[Pull] | None = None
         self._waiting: list[tuple[int, Pass, list[int]]] = []
 
-    def lend(self, lender: Pull) -> int:
+    def register(self, provider: Pull) -> int:
         """From now on its parameters are asked for; the number of this lender, the same on all its ranks: every rank
         makes its lenders in the same order."""
         with self._lock:
-            self._pass, self._lender = (self._pass[0] + 1, 0), weakref.ref(lender)
+            self._pass, self._lender = (self._pass[0] + 1, 0), weakref.ref(provider)
             number = self._pass[0]
-        transport.endpoint().answer(CHANNELS["asked"], self._asked)
+        transport.endpoint().answer(CHANNELS["asked"], self._on_request)
         return number
 
     def begin_pass(self, number: int) -> None:
@@ -139,30 +142,30 @@ class Answers:
             self._pass = number, self._pass[1] + 1
             due = [one for one in self._waiting if one[1] <= self._pass]
             self._waiting = [one for one in self._waiting if one[1] > self._pass]
-            for rank, _, places in due:
-                self._send(rank, places)
+            for rank, _, indices in due:
+                self._send(rank, indices)
 
-    def ask(self, owner: int, places: Sequence[int]) -> None:
+    def ask(self, owner: int, indices: Sequence[int]) -> None:
         """Asks for parameters in the pass of this rank."""
-        question = np.array([*self._pass, *places], "<i8")
+        question = np.array([*self._pass, *indices], "<i8")
         transport.endpoint().ask(CHANNELS["asked"], owner, question.view(np.uint8).data)
 
-    def _asked(self, rank: int, data: bytearray) -> None:
-        number, count, *places = np.frombuffer(data, "<i8").tolist()
+    def _on_request(self, rank: int, data: bytearray) -> None:
+        number, count, *indices = np.frombuffer(data, "<i8").tolist()
         with self._lock:
             if (number, count) > self._pass:
-                self._waiting.append((rank, (number, count), places))
+                self._waiting.append((rank, (number, count), indices))
             else:
-                self._send(rank, places)
+                self._send(rank, indices)
 
-    def _send(self, rank: int, places: Sequence[int]) -> None:
+    def _send(self, rank: int, indices: Sequence[int]) -> None:
         """Without a copy: until all ranks have ended the pass, nobody changes a parameter."""
-        endpoint, lender = transport.endpoint(), self._lender() if self._lender else None
-        if lender is None:
+        endpoint, provider = transport.endpoint(), self._lender() if self._lender else None
+        if provider is None:
             return  # its training was given up
-        for place in places:
-            endpoint.send(CHANNELS["lent"], rank, memoryview(HEADER.pack(self._pass[0], place)))
-            endpoint.send(CHANNELS["lent"], rank, bytes_of(lender.parameters[place]).data)
+        for index in indices:
+            endpoint.send(CHANNELS["lent"], rank, memoryview(HEADER.pack(self._pass[0], index)))
+            endpoint.send(CHANNELS["lent"], rank, bytes_of(provider.parameters[index]).data)
 
 
 answers = Answers()

@@ -9,12 +9,12 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.parallel.branches.observed import DOCS, Seen, holder
+from paddle_dp.parallel.branches.branch_trace import DOCS, BranchTrace, holder
 from paddle_dp.parallel.data_group import Ranks
 from paddle_dp.parallel.placement import Placements
 
 
-def deal(work: Sequence[float], ranks: int) -> list[int]:
+def assign(work: Sequence[float], ranks: int) -> list[int]:
     """The rank of each branch: the largest first, each to the rank with the least work so far."""
     loads, owners = [0.0] * ranks, [0] * len(work)
     for branch in sorted(range(len(work)), key=lambda b: (-work[b], b)):
@@ -30,10 +30,12 @@ class AbsentLayer(nn.Layer):
         raise RuntimeError("this layer is of a branch that another rank computes")
 
 
-def drop_others(model: nn.Layer, found: Sequence[Seen], ranks: Ranks, placements: Placements) -> list[str]:
+def drop_remote(
+    model: nn.Layer, traces: Sequence[BranchTrace], ranks: Ranks, placements: Placements
+) -> list[str]:
     """Replaces the layers of others' branches, and records where each weight and buffer is. Returns the names of
     weights that branches of several ranks share."""
-    having = keepers(found, len(ranks.ranks))
+    having = ranks_of_layers(traces, len(ranks.ranks))
     _refuse_entangled(model, having)
     names = {id(p): name for name, p in model.named_parameters()}
     shared = set()
@@ -44,24 +46,24 @@ def drop_others(model: nn.Layer, found: Sequence[Seen], ranks: Ranks, placements
             if len(ranks_with_it) > 1 and not tensor.stop_gradient:
                 shared.add(names[id(tensor)])
     elsewhere = {id(layer) for layer, ranks_with_it in having if ranks.place not in ranks_with_it}
-    for seen in found:
-        for parent, key in (holder(seen.layer, word) for chain in seen.chains for word in chain):
+    for trace in traces:
+        for parent, key in (holder(trace.layer, path) for chain in trace.chains for path in chain):
             if id(parent._sub_layers[key]) in elsewhere:
                 parent._sub_layers[key] = AbsentLayer()
     return sorted(shared)
 
 
-def keepers(found: Sequence[Seen], ranks: int) -> list[tuple[nn.Layer, set[int]]]:
+def ranks_of_layers(traces: Sequence[BranchTrace], ranks: int) -> list[tuple[nn.Layer, set[int]]]:
     """The layers of branches, each with the ranks of the group that keep it: that of its branch; all, where branches of
     several ranks share it, so that its gradients are added up among all."""
-    of_layer: dict[int, tuple[nn.Layer, set[int]]] = {}
-    for seen in found:
-        for chain, owner in zip(seen.chains, seen.owners, strict=True):
-            for word in chain:
-                parent, key = holder(seen.layer, word)
+    by_layer: dict[int, tuple[nn.Layer, set[int]]] = {}
+    for trace in traces:
+        for chain, owner in zip(trace.chains, trace.owners, strict=True):
+            for path in chain:
+                parent, key = holder(trace.layer, path)
                 layer = parent._sub_layers[key]
-                of_layer.setdefault(id(layer), (layer, set()))[1].add(owner)
-    return [(layer, owners if len(owners) == 1 else set(range(ranks))) for layer, owners in of_layer.values()]
+                by_layer.setdefault(id(layer), (layer, set()))[1].add(owner)
+    return [(layer, owners if len(owners) == 1 else set(range(ranks))) for layer, owners in by_layer.values()]
 
 
 def _refuse_entangled(model: nn.Layer, layers: Sequence[tuple[nn.Layer, set[int]]]) -> None:
@@ -69,10 +71,10 @@ def _refuse_entangled(model: nn.Layer, layers: Sequence[tuple[nn.Layer, set[int]
     BatchNorm of several ranks."""
     names = {id(p): name for name, p in model.named_parameters()}
     outside = _without(model, [layer for layer, _ in layers])
-    seen: dict[int, set[int]] = {}
+    trace: dict[int, set[int]] = {}
     for layer, owners in layers:
         for tensor in [*layer.parameters(), *layer.buffers()]:
-            if id(tensor) in outside or seen.setdefault(id(tensor), owners) != owners:
+            if id(tensor) in outside or trace.setdefault(id(tensor), owners) != owners:
                 raise UsageError(
                     f"strategy.branches: {names.get(id(tensor), 'a buffer')} is in a branch and also elsewhere, so its "
                     f"gradient would come from both: leave that branch out of the table ({DOCS})."

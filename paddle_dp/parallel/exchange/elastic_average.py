@@ -15,7 +15,7 @@ from paddle_dp.parallel.exchange.memory import Array
 ROUND = struct.Struct("<q")
 
 
-class Elastic:
+class ElasticAverage:
     """The center x̃ of the ranks' weights x, cut among the global `ranks`, each of which keeps one piece of it.
 
     A rank sends x, and gets back α (x - x̃), which it takes away from what its weights are by then; x̃ has gained it
@@ -26,16 +26,16 @@ class Elastic:
 
     def __init__(self, ranks: Sequence[int], rank: int, size: int, rate: float):
         self.ranks, self.rank, self.rate = list(ranks), rank, rate
-        self.others = [other for other in self.ranks if other != rank]
-        bounds = [size * place // len(self.ranks) for place in range(len(self.ranks) + 1)]
-        self._slices = {r: slice(*bounds[place : place + 2]) for place, r in enumerate(self.ranks)}
+        self.peers = [other for other in self.ranks if other != rank]
+        bounds = [size * index // len(self.ranks) for index in range(len(self.ranks) + 1)]
+        self._slices = {r: slice(*bounds[index : index + 2]) for index, r in enumerate(self.ranks)}
         self._lock = threading.Lock()
         self._round = 0
         self._center: Array = np.empty(0)
         self._early: list[tuple[int, int, bytearray]] = []  # rank, round and message
         self._pulled: Array | None = None  # of the own piece, of the exchange under way
-        if self.others:
-            transport.endpoint().answer(CHANNELS["elastic"], self._asked)
+        if self.peers:
+            transport.endpoint().answer(CHANNELS["elastic"], self._on_request)
 
     def begin(self, weights: Array) -> None:
         """A round: the center is where all ranks are. Call it on every rank with the same weights [size]."""
@@ -52,7 +52,7 @@ class Elastic:
 
     def send(self, weights: Array) -> None:
         """Begins an exchange of this rank's weights [size], which must not be changed until it has been taken."""
-        for other in self.others:
+        for other in self.peers:
             piece = weights[self._slices[other]]
             header = memoryview(ROUND.pack(self._round))
             transport.endpoint().send(CHANNELS["elastic"], other, header, piece.view(np.uint8).data)
@@ -61,25 +61,25 @@ class Elastic:
 
     def has_arrived(self) -> bool:
         """Whether `take` would return at once."""
-        return all(transport.endpoint().arrived(CHANNELS["center"], other) for other in self.others)
+        return all(transport.endpoint().arrived(CHANNELS["center"], other) for other in self.peers)
 
     def take(self) -> Array:
         """α (x - x̃) [size] of the exchange under way; waits for it. Raises LostPeerError where a keeper is gone."""
         pulled = self._pulled
         assert pulled is not None, "an exchange was begun"
-        found = {self.rank: pulled}
-        for other in self.others:
+        weights = {self.rank: pulled}
+        for other in self.peers:
             data = transport.endpoint().receive(CHANNELS["center"], other)
-            found[other] = np.frombuffer(data, pulled.dtype)
+            weights[other] = np.frombuffer(data, pulled.dtype)
         self._pulled = None
-        return np.concatenate([found[rank] for rank in self.ranks])
+        return np.concatenate([weights[rank] for rank in self.ranks])
 
     def _pull(self, weights: Array) -> Array:
         difference = (weights - self._center) * weights.dtype.type(self.rate)
         self._center += difference
         return difference
 
-    def _asked(self, rank: int, data: bytearray) -> None:
+    def _on_request(self, rank: int, data: bytearray) -> None:
         (number,) = ROUND.unpack_from(data)
         with self._lock:
             if number > self._round:  # this rank is still in the meeting before

@@ -19,7 +19,7 @@ from paddle_dp.parallel.gathered_samples import GatheredSamples
 HUB = 0  # the rank of server 0
 
 
-class AmongWorkers:
+class HostGroup:
     """The workers of a mesh, as the ranks over which a layer gathers and sums (`data_group.Among`)."""
 
     def __init__(self, mesh: Mesh):
@@ -46,11 +46,11 @@ class SamplesOfWorkers(GatheredSamples):
 
     def __init__(self, mesh: Mesh):
         # A server has none, and no loss.
-        super().__init__(range(mesh.ranks), mesh.rank, AmongWorkers(mesh))
-        self.place = mesh.dp_rank
+        super().__init__(range(mesh.ranks), mesh.rank, HostGroup(mesh))
+        self.index = mesh.dp_rank
 
-    def _sizes(self, mine: int) -> list[int]:
-        return [int(size.item()) for size in self.among.gather_tensor(paddle.to_tensor([mine], "int64"))]
+    def _sizes(self, count: int) -> list[int]:
+        return [int(size.item()) for size in self.among.gather_tensor(paddle.to_tensor([count], "int64"))]
 
 
 class PassedOn:

@@ -10,53 +10,59 @@ import paddle.distributed as dist
 from paddle import nn
 
 from paddle_dp.mesh.traffic import traffic
-from paddle_dp.parallel.exchange.lanes import Lanes
+from paddle_dp.parallel.exchange.lanes import CommGroups
 from paddle_dp.parallel.exchange.memory import nbytes
 
 
-class TravellingValues:
+class AsyncParamBroadcast:
     """Broadcasts parameters from their owners in the order in which the model has them, mostly that of forward.
 
     Between `share` and the next use a parameter is on its way. Who reads one by its layer waits for it: each layer's
-    own parameters are in a `Door`. So a forward begins with the first layers while the values of the last ones travel.
-    Who has kept a parameter elsewhere must `settle` first. A wait is the device's, the host goes on.
+    own parameters are in a `WaitingTable`. So a forward begins with the first layers while the values of the last ones
+    travel. Who has kept a parameter elsewhere must `settle` first. A wait is the device's, the host goes on.
 
     `begin` is called before each update's forward. It waits for what the forward before did not read by its layer, and
     for what a layer keeps outside of its parameters, as recurrent layers keep their weights in a list.
     """
 
     def __init__(
-        self, model: nn.Layer, parameters: Sequence[paddle.Tensor], owners: Sequence[int], lanes: Lanes
+        self,
+        model: nn.Layer,
+        parameters: Sequence[paddle.Tensor],
+        owners: Sequence[int],
+        comm_groups: CommGroups,
     ):
         """`owners`: a global rank for each of the parameters."""
-        self._weights, self._owners, self._lanes = parameters, owners, lanes
-        self._ranks = len(lanes.groups[0].ranks)
+        self._weights, self._owners, self._comm_groups = parameters, owners, comm_groups
+        self._ranks = len(comm_groups.groups[0].ranks)
         self._tasks: dict[int, Any] = {}  # by place: of what is on its way
         self._read: set[int] = set()  # between the last `begin` and `share`, by their layers
         self._noting = False
-        places = {id(parameter): place for place, parameter in enumerate(parameters)}
-        self._kept = {places[id(t)] for t in _kept_elsewhere(model) if id(t) in places}
+        indices = {id(parameter): index for index, parameter in enumerate(parameters)}
+        self._held_elsewhere = {indices[id(t)] for t in _tensors_held_elsewhere(model) if id(t) in indices}
         for layer in model.sublayers(include_self=True):
-            own = {name: places[id(p)] for name, p in layer._parameters.items() if id(p) in places}
+            own = {name: indices[id(p)] for name, p in layer._parameters.items() if id(p) in indices}
             if own:
                 # Not by __setattr__, which would take the table for a setting of the layer.
-                layer.__dict__["_parameters"] = Door(layer._parameters, own, self.wait)
+                layer.__dict__["_parameters"] = WaitingTable(layer._parameters, own, self.wait)
 
     @paddle.no_grad()
     def share(self) -> None:
         """Begins to send this rank's own parameters to all others, and to take theirs. Collective."""
         self.settle()
         self._noting = False
-        for place, (parameter, owner) in enumerate(zip(self._weights, self._owners, strict=True)):
+        for index, (parameter, owner) in enumerate(zip(self._weights, self._owners, strict=True)):
             traffic.reduced(nbytes(parameter), self._ranks)
-            self._tasks[place] = dist.broadcast(parameter, owner, self._lanes.of(owner), sync_op=False)
+            self._tasks[index] = dist.broadcast(
+                parameter, owner, self._comm_groups.group_of(owner), sync_op=False
+            )
 
-    def wait(self, places: Iterable[int]) -> None:
+    def wait(self, indices: Iterable[int]) -> None:
         """Until these have their new values."""
-        for place in places:
+        for index in indices:
             if self._noting:
-                self._read.add(place)
-            task = self._tasks.pop(place, None)
+                self._read.add(index)
+            task = self._tasks.pop(index, None)
             if task is not None:
                 task.wait()
 
@@ -68,33 +74,33 @@ class TravellingValues:
 
     def begin(self) -> None:
         """Before an update's forward."""
-        read, self._read, self._noting = self._read - self._kept, set(), True
-        for place in [place for place in self._tasks if place not in read]:
-            self._tasks.pop(place).wait()
+        read, self._read, self._noting = self._read - self._held_elsewhere, set(), True
+        for index in [index for index in self._tasks if index not in read]:
+            self._tasks.pop(index).wait()
 
 
-class Door(dict[str, Any]):
+class WaitingTable(dict[str, Any]):
     """A layer's table of parameters, by their names, that calls `wait` with the places of those that are read."""
 
-    def __init__(self, table: dict[str, Any], places: dict[str, int], wait: Callable[[Iterable[int]], None]):
+    def __init__(self, table: dict[str, Any], indices: dict[str, int], wait: Callable[[Iterable[int]], None]):
         super().__init__(table)
-        self._places, self._wait = places, wait
+        self._index_of, self._wait = indices, wait
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._places:
-            self._wait((self._places[name],))
+        if name in self._index_of:
+            self._wait((self._index_of[name],))
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        self._wait([place for own, place in self._places.items() if own == name])
+        self._wait([index for own, index in self._index_of.items() if own == name])
         return super().get(name, default)
 
     def items(self) -> Any:
-        self._wait(self._places.values())
+        self._wait(self._index_of.values())
         return super().items()
 
     def values(self) -> Any:
-        self._wait(self._places.values())
+        self._wait(self._index_of.values())
         return super().values()
 
     def copy(self) -> dict[str, Any]:
@@ -104,7 +110,7 @@ class Door(dict[str, Any]):
         return dict, (self.copy(),)  # a copied or saved layer waits for nothing
 
 
-def _kept_elsewhere(model: nn.Layer) -> Iterator[paddle.Tensor]:
+def _tensors_held_elsewhere(model: nn.Layer) -> Iterator[paddle.Tensor]:
     """Tensors that layers keep in attributes, and in lists, tuples and dictionaries there."""
     for layer in model.sublayers(include_self=True):
         for name, value in vars(layer).items():
@@ -116,8 +122,8 @@ def _tensors_in(value: Any) -> Iterator[paddle.Tensor]:
     if isinstance(value, paddle.Tensor):
         yield value
     elif isinstance(value, list | tuple | set):
-        for one in value:
-            yield from _tensors_in(one)
-    elif isinstance(value, dict) and not isinstance(value, Door):
-        for one in value.values():
-            yield from _tensors_in(one)
+        for item in value:
+            yield from _tensors_in(item)
+    elif isinstance(value, dict) and not isinstance(value, WaitingTable):
+        for item in value.values():
+            yield from _tensors_in(item)

@@ -11,13 +11,13 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from paddle_dp.parallel.branches.observed import Chain, Seen, holder, in_order
-from paddle_dp.parallel.branches.wires import Forms, Wires
+from paddle_dp.parallel.branches.branch_exchange import BranchExchange, OutputSpecs
+from paddle_dp.parallel.branches.branch_trace import BranchTrace, Chain, holder, in_order
 
 Learned = Mapping[int, paddle.Tensor]  # by the place among a layer's inputs: those that have a gradient
 
 
-class Turns:
+class CollectiveOrder:
     """One order of the joins of a model on all ranks, in backward too.
 
     Ranks compute different branches, so that backward, which goes on with what is ready first, could come to two joins
@@ -45,8 +45,8 @@ class _Fork(PyLayer):
     """The inputs of a layer with branches; each rank's branches add to their gradients, which are summed."""
 
     @staticmethod
-    def forward(ctx: Any, wires: Wires, token: paddle.Tensor, *inputs: paddle.Tensor) -> Any:
-        ctx.wires = wires
+    def forward(ctx: Any, exchange: BranchExchange, token: paddle.Tensor, *inputs: paddle.Tensor) -> Any:
+        ctx.wires = exchange
         return tuple(x.clone() for x in (token, *inputs))
 
     @staticmethod
@@ -60,11 +60,11 @@ class _Meet(PyLayer):
 
     @staticmethod
     def forward(
-        ctx: Any, outputs: Iterator[paddle.Tensor], own: Sequence[int], *tensors: paddle.Tensor
+        ctx: Any, outputs: Iterator[paddle.Tensor], local: Sequence[int], *tensors: paddle.Tensor
     ) -> Any:
         """`outputs`: in no list, which Paddle would take for inputs. `tensors`: the token, what this rank's branches
-        `own` gave that has a gradient, and its anchors."""
-        ctx.own, ctx.anchors = list(own), tensors[1 + len(own) :]
+        `local` gave that has a gradient, and its anchors."""
+        ctx.own, ctx.anchors = list(local), tensors[1 + len(local) :]
         return (tensors[0].clone(), *outputs)
 
     @staticmethod
@@ -72,7 +72,7 @@ class _Meet(PyLayer):
         return (token, *(grads[branch] for branch in ctx.own), *(paddle.zeros_like(x) for x in ctx.anchors))
 
 
-class _Given(nn.Layer):
+class _Replay(nn.Layer):
     """Stands for a layer of a chain in the layer's own forward: gives what it gets, or what a branch gave."""
 
     def __init__(self, answers: Sequence[paddle.Tensor | None]):
@@ -84,55 +84,55 @@ class _Given(nn.Layer):
         return x if answer is None else answer
 
 
-class Join:
-    """The forward of a layer with branches. Collective over the ranks of `wires`.
+class BranchForward:
+    """The forward of a layer with branches. Collective over the ranks of `exchange`.
 
     What has a gradient is the same on all of them, also where a rank has no branch of the layer, or a frozen one.
     """
 
-    def __init__(self, seen: Seen, wires: Wires, turns: Turns):
-        self._seen, self._wires, self._turns, self._forward = seen, wires, turns, seen.layer.forward
-        self._own = [branch for branch, owner in enumerate(seen.owners) if owner == wires.ranks.place]
-        self.forms = Forms(wires.ranks, seen.name)
+    def __init__(self, trace: BranchTrace, exchange: BranchExchange, turns: CollectiveOrder):
+        self._trace, self._exchange, self._turns, self._forward = trace, exchange, turns, trace.layer.forward
+        self._local = [branch for branch, owner in enumerate(trace.owners) if owner == exchange.ranks.place]
+        self.forms = OutputSpecs(exchange.ranks, trace.name)
         self.__signature__ = signature(self._forward)  # a batch is given as the layer's own forward takes it
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
-        seen, inputs = self._seen, in_order(positional, named)
+        trace, inputs = self._trace, in_order(positional, named)
         learned: Learned = {}
         if paddle.is_grad_enabled():
             tensors = {place: x for place, x in enumerate(inputs) if isinstance(x, paddle.Tensor)}
             learned = self._forked({place: x for place, x in tensors.items() if not x.stop_gradient})
-        own = {
+        local = {
             branch: self._run(
-                seen.chains[branch], learned.get(seen.sources[branch], inputs[seen.sources[branch]])
+                trace.chains[branch], learned.get(trace.sources[branch], inputs[trace.sources[branch]])
             )
-            for branch in self._own
+            for branch in self._local
         }
-        return self._rest(positional, named, self._met(own, inputs, learned))
+        return self._rest(positional, named, self._met(local, inputs, learned))
 
     def _forked(self, learned: Learned) -> Learned:
         if not learned:
             return {}
-        self._turns.token, *forked = _Fork.apply(self._wires, self._turns.take(), *learned.values())
+        self._turns.token, *forked = _Fork.apply(self._exchange, self._turns.take(), *learned.values())
         return dict(zip(learned, forked, strict=True))
 
     def _run(self, chain: Chain, x: paddle.Tensor) -> paddle.Tensor:
-        for word in chain:
-            parent, key = holder(self._seen.layer, word)
+        for path in chain:
+            parent, key = holder(self._trace.layer, path)
             x = parent._sub_layers[key](x)
         return x
 
     def _met(
-        self, own: Mapping[int, paddle.Tensor], inputs: Sequence[Any], learned: Learned
+        self, local: Mapping[int, paddle.Tensor], inputs: Sequence[Any], learned: Learned
     ) -> list[paddle.Tensor]:
         """Every branch's output."""
-        forms = self.forms.of_all(own, inputs, self._seen.layer.training)
-        outputs = self._wires.spread(own, forms, self._seen.owners)
+        forms = self.forms.gather(local, inputs, self._trace.layer.training)
+        outputs = self._exchange.spread(local, forms, self._trace.owners)
         if not paddle.is_grad_enabled() or not any(form.learns for form in forms):
             return outputs
-        mine = {branch: x for branch, x in own.items() if not x.stop_gradient}
+        learning = {branch: x for branch, x in local.items() if not x.stop_gradient}
         self._turns.token, *outputs = _Meet.apply(
-            iter(outputs), list(mine), self._turns.take(), *mine.values(), *learned.values()
+            iter(outputs), list(learning), self._turns.take(), *learning.values(), *learned.values()
         )
         return [x if form.learns else x.detach() for x, form in zip(outputs, forms, strict=True)]
 
@@ -141,14 +141,14 @@ class Join:
     ) -> Any:
         """The layer's own forward, in which the calls of its chains' layers give these results."""
         answers: dict[str, list[paddle.Tensor | None]] = {}
-        for word, branch in self._seen.calls:
-            answers.setdefault(word, []).append(None if branch is None else results[branch])
+        for path, branch in self._trace.calls:
+            answers.setdefault(path, []).append(None if branch is None else results[branch])
         before = []
         try:
-            for word, given in answers.items():
-                parent, key = holder(self._seen.layer, word)
+            for path, results_of in answers.items():
+                parent, key = holder(self._trace.layer, path)
                 before.append((parent, key, parent._sub_layers[key]))
-                parent._sub_layers[key] = _Given(given)
+                parent._sub_layers[key] = _Replay(results_of)
             return self._forward(*positional, **named)
         finally:
             for parent, key, layer in before:

@@ -10,24 +10,25 @@ from itertools import takewhile
 
 from paddle_dp.plan.sharded import chunks
 
-Need = tuple[int, ...]
+FetchList = tuple[int, ...]
 """The places of the parameters that a layer needs and that are not gathered yet."""
 
 
 @dataclass(frozen=True)
-class Order:
+class PrefetchTrace:
     """What a pass (forward and backward, or a forward alone) needed, in its order, and what of it has to travel.
 
     `needs` of the layers; `travels`, what of each is not here any more; `chunks`, the number of the chunk in which it
-    travels, with others; `kept`: pairs (need, place) of parameters that stay from this need to their next one, which
-    comes so soon that they would be fetched at once. `gradients` in their order, and the chunks in which they travel.
+    travels, with others; `retained`: pairs (need, place) of parameters that stay from this need to their next one,
+    which comes so soon that they would be fetched at once. `gradients` in their order, and the chunks in which they
+    travel.
     """
 
-    needs: tuple[Need, ...]
+    needs: tuple[FetchList, ...]
     gradients: tuple[int, ...]
-    travels: tuple[Need, ...]
+    travels: tuple[FetchList, ...]
     chunks: tuple[int, ...]
-    kept: frozenset[tuple[int, int]]
+    retained: frozenset[tuple[int, int]]
     gradient_chunks: tuple[int, ...] = ()
 
     def chunk(self, number: int) -> Iterator[int]:
@@ -36,10 +37,10 @@ class Order:
             lambda each: self.chunks[each] == self.chunks[number], range(number, len(self.chunks))
         )
 
-    def until(self, number: int, ahead: int) -> int:
-        """How many needs, from the first one on, are asked for when need `number` begins and `ahead` chunks shall be
+    def until(self, number: int, prefetch: int) -> int:
+        """How many needs, from the first one on, are asked for when need `number` begins and `prefetch` chunks shall be
         under way."""
-        return bisect_right(self.chunks, self.chunks[number] + ahead)
+        return bisect_right(self.chunks, self.chunks[number] + prefetch)
 
     def digest(self) -> bytes:
         """The same 8 bytes for the same order."""
@@ -48,52 +49,52 @@ class Order:
 
 
 @dataclass
-class Diary:
+class TraceRecorder:
     """Writes down what one pass needs."""
 
-    needs: list[Need] = field(default_factory=list)
+    needs: list[FetchList] = field(default_factory=list)
     gradients: list[int] = field(default_factory=list)
     _last: dict[int, int] = field(default_factory=dict)  # by place: its last need
     # (need, place): needs seen until then.
     _released: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def need(self, need: Need) -> None:
-        for place in need:
-            self._last[place] = len(self.needs)
+    def need(self, need: FetchList) -> None:
+        for index in need:
+            self._last[index] = len(self.needs)
         self.needs.append(need)
 
-    def release(self, place: int) -> None:
+    def release(self, index: int) -> None:
         """After the last use of a parameter, until it is needed again."""
-        if place in self._last:  # else it was needed before this pass began
-            self._released[self._last[place], place] = len(self.needs)
+        if index in self._last:  # else it was needed before this pass began
+            self._released[self._last[index], index] = len(self.needs)
 
-    def gradient(self, place: int) -> None:
-        self.gradients.append(place)
+    def gradient(self, index: int) -> None:
+        self.gradients.append(index)
 
-    def order(self, loads: Sequence[Sequence[int]], ahead: int) -> Order:
-        """The order, with `ahead` chunks under way besides the one at work. `loads`: of each parameter the bytes at
+    def order(self, loads: Sequence[Sequence[int]], prefetch: int) -> PrefetchTrace:
+        """The order, with `prefetch` chunks under way besides the one at work. `loads`: of each parameter the bytes at
         each owner, which are 0 but for one."""
         by_need = [[sum(column) for column in zip(*(loads[p] for p in n), strict=True)] for n in self.needs]
-        numbers = chunks(by_need) if ahead else list(range(len(by_need)))
+        numbers = chunks(by_need) if prefetch else list(range(len(by_need)))
         last: dict[int, int] = {}
-        kept, travels = set(), []
+        retained, travels = set(), []
         for number, need in enumerate(self.needs):
             away = []
-            for place in need:
-                before = last.get(place)
-                released = None if before is None else self._released.get((before, place))
+            for index in need:
+                before = last.get(index)
+                released = None if before is None else self._released.get((before, index))
                 # When the next layer begins after a release, everything up to this chunk is asked for.
-                if released is not None and numbers[number] <= numbers[released] + ahead:
-                    kept.add((before, place))
+                if released is not None and numbers[number] <= numbers[released] + prefetch:
+                    retained.add((before, index))
                 else:
-                    away.append(place)
-                last[place] = number
+                    away.append(index)
+                last[index] = number
             travels.append(tuple(away))
-        return Order(
+        return PrefetchTrace(
             needs=tuple(self.needs),
             gradients=tuple(self.gradients),
             travels=tuple(travels),
             chunks=tuple(numbers),
-            kept=frozenset((n, place) for n, place in kept if n is not None),
-            gradient_chunks=tuple(chunks([loads[place] for place in self.gradients])),
+            retained=frozenset((n, index) for n, index in retained if n is not None),
+            gradient_chunks=tuple(chunks([loads[index] for index in self.gradients])),
         )

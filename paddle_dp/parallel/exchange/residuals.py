@@ -17,21 +17,21 @@ from paddle_dp.parallel.beside import SavedBeside
 Tensors = dict[str, paddle.Tensor]
 
 
-def errors_of(memory: ErrorMemory, names: Sequence[str]) -> Tensors:
+def residuals_of(memory: Residuals, names: Sequence[str]) -> Tensors:
     """This rank's errors; `names` are those of the memory's places."""
-    return {f"error/{name}": memory.saved(place) for place, name in enumerate(names)}
+    return {f"error/{name}": memory.saved(index) for index, name in enumerate(names)}
 
 
 def factors_of(factors: Mapping[int, paddle.Tensor], names: Sequence[str]) -> Tensors:
     """The factors Q, the same on every rank."""
-    return {_factor(names[place], factor): factor for place, factor in factors.items()}
+    return {_factor(names[index], factor): factor for index, factor in factors.items()}
 
 
-def restore_errors(memory: ErrorMemory, names: Sequence[str], ranks: int, saved: SavedBeside) -> None:
+def restore_residuals(memory: Residuals, names: Sequence[str], ranks: int, saved: SavedBeside) -> None:
     """On as many ranks as saved them each gets its own; on others, all that is owed is shared equally: what counts is
     its sum."""
-    for place, name in enumerate(names):
-        parameter, key = memory.parameters[place], f"error/{name}"
+    for index, name in enumerate(names):
+        parameter, key = memory.parameters[index], f"error/{name}"
         error = paddle.zeros(parameter.shape, wide(parameter))
         if key in saved.own:
             saved.own_into(key, error)
@@ -39,23 +39,23 @@ def restore_errors(memory: ErrorMemory, names: Sequence[str], ranks: int, saved:
             error = error / ranks
         else:
             continue
-        memory.restore(place, error)
+        memory.restore(index, error)
 
 
 def restore_factors(factors: dict[int, paddle.Tensor], names: Sequence[str], saved: SavedBeside) -> None:
     """Of as many columns as now; others stay as they were drawn."""
-    for place, factor in factors.items():
-        key = _factor(names[place], factor)
+    for index, factor in factors.items():
+        key = _factor(names[index], factor)
         if key in saved.shared:
-            factors[place] = paddle.zeros_like(factor)
-            saved.shared_into(key, factors[place])
+            factors[index] = paddle.zeros_like(factor)
+            saved.shared_into(key, factors[index])
 
 
 def _factor(name: str, factor: paddle.Tensor) -> str:
     return f"factor{factor.shape[0]}/{name}"
 
 
-class ErrorMemory:
+class Residuals:
     """The errors of one rank, in the dtype of the sums, by the place of a parameter.
 
     A step's errors are `pending` until the update is made (`keep`): one that is left out, because a guard refuses it or
@@ -67,7 +67,7 @@ class ErrorMemory:
     def __init__(self, parameters: Sequence[paddle.Tensor]):
         self.parameters = parameters
         self.scale = 1.0
-        self._kept: dict[int, paddle.Tensor] = {}
+        self._residuals: dict[int, paddle.Tensor] = {}
         self._pending: dict[int, paddle.Tensor] = {}
         # Memory of errors that are no more, for who asks for some: new memory costs as much as what is computed in it.
         self._spare: dict[int, paddle.Tensor] = {}
@@ -76,79 +76,81 @@ class ErrorMemory:
         # By places: on a device, not read yet.
         self._may_be_clipped: dict[tuple[int, ...], paddle.Tensor] = {}
 
-    def may_be_clipped(self, places: Sequence[int], flag: paddle.Tensor) -> None:
+    def may_be_clipped(self, indices: Sequence[int], flag: paddle.Tensor) -> None:
         """Some of the numbers at these places were too large, if `flag` is true, bool on a device."""
-        key = tuple(places)
+        key = tuple(indices)
         before = self._may_be_clipped.get(key)
         self._may_be_clipped[key] = flag if before is None else before.logical_or(flag)
 
     def take_clipped(self) -> list[int]:
         """The places of numbers that were too large since it was asked last. Waits for the device."""
-        for places, flag in self._may_be_clipped.items():
-            self.clipped.update(places if flag.item() else ())
-        found, self.clipped, self._may_be_clipped = sorted(self.clipped), set(), {}
-        return found
+        for indices, flag in self._may_be_clipped.items():
+            self.clipped.update(indices if flag.item() else ())
+        too_large, self.clipped, self._may_be_clipped = sorted(self.clipped), set(), {}
+        return too_large
 
     def begin(self, scale: float) -> None:
         """Before an update's backward: forgets what an update that was left out has lost."""
         self._free(self._pending)
         self._pending = {}
         if scale != self.scale:
-            self._kept = {place: error * (scale / self.scale) for place, error in self._kept.items()}
+            self._residuals = {
+                index: error * (scale / self.scale) for index, error in self._residuals.items()
+            }
             self.scale = scale
 
     def keep(self) -> None:
         """The update was made."""
-        self._free({place: self._kept[place] for place in self._pending if place in self._kept})
-        self._kept |= self._pending
+        self._free({index: self._residuals[index] for index in self._pending if index in self._residuals})
+        self._residuals |= self._pending
         self._pending = {}
 
-    def _free(self, errors: dict[int, paddle.Tensor]) -> None:
+    def _free(self, residuals: dict[int, paddle.Tensor]) -> None:
         if self._reuses:
-            self._spare |= errors
+            self._spare |= residuals
 
-    def room(self, place: int) -> paddle.Tensor:
+    def room(self, index: int) -> paddle.Tensor:
         """Memory for an error that is about to be lost, with any numbers in it."""
         self._reuses = True
-        parameter = self.parameters[place]
-        spare = self._spare.pop(place, None)
+        parameter = self.parameters[index]
+        spare = self._spare.pop(index, None)
         return paddle.empty(parameter.shape, wide(parameter)) if spare is None else spare
 
-    def of(self, place: int) -> paddle.Tensor | None:
+    def get(self, index: int) -> paddle.Tensor | None:
         """The error that is to be added to a gradient; None: none."""
-        return self._pending.get(place, self._kept.get(place))
+        return self._pending.get(index, self._residuals.get(index))
 
-    def lose(self, place: int, error: paddle.Tensor) -> None:
-        """What is now lost of a gradient to which `of` was added, in its shape."""
-        self._pending[place] = error
+    def lose(self, index: int, error: paddle.Tensor) -> None:
+        """What is now lost of a gradient to which `get` was added, in its shape."""
+        self._pending[index] = error
 
-    def take_back(self, place: int) -> None:
+    def take_back(self, index: int) -> None:
         """What was lost was not used: no rank had a gradient."""
-        self._pending.pop(place, None)
+        self._pending.pop(index, None)
 
-    def opened(self, place: int) -> paddle.Tensor:
+    def opened(self, index: int) -> paddle.Tensor:
         """The pending error, to be changed in place."""
-        if place not in self._pending:
-            kept = self._kept.get(place)
-            parameter = self.parameters[place]
-            self._pending[place] = (
-                paddle.zeros(parameter.shape, wide(parameter)) if kept is None else kept.clone()
+        if index not in self._pending:
+            residual = self._residuals.get(index)
+            parameter = self.parameters[index]
+            self._pending[index] = (
+                paddle.zeros(parameter.shape, wide(parameter)) if residual is None else residual.clone()
             )
-        return self._pending[place]
+        return self._pending[index]
 
-    def saved(self, place: int) -> paddle.Tensor:
+    def saved(self, index: int) -> paddle.Tensor:
         """The kept error of a gradient without loss scale; zeros where nothing was lost."""
-        error = self._kept.get(place)
+        error = self._residuals.get(index)
         if error is None:
-            return paddle.zeros(self.parameters[place].shape, wide(self.parameters[place]))
+            return paddle.zeros(self.parameters[index].shape, wide(self.parameters[index]))
         return (
             error * (1.0 / self.scale) if self.scale != 1.0 else error
         )  # as `begin` does: a resume has its bits
 
-    def restore(self, place: int, error: paddle.Tensor) -> None:
+    def restore(self, index: int, error: paddle.Tensor) -> None:
         """The other way."""
-        self._kept[place] = error * self.scale if self.scale != 1.0 else error
-        self._pending.pop(place, None)
+        self._residuals[index] = error * self.scale if self.scale != 1.0 else error
+        self._pending.pop(index, None)
 
 
 def wide(parameter: paddle.Tensor) -> str:
