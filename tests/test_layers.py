@@ -47,8 +47,8 @@ LINES_TODAY: dict[str, int] = {
     650, "strategies/async_average": 350, "strategies/_rounds": 500, "strategies/parameter_server": 1150,
     "strategies/branches": 1050, "strategies/replicas": 500, "strategies/hybrid": 4000,
     "strategies/data_parallel": 1050, "checks": 1250, "model": 1600, "identity": 1900, "weights": 1300,
-    "checkpoint": 2150, "why": 1200, "verbs": 1550, "certificate": 950, "assembly": 1300, "train": 2100,
-    "plan": 1550, "cli": 1100, "dashboard": 1350, "callbacks": 1450, "plug-ins": 2900, "launch": 5850,
+    "checkpoint": 2150, "why": 1200, "certificate": 950, "assembly": 1300, "train": 2100,
+    "plan": 1550, "cli": 1150, "dashboard": 1350, "callbacks": 1500, "plug-ins": 2900, "launch": 5850,
     "doctor": 650, "proof": 4300, "audit": 2650,
 }  # fmt: skip
 STDLIB_ONLY = ("errors", "units")  # and what a quantity needs to be a pydantic field
