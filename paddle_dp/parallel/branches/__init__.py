@@ -7,7 +7,7 @@ behind, the same on each: every rank has the gradient of every branch's output i
 gradients of the layer's inputs. A weight is kept by the rank of its branch alone; one that branches of several ranks
 share is kept by all, and its gradients are added up.
 
-`observed` reads the tables and tries them against the model, `dealt` gives each branch a rank, `placed` does so with a
-model in place, `join` is such a layer's forward, and `wires` carry the tensors that it sends; `learner` updates what
-this rank has.
+`branch_trace` reads the tables and tries them against the model, `assignment` gives each branch a rank,
+`branched_model` does so with a model in place, `branch_forward` is such a layer's forward, and `branch_exchange` sends
+its tensors; `learner` updates what this rank has.
 """
