@@ -28,7 +28,7 @@ class _Gather(PyLayer):
     @staticmethod
     def backward(ctx: Any, grad: paddle.Tensor) -> paddle.Tensor:
         total = ctx.samples.among.sum_tensor(grad.clone())
-        me, sizes = ctx.samples.place, ctx.sizes
+        me, sizes = ctx.samples.index, ctx.sizes
         first = sum(sizes[:me])
         if sizes[me] == 0:  # the row of a dummy, which is not among them
             return paddle.zeros([ctx.rows, *grad.shape[1:]], grad.dtype)
