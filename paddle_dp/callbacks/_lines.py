@@ -94,8 +94,8 @@ def short(found: Mapping[str, float], room: int) -> str:
     """
     tokens = found.get("tokens_per_second")
     pace = f"{tokens:.0f} tok/s" if tokens is not None else f"{found['samples_per_second']:.0f}/s"
-    first, *score = numbers(found)[:2]
-    parts = ([first, *score, f"lr {found['lr']:.1e}", pace], [first, *score, pace], [first, pace], [first])
+    scores = numbers(found)[:2]
+    parts = ([*scores, f"lr {found['lr']:.1e}", pace], [*scores, pace], [*scores[:1], pace], scores[:1])
     lines = ["  ".join(of) for of in parts]
     return next((line for line in lines if len(line) <= room), lines[-1])
 

@@ -8,8 +8,8 @@ checked, at the end of an epoch and of the training, and when one of them was as
 
 Callbacks that read are called on each rank when its progress passes their step. On the main rank their numbers are
 means over the shares of that step, and of earlier ones, that were reported until then; elsewhere over the rank's own.
-Where there is none yet, they are the last known. Only where the ranks have met such a callback may do collective work
-(`Moment.together`).
+Where there is none, they are the last known; before the first, a line has no loss. Only where the ranks have met such a
+callback may do collective work (`Moment.together`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Rounds(Moments):
     _interrupted: str | None
 
     def _train_in_rounds(self) -> None:
-        self._known: Numbers = {"loss": math.nan, "gradient_norm": math.nan}
+        self._known: Numbers = {}
         claims = claims_of(self.mesh)
         while self.progress.step < self.total_steps and not (self.stopped or self._interrupted):
             self._round(claims)

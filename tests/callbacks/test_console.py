@@ -128,6 +128,13 @@ def test_of_texts_the_tokens_are_counted_too() -> None:
     assert _lines.short(found, 5) == "loss 1.2346"
 
 
+def test_a_rank_that_knows_no_loss_yet_shows_none() -> None:
+    """Under async_average, before any rank has reported: it was «loss nan», which looks like a broken training."""
+    speed = {"lr": 3e-3, "samples_per_second": 1234.0}
+    assert _lines.short(speed, 60) == "lr 3.0e-03  1234/s" and _lines.short(speed, 5) == ""
+    assert _lines.step(Progress(), speed).endswith("] lr 3.0e-03  1234 samples/s")
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.0, "0.0 s"), (99.94, "99.9 s"), (100.0, "1:40"), (3599.0, "59:59"), (3723.4, "1:02:03")],
