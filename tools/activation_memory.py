@@ -42,7 +42,7 @@ def saved_bytes(learner: Any, micro_batch: Any) -> int:
 def main() -> None:
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.assemble import Assembly
+    from paddle_dp.train.assemble import TrainerBuilder
     from paddle_dp.train.build import setup, task
     from paddle_dp.units import Recompute
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     given = parser.parse_args()
     recipe = read_recipe(given.recipe, given.overrides)
-    assembly = Assembly(setup(recipe), join(seed=recipe.train.seed, device=recipe.train.device))
+    assembly = TrainerBuilder(setup(recipe), join(seed=recipe.train.seed, device=recipe.train.device))
     strategy: Any = assembly.strategy
     micro_batch = next(iter(assembly.train_loader.read(0))).micro_batches[0]
     rows = []

@@ -86,11 +86,11 @@ ROOMS: dict[str, tuple[int, str]] = {
     )),
     "strategies/_rounds": (450, "strategies/_rounds/* train/rounds.py train/claims.py train/ledger.py"),
     "strategies/parameter_server": (900, (
-        "strategies/parameter_server* parallel/server/* launch/own_ranks.py launch/lost.py"
+        "strategies/parameter_server* parallel/server/* launch/rank_launcher.py launch/lost.py"
     )),
     "strategies/branches": (880, "strategies/branches* parallel/branches/* train/planned_branches.py"),
     "strategies/replicas": (430, (
-        "strategies/replicas* parallel/replicas.py mesh/several_devices.py "
+        "strategies/replicas* parallel/replicas.py mesh/multi_device.py "
         "parallel/exchange/replica_sums.py"
     )),
     "strategies/hybrid": (3700, (

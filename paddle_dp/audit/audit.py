@@ -34,7 +34,7 @@ from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.signals import Signals
-from paddle_dp.launch.supervisor import Outside
+from paddle_dp.launch.supervisor import ExternalEvents
 
 RUNNER = Path(__file__).with_name("runner.py")
 GRACE = 30.0  # seconds beyond its patience for a rank whose own guard cannot run
@@ -61,8 +61,8 @@ class Script:
         variables = environment(plan, os.environ) | {VARIABLE: json.dumps(options)}
         words = [*launcher(plan, folder), str(RUNNER), str(self.path), *self.arguments]
         with Signals() as signals:
-            outside = Outside(signals=signals, must_end=self._stalled(folder))
-            outcome, _ = watched(Command(words=words, variables=variables), plan, folder, outside)
+            outside = ExternalEvents(signals=signals, must_end=self._stalled(folder))
+            outcome, _ = watched(Command(arguments=words, variables=variables), plan, folder, outside)
         if signals.number:
             raise EndedError(signals.number)
         return outcome

@@ -94,7 +94,7 @@ def run(script: str, arguments: Sequence[str], journal: Journal, finish: Any) ->
 
 def record_failure(error: BaseException, journal: Journal) -> int:
     """Records the script's own failure for the supervisor, the log and the report."""
-    failure = Failure.of(error, journal.rank)
+    failure = Failure.from_error(error, journal.rank)
     journal.write(Ended(reason="failed", message=failure.traceback))
     failure.write(journal.folder)
     print(failure.traceback, file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from typing import Any
 from paddle_dp.callbacks._files import Files
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.mesh.tape import Film
+from paddle_dp.mesh.tape import ExchangeTrace
 from paddle_dp.train import Callback, Moment, Run
 
 INK, QUIET = "#1f2933", "#7b8794"
@@ -165,7 +165,7 @@ class ExchangeTimeline(Callback):
     def __init__(self, run: Run, start: int, steps: int):
         self.run, self._start, self._steps = run, start, steps
         self._first = 0
-        self._film: Film | None = None
+        self._film: ExchangeTrace | None = None
         self._zero = 0.0
         self.recorded: list[tuple[int, list[Row]]] = []  # steps, with what each rank did
 
@@ -187,7 +187,7 @@ class ExchangeTimeline(Callback):
         if not wanted or heartbeat.tape is not None:
             return
         moment.trainer.learner.film_exchange()
-        self._film = Film(*_waits(self.run.mesh.device))
+        self._film = ExchangeTrace(*_waits(self.run.mesh.device))
         self.run.mesh.sum([1.0])  # all begin together
         self._zero = time.monotonic()
         heartbeat.begin_tape(self._film)
@@ -203,7 +203,7 @@ class ExchangeTimeline(Callback):
             for kind, what, start, stop in (
                 *(("work", phase, start, stop) for phase, start, stop in film.spans),
                 *(("work" if w[5] else "wait", w[2], w[3], w[4]) for w in film.waits),
-                *(("given", what, start, stop) for what, start, stop in film.given),
+                *(("given", what, start, stop) for what, start, stop in film.handovers),
                 *(("link", "", start, stop) for start, stop in film.transfers),
                 *(("wait", "exchange", start, _end_around(start, film)) for start in film.computed_at),
             )
@@ -235,7 +235,7 @@ def _numbered(of_ranks: list[list[list[Any]]]) -> list[list[Any]]:
     return [[rank, *row] for rank, rows in enumerate(of_ranks) for row in rows]
 
 
-def _end_around(time: float, film: Film) -> float:
+def _end_around(time: float, film: ExchangeTrace) -> float:
     """When that ended in the midst of which the device had computed all."""
     spans = [*((start, stop) for _, start, stop in film.spans), *((w[3], w[4]) for w in film.waits)]
     return max((stop for start, stop in spans if start <= time <= stop), default=time)

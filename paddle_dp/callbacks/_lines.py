@@ -38,7 +38,7 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
     epochs = total_steps / max(run.steps_per_epoch, 1)
     in_epochs = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"
     length = f"{total_steps} step{'s' * (total_steps != 1)} of {sampler.batch} samples ({in_epochs})"
-    text = f"{run.name}: {length} on {ranks(run)}, {mesh.own_or_workers_device}"
+    text = f"{run.name}: {length} on {ranks(run)}, {mesh.displayed_device}"
     text += f", going on from step {progress.step}" if progress.step else ""
     if mesh.ranks == 1 and run.recipe is not None and run.recipe.strategy.config.not_promised(run.recipe):
         text += f"; strategy {run.recipe.strategy.name} is for several ranks: --ranks 2"

@@ -61,7 +61,7 @@ class Metrics(Callback):
         facts = {
             "name": self.run.name,
             "ranks": mesh.ranks,
-            "device": mesh.own_or_workers_device,
+            "device": mesh.displayed_device,
             "host": mesh.host,
         }
         lengths = {"total_steps": trainer.total_steps, "steps_per_epoch": self.run.steps_per_epoch}

@@ -58,8 +58,8 @@ for verb in VERBS:
     app.command(cls=Verb, context_settings=FOREIGN if verb in (audit, launch) else None)(verb)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"paddle-dp {paddle_dp.__version__}")
         raise typer.Exit
 
@@ -73,11 +73,11 @@ def options(
     """Distributed training for PaddlePaddle that is provably the single-device run, only faster."""
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: prints only the message of a PaddleDPError to stderr, and exits with its status."""
     open_standard_files()
     try:
-        app(args=with_resume_value(sys.argv[1:] if words is None else words), prog_name="paddle-dp")
+        app(args=with_resume_value(sys.argv[1:] if arguments is None else arguments), prog_name="paddle-dp")
     except PaddleDPError as error:
         _leave(error)
     except ModuleNotFoundError as error:
@@ -92,18 +92,18 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def with_resume_value(words: Sequence[str]) -> list[str]:
+def with_resume_value(arguments: Sequence[str]) -> list[str]:
     """Turns a bare `--resume` into `--resume=newest`: an option, KEY=VALUE or a recipe after it is not its value.
 
     Of `train` alone: behind `launch` and `audit` stands what belongs to the script.
     """
-    if not words or words[0] != "train":
-        return list(words)
-    following = [*words, "-"][1:]
+    if not arguments or arguments[0] != "train":
+        return list(arguments)
+    following = [*arguments, "-"][1:]
     bare = re.compile(r"-.*|[A-Za-z_][\w.]*=.*|.*\.ya?ml", re.DOTALL)
     return [
         "--resume=newest" if word == "--resume" and bare.fullmatch(after) else word
-        for word, after in zip(words, following, strict=True)
+        for word, after in zip(arguments, following, strict=True)
     ]
 
 

@@ -42,14 +42,14 @@ def page(command: Any, context: Any) -> Group:
     arguments = [each for each in parameters if each.param_type_name == "argument"]
     options = [each for each in parameters if each.param_type_name == "option"]
     words = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    parts: list[RenderableType] = [Text.assemble(("Usage: ", "bold"), words)]
-    parts += [Text(each) for each in paragraphs(command.help)]
-    parts += _section("Arguments", [(each.metavar, each.help or "") for each in arguments])
-    parts += _section("Options", [(_name(each), _meaning(each)) for each in options])
+    blocks: list[RenderableType] = [Text.assemble(("Usage: ", "bold"), words)]
+    blocks += [Text(each) for each in paragraphs(command.help)]
+    blocks += _section("Arguments", [(each.metavar, each.help or "") for each in arguments])
+    blocks += _section("Options", [(_name(each), _meaning(each)) for each in options])
     if isinstance(command, TyperGroup):
         verbs = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
-        parts += _section("Commands", [(name, paragraphs(verb.help)[0]) for name, verb in verbs if verb])
-    return Group(parts[0], *(line for part in parts[1:] for line in (Text(), part)))
+        blocks += _section("Commands", [(name, paragraphs(verb.help)[0]) for name, verb in verbs if verb])
+    return Group(blocks[0], *(line for part in blocks[1:] for line in (Text(), part)))
 
 
 def _section(title: str, rows: list[tuple[str, str]]) -> Iterator[RenderableType]:

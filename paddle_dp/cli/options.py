@@ -73,9 +73,9 @@ Averaged = Annotated[
 ]
 
 
-def averaged(wanted: bool) -> dict[str, bool]:
+def averaged(ema: bool) -> dict[str, bool]:
     """What a job is told of --ema."""
-    return {"ema": True} if wanted else {}
+    return {"ema": True} if ema else {}
 
 
 def numbers(devices: str | None) -> tuple[int, ...] | None:
@@ -100,15 +100,15 @@ def span(option: str, text: str | None) -> tuple[int | None, int | None]:
     return int(least) if colon else None, int(most)
 
 
-def words(text: str) -> list[str]:
+def split_by_comma(text: str) -> list[str]:
     """«loss, optimizer.clip» as ["loss", "optimizer.clip"]."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def recipes_and_settings(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+def recipes_and_settings(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Files and KEY=VALUE settings apart, for a verb that takes several recipes."""
-    settings = [word for word in words if re.match(r"[A-Za-z_][\w.]*=", word)]
-    return [at_hand(Path(word)) for word in words if word not in settings], settings
+    settings = [word for word in arguments if re.match(r"[A-Za-z_][\w.]*=", word)]
+    return [at_hand(Path(word)) for word in arguments if word not in settings], settings
 
 
 def require(option: str, extra: str, *packages: str) -> None:

@@ -30,7 +30,7 @@ def parts(
 
 
 def check(
-    words: Annotated[
+    arguments: Annotated[
         list[str],
         typer.Argument(metavar="RECIPE… [KEY=VALUE…]", help="Recipes to check, and other settings."),
     ],
@@ -62,14 +62,14 @@ def check(
     from paddle_dp.launch.tries import tries
     from paddle_dp.recipe.check import check_all
 
-    files, settings = recipes_and_settings(words)
+    files, settings = recipes_and_settings(arguments)
     with tries() as tried:
 
-        def given(recipe: Recipe, file: Path) -> list[str]:
+        def trial_lines(recipe: Recipe, file: Path) -> list[str]:
             lines = check_weights(recipe.load, recipe.model) if recipe.load is not None else []
             return [*lines, *tried(file, settings)] if run else lines
 
-        status = check_all(files, settings, _forecast(ranks, build, link, compute), given)
+        status = check_all(files, settings, _forecast(ranks, build, link, compute), trial_lines)
     raise typer.Exit(status)
 
 

@@ -28,15 +28,15 @@ def merge(
     from paddle_dp import checkpoint as checkpoints
 
     folder = run / "checkpoints"
-    found = checkpoints.find(checkpoint if folder.is_dir() else run, folder)
-    is_adapter = checkpoints.is_adapter(found)
+    source = checkpoints.find(checkpoint if folder.is_dir() else run, folder)
+    is_adapter = checkpoints.is_adapter(source)
     if adapter and not is_adapter:
-        raise UsageError(f"--adapter: {found} holds no adapter.")
+        raise UsageError(f"--adapter: {source} holds no adapter.")
     if adapter or not is_adapter:
-        typer.echo(f"{out}: {checkpoints.merge(found, out, ema=ema)} tensors of {found}")
+        typer.echo(f"{out}: {checkpoints.merge(source, out, ema=ema)} tensors of {source}")
         return
-    folder = found.resolve().parent.parent
-    ask("merge", folder, {"to": str(out), "checkpoint": str(found), **averaged(ema)}, PLAIN)
+    folder = source.resolve().parent.parent
+    ask("merge", folder, {"to": str(out), "checkpoint": str(source), **averaged(ema)}, PLAIN)
 
 
 def generate(

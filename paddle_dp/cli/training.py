@@ -25,7 +25,7 @@ from paddle_dp.cli.options import (
     averaged,
     numbers,
     span,
-    words,
+    split_by_comma,
 )
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job, typed
@@ -97,7 +97,7 @@ def train(
         output_dir=output_dir,
         resume=resume,
         restarts=restarts,
-        extra={**({"accept": words(accept)} if accept else {}), **({"why": True} if why else {})},
+        extra={**({"accept": split_by_comma(accept)} if accept else {}), **({"why": True} if why else {})},
     )
     if verify:
         _verify(job)
@@ -111,11 +111,11 @@ def _verify(job: Job) -> None:
     import sys
 
     from paddle_dp.launch.machine import Machine
-    from paddle_dp.launch.plan import Each, plan_of
+    from paddle_dp.launch.plan import RankDevices, plan_of
     from paddle_dp.recipe import read_recipe
 
     recipe = read_recipe(job.recipe, job.all_overrides)
-    plan = plan_of(job, Machine.here(), recipe.train.device, Each(servers=None))
+    plan = plan_of(job, Machine.here(), recipe.train.device, RankDevices(servers=None))
     if plan.nodes > 1:
         raise UsageError(
             "--verify proves on one machine, and this training is to run on several: run paddle-dp verify there first."

@@ -16,10 +16,10 @@ from paddle_dp.plan.measured import NOT_MEASURED, Measured
 from paddle_dp.plan.why_lines import lines
 
 
-def told(run: Path, json: bool = False) -> str:
+def report(run: Path, json: bool = False) -> str:
     """The lines of a run's last measurement, or one JSON object. Raises UsageError for a run without any."""
-    found = _last(run)
-    measured = Measured.of_fields(found)
+    measurement = _last(run)
+    measured = Measured.of_fields(measurement)
     if not json:
         return "\n".join(lines(measured))
     advice = [asdict(change) for change in changes(measured.parts, measured.facts)]
@@ -33,21 +33,21 @@ def _last(run: Path) -> dict[str, Any]:
             f"{path} is not there: give a run's folder, such as runs/digits_mlp, whose recipe has the callback "
             "`metrics` (it is one of those by default)."
         )
-    found, steps = None, 0
+    measurement, steps = None, 0
     for text in path.read_text().splitlines():
         try:
             line = json_text.loads(text)
         except ValueError:
             continue  # it is being written
         steps = max(steps, line.get("step", 0))
-        found = line if line.get("event") == "measured" else found
-    if found is None:
+        measurement = line if line.get("event") == "measured" else measurement
+    if measurement is None:
         raise UsageError(
             f"{path} has no measurement of a step's parts, after {steps} steps. {NOT_MEASURED} Any other training "
             "makes the first when 15 steps are done, a shorter one after a third of them; going back to a checkpoint "
             "takes those behind it away: train on, or look at it live, paddle-dp train RECIPE --why."
         )
-    return found
+    return measurement
 
 
 def why(
@@ -59,9 +59,9 @@ def why(
     Reads what the run has recorded, while it runs or afterwards: every training measures a few of its steps, after 10,
     100, 1000, … (docs/why-slow.md). `paddle-dp train --why` shows it every 50 steps.
     """
-    from paddle_dp.cli.watching import told
+    from paddle_dp.cli.watching import report
 
-    typer.echo(told(run, json=json))
+    typer.echo(report(run, json=json))
 
 
 def dashboard(

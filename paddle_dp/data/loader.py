@@ -21,8 +21,8 @@ from paddle_dp.data.scatter import ReadByOne, Received, Scatterer
 from paddle_dp.data.stream import Stream
 from paddle_dp.data.whole_batches import WholeBatches
 from paddle_dp.data.worker_pool import Prefetched
-from paddle_dp.mesh.copies import copies_to, is_cpu, on_host, one_ahead
-from paddle_dp.mesh.device import current_place
+from paddle_dp.mesh.copies import copies_to, is_cpu, on_host, prefetch
+from paddle_dp.mesh.device import current_device
 from paddle_dp.structure import mapped
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ class Loader:
         to be read, and the next one before that on an accelerator, the next `prefetch` with workers."""
         if isinstance(self.dataset, Stream):
             self.dataset.begin()
-        place = self._place if self._place is not None else current_place()
-        return one_ahead(self._batches(epoch, shares, place), place)
+        place = self._place if self._place is not None else current_device()
+        return prefetch(self._batches(epoch, shares, place), place)
 
     def _batches(self, epoch: int, shares: Iterator[tuple[int, int]], place: Any) -> Iterator[Batch]:
         begun_shares: deque[Part] = deque()

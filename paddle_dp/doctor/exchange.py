@@ -19,7 +19,7 @@ from paddle_dp.launch.failures import Failure, in_a_line
 from paddle_dp.launch.network import meet
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.signals import Signals
-from paddle_dp.launch.supervisor import Outside
+from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import proof, users_secret
 from paddle_dp.recipe.schema import Watch
 from paddle_dp.units import Duration
@@ -54,9 +54,9 @@ def _start(plan: Plan, folder: Path) -> Failure | int:
     plan = replace(plan, node=job.node_rank or 0, meeting=meeting, limits=limits)
     device = "auto" if plan.devices else "cpu"
     words = [*launcher(plan, folder, meeting), str(RANK), device, str(folder / "report.json")]
-    command = Command(words=words, variables=environment(plan, os.environ, meeting))
+    command = Command(arguments=words, variables=environment(plan, os.environ, meeting))
     with Signals() as signals:
-        outcome, _ = watched(command, plan, folder, Outside(signals=signals))
+        outcome, _ = watched(command, plan, folder, ExternalEvents(signals=signals))
     if signals.number:
         raise EndedError(signals.number)
     return outcome

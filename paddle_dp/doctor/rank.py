@@ -42,7 +42,7 @@ def main() -> None:
         first = first_sum(report.parent) if here.local_rank == 0 else None
         seen = exchange(device, first)
     except Exception as error:
-        Failure.of(error, here.rank).write(report.parent)
+        Failure.from_error(error, here.rank).write(report.parent)
         raise
     if here.local_rank == 0:
         report.write_text(json.dumps(seen))

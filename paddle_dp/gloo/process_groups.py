@@ -22,7 +22,7 @@ from paddle_dp.gloo.rendezvous import disable_nagle, named_barrier, open_store, 
 from paddle_dp.gloo.time_limit import set_time_limit
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.doors import Connections
-from paddle_dp.mesh.environment import Environment, own_host
+from paddle_dp.mesh.environment import Environment, rank_host
 from paddle_dp.mesh.secret import JobStore
 from paddle_dp.mesh.transport import Patience
 
@@ -46,7 +46,7 @@ def create(store: Any, rank: int, size: int, group: int = 0) -> Any:
     store.set(f"{name}/rank/{rank}", str(here.rank))
     if rank == 0:
         private, connections.port = open_store()
-        store.set(f"{name}/address", f"{own_host()}:{connections.port}")
+        store.set(f"{name}/address", f"{rank_host()}:{connections.port}")
     named_barrier(store, name, rank, size, here.rank)
     if rank:
         host, port_word = store.get(f"{name}/address").decode().rsplit(":", 1)

@@ -14,7 +14,7 @@ from paddle.base import core
 
 from paddle_dp.errors import JobError, LostPeerError
 from paddle_dp.mesh.doors import listen_to_this_machine_only
-from paddle_dp.mesh.environment import own_host
+from paddle_dp.mesh.environment import rank_host
 from paddle_dp.mesh.transport import Patience
 
 ATTEMPTS = 20
@@ -59,7 +59,7 @@ def open_store() -> tuple[Any, int]:
     for _ in range(ATTEMPTS):
         with reserved_port() as port, catchable_bind():
             try:
-                store = core.TCPStore(own_host(), port, True, 0)
+                store = core.TCPStore(rank_host(), port, True, 0)
             except (
                 ValueError,
                 RuntimeError,
@@ -68,10 +68,10 @@ def open_store() -> tuple[Any, int]:
                 last_error = error
                 continue
         disable_nagle(port)
-        listen_to_this_machine_only(own_host())
+        listen_to_this_machine_only(rank_host())
         return store, port
     raise JobError(
-        f"no store could be opened at {own_host()} in {ATTEMPTS} attempts; the last error was: {last_error}"
+        f"no store could be opened at {rank_host()} in {ATTEMPTS} attempts; the last error was: {last_error}"
     )
 
 

@@ -15,24 +15,24 @@ from subprocess import DEVNULL, STDOUT
 from typing import TYPE_CHECKING, BinaryIO
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch import last_words, logs
+from paddle_dp.launch import console, logs
 from paddle_dp.launch.command import Plan, argv, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.network import reserved_ports
-from paddle_dp.launch.own_ranks import OwnRanks
 from paddle_dp.launch.privately import for_launcher
 from paddle_dp.launch.processes import tied_to
-from paddle_dp.launch.restarts import Again, Outcome, decide
+from paddle_dp.launch.rank_launcher import RankLauncher
+from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.signals import Signals
-from paddle_dp.launch.supervisor import MARK, Outside, Supervision, board_of
-from paddle_dp.launch.watch import Launcher, Prepared
+from paddle_dp.launch.supervisor import MARK, ExternalEvents, Supervision, board_of
+from paddle_dp.launch.watch import Launcher, PreparedRanks
 from paddle_dp.mesh import secret
 from paddle_dp.mesh.heartbeat import STARTED
 
 if TYPE_CHECKING:
-    from paddle_dp.launch.resume import Point
+    from paddle_dp.launch.resume import ResumePoint
 
-Plans = Callable[[Sequence[Outcome]], Plan]
+Plans = Callable[[Sequence[AttemptResult]], Plan]
 """The plan of the next attempt, from how the earlier ones ended: with as many ranks as can be had now."""
 
 
@@ -41,7 +41,7 @@ def run(
     attempt: Path,
     inherited: Mapping[str, str],
     resize: Callable[[Plan], str] = lambda plan: "",
-    prepared: Prepared | None = None,
+    prepared: PreparedRanks | None = None,
 ) -> int:
     """Runs the job until it is done, or `restarts.decide` gives it up; returns the exit status of its last attempt.
 
@@ -49,40 +49,40 @@ def run(
     attempt is to stop for another number of ranks: then the next one goes on, which is no failure. `prepared`: what
     starts its ranks, where it can.
     """
-    history: list[Outcome] = []
+    history: list[AttemptResult] = []
     with Signals() as signals:
         plan = plans(history)
         started = time.monotonic()
-        last_words.announce(plan, environment(plan, inherited), attempt)
+        console.announce(plan, environment(plan, inherited), attempt)
         point = first_point(plan, attempt)
         while True:
             resizing = _Resizing(resize, plan)
-            outside = Outside(signals=signals, must_stop=resizing)
+            outside = ExternalEvents(signals=signals, must_stop=resizing)
             outcome = run_once(plan, attempt, inherited, point, started, outside, prepared)
-            if outcome.stopped and not signals.number and resizing.asked:
+            if outcome.stopped and not signals.number and resizing.reason:
                 point = next_point(plan, attempt)
                 try:
                     plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
                 except UsageError as error:
-                    return last_words.of_job(outcome, plan, f"not started again: {error}")
-                last_words.resized(plan, point.where)
+                    return console.show_end(outcome, plan, f"not started again: {error}")
+                console.resized(plan, point.label)
                 continue
             if plan.job.restarts and not outcome.final:
                 point = next_point(plan, attempt)
                 outcome = replace(outcome, saved=point.saved)
             history.append(outcome)
             then = decide(history, plan.job.restarts)
-            if not isinstance(then, Again):
-                return last_words.of_job(outcome, plan, then.why)
-            last_words.again(outcome, plan, then, point.where)
+            if not isinstance(then, Restart):
+                return console.show_end(outcome, plan, then.why)
+            console.show_restart(outcome, plan, then, point.label)
             if _interrupted(signals, then.wait):
-                return last_words.of_job(
-                    Outcome(attempt=attempt, status=128 + signals.number, signal=signals.name), plan
+                return console.show_end(
+                    AttemptResult(attempt=attempt, status=128 + signals.number, signal=signals.name), plan
                 )
             try:
                 plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
             except UsageError as error:  # too few ranks are left, or the disk is
-                return last_words.of_job(outcome, plan, f"not started again: {error}")
+                return console.show_end(outcome, plan, f"not started again: {error}")
 
 
 @dataclass
@@ -91,22 +91,22 @@ class _Resizing:
 
     resize: Callable[[Plan], str]
     plan: Plan
-    asked: str = ""
+    reason: str = ""
 
     def __call__(self) -> str:
-        self.asked = self.asked or self.resize(self.plan)
-        return self.asked
+        self.reason = self.reason or self.resize(self.plan)
+        return self.reason
 
 
 def run_once(  # noqa: PLR0913 - each of an attempt's conditions is its caller's
     plan: Plan,
     attempt: Path,
     inherited: Mapping[str, str],
-    point: Point,
+    point: ResumePoint,
     started: float,
-    outside: Outside,
-    prepared: Prepared | None = None,
-) -> Outcome:
+    outside: ExternalEvents,
+    prepared: PreparedRanks | None = None,
+) -> AttemptResult:
     """Runs the plan's ranks from `point` until none of their processes is left, under supervision: by what was
     `prepared`, or else by Paddle's launcher.
 
@@ -114,10 +114,10 @@ def run_once(  # noqa: PLR0913 - each of an attempt's conditions is its caller's
     """
     plan = replace(plan, job=replace(plan.job, resume=point.resume))
     variables = environment(plan, inherited, plan.meeting) | {STARTED: repr(started)}
-    words = argv(plan, attempt, plan.meeting)
-    command = Command(words=words, screen=_screen(plan, variables), variables=variables)
+    arguments = argv(plan, attempt, plan.meeting)
+    command = Command(arguments=arguments, screen=_screen(plan, variables), variables=variables)
     ended, supervision = watched(command, plan, attempt, outside, prepared)
-    outcome = Outcome(attempt=attempt, status=0, signal=outside.signals.name, began=point.step)
+    outcome = AttemptResult(attempt=attempt, status=0, signal=outside.signals.name, began=point.step)
     if not isinstance(ended, Failure):
         return replace(outcome, status=ended, step=max(supervision.steps.values(), default=point.step))
     return replace(
@@ -130,7 +130,7 @@ def run_once(  # noqa: PLR0913 - each of an attempt's conditions is its caller's
 class Command:
     """What Paddle's launcher is started with, and where rank 0's output goes beside its log."""
 
-    words: Sequence[str]
+    arguments: Sequence[str]
     variables: Mapping[str, str]
     screen: BinaryIO | None = None
 
@@ -139,8 +139,8 @@ def watched(
     command: Command,
     plan: Plan,
     attempt: Path,
-    outside: Outside,
-    prepared: Prepared | None = None,
+    outside: ExternalEvents,
+    prepared: PreparedRanks | None = None,
 ) -> tuple[Failure | int, Supervision]:
     """Runs the launcher's command under supervision; returns its exit status, or the failure that ended it.
 
@@ -155,15 +155,15 @@ def watched(
         (attempt / "launcher.log").open("wb") as log,
         ExitStack() as hidden,
     ):
-        given = {**ports, **command.variables, **(board.variables if board else {}), MARK: mark}
-        given |= _secret(plan)
-        process = None if prepared is None else prepared.begin(plan, given, attempt)
+        env = {**ports, **command.variables, **(board.variables if board else {}), MARK: mark}
+        env |= _secret(plan)
+        process = None if prepared is None else prepared.begin(plan, env, attempt)
         if process is None and plan.servers:
-            process = OwnRanks(plan, given, attempt)
+            process = RankLauncher(plan, env, attempt)
         if process is None:
             process = Launcher(
-                command.words,
-                env=hidden.enter_context(for_launcher(given)),
+                command.arguments,
+                env=hidden.enter_context(for_launcher(env)),
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=STDOUT,
@@ -194,22 +194,22 @@ def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
     return sys.stdout.buffer if isinstance(sys.stdout, io.TextIOWrapper) else None
 
 
-def first_point(plan: Plan, attempt: Path) -> Point:
+def first_point(plan: Plan, attempt: Path) -> ResumePoint:
     """Where the first attempt begins: as --resume says; where there may be others, past a damaged checkpoint."""
     if plan.job.restarts and plan.job.resume == "newest" and not plan.job.script:
         return next_point(plan, attempt)
-    from paddle_dp.launch.resume import Point
+    from paddle_dp.launch.resume import ResumePoint
 
-    return Point(resume=plan.job.resume)
+    return ResumePoint(resume=plan.job.resume)
 
 
-def next_point(plan: Plan, attempt: Path) -> Point:
+def next_point(plan: Plan, attempt: Path) -> ResumePoint:
     """Where an attempt begins that follows another one: at the newest good checkpoint; a script finds its own."""
     from paddle_dp.launch import resume  # imports NumPy, which few jobs need here
 
     if plan.job.script:
-        return resume.Point(where="where the script itself goes on")
-    return resume.next_point(plan.job, attempt.parent.parent, plan.began, last_words.say)
+        return resume.ResumePoint(label="where the script itself goes on")
+    return resume.next_point(plan.job, attempt.parent.parent, plan.began, console.write)
 
 
 def _interrupted(signals: Signals, seconds: float) -> bool:

@@ -33,7 +33,7 @@ LEFTOVERS = (
 # go back at once, as before.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 # What a job tells its ranks, and a job within it must not inherit; what is between the nodes' own processes.
-OWN = ("PADDLE_DP_TTY", "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE", "PADDLE_DP_RANKS_SECRET")
+PRIVATE_VARIABLES = ("PADDLE_DP_TTY", "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE", "PADDLE_DP_RANKS_SECRET")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,32 +166,32 @@ def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = s
     begin = launcher(plan, logs, meeting, python)
     if plan.job.script:
         return [*begin, str(SCRIPT_RANK), *plan.job.script]
-    return [*begin, str(WORKER), *worker_words(plan)]
+    return [*begin, str(WORKER), *worker_arguments(plan)]
 
 
-def worker_words(plan: Plan) -> list[str]:
+def worker_arguments(plan: Plan) -> list[str]:
     """The arguments of each rank's worker."""
-    words = ["-c", typed(plan.job.recipe), "--entry-point", plan.job.entry_point]
+    arguments = ["-c", typed(plan.job.recipe), "--entry-point", plan.job.entry_point]
     for override in plan.job.all_overrides:
-        words += ["-o", override]
-    return words
+        arguments += ["-o", override]
+    return arguments
 
 
 def launcher(
     plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = sys.executable
 ) -> list[str]:
     """The beginning of that command, to be followed by a script and its arguments."""
-    words = [python, "-u", "-m", MODULE, "--nproc_per_node", str(plan.ranks)]
+    arguments = [python, "-u", "-m", MODULE, "--nproc_per_node", str(plan.ranks)]
     # All nodes have to say the same name, and their logs may be counted differently.
-    words += ["--log_dir", str(logs), "--job_id", logs.name if meeting is None else "paddle_dp"]
+    arguments += ["--log_dir", str(logs), "--job_id", logs.name if meeting is None else "paddle_dp"]
     if plan.devices:
-        words += ["--devices", ",".join(plan.devices)]
+        arguments += ["--devices", ",".join(plan.devices)]
     if meeting is not None:
-        words += ["--nnodes", str(plan.nodes), "--master", meeting.master, "--rank", str(plan.node)]
-        words += ["--host", meeting.host]
+        arguments += ["--nnodes", str(plan.nodes), "--master", meeting.master, "--rank", str(plan.node)]
+        arguments += ["--host", meeting.host]
     else:  # the address of this machine is nobody else's business
-        words += ["--host", "127.0.0.1"]
-    return words
+        arguments += ["--host", "127.0.0.1"]
+    return arguments
 
 
 def typed(path: Path | str) -> str:
@@ -202,48 +202,48 @@ def typed(path: Path | str) -> str:
 
 def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
     """The variables that a rank needs and `inherited` does not set yet; set them before importing paddle."""
-    wanted = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore"}
+    variables = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore"}
     if plan.nodes == 1:
         # Or gloo would resolve the host's name, which may have no address.
-        wanted["GLOO_SOCKET_IFNAME"] = "lo"
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
     if not plan.devices:
-        wanted["OMP_NUM_THREADS"] = str(plan.threads)
-        wanted |= MALLOC
+        variables["OMP_NUM_THREADS"] = str(plan.threads)
+        variables |= MALLOC
     unwanted = inherited.get("PADDLE_DP_MKL", "").lower() in ("off", "0", "no", "false")
     if plan.machine.mkl_type and not unwanted:
-        wanted["MKL_DEBUG_CPU_TYPE"] = plan.machine.mkl_type
-    return {name: value for name, value in wanted.items() if name not in inherited}
+        variables["MKL_DEBUG_CPU_TYPE"] = plan.machine.mkl_type
+    return {name: value for name, value in variables.items() if name not in inherited}
 
 
 def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | None = None) -> dict[str, str]:
     """The environment of the plan's processes: `inherited` without leftovers of other jobs, with our settings."""
-    kept = {
+    variables = {
         name: value
         for name, value in inherited.items()
-        if name not in OWN and (name.startswith("PADDLE_DP_") or not name.startswith(LEFTOVERS))
+        if name not in PRIVATE_VARIABLES and (name.startswith("PADDLE_DP_") or not name.startswith(LEFTOVERS))
     }
-    kept |= settings(plan, kept)
-    kept["PADDLE_DP_OPTIONS"] = json.dumps(plan.job.options)
+    variables |= settings(plan, variables)
+    variables["PADDLE_DP_OPTIONS"] = json.dumps(plan.job.options)
     if meeting is not None and meeting.interface:
-        kept.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
-        kept.setdefault("NCCL_SOCKET_IFNAME", f"={meeting.interface}")  # NCCL takes a name for a prefix
+        variables.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
+        variables.setdefault("NCCL_SOCKET_IFNAME", f"={meeting.interface}")  # NCCL takes a name for a prefix
     if not plan.devices:
         # The launcher counts its words as devices, even on a CPU, even "".
-        kept.pop("CUDA_VISIBLE_DEVICES", None)
+        variables.pop("CUDA_VISIBLE_DEVICES", None)
         if plan.machine.kind == "gpu":
             # "all" hides every GPU from CUDA, and is the one word that the launcher does not count.
-            kept["CUDA_VISIBLE_DEVICES"] = "" if plan.alone else "all"
+            variables["CUDA_VISIBLE_DEVICES"] = "" if plan.alone else "all"
         elif plan.machine.kind not in ("cpu", "xpu"):
-            kept["CUSTOM_DEVICE_ROOT"] = ""  # Paddle loads no plugin then
+            variables["CUSTOM_DEVICE_ROOT"] = ""  # Paddle loads no plugin then
     elif plan.alone and plan.kind == "gpu":
-        kept["CUDA_VISIBLE_DEVICES"] = plan.devices[0]
+        variables["CUDA_VISIBLE_DEVICES"] = plan.devices[0]
     elif plan.alone:  # by its number among the visible ones, as the launcher says it
-        kept[f"FLAGS_selected_{plan.kind}s"] = str(plan.machine.devices.index(plan.devices[0]))
-    return kept
+        variables[f"FLAGS_selected_{plan.kind}s"] = str(plan.machine.devices.index(plan.devices[0]))
+    return variables
 
 
-def headline(plan: Plan, variables: Mapping[str, str], what: Path) -> str:
-    """The line printed at the start: ranks, threads and `what`, the run folder."""
+def headline(plan: Plan, variables: Mapping[str, str], folder: Path) -> str:
+    """The line printed at the start: ranks, threads and `folder`, the run folder."""
     ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
     if plan.nodes > 1:
         ranks = f"node {plan.job.node_rank} of {plan.nodes}, {ranks} here"
@@ -251,10 +251,10 @@ def headline(plan: Plan, variables: Mapping[str, str], what: Path) -> str:
     where = " ".join([spoken(plan.kind), *filter(None, [",".join(plan.devices)])])
     if plan.devices and plan.servers_here:
         ranks += f" ({plan.servers_here} server{'s' * (plan.servers_here > 1)}, without a device)"
-    words = [f"{ranks} on {where}"]
+    items = [f"{ranks} on {where}"]
     if threads:
-        words.append(f"{threads} thread{'s' * (threads != '1')}{' each' * (plan.ranks > 1)}")
+        items.append(f"{threads} thread{'s' * (threads != '1')}{' each' * (plan.ranks > 1)}")
     if not plan.devices and plan.ranks > plan.machine.cores:
         cores = plan.machine.cores
-        words.append(f"they share {cores} core{'s' * (cores != 1)}, and take turns")
-    return " · ".join([*words, str(what)])
+        items.append(f"they share {cores} core{'s' * (cores != 1)}, and take turns")
+    return " · ".join([*items, str(folder)])

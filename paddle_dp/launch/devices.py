@@ -30,7 +30,7 @@ def visible_in(kind: str) -> str:
     return VISIBLE.get(kind, f"{kind.upper()}_VISIBLE_DEVICES")
 
 
-def found(variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+def detect(variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """The kind of device that Paddle prefers here ("cpu" where it has no other), and the visible ones by number.
 
     As Paddle's launcher chooses: a plugin's devices, else GPUs or XPUs. Raises InstallError if there is no paddle.

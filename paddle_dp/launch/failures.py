@@ -19,13 +19,13 @@ from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError, clipped
 from paddle_dp.mesh.heartbeat import heartbeat
 
 KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
-OTHERS = "by a person or another program: memory had not run out"
+NOT_KERNEL = "by a person or another program: memory had not run out"
 TRACEBACK = "traceback.rank-{}.txt"  # in an attempt's folder: all frames, where the screen has a user's alone
-FEW = 4  # frames of libraries that are shown as they are
-MOST, WIDTH = 8, 140  # consequences that are shown, and characters of each
+MAX_LIBRARY_FRAMES = 4  # frames of libraries that are shown as they are
+MAX_CONSEQUENCES, MAX_LINE_CHARS = 8, 140  # consequences that are shown, and characters of each
 LOST_NODE = "lost node"  # the kind of a failure that no rank has written, for its machine is gone
 # Kinds of failures that are not one rank's.
-OF_THE_JOB = ("stood still", "launcher", LOST_NODE, StoppedError.__name__)
+JOB_FAILURE_KINDS = ("stood still", "launcher", LOST_NODE, StoppedError.__name__)
 # An error of ours within a backward: Paddle makes another of it, with the frames, ours and C++'s, in its message.
 _IN_BACKWARD = re.compile(r"Error message in backward of .*\n\s*(?P<kind>\w+): (?P<message>[^\n]*)")
 # Messages of ranks that lost a peer: such a failure is not the cause if there is any other.
@@ -42,7 +42,7 @@ class Failure:
 
     `expected`: a PaddleDPError, whose message suffices. `printed`: bytes in this rank's log before the failure.
     `outside`: somebody else's deed, which the same training may well go without the next time.
-    `waited`: the line in which it named the rank that it waited for, if a lost peer may have ended it. `where`:
+    `waited`: the line in which it named the rank that it waited for, if a lost peer may have ended it. `location`:
     what it did when a signal ended it, « in forward of step 7»; "" if that is not known. `name`: what the rank is
     beside a rank, «server 1», if anything. `frames`: the whole traceback, where what is shown leaves some out.
     """
@@ -64,7 +64,7 @@ class Failure:
     time: float = field(default_factory=time.time)
 
     @classmethod
-    def of(cls, error: BaseException, rank: int) -> Failure:
+    def from_error(cls, error: BaseException, rank: int) -> Failure:
         """The failure for `error`, caught in this process; its traceback leaves the frames of `launch` out. An error of
         this package within a backward is told as such, and not as what Paddle makes of it."""
         frames = error.__traceback__
@@ -82,7 +82,7 @@ class Failure:
         frames_left_out = ""
         if expected and error.__cause__ is not None:
             frames_left_out = text
-        elif not expected and (short := _of_users(error, rank)):
+        elif not expected and (short := _user_traceback(error, rank)):
             frames_left_out, text = text, short
         if isinstance(error, SystemExit):
             status = error.code if isinstance(error.code, int) else 1
@@ -96,7 +96,7 @@ class Failure:
 
     @classmethod
     def by_signal(
-        cls, rank: int, pid: int, number: int, seen: float, log: str = "", where: str = ""
+        cls, rank: int, pid: int, number: int, ended_at: float, log: str = "", location: str = ""
     ) -> Failure:
         """The failure of a rank that a signal ended, with the end of its log in place of a traceback."""
         name = (
@@ -107,17 +107,19 @@ class Failure:
             "SIGBUS": ", often a full /dev/shm",
         }
         return cls(
-            rank=rank, kind=name, message=f"ended by {name}{where}{hints.get(name, '')}", exit_status=128 + number,
-            traceback=log, where=where, pid=pid, time=seen,
+            rank=rank, kind=name, message=f"ended by {name}{location}{hints.get(name, '')}", exit_status=128 + number,
+            traceback=log, where=location, pid=pid, time=ended_at,
         )  # fmt: skip
 
-    def with_kernel(self, ended_one: bool | None) -> Failure:
-        """The same; of an end by SIGKILL, who did it: `ended_one`: whether the kernel has just ended a process of this
-        machine for want of memory; None: not known."""
-        if self.kind != "SIGKILL" or ended_one is None:
+    def with_kernel(self, kernel_ended_process: bool | None) -> Failure:
+        """The same; of an end by SIGKILL, who did it: `kernel_ended_process`: whether the kernel has just ended a
+        process of this machine for want of memory; None: not known."""
+        if self.kind != "SIGKILL" or kernel_ended_process is None:
             return self
-        who = KERNEL if ended_one else OTHERS
-        return replace(self, message=f"ended by SIGKILL{self.where}, {who}", outside=not ended_one)
+        rank_name = KERNEL if kernel_ended_process else NOT_KERNEL
+        return replace(
+            self, message=f"ended by SIGKILL{self.where}, {rank_name}", outside=not kernel_ended_process
+        )
 
     @property
     def consequence(self) -> bool:
@@ -127,7 +129,7 @@ class Failure:
         return not self.expected and bool(_CONSEQUENCE.search(self.message))
 
     @property
-    def who(self) -> str:
+    def rank_name(self) -> str:
         """«rank 1», or «server 1 (rank 1)»."""
         return f"{self.name} (rank {self.rank})" if self.name else f"rank {self.rank}"
 
@@ -139,7 +141,7 @@ class Failure:
             kind, message = within["kind"], within["message"]
         words = " ".join(message.split())
         words = words if self.kind.startswith(("SIG", "signal", "left")) else f"{kind}: {words}"
-        return words if len(words) <= WIDTH else f"{words[: WIDTH - 1]}…"
+        return words if len(words) <= MAX_LINE_CHARS else f"{words[: MAX_LINE_CHARS - 1]}…"
 
     def write(self, folder: Path) -> None:
         """Writes this failure to `folder` for the supervisor, whole or not at all. Does not raise on a full disk."""
@@ -154,17 +156,21 @@ class Failure:
             print(f"(this failure could not be written to {folder}: {error})", flush=True)
 
 
-def _of_users(error: BaseException, rank: int) -> str:
+def _user_traceback(error: BaseException, rank: int) -> str:
     """The traceback with a user's own frames alone, without this package's and those of libraries; "" where it has no
     user's frame, or nothing else."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    own = [
+    user_frames = [
         (frame, line) for frame, line in frames if not _is_library(str(frame.f_globals.get("__name__", "")))
     ]
-    if not own or len(frames) - len(own) < FEW or isinstance(error, SyntaxError):
+    if (
+        not user_frames
+        or len(frames) - len(user_frames) < MAX_LIBRARY_FRAMES
+        or isinstance(error, SyntaxError)
+    ):
         return ""
-    listed = traceback.StackSummary.extract(iter(own)).format()
-    others = len(frames) - len(own)
+    listed = traceback.StackSummary.extract(iter(user_frames)).format()
+    others = len(frames) - len(user_frames)
     rest = f"({others} frames of paddle_dp and of libraries: {TRACEBACK.format(rank)}, beside the log)\n"
     named = traceback.format_exception_only(type(error), error)
     return clipped("".join(["Traceback (most recent call last):\n", *listed, *named, rest]))
@@ -187,7 +193,7 @@ def first(failures: Iterable[Failure]) -> Failure | None:
     return min(failures, key=lambda failure: (failure.consequence, failure.time), default=None)
 
 
-def of_all(failure: Failure, ranks: int, consequences: Iterable[Failure]) -> bool:
+def is_on_all_ranks(failure: Failure, ranks: int, consequences: Iterable[Failure]) -> bool:
     """Whether all of several ranks ended with the same error, so that none of them is to blame for the others."""
     alike = {
         other.rank for other in consequences if (other.kind, other.message) == (failure.kind, failure.message)
@@ -197,11 +203,11 @@ def of_all(failure: Failure, ranks: int, consequences: Iterable[Failure]) -> boo
 
 def in_a_line(failure: Failure, ranks: int, consequences: Iterable[Failure] = ()) -> str:
     """«rank 1 of 2 on host: ValueError: …», or «all 2 ranks: …»; of a job that stood still, who stands, and where."""
-    if failure.kind in OF_THE_JOB:
+    if failure.kind in JOB_FAILURE_KINDS:
         return failure.message.partition("\n")[0].rstrip(".")
-    if of_all(failure, ranks, consequences):
+    if is_on_all_ranks(failure, ranks, consequences):
         return f"all {ranks} ranks: {failure.in_short}"
-    return f"{failure.who} of {ranks} on {failure.host}: {failure.in_short}"
+    return f"{failure.rank_name} of {ranks} on {failure.host}: {failure.in_short}"
 
 
 def describe(
@@ -213,15 +219,15 @@ def describe(
     Of an error that another command line or recipe would avoid, the message alone.
     Where all ranks raised the same, none is named.
     """
-    if failure.expected and (failure.exit_status == 2 or failure.kind in OF_THE_JOB):
+    if failure.expected and (failure.exit_status == 2 or failure.kind in JOB_FAILURE_KINDS):
         return failure.message
     lines = [failure.message if failure.expected else failure.traceback.rstrip()]
     how = f": {failure.message}" if failure.kind.startswith(("SIG", "signal", "left")) else ""
-    alike = of_all(failure, ranks, consequences)
+    alike = is_on_all_ranks(failure, ranks, consequences)
     if alike:
         lines.append(f"all {ranks} ranks{how or ' ended with it'}")
     elif ranks > 1 or how:
-        who = f"{failure.who} of {ranks} on {failure.host}"
+        who = f"{failure.rank_name} of {ranks} on {failure.host}"
         lines.append(f"{who} failed{' first' * (ranks > 1)}{how}")
     if failure.consequence and ranks > 1 and not alike:
         if failure.waited:
@@ -232,8 +238,8 @@ def describe(
             others = "nodes' screens and logs" if nodes > 1 else "ranks' logs, beside its own,"
             lines.append(f"It lost a peer: look at the other {others} for the cause.")
     later = [] if alike else [other for other in consequences if other.rank != failure.rank]
-    lines += [f"then {other.who}: {other.in_short}" for other in later[:MOST]]
-    lines.append(f"then {len(later) - MOST} more" if len(later) > MOST else "")
+    lines += [f"then {other.rank_name}: {other.in_short}" for other in later[:MAX_CONSEQUENCES]]
+    lines.append(f"then {len(later) - MAX_CONSEQUENCES} more" if len(later) > MAX_CONSEQUENCES else "")
     if log is not None:
         lines.append(f"log: {log}")
     return "\n".join(filter(None, lines))

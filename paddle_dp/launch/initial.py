@@ -34,7 +34,7 @@ def check_load(job: Job, recipe: Recipe) -> None:
     check_weights(recipe.load, recipe.model)
 
 
-def check_weights(wanted: Load, part: Part) -> list[str]:
+def check_weights(load: Load, model_config: Part) -> list[str]:
     """The table of what would be loaded; nothing for a model that cannot be built without memory: then the ranks
     compare.
 
@@ -43,20 +43,20 @@ def check_weights(wanted: Load, part: Part) -> list[str]:
     from paddle_dp.checkpoint.matching import outlook  # imports paddle, as most models do
     from paddle_dp.checkpoint.source import outline
 
-    path = Path(wanted.path).expanduser()
+    path = Path(load.path).expanduser()
     try:
-        found = outline(path)
+        weights = outline(path)
     except CheckpointError as error:
         raise UsageError(f"load.path: {error}") from None
     except OSError as error:
         raise UsageError(f"load.path: {path} cannot be read: {error.strerror}.") from None
-    if not found.names:
+    if not weights.names:
         raise UsageError(f"load.path: there are no weights in {path}.")
     try:
         with lazily():
-            model = part.build()
+            model = model_config.build()
     except UsageError:
         raise
     except Exception:  # noqa: BLE001 - not every model can be built without memory
         return []
-    return outlook(found, model, wanted)
+    return outlook(weights, model, load)

@@ -15,7 +15,7 @@ from paddle_dp.launch import stacks
 from paddle_dp.launch.command import Limits
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.standstill import STATUS, Standing
-from paddle_dp.mesh.heartbeat import Board, heartbeat
+from paddle_dp.mesh.heartbeat import StatusTable, heartbeat
 
 INTERVAL = 0.5  # seconds between two looks
 DEBUGGERS = {"bdb", "pdb", "pudb", "ipdb", "IPython", "code", "debugpy", "pydevd", "_pydevd_bundle"}
@@ -65,20 +65,20 @@ def in_debugger(thread: int) -> bool:
     return False
 
 
-def _board() -> Board | None:
+def _board() -> StatusTable | None:
     try:
-        return Board(1)
+        return StatusTable(1)
     except OSError:  # not Linux
         return None
 
 
-def _failure(said: str, attempt: Path) -> Failure:
+def _failure(message: str, attempt: Path) -> Failure:
     path = stacks.stack_file(attempt, 0)
     try:
         with path.open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)
         stack = stacks.standing_in(path.read_text(errors="replace"))
-        said += f"\nthe innermost call first:\n{stacks.shown(stack)}\nstacks of all threads: {path}"
+        message += f"\nthe innermost call first:\n{stacks.shown(stack)}\nstacks of all threads: {path}"
     except OSError as error:  # a full disk
-        said += f"\n(its stacks could not be written to {path}: {error})"
-    return Failure(rank=0, kind="stood still", message=said, exit_status=STATUS, expected=True)
+        message += f"\n(its stacks could not be written to {path}: {error})"
+    return Failure(rank=0, kind="stood still", message=message, exit_status=STATUS, expected=True)

@@ -25,16 +25,16 @@ def fresh(run: Path) -> Path:
     What ranks print may be anybody's data. The run's folder is made so, too, if it is not there. Raises UsageError if
     the folder cannot be made; then folders made on the way are removed.
     """
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         for folder in reversed([run / "logs", *(run / "logs").parents]):
             if not folder.exists():
                 folder.mkdir(0o700 if folder in (run, run / "logs") else 0o777, exist_ok=True)
-                made.append(folder)
+                created.append(folder)
         (run / "logs").chmod(0o700)
         return _next_attempt(run / "logs")
     except OSError as error:
-        for folder in reversed(made):
+        for folder in reversed(created):
             with suppress(OSError):
                 folder.rmdir()
         raise UsageError(
@@ -79,11 +79,11 @@ def last(log: Path, line: re.Pattern[str], size: int = 1 << 16) -> str:
 
 def exit_code(attempt: Path, local_rank: int) -> int | None:
     """What Paddle's launcher says of how a rank ended, negative for a signal; None where it says nothing of it."""
-    said = re.findall(
+    codes = re.findall(
         rf"Container rank .* code (-?\d+) log \S*{re.escape(worker_log(attempt, local_rank).name)}\b",
         tail(attempt / "launcher.log", 200),
     )
-    return int(said[-1]) if said else None
+    return int(codes[-1]) if codes else None
 
 
 class Follower:

@@ -7,57 +7,59 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paddle_dp.launch.failures import Failure, read_all
-from paddle_dp.launch.watch import Departure, Watch
-from paddle_dp.mesh.heartbeat import Beat, Board
+from paddle_dp.launch.watch import Departure, RankMonitor
+from paddle_dp.mesh.heartbeat import RankStatus, StatusTable
 
 
 class LostRanks:
     """Which of a node's ranks have ended without that the job has to: as long as one like them goes on, or is done.
 
     Where there are `nodes`, it may be on another one; the servers end a job that has lost all of them. What is said
-    here is said on the other nodes, too, by `tell_others`.
+    here is said on the other nodes, too, by `notify_nodes`.
     """
 
     def __init__(
         self,
-        watch: Watch,
-        board: Board | None,
+        watch: RankMonitor,
+        board: StatusTable | None,
         first_rank: int,
         nodes: int = 1,
-        tell_others: Callable[[str], None] = lambda words: None,
+        notify_nodes: Callable[[str], None] = lambda text: None,
     ):
         self._watch, self._board, self._first = watch, board, first_rank
-        self._several, self._tell_others = nodes > 1, tell_others
-        self._told: dict[int, str] = {}
+        self._multi_node, self._notify_nodes = nodes > 1, notify_nodes
+        self._reported: dict[int, str] = {}
 
     def now(self) -> set[int]:
         """Of those that have ended so far."""
         departures = self._watch.departures
         gone = {rank for rank, departure in departures.items() if self._is_lost(departure)}
-        others = [
+        remaining = [
             rank
             for rank in self._watch.pids
             if rank not in gone and (rank not in departures or self._is_done(rank))
         ]
-        return gone if self._several or any(self._is_expendable(rank) for rank in others) else set()
+        return gone if self._multi_node or any(self._is_expendable(rank) for rank in remaining) else set()
 
     def tell(self, failure_of: Callable[[int], Failure]) -> None:
         """Says of each lost rank, once, how it ended."""
-        for rank in sorted(self.now() - self._told.keys()):
+        for rank in sorted(self.now() - self._reported.keys()):
             failure = failure_of(rank)
-            self._told[rank] = failure.who
-            words = (
-                f"{failure.who} is lost: {failure.in_short}. The others go on without it, and compute what it had not "
+            self._reported[rank] = failure.rank_name
+            text = (
+                f"{failure.rank_name} is lost: {failure.in_short}. The others go on without it, and compute what it had not "
                 "sent."
             )
-            print(words, file=sys.stderr, flush=True)
-            self._tell_others(words)
+            print(text, file=sys.stderr, flush=True)
+            self._notify_nodes(text)
 
     def tell_all(self) -> None:
         """At the end of a job that was done: which ranks were lost on the way."""
-        if self._told:
+        if self._reported:
             print(
-                f"done without {', '.join(self._told.values())}, lost on the way", file=sys.stderr, flush=True
+                f"done without {', '.join(self._reported.values())}, lost on the way",
+                file=sys.stderr,
+                flush=True,
             )
 
     def written(self, attempt: Path) -> list[Failure]:
@@ -75,7 +77,7 @@ class LostRanks:
         return (
             rank not in self._watch.departures
             and self._is_expendable(rank)
-            and (self._several or any(self._is_expendable(other) for other in living))
+            and (self._multi_node or any(self._is_expendable(other) for other in living))
         )
 
     def _is_lost(self, departure: Departure) -> bool:
@@ -89,5 +91,5 @@ class LostRanks:
     def _is_done(self, rank: int) -> bool:
         return (beat := self._beat(rank)) is not None and beat.phase == "done"
 
-    def _beat(self, rank: int) -> Beat | None:
+    def _beat(self, rank: int) -> RankStatus | None:
         return None if self._board is None else self._board.read(rank - self._first)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from paddle_dp.launch.devices import found
+from paddle_dp.launch.devices import detect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Machine:
     def here(cls, variables: Mapping[str, str] | None = None) -> Machine:
         """This machine under the environment `variables`. Raises InstallError if paddle is not installed."""
         given = os.environ if variables is None else variables
-        kind, devices = found(given)
+        kind, devices = detect(given)
         return cls(cores=cores(), mkl_type=mkl_type(), kind=kind, devices=devices)
 
 

@@ -11,7 +11,7 @@ WINDOW = 5.0  # seconds: so long before a rank was seen to end the kernel may ha
 
 def available_memory(root: Path = Path("/")) -> int | None:
     """Bytes; None if the system does not say."""
-    limits = [limit for limit in (_of_machine(root), *_of_groups(root)) if limit is not None]
+    limits = [limit for limit in (_machine_limit(root), *_group_limits(root)) if limit is not None]
     return min(limits, default=None)
 
 
@@ -42,14 +42,14 @@ def _kernel_kills(root: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _of_machine(root: Path) -> int | None:
+def _machine_limit(root: Path) -> int | None:
     """Linux's own estimate: free memory and what its caches would release."""
     text = _read(root / "proc/meminfo")
     match = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
 
-def _of_groups(root: Path) -> list[int]:
+def _group_limits(root: Path) -> list[int]:
     """The bytes that each control group (cgroup v2) of this process may still use."""
     match = re.search(r"^0::/(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE)
     top = root / "sys/fs/cgroup"

@@ -24,20 +24,20 @@ def meet(
     master: str,
     is_first: bool = False,
     patience: float = 0.0,
-    say: Callable[[str], object] = lambda text: None,
+    report: Callable[[str], object] = lambda text: None,
 ) -> Meeting:
     """The rendezvous at `master` ("HOST:PORT") as this node reaches it; the first node opens it.
 
     Paddle's launcher takes its own address from the host's name, which Debian maps to 127.0.1.1: other nodes then wait
     for ever. Here it is the address from which the kernel would reach the master; on node 0, whose own name may be
     given as the master's, the one from which it would reach the rest of the world. `patience`: seconds for the master's
-    name to become known, as a service's does a while after its machine is up; `say` gets a line when it is not yet.
+    name to become known, as a service's does a while after its machine is up; `report` gets a line when it is not yet.
     Raises UsageError if the master's name has no address, or one that only its own machine can reach; on the first
     node, if it is another machine's address, or its port is taken.
     """
     host, _, port = master.rpartition(":")
     try:
-        address = _address(host, patience, say)
+        address = _address(host, patience, report)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"--master {master}: no address is known for {host} ({error}).") from error
     if is_first and host != address and _is_loopback(address):
@@ -49,36 +49,36 @@ def meet(
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, int(port)))  # UDP: sends nothing, only chooses the route
-            own = probe.getsockname()[0]
+            local_address = probe.getsockname()[0]
     except OSError as error:
         raise UsageError(
             f"--master {master}: there is no way to {address} from here ({error.strerror})."
         ) from error
-    if is_first and own != address:
+    if is_first and local_address != address:
         raise UsageError(
-            f"--master {master}: it is an address of node 0, and this is node 0, whose address is {own}. Give --master "
-            f"{own}:{port} on all nodes, or this node another --node-rank."
+            f"--master {master}: it is an address of node 0, and this is node 0, whose address is {local_address}. Give --master "
+            f"{local_address}:{port} on all nodes, or this node another --node-rank."
         )
     if is_first and not _is_free(int(port)):
         raise UsageError(
             f"--master {master}: another program listens at port {port} here, perhaps an earlier job that has not "
             "ended. Give another port, on all nodes."
         )
-    return Meeting(master=f"{address}:{port}", host=own, interface=interface_of(own))
+    return Meeting(master=f"{address}:{port}", host=local_address, interface=interface_of(local_address))
 
 
-def _address(host: str, patience: float, say: Callable[[str], object]) -> str:
+def _address(host: str, patience: float, report: Callable[[str], object]) -> str:
     """The number of a name. Raises OSError where it is not known within `patience` seconds."""
-    end, said = time.monotonic() + patience, False
+    end, is_reported = time.monotonic() + patience, False
     while True:
         try:
             return socket.gethostbyname(host)
         except OSError:
             if time.monotonic() >= end:
                 raise
-        if not said:
-            say(f"no address is known for {host} yet: asking again, for {patience:.0f} s at most")
-            said = True
+        if not is_reported:
+            report(f"no address is known for {host} yet: asking again, for {patience:.0f} s at most")
+            is_reported = True
         time.sleep(0.5)
 
 
@@ -96,7 +96,7 @@ def _address_of_this_machine() -> str | None:
         return None
 
 
-def parts(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     """«10.0.0.1:9701» as ("10.0.0.1", 9701)."""
     host, _, port = address.rpartition(":")
     return host, int(port)
@@ -113,14 +113,14 @@ def interface_of(address: str) -> str | None:
         import fcntl
     except ImportError:
         return None
-    wanted, siocgifaddr = socket.inet_aton(address), 0x8915
+    packed, siocgifaddr = socket.inet_aton(address), 0x8915
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(probe.fileno(), siocgifaddr, struct.pack("256s", name.encode()[:15]))
             except OSError:  # an interface without an address
                 continue
-            if answer[20:24] == wanted:
+            if answer[20:24] == packed:
                 return name
     try:
         return routed(address, Path("/proc/net/route").read_text())
@@ -131,13 +131,13 @@ def interface_of(address: str) -> str | None:
 def routed(address: str, table: str) -> str | None:
     """The interface whose network `address` is in, by the kernel's routing table: also of a second address, of which
     the interface itself does not tell. Gateways do not count: there the address is somebody else's."""
-    number, found = int.from_bytes(socket.inet_aton(address), sys.byteorder), {}
+    number, interfaces = int.from_bytes(socket.inet_aton(address), sys.byteorder), {}
     for line in table.splitlines()[1:]:
         name, network, gateway, *_, mask = line.split()[:8]
         network_, mask_ = int(network, 16), int(mask, 16)
         if not int(gateway, 16) and mask_ and number & mask_ == network_:
-            found[bin(mask_).count("1")] = name
-    return found[max(found)] if found else None
+            interfaces[bin(mask_).count("1")] = name
+    return interfaces[max(interfaces)] if interfaces else None
 
 
 def check_loopback() -> None:

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
 
 
-WHOLE = "strategy.use=data_parallel"  # takes any number of ranks; on one it is the plain model
+FALLBACK = "strategy.use=data_parallel"  # takes any number of ranks; on one it is the plain model
 
 Read = Callable[[Job], "tuple[Recipe, Plan]"]
 """Reads a job's recipe and plans its ranks. Raises UsageError where its strategy does not take them."""
 
 
-def on_any_ranks(job: Job, read: Read, say: Callable[[str], None]) -> tuple[Recipe, Plan]:
-    """What `read` gives of the job of an evaluation; where that is refused, of the job with `WHOLE`.
+def on_any_ranks(job: Job, read: Read, report: Callable[[str], None]) -> tuple[Recipe, Plan]:
+    """What `read` gives of the job of an evaluation; where that is refused, of the job with `FALLBACK`.
 
     A checkpoint of any strategy fits any other, so two servers and their workers, or four stages, are not needed to
-    evaluate what they have learned. Raises what `read` raises where `WHOLE` is refused, too, and where the job itself
-    sets something of the strategy, which is then what was asked for.
+    evaluate what they have learned. Raises what `read` raises where `FALLBACK` is refused, too, and where the job
+    itself sets something of the strategy, which is then what was asked for.
     """
     try:
         return read(job)
@@ -37,10 +37,10 @@ def on_any_ranks(job: Job, read: Read, say: Callable[[str], None]) -> tuple[Reci
         asked = any(word.partition("=")[0].partition(".")[0].strip() == "strategy" for word in job.overrides)
         if asked or type(refused) is not UsageError:  # a mistake in the recipe, a package that is missing
             raise
-    recipe, plan = read(replace(job, overrides=(*job.overrides, WHOLE)))
+    recipe, plan = read(replace(job, overrides=(*job.overrides, FALLBACK)))
     ranks = f"{plan.ranks} ranks" if plan.ranks > 1 else "1 process"
-    say(
-        f"evaluated on {ranks} with {WHOLE}: what the run was trained with needs other ranks, its checkpoints do not"
+    report(
+        f"evaluated on {ranks} with {FALLBACK}: what the run was trained with needs other ranks, its checkpoints do not"
     )
     return recipe, plan
 
@@ -50,7 +50,7 @@ RANK = 128 << 20
 
 
 @dataclass(frozen=True)
-class Each:
+class RankDevices:
     """How many `devices` each rank computes on, where there are any; and `fewer`, what to say where fewer can be seen:
     the end of a sentence. `servers`: so many of the job's first ranks need none; None while the recipe is not read:
     then no number of devices is too small."""
@@ -60,7 +60,7 @@ class Each:
     servers: int | None = 0
 
 
-def plan_of(job: Job, machine: Machine, device: str = "auto", each: Each = Each()) -> Plan:
+def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices = RankDevices()) -> Plan:
     """The plan of the job on this machine; `device` is the recipe's train.device. A strategy whose ranks have several
     devices `each` has one rank, unless it is said.
 
@@ -140,35 +140,35 @@ def check_memory(plan: Plan, available: int | None) -> None:
 
 
 def _devices(
-    job: Job, devices: tuple[int, ...], machine: Machine, device: str, each: Each, plan: Plan
+    job: Job, devices: tuple[int, ...], machine: Machine, device: str, each: RankDevices, plan: Plan
 ) -> tuple[str, ...]:
     names = tuple(map(str, devices))
-    given, kind = f"--devices {','.join(names)}", "GPU" if machine.kind == "cpu" else spoken(machine.kind)
+    option, kind = f"--devices {','.join(names)}", "GPU" if machine.kind == "cpu" else spoken(machine.kind)
     if not names or len(set(names)) < len(names):
-        raise UsageError(f"{given}: name each {kind} once, at least one.")
+        raise UsageError(f"{option}: name each {kind} once, at least one.")
     if len(names) % each.devices:
-        raise UsageError(f"{given} names {len(names)}, and {each.fewer}.")
+        raise UsageError(f"{option} names {len(names)}, and {each.fewer}.")
     ranks = len(names) // each.devices
     if each.servers is not None and job.ranks not in (None, ranks + plan.servers_here):
         servers = f" and {plan.servers_here} without a device (servers)" if plan.servers_here else ""
         raise UsageError(
-            f"{given} means {ranks} rank{'s' * (ranks > 1)}{servers}, but --ranks says {job.ranks}. Leave one of the "
+            f"{option} means {ranks} rank{'s' * (ranks > 1)}{servers}, but --ranks says {job.ranks}. Leave one of the "
             "two out."
         )
     if device == "cpu":
         raise UsageError(
-            f"{given} names {kind}s, but train.device is cpu. Use --ranks N, or set train.device=auto."
+            f"{option} names {kind}s, but train.device is cpu. Use --ranks N, or set train.device=auto."
         )
     if device not in ("auto", machine.kind):
         raise UsageError(_not_here(device, machine))
     if machine.kind == "cpu":
         raise UsageError(
-            f"{given} names GPUs, but the installed paddle has no GPU support (it is the CPU package). "
+            f"{option} names GPUs, but the installed paddle has no GPU support (it is the CPU package). "
             f"On the CPU: --ranks {len(names)}."
         )
     if missing := [name for name in names if name not in machine.devices]:
         seen = ",".join(machine.devices) or "none"
-        raise UsageError(f"{given}: there is no {kind} {','.join(missing)} here. Visible are: {seen}.")
+        raise UsageError(f"{option}: there is no {kind} {','.join(missing)} here. Visible are: {seen}.")
     return names
 
 

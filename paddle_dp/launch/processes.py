@@ -81,12 +81,12 @@ def exit_of(pid: int) -> tuple[bool, int | None]:
 def variable(pid: int, name: str) -> str | None:
     """The environment variable `name` that `pid` was started with, or None."""
     try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return None
     start = name.encode() + b"="
     return next(
-        (word[len(start) :].decode(errors="replace") for word in words if word.startswith(start)), None
+        (word[len(start) :].decode(errors="replace") for word in entries if word.startswith(start)), None
     )
 
 

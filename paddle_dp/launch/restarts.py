@@ -10,20 +10,20 @@ from pathlib import Path
 
 from paddle_dp.errors import LostFolderError, StoppedError, UsageError
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.signals import ASKED_TO_END
+from paddle_dp.launch.signals import END_SIGNALS
 
-FIRST, LONGEST = 1.0, 60.0  # seconds before a restart: 1, 2, 4, … up to a minute
+FIRST_WAIT, MAX_WAIT = 1.0, 60.0  # seconds before a restart: 1, 2, 4, … up to a minute
 SAME = 3  # so many equal failures at one step are not an accident
 _FINAL = {
     "KeyboardInterrupt",
     StoppedError.__name__,
     LostFolderError.__name__,
-    *(number.name for number in ASKED_TO_END),
+    *(number.name for number in END_SIGNALS),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class AttemptResult:
     """How one attempt ended. `cause`: the failure that ended it; None where it is done, was ended by a signal
     (`signal`: its name), or Paddle's launcher ended by itself.
 
@@ -68,7 +68,7 @@ class Outcome:
         return self.cause is not None and self.cause.outside
 
     @property
-    def what(self) -> tuple[object, ...]:
+    def signature(self) -> tuple[object, ...]:
         """The same for the same failure at the same step: numbers in its message, such as a process's, do not count."""
         if self.cause is None:
             return self.status, self.step
@@ -77,7 +77,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
+class Restart:
     """Start again after `wait` seconds: restart `number` of the budget."""
 
     wait: float
@@ -91,7 +91,7 @@ class Stop:
     why: str = ""
 
 
-def decide(history: Sequence[Outcome], restarts: int) -> Again | Stop:
+def decide(history: Sequence[AttemptResult], restarts: int) -> Restart | Stop:
     """What follows the last attempt of `history` when `restarts` may follow each other without a new checkpoint.
 
     An attempt that saves a checkpoint of a later step makes the budget whole again, and the wait short.
@@ -100,7 +100,9 @@ def decide(history: Sequence[Outcome], restarts: int) -> Again | Stop:
     if last.final or not restarts:
         return Stop()
     failures = _since_progress(history)
-    alike = takewhile(lambda failure: failure.what == last.what and not failure.outside, reversed(failures))
+    alike = takewhile(
+        lambda failure: failure.signature == last.signature and not failure.outside, reversed(failures)
+    )
     same = len(list(alike))
     if same >= SAME or (same == len(failures) > max(1, restarts)):
         where = f"after step {last.step}" if last.step else "before the first step was done"
@@ -111,12 +113,12 @@ def decide(history: Sequence[Outcome], restarts: int) -> Again | Stop:
         spent = "the restart was" if restarts == 1 else f"{restarts} restarts were"
         return Stop(why=f"not started again: {spent} spent without a new checkpoint.")
     number = len(failures)
-    return Again(wait=min(LONGEST, FIRST * 2 ** (number - 1)), number=number)
+    return Restart(wait=min(MAX_WAIT, FIRST_WAIT * 2 ** (number - 1)), number=number)
 
 
-def _since_progress(history: Sequence[Outcome]) -> list[Outcome]:
+def _since_progress(history: Sequence[AttemptResult]) -> list[AttemptResult]:
     """The failures since the last new checkpoint, oldest first."""
-    failures: list[Outcome] = []
+    failures: list[AttemptResult] = []
     for outcome in reversed(history):
         failures.insert(0, outcome)
         if outcome.progressed:

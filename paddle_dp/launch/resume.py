@@ -15,40 +15,40 @@ from paddle_dp.recipe.folder import holds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ResumePoint:
     """Where an attempt begins: after `step` updates, with this argument of --resume. `saved`: `step`, if it is of a
-    checkpoint that the job may have saved itself. `where`: the same in words."""
+    checkpoint that the job may have saved itself. `label`: the same in words."""
 
     resume: str | None = None
     step: int = 0
     saved: int | None = None
-    where: str = "the beginning"
+    label: str = "the beginning"
 
 
-def next_point(job: Job, folder: Path, began: float, say: Callable[[str], object]) -> Point:
+def next_point(job: Job, folder: Path, began: float, report: Callable[[str], object]) -> ResumePoint:
     """Where the job's next attempt begins: at the newest of its own checkpoints that is whole and good, each byte read;
-    without one, where the job itself began. `say` gets a line for each checkpoint that is passed over.
+    without one, where the job itself began. `report` gets a line for each checkpoint that is passed over.
 
     Where there are checkpoints, and none can be used, the attempt is to say so itself: that may be the disk's fault,
     and a new beginning would write over them.
     """
     if holds(folder, job.extra.get("older")):  # its checkpoints are another run's
-        return Point()
+        return ResumePoint()
     try:
         saved = checkpoints(folder / "checkpoints")
     except CheckpointError as error:
-        say(str(error))
-        return Point(resume="newest", where="the newest checkpoint")
-    for path in reversed(_own(job, saved, began)):
+        report(str(error))
+        return ResumePoint(resume="newest", label="the newest checkpoint")
+    for path in reversed(_current_checkpoints(job, saved, began)):
         try:
             check(path)
         except UnusableError as error:
-            say(f"passed over the checkpoint {path}: {error.why}.")
+            report(f"passed over the checkpoint {path}: {error.why}.")
         else:
             step = step_of(path)
-            return Point(resume=str(path), step=step, saved=step, where=f"step {step}")
+            return ResumePoint(resume=str(path), step=step, saved=step, label=f"step {step}")
     resume = job.resume if job.resume not in (None, "newest") else "newest" if saved else None
-    return Point(resume=resume, where=f"--resume {resume}" if resume else "the beginning")
+    return ResumePoint(resume=resume, label=f"--resume {resume}" if resume else "the beginning")
 
 
 def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
@@ -69,13 +69,13 @@ def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     if checkpoint is None:
         return f"nothing to go on from: there is no usable checkpoint in {folder / 'checkpoints'} yet"
     nodes = ", with its --node-rank on each node" if job.nodes and job.nodes > 1 else ""
-    where = f"step {step_of(checkpoint)}" if STEP.fullmatch(checkpoint.name) else f"{checkpoint}"
-    return f"go on from {where}{nodes}: {command(job, resume)}"
+    label = f"step {step_of(checkpoint)}" if STEP.fullmatch(checkpoint.name) else f"{checkpoint}"
+    return f"go on from {label}{nodes}: {command(job, resume)}"
 
 
 def command(job: Job, resume: str = "newest") -> str:
     """The command that resumes the job from `resume` ("newest", "best" or a path), quoted for a shell."""
-    given = {
+    values = {
         "--ranks": span(job.least_ranks, job.ranks),
         "--devices": None if job.devices is None else ",".join(map(str, job.devices)),
         "--nodes": span(job.least_nodes, job.nodes),
@@ -85,7 +85,7 @@ def command(job: Job, resume: str = "newest") -> str:
         "--restarts": job.restarts or None,
         "--accept": ",".join(job.extra.get("accept", ())) or None,
     }
-    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    options = [word for name, value in values.items() if value is not None for word in (name, str(value))]
     options += ["--resume"] if resume == "newest" else ["--resume", typed(resume)]
     return shlex.join(["paddle-dp", "train", typed(job.recipe), *job.overrides, *options])
 
@@ -103,7 +103,7 @@ def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | Non
     """
     if job.resume in (None, "newest"):
         return None
-    if own := _own(job, saved, began):
+    if own := _current_checkpoints(job, saved, began):
         return None if own[-1] == saved[-1] else (own[-1], str(own[-1]))
     if job.resume == "best":
         path = best(saved[0].parent) if saved else None
@@ -114,7 +114,7 @@ def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | Non
     return (Path(job.resume), job.resume) if Path(job.resume).exists() else None
 
 
-def _own(job: Job, saved: list[Path], began: float) -> list[Path]:
+def _current_checkpoints(job: Job, saved: list[Path], began: float) -> list[Path]:
     """Those of the run's checkpoints that are not of an abandoned training: all, but for a job that was told to resume
     a certain one."""
     if job.resume in (None, "newest"):

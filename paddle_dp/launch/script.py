@@ -37,18 +37,18 @@ def run(job: Job, machine: Machine, inherited: Mapping[str, str]) -> int:
     return attempts.run(lambda history: opened, attempt, inherited)
 
 
-def _name(words: tuple[str, ...]) -> str:
+def _name(arguments: tuple[str, ...]) -> str:
     """What the run's folder is called. Raises UsageError where there is no such script or module."""
-    if words[0] != "-m":
-        path = Path(words[0])
+    if arguments[0] != "-m":
+        path = Path(arguments[0])
         if not path.is_file():
             raise UsageError(f"{path}: there is no such script.")
         if path.suffix in (".yaml", ".yml"):
             raise UsageError(f"{path} is a recipe, not a script: paddle-dp train {path}")
         return path.stem
-    top, *_, last = [*words[1].split("."), words[1].rpartition(".")[2]]
+    top, *_, last = [*arguments[1].split("."), arguments[1].rpartition(".")[2]]
     if find_spec(top) is None and not Path(top).is_dir() and not Path(f"{top}.py").is_file():
-        raise UsageError(f"-m {words[1]}: there is no module '{top}' here, and none is installed.")
+        raise UsageError(f"-m {arguments[1]}: there is no module '{top}' here, and none is installed.")
     return last
 
 
@@ -61,11 +61,11 @@ def _opened(plan: Plan, folder: Path) -> tuple[Plan, Path]:
 
 def _on_nodes(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> int:
     from paddle_dp.launch.nodes import job as nodes
-    from paddle_dp.launch.nodes.rendezvous import Limits as NodeLimits
+    from paddle_dp.launch.nodes.rendezvous import NodeLimits as NodeLimits
 
     assert plan.limits is not None
-    given = nodes.NodeJob(
-        plan=plan, limits=NodeLimits.of(plan.limits.watch, plan.nodes, plan.nodes), sizes=equal,
+    node_job = nodes.NodeJob(
+        plan=plan, limits=NodeLimits.from_watch(plan.limits.watch, plan.nodes, plan.nodes), sizes=equal,
         open=lambda goes_on: _opened(plan, folder), offered=lambda: plan, inherited=inherited,
     )  # fmt: skip
-    return nodes.run(given)
+    return nodes.run(node_job)

@@ -39,20 +39,20 @@ def become_rank() -> int:
     return Environment.read().rank
 
 
-def execute(words: Sequence[str]) -> BaseException | None:
+def execute(arguments: Sequence[str]) -> BaseException | None:
     """Runs the script `words[0]`, or after "-m" the module `words[1]`, with the words behind it as its arguments.
 
     Returns what it raised, with the traceback of its own frames.
     """
     try:
-        if words[0] == "-m":
-            sys.argv = list(words[1:])
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        if arguments[0] == "-m":
+            sys.argv = list(arguments[1:])
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = list(words)
-            runpy.run_path(words[0], run_name="__main__")
+            sys.argv = list(arguments)
+            runpy.run_path(arguments[0], run_name="__main__")
     except BaseException as error:  # noqa: BLE001 - whatever a script raises, the supervisor needs to know
-        return own(error)
+        return trim_traceback(error)
     return None
 
 
@@ -71,7 +71,7 @@ def is_well(error: BaseException | None) -> bool:
     return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
-def own(error: BaseException) -> BaseException:
+def trim_traceback(error: BaseException) -> BaseException:
     """The same error; its traceback begins in the script."""
     frames = error.__traceback__
     while frames is not None and (
@@ -97,7 +97,7 @@ def main() -> NoReturn:
         join_board()
         heartbeat.enter("done")
         sys.exit(0)
-    failure = Failure.of(error, rank)
+    failure = Failure.from_error(error, rank)
     failure.write(folder)
     print(failure.message if failure.expected else failure.traceback, file=sys.stderr, flush=True)
     # A thread that waits for lost peers must not keep this process alive.

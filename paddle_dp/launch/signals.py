@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-ASKED_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Signals:
@@ -23,7 +23,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in ASKED_TO_END:
+            for number in END_SIGNALS:
                 # nohup: SIGHUP stays ignored; ranks that are not there yet ignore SIGUSR1 for our sake alone
                 if number == signal.SIGUSR1 or signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._note)

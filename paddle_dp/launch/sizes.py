@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch import devices, last_words
+from paddle_dp.launch import console, devices
 from paddle_dp.launch.command import Plan
 from paddle_dp.launch.devices import spoken
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.restarts import Outcome
+from paddle_dp.launch.restarts import AttemptResult
 
 FILE = "ranks"  # in the run's folder: how many ranks there may be now on this machine
 LOOK = 1.0  # seconds between two looks at it, and at the devices
@@ -65,7 +65,7 @@ def _with(plan: Plan, ranks: int) -> Plan:
 
 
 @dataclass
-class Sizes:
+class ElasticSize:
     """The ranks to be had on this machine, looked at again before every attempt, and beside it.
 
     `plan`: of all ranks that were asked for. `run`: the run's folder. `machine()`: looks at the devices.
@@ -79,9 +79,9 @@ class Sizes:
     lost: list[str] = field(default_factory=list)  # devices; of ranks on a CPU, their numbers
 
     def __post_init__(self) -> None:
-        self._looked, self._wanted = -LOOK, ""
+        self._looked, self._resize_reason = -LOOK, ""
         self._looked_for: Plan | None = None
-        self._said = ""
+        self._shortage = ""
         self._limit: int | None = None  # what the run folder's file said last, where that can be followed
         self._limit_known = False
         self._not_followed = ""  # what it says instead, and was told
@@ -91,7 +91,7 @@ class Sizes:
     def elastic(self) -> bool:
         return self.plan.job.least_ranks is not None
 
-    def next(self, history: Sequence[Outcome] = ()) -> Plan:
+    def next(self, history: Sequence[AttemptResult] = ()) -> Plan:
         """The plan of the attempt that follows those of `history`. Raises UsageError where too few ranks are left."""
         if not self.elastic:
             return self.plan
@@ -100,14 +100,14 @@ class Sizes:
         [(_, ranks)] = choose([(0, plan.ranks)], 1, self.plan.job.least_ranks or 1, self.refused)
         return _with(plan, ranks)
 
-    def next_said(self, history: Sequence[Outcome] = ()) -> Plan:
+    def announce_next(self, history: Sequence[AttemptResult] = ()) -> Plan:
         """The same, with a line on the screen where there are fewer ranks than were asked for, and why."""
         if self.elastic and self.plan.devices:
             devices.forget()
         plan = self.next(history)
-        said, self._said = self._said, self.said(plan)
-        if self._said not in ("", said):
-            last_words.say(self._said)
+        previous, self._shortage = self._shortage, self.shortage(plan)
+        if self._shortage not in ("", previous):
+            console.write(self._shortage)
         return plan
 
     def offered(self) -> Plan:
@@ -133,17 +133,17 @@ class Sizes:
         now = self.clock()
         # Of another attempt's plan the last answer says nothing.
         if now - self._looked >= LOOK or self._looked_for is not plan:
-            self._looked, self._looked_for, self._wanted = now, plan, self._other(plan)
-        return self._wanted
+            self._looked, self._looked_for, self._resize_reason = now, plan, self._other(plan)
+        return self._resize_reason
 
     def _other(self, plan: Plan) -> str:
         try:
-            wanted = self.next()
+            target = self.next()
         except UsageError:  # too few are left: the ranks that there are may go on
             return ""
-        if (wanted.ranks, wanted.devices) == (plan.ranks, plan.devices):
+        if (target.ranks, target.devices) == (plan.ranks, plan.devices):
             return ""
-        return f"{wanted.ranks} ranks can be had now, and there are {plan.ranks}"
+        return f"{target.ranks} ranks can be had now, and there are {plan.ranks}"
 
     def _allowed(self) -> int | None:
         """The number in the run folder's file `ranks`; None where there is no such file.
@@ -153,29 +153,29 @@ class Sizes:
         """
         file = self.run / FILE
         try:
-            word = file.read_bytes()[:20].decode(errors="replace").strip()
+            text = file.read_bytes()[:20].decode(errors="replace").strip()
         except FileNotFoundError:
             self._limit, self._limit_known, self._not_followed = None, True, ""
             return None
         except OSError:
             return self._limit
-        if not word:
+        if not text:
             return self._limit
-        number = int(word) if word.isdecimal() and word.isascii() else None
+        number = int(text) if text.isdecimal() and text.isascii() else None
         least = self.plan.job.least_ranks or 1
         if number is not None and (number >= least or not self._limit_known):
             self._limit, self._limit_known, self._not_followed = number, number >= least, ""
             return number
-        if word != self._not_followed:
-            self._not_followed = word
+        if text != self._not_followed:
+            self._not_followed = text
             most = self.plan.ranks if self._limit is None else min(self._limit, self.plan.ranks)
-            wrong = f"{word!r}, which is no number"
+            wrong = f"{text!r}, which is no number"
             if number is not None:
                 wrong = f"{number}, fewer than --ranks {least}:{self.plan.ranks} allows"
-            last_words.say(f"{file} says {wrong}: still at most {most}.")
+            console.write(f"{file} says {wrong}: still at most {most}.")
         return self._limit
 
-    def _note_lost(self, history: Sequence[Outcome]) -> None:
+    def _note_lost(self, history: Sequence[AttemptResult]) -> None:
         """A rank that was the first to fail in the last attempts, again and again, is lost, and so is its device."""
         new = history[self._from :][-ROW:]
         causes = [outcome.cause for outcome in new]
@@ -192,7 +192,7 @@ class Sizes:
             return  # a server: it has none
         self.lost.append(now.devices[place] if now.devices else str(rank))
 
-    def said(self, plan: Plan) -> str:
+    def shortage(self, plan: Plan) -> str:
         """«3 of at most 4 ranks: …»: why an attempt has fewer ranks than were asked for; "" where it has not."""
         if plan.ranks >= self.plan.ranks:
             return ""

@@ -45,13 +45,13 @@ def collect(attempt: Path, ranks: Mapping[int, int]) -> dict[int, str]:
     send(ranks.values(), SIGNAL)
     send(ranks.values(), signal.SIGCONT)
     _settle(attempt, ranks)
-    found = {rank: standing_in(_read(attempt, rank)) for rank in ranks}
+    stack_of = {rank: standing_in(_read(attempt, rank)) for rank in ranks}
     for rank, pid in ranks.items():
         for child in _forks(pid):
             _note(attempt, rank, f"\nprocess {child}, which rank {rank} has started:\n")
             send([child], SIGNAL)
             _settle(attempt, [rank])
-    return {rank: stack for rank, stack in found.items() if stack}
+    return {rank: stack for rank, stack in stack_of.items() if stack}
 
 
 def standing_in(text: str) -> str:
@@ -90,11 +90,11 @@ def _catches(pid: int) -> bool:
 
 def _settle(attempt: Path, ranks: Mapping[int, int] | list[int]) -> None:
     """Returns when the files of these ranks have something in them and grow no more, or after a while."""
-    end, seen, since = time.monotonic() + _WAIT, [-1], time.monotonic()
+    end, last_sizes, since = time.monotonic() + _WAIT, [-1], time.monotonic()
     while time.monotonic() < end:
         sizes = [len(_read(attempt, rank)) for rank in ranks]
-        if sizes != seen:
-            seen, since = sizes, time.monotonic()
+        if sizes != last_sizes:
+            last_sizes, since = sizes, time.monotonic()
         elif all(sizes) and time.monotonic() - since > _QUIET:
             return
         time.sleep(0.02)

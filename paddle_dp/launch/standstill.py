@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from paddle_dp.launch.command import Limits
-from paddle_dp.mesh.heartbeat import PHASES, Beat
+from paddle_dp.mesh.heartbeat import PHASES, RankStatus
 
 STATUS = 124  # of a job that stood still: as of timeout(1)
 LEAST = 60.0  # seconds: however short a step is, a machine may have something else to do for a while
@@ -18,7 +18,7 @@ GAP = 2.0  # seconds between two looks that count at most: the whole machine may
 CALLED = ("evaluate", "checkpoint", "callbacks")  # phases with a limit of their own
 BEYOND = 5.0  # seconds that a data worker's own time limit, which names the sample, has the first word
 
-Beats = Mapping[int, Beat | None]
+Beats = Mapping[int, RankStatus | None]
 """Of each rank of this node that has not ended: where it was last seen; None where it has not begun."""
 
 
@@ -35,7 +35,7 @@ class Standstill:
     stopped: Sequence[int] = ()
 
     @property
-    def behind(self) -> list[int]:
+    def late_ranks(self) -> list[int]:
         """The ranks that the others wait for, the one that has stood longest first: those that somebody has stopped,
         else those that wait for nobody; a rank that is done is waited for by nobody while others work. Where each waits
         for others, those whose exchange comes first."""
@@ -46,22 +46,24 @@ class Standstill:
         if found := working or ([] if len(free) < len(self.beats) else free):
             return sorted(found, key=lambda rank: -self.since[rank])
         waiting = [rank for rank, beat in self.beats.items() if beat is not None and beat.waits]
-        places = {rank: self._place(rank) for rank in waiting}
-        return [rank for rank in waiting if places[rank] == min(places.values())]
+        progress = {rank: self._progress(rank) for rank in waiting}
+        return [rank for rank in waiting if progress[rank] == min(progress.values())]
 
     def __str__(self) -> str:
-        behind = self.behind
-        all_wait = behind and all(self._waits(rank) for rank in behind) and not self.stopped
-        first = [self._said(rank) for rank in behind]
+        late = self.late_ranks
+        all_wait = late and all(self._waits(rank) for rank in late) and not self.stopped
+        first = [self._sentence(rank) for rank in late]
         rest: dict[str, list[int]] = {}
         for rank in self.beats:
-            if rank not in behind:
-                rest.setdefault(self._where(rank), []).append(rank)
-        said = [*first, *(f"{_ranks(ranks)} {_verb(where, ranks)}" for where, ranks in rest.items())]
-        if all_wait and len(behind) == len(self.beats):
-            said.append("each waits for another rank, and none of this node is late")
+            if rank not in late:
+                rest.setdefault(self._state(rank), []).append(rank)
+        sentences = [*first, *(f"{_ranks(ranks)} {_verb(state, ranks)}" for state, ranks in rest.items())]
+        if all_wait and len(late) == len(self.beats):
+            sentences.append("each waits for another rank, and none of this node is late")
         seconds = f"{self.seconds:.0f} s (allowed are {self.limit:.0f} s: {self.setting})"
-        return f"no rank has made progress for {seconds}: {'; '.join(said)}.{self._skipped(bool(all_wait))}"
+        return (
+            f"no rank has made progress for {seconds}: {'; '.join(sentences)}.{self._skipped(bool(all_wait))}"
+        )
 
     def _skipped(self, all_wait: bool) -> str:
         """A sentence for ranks that wait for one another in different phases of one step, some of them in forward."""
@@ -75,26 +77,26 @@ class Standstill:
             "BatchNorm over all ranks does, unless strategy.sync_batch_norm=false (docs/same.md)."
         )
 
-    def _said(self, rank: int) -> str:
+    def _sentence(self, rank: int) -> str:
         beat, since = self.beats[rank], f"for {self.since[rank]:.0f} s"
         if rank in self.stopped:
-            where = "before it began" if beat is None else f"in {place_of(beat)}"
-            return f"rank {rank} is stopped (by SIGSTOP, a terminal or a debugger) {since}, {where}"
+            location = "before it began" if beat is None else f"in {location_of(beat)}"
+            return f"rank {rank} is stopped (by SIGSTOP, a terminal or a debugger) {since}, {location}"
         if beat is None:
             return f"rank {rank} has not begun {since}: its process is there, and its Python has not begun to work"
         if beat.phase == "done":
             return f"rank {rank} is done, and its process has not ended {since}"
         if beat.waits:
-            return f"rank {rank} has waited in {place_of(beat)} {since}"
-        return f"rank {rank} has been in {place_of(beat)} {since}"
+            return f"rank {rank} has waited in {location_of(beat)} {since}"
+        return f"rank {rank} has been in {location_of(beat)} {since}"
 
-    def _where(self, rank: int) -> str:
+    def _state(self, rank: int) -> str:
         beat = self.beats[rank]
         if beat is None:
             return "has not begun"
         if beat.phase == "done":
             return "is done"
-        return f"waits in {place_of(beat)}" if beat.waits else f"is in {place_of(beat)}"
+        return f"waits in {location_of(beat)}" if beat.waits else f"is in {location_of(beat)}"
 
     def _waits(self, rank: int) -> bool:
         beat = self.beats[rank]
@@ -104,9 +106,9 @@ class Standstill:
         beat = self.beats[rank]
         return "" if beat is None else beat.phase
 
-    def _place(self, rank: int) -> tuple[int, int, str]:
+    def _progress(self, rank: int) -> tuple[int, int, str]:
         beat = self.beats[rank]
-        return (-1, 0, "") if beat is None else (beat.step, PHASES.index(beat.phase), beat.what)
+        return (-1, 0, "") if beat is None else (beat.step, PHASES.index(beat.phase), beat.activity)
 
 
 class Standing:
@@ -151,7 +153,7 @@ class Standing:
             return self.watch.patience.seconds
         return max(LEAST, STEPS * median(self._steps)) if self._steps else LEAST
 
-    def _limit(self, beat: Beat | None) -> tuple[float, str]:
+    def _limit(self, beat: RankStatus | None) -> tuple[float, str]:
         """For how long a rank may be where it is, and which setting says so."""
         if beat is None or beat.phase == "start":
             return self.watch.start.seconds, "watch.start"
@@ -184,24 +186,24 @@ class Standing:
             self._step = latest.step, latest.time
 
 
-def place_of(beat: Beat) -> str:
+def location_of(beat: RankStatus) -> str:
     """«data of step 13 (sample 4711)», «callbacks after step 12 (Evaluate.epoch)»."""
-    what = f"sample {beat.sample}" if beat.sample >= 0 and not beat.waits else beat.what
-    place = beat.phase
+    detail = f"sample {beat.sample}" if beat.sample >= 0 and not beat.waits else beat.activity
+    location = beat.phase
     if beat.phase in ("data", "forward", "backward", "exchange", "update"):
-        place += f" of step {beat.step + 1}"
+        location += f" of step {beat.step + 1}"
     elif beat.phase not in ("start", "done"):
-        place += f" after step {beat.step}"
-    return f"{place} ({what})" if what else place
+        location += f" after step {beat.step}"
+    return f"{location} ({detail})" if detail else location
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
 
 
-def _verb(where: str, ranks: Sequence[int]) -> str:
+def _verb(state: str, ranks: Sequence[int]) -> str:
     """«waits in …» of one rank, «wait in …» of several."""
     if len(ranks) == 1:
-        return where
-    verb, _, rest = where.partition(" ")
+        return state
+    verb, _, rest = state.partition(" ")
     return f"{ {'waits': 'wait', 'is': 'are', 'has': 'have'}[verb] } {rest}"

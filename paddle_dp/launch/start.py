@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import PaddleDPError, UsageError
-from paddle_dp.launch import attempts, last_words, logs, script
-from paddle_dp.launch.ahead import LauncherAhead
+from paddle_dp.launch import attempts, console, logs, script
 from paddle_dp.launch.command import Job, Limits, Plan, environment
 from paddle_dp.launch.initial import check_load
 from paddle_dp.launch.inside import watched_inside
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.launch.network import check_loopback
-from paddle_dp.launch.plan import Each, check_memory, on_any_ranks, plan_of
+from paddle_dp.launch.plan import RankDevices, check_memory, on_any_ranks, plan_of
+from paddle_dp.launch.prelaunch import PreparedLauncher
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
-from paddle_dp.launch.sizes import Offer, Sizes, choose, equal
+from paddle_dp.launch.sizes import ElasticSize, Offer, choose, equal
 from paddle_dp.launch.steady import steady_screen
 from paddle_dp.launch.waiting import WaitingRanks
-from paddle_dp.launch.watch import Prepared
+from paddle_dp.launch.watch import PreparedRanks
 
 # Entry points that read the recipe in a run's folder, perhaps another's.
-OF_A_RUN = ("evaluate", "generate", "predict", "export", "export_weights")
+RUN_ENTRY_POINTS = ("evaluate", "generate", "predict", "export", "export_weights")
 
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
@@ -43,10 +43,10 @@ def run(job: Job, waiting: WaitingRanks | None = None) -> int:
         try:
             return _run(job, waiting)
         except PaddleDPError as error:
-            last_words.say(str(error))
+            console.write(str(error))
             return error.exit_status
         except KeyboardInterrupt:  # while the recipe was read, before any process was started
-            last_words.say("interrupted.")
+            console.write("interrupted.")
             return 130
 
 
@@ -56,40 +56,40 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
     if job.script:
         ignore_ccache()
         return script.run(job, machine, inherited)
-    plan = plan_of(job, machine, each=Each(servers=None))
+    plan = plan_of(job, machine, each=RankDevices(servers=None))
     ignore_ccache()
     if plan.alone:
         # This process will be the rank; MKL and OpenMP read their variables when paddle is imported.
         _become(environment(plan, inherited))
         import_paddle()
     elif waiting is None and plan.nodes == 1:
-        with LauncherAhead(plan, inherited) as ahead:
+        with PreparedLauncher(plan, inherited) as ahead:
             return _read(job, machine, inherited, ahead)
     return _read(job, machine, inherited, waiting)
 
 
 def _read(
-    job: Job, machine: Machine, inherited: dict[str, str], prepared: LauncherAhead | WaitingRanks | None
+    job: Job, machine: Machine, inherited: dict[str, str], prepared: PreparedLauncher | WaitingRanks | None
 ) -> int:
     """Reads the recipe, which imports what it names, and runs it."""
     from paddle_dp.recipe import foreign_code, read_recipe
     from paddle_dp.recipe.code import changed
 
-    if job.entry_point in OF_A_RUN and (foreign := foreign_code(job.recipe, job.all_overrides)):
-        last_words.say(
+    if job.entry_point in RUN_ENTRY_POINTS and (foreign := foreign_code(job.recipe, job.all_overrides)):
+        console.write(
             f"{job.recipe} imports, and so runs, code that is not paddle_dp's: {', '.join(foreign)}"
         )
-    for file, copy in changed(job.recipe) if job.entry_point in OF_A_RUN else ():
-        last_words.say(
+    for file, copy in changed(job.recipe) if job.entry_point in RUN_ENTRY_POINTS else ():
+        console.write(
             f"{file} is not what the run was trained with, and it is what runs now. The run's own is {copy}: it runs "
             "where there is no other of its name."
         )
     if job.entry_point == "evaluate":
-        recipe, plan = on_any_ranks(job, partial(_taken, machine=machine), last_words.say)
+        recipe, plan = on_any_ranks(job, partial(_read_and_plan, machine=machine), console.write)
     else:
         recipe = read_recipe(job.recipe, job.all_overrides)
         plan = _planned(job, recipe, machine)
-    if not isinstance(prepared, LauncherAhead):
+    if not isinstance(prepared, PreparedLauncher):
         return _checked(plan, recipe, inherited, prepared)
     if plan.alone or plan.servers:
         prepared.drop()
@@ -99,9 +99,9 @@ def _read(
 def _planned(job: Job, recipe: Recipe, machine: Machine) -> Plan:
     """The plan of the job, as the recipe's strategy takes devices. Raises UsageError where it cannot have them."""
     strategy = recipe.strategy.config
-    each = Each(servers=strategy.servers)
+    each = RankDevices(servers=strategy.servers)
     if strategy.accelerators > 1:
-        each = Each(strategy.accelerators, strategy.with_fewer)
+        each = RankDevices(strategy.accelerators, strategy.with_fewer)
     elif strategy.servers:
         each = replace(each, fewer="each worker takes one")
     plan = plan_of(job, machine, recipe.train.device, each)
@@ -109,7 +109,7 @@ def _planned(job: Job, recipe: Recipe, machine: Machine) -> Plan:
     return replace(plan, limits=limits)
 
 
-def _taken(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
+def _read_and_plan(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
     """The job's recipe and plan. Raises UsageError where its strategy does not take these ranks."""
     from paddle_dp.recipe import read_recipe
 
@@ -119,12 +119,12 @@ def _taken(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
     return recipe, plan
 
 
-def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: Prepared | None) -> int:
+def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: PreparedRanks | None) -> int:
     """Checks what is left that can be refused before a file is written, then runs the plan."""
     from paddle_dp.recipe.folder import release
 
     job = plan.job
-    sizes = Sizes(plan=plan, run=recipe.folder, refused=partial(_refused, recipe, plan.kind))
+    sizes = ElasticSize(plan=plan, run=recipe.folder, refused=partial(_refused, recipe, plan.kind))
     if not job.elastic:
         _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
     elif plan.nodes == 1:
@@ -140,7 +140,7 @@ def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: Pr
         sizes.plan, attempt = _opened(plan, recipe.folder)
         if plan.alone:
             return _alone(sizes.plan, attempt)
-        return attempts.run(sizes.next_said, attempt, inherited, sizes.resize, prepared)
+        return attempts.run(sizes.announce_next, attempt, inherited, sizes.resize, prepared)
     finally:
         release(recipe.folder)
 
@@ -167,10 +167,10 @@ def _opened(plan: Plan, folder: Path) -> tuple[Plan, Path]:
     return replace(plan, job=job, began=attempt.stat().st_mtime), attempt
 
 
-def _on_nodes(sizes: Sizes, recipe: Recipe, inherited: dict[str, str]) -> int:
+def _on_nodes(sizes: ElasticSize, recipe: Recipe, inherited: dict[str, str]) -> int:
     """One of several nodes: they meet before anything is written."""
     from paddle_dp.launch.nodes import job as nodes
-    from paddle_dp.launch.nodes.rendezvous import Limits as NodeLimits
+    from paddle_dp.launch.nodes.rendezvous import NodeLimits as NodeLimits
     from paddle_dp.recipe.folder import SIGNS
 
     plan = sizes.plan
@@ -185,7 +185,7 @@ def _on_nodes(sizes: Sizes, recipe: Recipe, inherited: dict[str, str]) -> int:
     strategy, spare = recipe.strategy.config, None
     if strategy.may_lose_ranks:  # but for those with servers
         spare = -(-strategy.servers // plan.ranks)
-    limits = NodeLimits.of(recipe.watch, least, plan.nodes, spare)
+    limits = NodeLimits.from_watch(recipe.watch, least, plan.nodes, spare)
 
     def chosen(offers: Sequence[Offer]) -> Sequence[Offer]:
         if job.elastic:
@@ -234,7 +234,7 @@ def _alone(plan: Plan, attempt: Path) -> int:
 
     job = plan.job
     job = replace(job, extra={**job.extra, "logs": str(attempt)})
-    last_words.announce(plan, dict(os.environ), attempt)
-    with watched_inside(plan.limits, attempt, lambda failure: last_words.answer(failure, plan, attempt)):
+    console.announce(plan, dict(os.environ), attempt)
+    with watched_inside(plan.limits, attempt, lambda failure: console.answer(failure, plan, attempt)):
         failure = guarded(lambda: work(job.entry_point, job.recipe, job.all_overrides, job.options), attempt)
-    return last_words.answer(failure, plan, attempt) if failure else 0
+    return console.answer(failure, plan, attempt) if failure else 0

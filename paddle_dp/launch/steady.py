@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-KEPT = 2**20  # bytes, the last ones
+MAX_PENDING_BYTES = 2**20  # bytes, the last ones
 
 
 @dataclass
-class Kept:
+class PendingOutput:
     """What a file has not taken yet; of all that write to it, or one's line would end in the midst of another's."""
 
     content: bytes = b""
@@ -29,17 +29,17 @@ class SteadyFile(io.RawIOBase):
     """Writes to a descriptor. What cannot be written is kept in memory, the last MiB of it, and written when it can be;
     when nobody reads any more (a closed pipe, a terminal that is gone), it is dropped."""
 
-    def __init__(self, descriptor: int, kept: Kept | None = None):
-        self._descriptor, self._kept = descriptor, kept or Kept()
+    def __init__(self, descriptor: int, pending: PendingOutput | None = None):
+        self._descriptor, self._pending = descriptor, pending or PendingOutput()
 
     def write(self, content: bytes | memoryview) -> int:  # type: ignore[override]
-        left = self._kept.content + bytes(content)
+        left = self._pending.content + bytes(content)
         try:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as error:
-            left = b"" if error.errno in (errno.EPIPE, errno.EIO, errno.EBADF) else left[-KEPT:]
-        self._kept.content = left
+            left = b"" if error.errno in (errno.EPIPE, errno.EIO, errno.EBADF) else left[-MAX_PENDING_BYTES:]
+        self._pending.content = left
         return len(content)
 
     def writable(self) -> bool:
@@ -69,8 +69,11 @@ def open_standard_files() -> None:
 def steady_screen() -> Iterator[None]:
     """Within it, printing to this process's own standard output and error raises no OSError."""
     before = sys.stdout, sys.stderr
-    kept = Kept()
-    now = _steady(sys.stdout, 1, kept), _steady(sys.stderr, 2, kept if _same_file(1, 2) else Kept())
+    pending = PendingOutput()
+    now = (
+        _steady(sys.stdout, 1, pending),
+        _steady(sys.stderr, 2, pending if _same_file(1, 2) else PendingOutput()),
+    )
     sys.stdout, sys.stderr = now
     try:
         yield
@@ -84,20 +87,20 @@ def steady_screen() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _same_file(one: int, other: int) -> bool:
+def _same_file(first: int, other: int) -> bool:
     try:
-        return os.path.sameopenfile(one, other)
+        return os.path.sameopenfile(first, other)
     except OSError:
         return False
 
 
-def _steady(stream: TextIO, descriptor: int, kept: Kept) -> TextIO:
+def _steady(stream: TextIO, descriptor: int, pending: PendingOutput) -> TextIO:
     """The same stream over a SteadyFile; itself if it is another one, such as that of a test."""
-    if type(stream) is not io.TextIOWrapper or not _is_own(stream, descriptor):
+    if type(stream) is not io.TextIOWrapper or not _writes_to(stream, descriptor):
         return stream
     with suppress(OSError):
         stream.flush()
-    raw: Any = SteadyFile(descriptor, kept)
+    raw: Any = SteadyFile(descriptor, pending)
     return io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),  # the first is what `python -u` has
         encoding=stream.encoding,
@@ -107,7 +110,7 @@ def _steady(stream: TextIO, descriptor: int, kept: Kept) -> TextIO:
     )
 
 
-def _is_own(stream: io.TextIOWrapper, descriptor: int) -> bool:
+def _writes_to(stream: io.TextIOWrapper, descriptor: int) -> bool:
     try:
         return stream.fileno() == descriptor
     except (OSError, ValueError):

@@ -24,21 +24,21 @@ from paddle_dp.launch.processes import (
     send,
 )
 from paddle_dp.launch.signals import Signals
-from paddle_dp.launch.standstill import STATUS, Standing, Standstill, place_of
-from paddle_dp.launch.watch import Departure, Started, Watch
-from paddle_dp.mesh.heartbeat import Beat, Board
+from paddle_dp.launch.standstill import STATUS, Standing, Standstill, location_of
+from paddle_dp.launch.watch import Departure, RankMonitor, Started
+from paddle_dp.mesh.heartbeat import RankStatus, StatusTable
 from paddle_dp.mesh.late_ranks import WAITED
 
 MARK = "PADDLE_DP_JOB"  # variable in the environment of every process of a job, to find those whose parents are gone
 INTERVAL = 0.1  # seconds between two checks
 SETTLE = 1.5  # seconds for other ranks to write their failures, before the cause is chosen
-WORD = 0.5  # seconds for the launcher to write how a rank ended that it was the first to see
+LAUNCHER_PATIENCE = 0.5  # seconds for the launcher to write how a rank ended that it was the first to see
 ALONE = 60.0  # seconds that ranks of a script go on without one of them, until that is said
 GRACE = 5.0  # seconds for ranks to end by themselves after SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outside:
+class ExternalEvents:
     """What others than the ranks want: signals to this process; `must_end()`: whether the job is to end at once;
     `must_stop()`: why its ranks are to stop in good order, "" while they are not. `tell_others(words)`: says something
     on the screens of the other nodes."""
@@ -46,7 +46,7 @@ class Outside:
     signals: Signals
     must_end: Callable[[], bool] = lambda: False
     must_stop: Callable[[], str] = lambda: ""
-    tell_others: Callable[[str], None] = lambda words: None
+    notify_nodes: Callable[[str], None] = lambda words: None
 
 
 class Supervision:
@@ -61,8 +61,8 @@ class Supervision:
         process: Started,
         attempt: Path,
         mark: str,
-        outside: Outside,
-        board: Board | None = None,
+        outside: ExternalEvents,
+        board: StatusTable | None = None,
     ):
         self.plan, self.process, self.attempt, self.mark = plan, process, attempt, mark
         self.outside, self.board = outside, board
@@ -70,30 +70,30 @@ class Supervision:
         self.standstill: Standstill | None = None
         self.consequences: list[Failure] = []  # what followed from the first cause, in order
         self.steps: dict[int, int] = {}  # updates done by each rank of this node, when all was over
-        self.watch = Watch(process.ranks)
+        self.watch = RankMonitor(process.ranks)
         self.kernel = KernelKills()
         self.first_rank = plan.node * plan.ranks
-        self._said_who_left = False
+        self._reported_departures = False
         self._shown = 0  # bytes of the first rank's log that are on the screen
-        self.lost = LostRanks(self.watch, board, self.first_rank, plan.nodes, outside.tell_others)
+        self.lost = LostRanks(self.watch, board, self.first_rank, plan.nodes, outside.notify_nodes)
 
     def wait(self, follower: logs.Follower) -> Failure | int:
         """The job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
         signals = self.outside.signals
-        patience, failed, asked = 0.0, False, False
+        patience, failed, stop_sent = 0.0, False, False
         try:
             written = follower.size
             while not self._over():
-                if not asked and (why := signals.name or self.outside.must_stop()) and self._stops():
-                    asked = True
+                if not stop_sent and (why := signals.name or self.outside.must_stop()) and self._stops():
+                    stop_sent = True
                     self._ask_to_stop(why, signals.number or signal.SIGUSR1)
-                if signals.times > asked:
+                if signals.times > stop_sent:
                     break
                 follower.copy(written)  # the size from before the check: nothing printed after a failure
                 self.watch.rest(INTERVAL)
                 written = follower.size
-            if signals.times > asked:
-                patience = 0.0 if asked else GRACE
+            if signals.times > stop_sent:
+                patience = 0.0 if stop_sent else GRACE
                 return 128 + signals.number
             self._shown = follower.shown
             outcome = self._outcome(signals)
@@ -111,7 +111,7 @@ class Supervision:
         """Whether all ranks ended well, the launcher is gone, a rank has failed, or somebody else's."""
         self.watch.look()
         self.kernel.look(time.monotonic())
-        self._say_who_left(time.time())
+        self._report_departures(time.time())
         lost = self.lost.now()
         self.lost.tell(self._failure_of)
         done = self.plan.nodes == 1 and self.watch.all_well(self.plan.ranks, lost) and not self._left_early()
@@ -128,17 +128,17 @@ class Supervision:
     def _failure_of(self, rank: int) -> Failure:
         """How a rank that has ended did so."""
         written = {failure.rank: failure for failure in read_all(self.attempt)}
-        return written.get(rank) or self._of(self.watch.departures[rank])
+        return written.get(rank) or self._departure_failure(self.watch.departures[rank])
 
-    def _say_who_left(self, now: float) -> None:
+    def _report_departures(self, now: float) -> None:
         """Says once which ranks of a script have ended well while others go on for long: a script of which that is no
         part waits for them for ever, and nothing tells the two apart."""
         gone = [
             rank for rank, d in self.watch.departures.items() if d.code in (0, None) and now > d.time + ALONE
         ]
-        if self._said_who_left or not gone or not self.plan.job.script or not self.watch.living:
+        if self._reported_departures or not gone or not self.plan.job.script or not self.watch.living:
             return
-        self._said_who_left = True
+        self._reported_departures = True
         left = ", ".join(str(rank) for rank in sorted(gone))
         on = ", ".join(str(rank) for rank in sorted(self.watch.pids) if rank not in self.watch.departures)
         print(
@@ -170,7 +170,7 @@ class Supervision:
         return self.standstill is not None
 
     @property
-    def beats(self) -> dict[int, Beat | None]:
+    def beats(self) -> dict[int, RankStatus | None]:
         """The heartbeat of each rank of this node that has not ended; None before a rank's first."""
         assert self.board is not None
         ranks = {self.first_rank + place: place for place in range(self.plan.ranks)}
@@ -201,19 +201,19 @@ class Supervision:
     def _cause(self) -> Failure | None:
         """The first cause, from the failures that ranks have written and from how they ended."""
         if (status := self.process.poll()) is not None and status < 0:
-            return self._of_launcher(-status)
+            return self._launcher_failure(-status)
         lost = self.lost.now()
         failures = [failure for failure in read_all(self.attempt) if failure.rank not in lost]
         wrote = {failure.rank for failure in failures}
         ended = [*(d for d in self.watch.failed if d.rank not in lost), *self._left_early()]
-        failures += [self._of(departure) for departure in ended if departure.rank not in wrote]
+        failures += [self._departure_failure(departure) for departure in ended if departure.rank not in wrote]
         cause = first(failures)
         if cause is not None and cause.consequence and self.board is None:
             for departure in self.watch.departures.values():
                 # None: the launcher saw it first, and its code is lost. Other codes are among `failures`.
                 late = departure.time >= cause.time + SETTLE
                 if departure.code in (0, None) and not late:
-                    cause = self._of(departure)
+                    cause = self._departure_failure(departure)
                     break
         self.consequences = sorted((f for f in failures if f is not cause), key=lambda failure: failure.time)
         return cause
@@ -232,7 +232,7 @@ class Supervision:
             return True  # it may leave by os._exit
         return beat is not None and beat.phase == "done"
 
-    def _of_launcher(self, number: int) -> Failure:
+    def _launcher_failure(self, number: int) -> Failure:
         """The end of Paddle's launcher by a signal, which ends its ranks, too."""
         ended = Failure.by_signal(self.first_rank, self.process.pid, number, time.time())
         ended = ended.with_kernel(self.kernel.lately())
@@ -241,25 +241,27 @@ class Supervision:
         )
         return replace(ended, kind="launcher", message=message, expected=True)
 
-    def _stood_still(self, found: Standstill) -> Failure:
+    def _stood_still(self, hang: Standstill) -> Failure:
         """Why nothing goes on, in a sentence, with the stacks of the ranks that the others wait for."""
-        rank, words = found.behind[0], str(found)
+        rank, message = hang.late_ranks[0], str(hang)
         if not self.watch.pids:
-            words = nobody_came(self.plan, found.seconds, self.attempt)
+            message = nobody_came(self.plan, hang.seconds, self.attempt)
         else:
-            pids = {r: self.watch.pids[r] for r, beat in found.beats.items() if beat and r in self.watch.pids}
-            taken = stacks.collect(self.attempt, pids)
-            for late in found.behind[:2]:
-                if late in taken:
-                    words += f"\nrank {late}, the innermost call first:\n{stacks.shown(taken[late])}"
-            others = [f"rank {r}: {stacks.innermost(taken[r])}" for r in taken if r not in found.behind[:2]]
-            words = "\n".join([words, *others, f"stacks of all ranks: {self.attempt}/stacks.rank-*"])
+            pids = {r: self.watch.pids[r] for r, beat in hang.beats.items() if beat and r in self.watch.pids}
+            stack_of = stacks.collect(self.attempt, pids)
+            for late in hang.late_ranks[:2]:
+                if late in stack_of:
+                    message += f"\nrank {late}, the innermost call first:\n{stacks.shown(stack_of[late])}"
+            rest = [
+                f"rank {r}: {stacks.innermost(stack_of[r])}" for r in stack_of if r not in hang.late_ranks[:2]
+            ]
+            message = "\n".join([message, *rest, f"stacks of all ranks: {self.attempt}/stacks.rank-*"])
         return Failure(
-            rank=rank, kind="stood still", message=words, exit_status=STATUS, expected=True,
+            rank=rank, kind="stood still", message=message, exit_status=STATUS, expected=True,
             pid=self.watch.pids.get(rank, self.process.pid),
         )  # fmt: skip
 
-    def _of(self, departure: Departure) -> Failure:
+    def _departure_failure(self, departure: Departure) -> Failure:
         """The failure of a rank that wrote none itself."""
         beat = None if self.board is None else self.board.read(departure.rank - self.first_rank)
         return replace(self._ended(departure), name="" if beat is None else beat.name)
@@ -267,16 +269,16 @@ class Supervision:
     def _ended(self, departure: Departure) -> Failure:
         shown = self._shown if departure.rank == self.first_rank else 0
         log = logs.tail(self.log_of(departure.rank), since=shown)
-        seen = self._code_of(departure)
-        code, rank, pid = seen or 0, departure.rank, departure.pid
-        where = self._last_place(rank)
+        known_code = self._code_of(departure)
+        code, rank, pid = known_code or 0, departure.rank, departure.pid
+        location = self._last_location(rank)
         if code < 0:
-            ended = Failure.by_signal(rank, pid, -code, departure.time, log, where)
+            ended = Failure.by_signal(rank, pid, -code, departure.time, log, location)
             ended = ended.with_kernel(self.kernel.lately())
             # DataParallel exchanges in C++, whose time limit kills the process: only its log names the late rank.
             return replace(ended, waited=logs.last(self.log_of(rank), WAITED)) if ended.consequence else ended
-        status = "an unknown exit status" if seen is None else f"exit status {code}"
-        message = f"left with {status} while the job was running{where and f',{where}'}"
+        status = "an unknown exit status" if known_code is None else f"exit status {code}"
+        message = f"left with {status} while the job was running{location and f',{location}'}"
         return Failure(
             rank=rank,
             pid=pid,
@@ -287,14 +289,14 @@ class Supervision:
             time=departure.time,
         )
 
-    def _last_place(self, rank: int) -> str:
+    def _last_location(self, rank: int) -> str:
         """« in forward of step 7»: what a rank of this node was doing when it was last seen; "" if it never said."""
         beat = None if self.board is None else self.board.read(rank - self.first_rank)
-        return "" if beat is None or beat.phase in ("done", "unwatched") else f" in {place_of(beat)}"
+        return "" if beat is None or beat.phase in ("done", "unwatched") else f" in {location_of(beat)}"
 
     def _code_of(self, departure: Departure) -> int | None:
         """A rank's exit code; the launcher's word for it where the launcher has asked the kernel before we looked."""
-        end = time.monotonic() + WORD
+        end = time.monotonic() + LAUNCHER_PATIENCE
         code = departure.code
         while code is None and self.process.poll() is None and time.monotonic() < end:
             code = logs.exit_code(self.attempt, departure.rank - self.first_rank)
@@ -319,16 +321,16 @@ class Supervision:
         while self.watch.living and signals.times == times and time.monotonic() < end:
             self.watch.rest(INTERVAL)
             self.watch.look()
-        seen = set(self.watch.pids.values())
+        known_pids = set(self.watch.pids.values())
 
         def left() -> list[int]:
             pids = self._left()
-            seen.update(pids)
+            known_pids.update(pids)
             return pids
 
         kill_all(left)
         self.process.wait()
-        remove_shared_memory(seen)
+        remove_shared_memory(known_pids)
         self.watch.close()
 
     def _has_stopped(self) -> bool:
@@ -340,13 +342,13 @@ class Supervision:
 
 
 @contextmanager
-def board_of(plan: Plan) -> Iterator[Board | None]:
+def board_of(plan: Plan) -> Iterator[StatusTable | None]:
     """Where the plan's ranks write where they are; None where nobody is to look, or this system has no such memory."""
     if plan.limits is None:
         yield None
         return
     try:
-        board = Board(plan.ranks)
+        board = StatusTable(plan.ranks)
     except OSError as error:
         print(f"a job that stands still will not be noticed: {error}", flush=True)
         yield None

@@ -28,13 +28,13 @@ class Tries:
         assert process.stdin is not None and process.stdout is not None
         try:
             print(json.dumps([str(file), list(overrides)]), file=process.stdin, flush=True)
-            said = process.stdout.readline()
+            answer = process.stdout.readline()
         except BrokenPipeError:
-            said = ""
-        if not said:
+            answer = ""
+        if not answer:
             self.close()
             return ["not tried: the process that tries it ended"]
-        found = json.loads(said)
+        found = json.loads(answer)
         if "error" in found:
             raise UsageError(f"{file}: {found['error']}")
         return list(found["lines"])
@@ -57,8 +57,8 @@ def _started() -> subprocess.Popen[str]:
 @contextmanager
 def tries() -> Iterator[Tries]:
     """Within it, recipes can be tried; afterwards the process is gone."""
-    made = Tries()
+    runner = Tries()
     try:
-        yield made
+        yield runner
     finally:
-        made.close()
+        runner.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from types import TracebackType
 
-from paddle_dp.launch.command import Plan, worker_words
+from paddle_dp.launch.command import Plan, worker_arguments
 from paddle_dp.launch.logs import worker_log
 from paddle_dp.launch.processes import descendants, kill_all, tied_to
 from paddle_dp.launch.waiting_rank import Case
@@ -24,7 +24,7 @@ from paddle_dp.launch.waiting_rank import Case
 PROGRAM = Path(__file__).with_name("waiting_rank.py")
 ON_LINUX = os.path.isdir("/proc/self/task")
 # What differs from job to job without being read when Paddle is imported.
-OF_A_JOB = ("PADDLE_DP_", "PADDLE_LOG_DIR", "PORT_RANGE")
+JOB_VARIABLES = ("PADDLE_DP_", "PADDLE_LOG_DIR", "PORT_RANGE")
 
 
 class Forks:
@@ -86,13 +86,15 @@ class WaitingRanks:
         """
         if plan.devices or plan.nodes > 1 or plan.job.script or not ON_LINUX or not self._safe:
             return None
-        if not self._let_wait(plan, {n: v for n, v in variables.items() if not n.startswith(OF_A_JOB)}):
+        if not self._let_wait(plan, {n: v for n, v in variables.items() if not n.startswith(JOB_VARIABLES)}):
             return None
-        words, mine = worker_words(plan), self._waiting[: plan.ranks]
-        for rank, (each, told) in enumerate(zip(mine, launched(plan.ranks, variables, attempt), strict=True)):
-            case = Case(words, {**variables, **told}, str(worker_log(attempt, rank)))
+        arguments, processes = worker_arguments(plan), self._waiting[: plan.ranks]
+        for rank, (each, told) in enumerate(
+            zip(processes, launched(plan.ranks, variables, attempt), strict=True)
+        ):
+            case = Case(arguments, {**variables, **told}, str(worker_log(attempt, rank)))
             _write(each, case.as_line())
-        return Forks(mine)
+        return Forks(processes)
 
     def _let_wait(self, plan: Plan, environment: dict[str, str]) -> bool:
         """Has as many processes wait as the plan has ranks, started in this environment: libraries read it when loaded.

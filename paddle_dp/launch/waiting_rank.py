@@ -31,7 +31,7 @@ BEFORE = frozenset(os.environ)  # Paddle sets variables when it is imported, whi
 class Case:
     """What a rank is started with: the worker's arguments, all its variables, and the file that it prints to."""
 
-    words: list[str]
+    arguments: list[str]
     variables: dict[str, str]
     log: str
 
@@ -50,7 +50,7 @@ def wait(entry_point: str) -> Case | None:
         import_module(worker.ENTRY_POINTS[entry_point].partition(":")[0])
     gc.collect()
     gc.freeze()  # so that collecting garbage in a fork copies none of this
-    _answer(_threads_behind_a_fork())
+    _answer(_threads_after_fork())
     me = os.getpid()
     while line := sys.stdin.readline():
         rank = os.fork()
@@ -87,7 +87,7 @@ def become(case: Case) -> None:
     np.random.seed()
 
 
-def _threads_behind_a_fork() -> int:
+def _threads_after_fork() -> int:
     """The threads of this process when it has forked: those of libraries that know of forks, as OpenBLAS, are gone."""
     if (child := os.fork()) == 0:
         os._exit(0)
@@ -107,5 +107,5 @@ if __name__ == "__main__":
     if mine is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         become(mine)
-        sys.argv[1:] = mine.words
+        sys.argv[1:] = mine.arguments
         worker.main()

@@ -48,7 +48,7 @@ class Started(Protocol):
         """What is to be killed in the end: living processes of this job."""
 
 
-class Prepared(Protocol):
+class PreparedRanks(Protocol):
     """What was prepared before it was known what to start: ranks that wait, or a launcher."""
 
     def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Started | None:
@@ -64,7 +64,7 @@ class Launcher(Popen[bytes]):
 
     expected: Sequence[int] = ()
     first_log: Path | None = None
-    _others: Sequence[int] = ()
+    _known_children: Sequence[int] = ()
 
     def ranks(self) -> Mapping[int, int]:
         """The pid of each rank that has started and that the launcher has not waited for yet.
@@ -74,8 +74,8 @@ class Launcher(Popen[bytes]):
         """
         children = self._children()
         if self.first_log is not None and not self.first_log.exists():
-            self._others = children
-        children = [pid for pid in children if pid not in self._others]
+            self._known_children = children
+        children = [pid for pid in children if pid not in self._known_children]
         known = {pid: int(word) for pid in children if (word := variable(pid, "PADDLE_TRAINER_ID"))}
         in_order = [pid for pid in children if pid in known or exit_of(pid)[0]]
         if len(in_order) == len(self.expected):
@@ -93,7 +93,7 @@ class Launcher(Popen[bytes]):
             return []
 
 
-class Watch:
+class RankMonitor:
     """Looks at the ranks that have started, as `ranks` tells their pids; cheap enough for ten times a second.
 
     The launcher reports only one failed rank, the lowest, and up to two seconds late. A child that has ended stays

@@ -96,11 +96,11 @@ def guarded(call: Callable[[], None], folder: Path | None) -> Failure | None:
     except SystemExit as ending:
         if ending.code in (None, 0):
             return None
-        failure = Failure.of(ending, _rank())
+        failure = Failure.from_error(ending, _rank())
     except KeyboardInterrupt as interrupt:
-        failure = Failure.of(interrupt, _rank())
+        failure = Failure.from_error(interrupt, _rank())
     except Exception as error:  # noqa: BLE001 - the supervisor needs to know of any
-        failure = Failure.of(error, _rank())
+        failure = Failure.from_error(error, _rank())
     else:
         return None
     if folder is not None:
@@ -157,12 +157,12 @@ def _read(entry_point: str, argv: Sequence[str] | None) -> Job:
         "--output-dir", "--out", metavar="DIR", help="the run folder, instead of the recipe's own"
     )
     parser.add_argument("--entry-point", default=entry_point, help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     return Job(
-        recipe=given.recipe, entry_point=given.entry_point, overrides=tuple(given.override),
-        output_dir=given.output_dir, resume=given.resume, extra={
-            **({} if given.checkpoint is None else {"checkpoint": given.checkpoint}),
-            **({"accept": given.accept.split(",")} if given.accept else {}),
+        recipe=options.recipe, entry_point=options.entry_point, overrides=tuple(options.override),
+        output_dir=options.output_dir, resume=options.resume, extra={
+            **({} if options.checkpoint is None else {"checkpoint": options.checkpoint}),
+            **({"accept": options.accept.split(",")} if options.accept else {}),
         },
     )  # fmt: skip
 

@@ -26,25 +26,25 @@ T = TypeVar("T")
 _recorded: deque[tuple[paddle.device.Event, Any]] = deque()
 
 
-def copies_to(place: Any) -> Callable[[Array], paddle.Tensor]:
+def copies_to(device: Any) -> Callable[[Array], paddle.Tensor]:
     """`to_device` for this place, which is looked at once."""
-    return on_host if is_cpu(place) else partial(to_device, place=place)
+    return on_host if is_cpu(device) else partial(to_device, device=device)
 
 
-def to_device(array: Array, place: Any) -> paddle.Tensor:
-    """`array` as a tensor at `place`, copied on the current stream; the array may be changed as soon as this returns.
+def to_device(array: Array, device: Any) -> paddle.Tensor:
+    """`array` as a tensor at `device`, copied on the current stream; the array may be changed as soon as this returns.
 
     A GPU copies from page-locked memory, other devices from ordinary memory; either is kept until the copy is done.
     """
     import paddle
 
-    if is_cpu(place):
+    if is_cpu(device):
         return on_host(array)
-    if not has_streams(str(place)):
-        return paddle.to_tensor(array, place=place)
-    pinned = "gpu" in str(place)
+    if not has_streams(str(device)):
+        return paddle.to_tensor(array, place=device)
+    pinned = "gpu" in str(device)
     source = paddle.to_tensor(array, place=paddle.CUDAPinnedPlace()) if pinned else on_host(array)
-    copy = source.to(place, blocking=False)
+    copy = source.to(device, blocking=False)
     _recorded.append((_record(), source))
     return copy
 
@@ -70,14 +70,14 @@ class Arriving:
 
 
 class ToHost:
-    """Copies from the device at `place` to the host, on a stream of their own: each behind what the device was given
+    """Copies from the device at `device` to the host, on a stream of their own: each behind what the device was given
     until then, beside what it is given later."""
 
-    def __init__(self, place: Any):
+    def __init__(self, device: Any):
         import paddle
 
-        self._waits = not has_streams(str(place))
-        self._host = paddle.CUDAPinnedPlace() if "gpu" in str(place) else paddle.CPUPlace()
+        self._waits = not has_streams(str(device))
+        self._host = paddle.CUDAPinnedPlace() if "gpu" in str(device) else paddle.CPUPlace()
         self._stream = None if self._waits else paddle.device.Stream()
 
     def begin(self, tensor: paddle.Tensor) -> Arriving:
@@ -102,26 +102,26 @@ def on_host(array: Array) -> paddle.Tensor:
     import numpy as np
     import paddle
 
-    place = paddle.CPUPlace()
+    device = paddle.CPUPlace()
     return (
-        paddle.Tensor(array, place=place)
+        paddle.Tensor(array, place=device)
         if type(array) is np.ndarray
-        else paddle.to_tensor(array, place=place)
+        else paddle.to_tensor(array, place=device)
     )
 
 
-def is_cpu(place: Any) -> bool:
+def is_cpu(device: Any) -> bool:
     """Of any of Paddle's classes of places."""
-    return str(place) == "Place(cpu)"
+    return str(device) == "Place(cpu)"
 
 
-def one_ahead(items: Iterator[T], place: Any) -> Iterator[T]:
+def prefetch(items: Iterator[T], device: Any) -> Iterator[T]:
     """Yields `items`, whose tensors `to_device` copies, each while the device computes with the one before.
 
     An item is taken, and its copies are queued on a stream of their own, before the one before is yielded. An error in
     taking it is raised in its turn. On a CPU, or without streams, the items are yielded as they are.
     """
-    return _one_ahead(items) if not is_cpu(place) and has_streams(str(place)) else items
+    return _prefetch(items) if not is_cpu(device) and has_streams(str(device)) else items
 
 
 @cache
@@ -141,7 +141,7 @@ def has_streams(device: str) -> bool:
     return True
 
 
-def _one_ahead(items: Iterator[T]) -> Iterator[T]:
+def _prefetch(items: Iterator[T]) -> Iterator[T]:
     import paddle
 
     copying = paddle.device.Stream()
@@ -163,18 +163,18 @@ def _one_ahead(items: Iterator[T]) -> Iterator[T]:
             _recorded.append((arrival, None))
 
     try:
-        taken, error = take(), None
-        while taken:
+        current, error = take(), None
+        while current:
             await_copies()
-            ahead: list[T] = []
+            upcoming: list[T] = []
             try:
-                ahead = take()
+                upcoming = take()
             except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised in its turn
                 error = raised
-            yield taken[0]
+            yield current[0]
             if error is not None:
                 raise error
-            taken = ahead
+            current = upcoming
     finally:
         await_copies()  # also those that nobody wanted: their memory is used for something else next
 

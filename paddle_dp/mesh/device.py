@@ -9,18 +9,18 @@ from typing import Any
 from paddle_dp.errors import UsageError, did_you_mean
 
 
-def choose(wanted: str, variables: Mapping[str, str] = os.environ) -> str:
+def choose(requested: str, variables: Mapping[str, str] = os.environ) -> str:
     """Sets Paddle's device and returns its name: "cpu", "gpu:0", "npu:3".
 
-    `wanted` is "auto", "cpu", "gpu", "xpu" or the type of a custom device. The launcher gives each process a device of
-    its own by FLAGS_selected_gpus, or the same word with the device's type. Raises UsageError when there is none.
+    `requested` is "auto", "cpu", "gpu", "xpu" or the type of a custom device. The launcher gives each process a device
+    of its own by FLAGS_selected_gpus, or the same word with the device's type. Raises UsageError when there is none.
     """
     import paddle
 
     here = kinds()
-    kind = here[0] if wanted == "auto" else wanted
+    kind = here[0] if requested == "auto" else requested
     if kind not in here:
-        raise UsageError(not_here(wanted, here))
+        raise UsageError(not_here(requested, here))
     name = kind if kind == "cpu" else f"{kind}:{variables.get(f'FLAGS_selected_{kind}s', '0').split(',')[0]}"
     paddle.set_device(name)
     return name
@@ -30,22 +30,22 @@ def kinds() -> list[str]:
     """The types of device that Paddle can compute on here, as it prefers them; "cpu" is the last."""
     import paddle
 
-    found = list(paddle.device.get_all_custom_device_type() or ())
+    device_types = list(paddle.device.get_all_custom_device_type() or ())
     if paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count():
-        found.append("gpu")
+        device_types.append("gpu")
     if paddle.is_compiled_with_xpu() and paddle.base.core.get_xpu_device_count():
-        found.append("xpu")
-    return [*found, "cpu"]
+        device_types.append("xpu")
+    return [*device_types, "cpu"]
 
 
-def current_place() -> Any:
+def current_device() -> Any:
     """Paddle's current device as a place: `to_tensor` is twice as fast when it is given."""
     import paddle
 
-    return place_of(paddle.device.get_device())
+    return device_from_name(paddle.device.get_device())
 
 
-def place_of(device: str) -> Any:
+def device_from_name(device: str) -> Any:
     """The place that a device's name stands for: "cpu", "gpu:0", "npu:3"."""
     import paddle
 
@@ -57,14 +57,14 @@ def place_of(device: str) -> Any:
     return paddle.XPUPlace(int(number)) if kind == "xpu" else paddle.CustomPlace(kind, int(number))
 
 
-def not_here(wanted: str, here: list[str]) -> str:
+def not_here(requested: str, here: list[str]) -> str:
     """What to say of a device that Paddle does not see, and what to do."""
-    if wanted == "gpu":
+    if requested == "gpu":
         return (
             "train.device is gpu, but Paddle sees none here. Install paddlepaddle-gpu from Paddle's own package "
             "index and look at CUDA_VISIBLE_DEVICES, or set train.device=cpu."
         )
     return (
-        f"train.device is {wanted}, but Paddle sees none here.{did_you_mean(wanted, here, 'It sees')} "
+        f"train.device is {requested}, but Paddle sees none here.{did_you_mean(requested, here, 'It sees')} "
         "Install Paddle's plugin for that device, or set train.device=auto."
     )

@@ -19,7 +19,7 @@ class Environment:
     ranks: int = 1
     local_rank: int = 0
     master: str | None = None
-    on_one_machine: bool = True
+    single_machine: bool = True
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
@@ -37,11 +37,11 @@ class Environment:
         local = int(env.get("PADDLE_RANK_IN_NODE", env.get("PADDLE_LOCAL_RANK", rank)))
         alone = int(env.get("PADDLE_LOCAL_SIZE", 1)) == ranks
         return cls(
-            rank=rank, ranks=ranks, local_rank=local, master=env.get("PADDLE_MASTER"), on_one_machine=alone
+            rank=rank, ranks=ranks, local_rank=local, master=env.get("PADDLE_MASTER"), single_machine=alone
         )
 
 
-def own_host() -> str:
+def rank_host() -> str:
     """This rank's address for the other ranks, as the launcher gives it."""
     return os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rsplit(":", 1)[0]
 

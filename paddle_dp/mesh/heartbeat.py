@@ -44,7 +44,7 @@ _SLOT = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class RankStatus:
     """One rank as it was last seen. `count` grows with every sign of life; `time` is that of the last, in seconds of
     the machine's monotonic clock. `step`: updates done, `first` of them by earlier attempts. `sample`: the index of the
     sample that is read, or -1. `waits`: for other ranks. `stops`: when it is asked to, in good order. `name`: what it
@@ -58,7 +58,7 @@ class Beat:
     sample: int = -1
     waits: bool = False
     stops: bool = False
-    what: str = ""
+    activity: str = ""
     name: str = ""
     expendable: bool = False
 
@@ -70,7 +70,7 @@ class Heartbeat:
         self._memory: bytearray | mmap.mmap = bytearray(_SLOT)
         self._at = 0
         self._count, self.step, self.first = 0, 0, 0
-        self._phase, self._what, self._waits = "start", b"", False
+        self._phase, self._activity, self._waits = "start", b"", False
         self.stops = False
         self.expendable = False
         self.name = ""
@@ -78,9 +78,9 @@ class Heartbeat:
         self._spent: defaultdict[str, float] = defaultdict(float)
         self.tape: Tape | None = None  # of the steps that are measured
 
-    def attach(self, memory: bytearray | mmap.mmap, place: int = 0) -> None:
-        """From now on this record is the one at `place` of `memory`."""
-        self._memory, self._at = memory, place * _SLOT
+    def attach(self, memory: bytearray | mmap.mmap, slot: int = 0) -> None:
+        """From now on this record is the one at `slot` of `memory`."""
+        self._memory, self._at = memory, slot * _SLOT
         self.call(self.name)
 
     def detach(self) -> None:
@@ -107,10 +107,10 @@ class Heartbeat:
     def phase(self) -> str:
         return self._phase
 
-    def enter(self, phase: str, what: str = "") -> None:
-        """The rank does something else now; `what` says it more exactly."""
+    def enter(self, phase: str, activity: str = "") -> None:
+        """The rank does something else now; `activity` says it more exactly."""
         now = self._tally()
-        self._phase, self._what, self._waits = phase, what.encode()[:48] if what else b"", False
+        self._phase, self._activity, self._waits = phase, activity.encode()[:48] if activity else b"", False
         self._write(now)
 
     def at(self, sample: int) -> None:
@@ -120,28 +120,28 @@ class Heartbeat:
         _SAMPLE.pack_into(self._memory, self._at + _AT_SAMPLE, sample)
 
     @contextmanager
-    def within(self, phase: str, what: str = "") -> Iterator[None]:
+    def within(self, phase: str, activity: str = "") -> Iterator[None]:
         """Around what is done in the midst of another phase."""
-        before = self._phase, self._what, self._waits
-        self.enter(phase, what)
+        before = self._phase, self._activity, self._waits
+        self.enter(phase, activity)
         yield
         # Not after a failure: where it happened is worth more than where the rank would have gone on.
         now = self._tally()
-        self._phase, self._what, self._waits = before
+        self._phase, self._activity, self._waits = before
         self._write(now)
 
     @contextmanager
-    def waiting(self, what: str, exchange: Exchange = ("", 0, False)) -> Iterator[None]:
+    def waiting(self, activity: str, exchange: Exchange = ("", 0, False)) -> Iterator[None]:
         """Around an exchange: the rank is where it is because others have not come. Within another one that one's name
         stays, which says more. `exchange`: which one it is, for a tape."""
-        before, now = (self._what, self._waits), self._tally()
-        self._what, self._waits = self._what if self._waits else what.encode()[:48], True
+        before, now = (self._activity, self._waits), self._tally()
+        self._activity, self._waits = self._activity if self._waits else activity.encode()[:48], True
         self._write(now)
         try:
             yield
         finally:
             began, now = now, self._tally()
-            self._what, self._waits = before
+            self._activity, self._waits = before
             if self.tape is not None and not self._waits:
                 self.tape.wait(exchange, self._phase, began, now)
             self._write(now)
@@ -159,7 +159,7 @@ class Heartbeat:
         if not self._waits:
             self._spent[self._phase] += now - self._since
             if self.tape is not None:
-                self.tape.add(self._phase, self._what.decode(errors="ignore"), now - self._since)
+                self.tape.add(self._phase, self._activity.decode(errors="ignore"), now - self._since)
         self._since = now
         return now
 
@@ -167,7 +167,7 @@ class Heartbeat:
         self._count += 1
         _RECORD.pack_into(
             self._memory, self._at, self._count, now, self.step, _NUMBER[self._phase], -1,
-            self._waits + 2 * self.stops + 4 * self.expendable, self.first, self._what,
+            self._waits + 2 * self.stops + 4 * self.expendable, self.first, self._activity,
         )  # fmt: skip
 
 
@@ -175,21 +175,21 @@ heartbeat = Heartbeat()
 """This process's own."""
 
 
-def read(memory: bytes | bytearray | mmap.mmap, place: int) -> Beat | None:
-    """The record at `place` of a board's memory; None before its first."""
-    count, when, step, phase, sample, waits, first, what = _RECORD.unpack_from(memory, place * _SLOT)
+def read(memory: bytes | bytearray | mmap.mmap, slot: int) -> RankStatus | None:
+    """The record at `slot` of a board's memory; None before its first."""
+    count, when, step, phase, sample, waits, first, activity = _RECORD.unpack_from(memory, slot * _SLOT)
     if not count:
         return None
-    said = what.rstrip(b"\0").decode(errors="ignore")
-    (name,) = _NAME.unpack_from(memory, place * _SLOT + _AT_NAME)
-    return Beat(
+    text = activity.rstrip(b"\0").decode(errors="ignore")
+    (name,) = _NAME.unpack_from(memory, slot * _SLOT + _AT_NAME)
+    return RankStatus(
         count=count, time=when, step=step, phase=PHASES[phase], first=first, sample=sample, waits=bool(waits & 1),
         stops=bool(waits & 2),
-        expendable=bool(waits & 4), what=said, name=name.rstrip(b"\0").decode(errors="ignore"),
+        expendable=bool(waits & 4), activity=text, name=name.rstrip(b"\0").decode(errors="ignore"),
     )  # fmt: skip
 
 
-class Board:
+class StatusTable:
     """The records of a node's ranks, in memory of the process that watches them; `variables` lead the ranks to it.
 
     Raises OSError where there is no such memory (it is Linux's).
@@ -213,13 +213,13 @@ class Board:
     def variables(self) -> dict[str, str]:
         return {VARIABLE: self._path}
 
-    def give(self, own: Heartbeat, place: int = 0) -> None:
+    def give(self, record: Heartbeat, slot: int = 0) -> None:
         """Gives the heartbeat of this very process its place here."""
-        own.attach(self._memory, place)
+        record.attach(self._memory, slot)
 
-    def read(self, place: int) -> Beat | None:
+    def read(self, slot: int) -> RankStatus | None:
         """The record of the rank with this number on this node; None before its first."""
-        return read(self._memory, place)
+        return read(self._memory, slot)
 
     def close(self) -> None:
         self._memory.close()

@@ -34,7 +34,7 @@ class Wait:
 
     group: str
     members: Sequence[int]
-    what: str
+    activity: str
     since: float
     late: tuple[int, ...] = ()
     reported: float = 0.0  # how long this rank had waited when it last printed who is late
@@ -66,23 +66,23 @@ class Arrivals:
 
     @contextmanager
     def waiting(
-        self, group: str, members: Sequence[int], what: str, computes: bool = False
+        self, group: str, members: Sequence[int], activity: str, computes: bool = False
     ) -> Iterator[None]:
         """Around an exchange among `members`. Raises LostPeerError, naming the late ranks, after its limit.
         `computes`: this rank does so within it, too."""
         self.counts[group] = self.counts.get(group, 0) + 1
-        wait = Wait(group, members, what, time.monotonic())
+        wait = Wait(group, members, activity, time.monotonic())
         self._changed = wait.since
         self._waits.append(wait)
         try:
-            with heartbeat.waiting(what, (f"{group} {members[0]}", self.counts[group], computes)):
+            with heartbeat.waiting(activity, (f"{group} {members[0]}", self.counts[group], computes)):
                 yield
         except (RuntimeError, ValueError, OSError, LostPeerError) as error:
             waited = time.monotonic() - wait.since
             if not wait.late or waited < 0.9 * self.patience:
                 raise
             raise LostPeerError(
-                f"rank {self.rank} has waited {waited:.0f} s for {_ranks(wait.late)} in {what}, which is the limit "
+                f"rank {self.rank} has waited {waited:.0f} s for {_ranks(wait.late)} in {activity}, which is the limit "
                 f"(train.patience). See the log of {_ranks(wait.late)}, or set a larger train.patience."
             ) from error
         finally:
@@ -115,7 +115,7 @@ class Arrivals:
         counts = {rank: json.loads(bytes(store.get(self._key(rank))).decode()) for rank in others}
         wait.late, wait.reported = self.late(wait, counts), waited
         if wait.late:
-            line = f"rank {self.rank} has waited {waited:.0f} s in {wait.what} for {_ranks(wait.late)}"
+            line = f"rank {self.rank} has waited {waited:.0f} s in {wait.activity} for {_ranks(wait.late)}"
             print(line, file=sys.stderr, flush=True)
 
     def _end(self, thread: threading.Thread) -> None:
@@ -136,11 +136,11 @@ def arrivals() -> Arrivals | None:
 
 
 def waiting(
-    group: str, members: Sequence[int], what: str, computes: bool = False
+    group: str, members: Sequence[int], activity: str, computes: bool = False
 ) -> AbstractContextManager[None]:
     """Around an exchange of this process: `Arrivals.waiting`, where there are other ranks."""
     mine = arrivals()
-    return nullcontext() if mine is None else mine.waiting(group, members, what, computes)
+    return nullcontext() if mine is None else mine.waiting(group, members, activity, computes)
 
 
 def start(rank: int, master: str, patience: float) -> None:

@@ -64,7 +64,7 @@ class Mesh:
         return (self.workers_device or self.device).partition(":")[0]
 
     @property
-    def own_or_workers_device(self) -> str:
+    def displayed_device(self) -> str:
         """On a server what `computes_on` says, else `device`: what is shown."""
         return self.device if self.reads else self.computes_on
 
@@ -150,8 +150,8 @@ class Mesh:
             mine = copied_bytes(tensor) if self.rank == source else b""
             rows = self._messages.gather(mine, "an exchange between all ranks")
             if source not in self.lost:
-                place = source - sum(rank < source for rank in self.lost)
-                tensor.set_value(*tensors_of(rows[place : place + 1], tensor))
+                index = source - sum(rank < source for rank in self.lost)
+                tensor.set_value(*tensors_of(rows[index : index + 1], tensor))
         elif self.ranks > 1:
             import paddle.distributed as dist
 
@@ -172,10 +172,10 @@ class Mesh:
                 time.sleep(0.02)
                 arrived = self._store.add(key, 0)
 
-    def waiting(self, what: str, computes: bool = False) -> AbstractContextManager[None]:
-        """Around an exchange `what` of all ranks: if it takes long, each waiting rank prints which ranks are late.
+    def waiting(self, activity: str, computes: bool = False) -> AbstractContextManager[None]:
+        """Around an exchange `activity` of all ranks: if it takes long, each waiting rank prints which ranks are late.
         `computes`: the ranks do so within it, too."""
-        return late_ranks.waiting("all", range(self.ranks), what, computes)
+        return late_ranks.waiting("all", range(self.ranks), activity, computes)
 
     @cached_property
     def _messages(self) -> Messages:
@@ -234,7 +234,7 @@ def join(
     if "mesh" not in _joined:
         here = Environment.read()
         servers = servers if servers < here.ranks else 0
-        place = choose("cpu" if here.rank < servers else device)
+        device_name = choose("cpu" if here.rank < servers else device)
         connections = Connections(int(here.master.rpartition(":")[2]) if here.master else 0)
         if here.ranks > 1:
             if here.master:
@@ -246,30 +246,30 @@ def join(
                 else:
                     paddle.distributed.init_parallel_env()
             listen_to_this_machine_only(here.master or "")
-            seconds = _set_patience(patience, "" if servers else place)
+            seconds = _set_patience(patience, "" if servers else device_name)
             if here.master:
                 late_ranks.start(here.rank, here.master, seconds)
         degrees = Degrees(data=here.ranks - servers, servers=servers) if servers else None
-        mesh = Mesh(rank=here.rank, ranks=here.ranks, device=place, degrees=degrees)
+        mesh = Mesh(rank=here.rank, ranks=here.ranks, device=device_name, degrees=degrees)
         # gloo lets a rank go on while a peer is still connecting to it. If the rank failed now, the peer would report a
         # lost connection instead of the rank's own error: so all wait for each other first.
         mesh.sum_tensor(paddle.ones([1])).tolist()
         if here.ranks > 1:
             connections.close_port()
         if servers:
-            mesh = replace(mesh, workers_device=mesh.gather(place)[servers])
+            mesh = replace(mesh, workers_device=mesh.gather(device_name)[servers])
         _joined["mesh"] = mesh
     if seed is not None:
         paddle.seed(seed)
     return _joined["mesh"]
 
 
-def _set_patience(patience: float | None, place: str) -> float:
-    """Sets how long exchanges wait for a late rank, over gloo too if its group is at `place`, and returns it; None:
+def _set_patience(patience: float | None, device: str) -> float:
+    """Sets how long exchanges wait for a late rank, over gloo too if its group is at `device`, and returns it; None:
     what the bridge's `install` set, or 600."""
     from paddle_dp.gloo.time_limit import set_time_limit
 
     Patience.seconds = Patience.seconds if patience is None else patience
-    if place == "cpu":
+    if device == "cpu":
         set_time_limit(0, Patience.seconds)
     return Patience.seconds

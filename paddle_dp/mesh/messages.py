@@ -43,38 +43,38 @@ class Messages:
         self._group, self._me, self._hub = group, self.ranks.index(rank), hub
         self._expendable, self._lost = expendable, set() if lost is None else lost
 
-    def gather(self, mine: bytes, what: str) -> list[bytes]:
-        """Every rank's bytes, in the order of `ranks`, without those of lost ones. Collective. `what`: this exchange,
-        when ranks are late to it.
+    def gather(self, payload: bytes, activity: str) -> list[bytes]:
+        """Every rank's bytes, in the order of `ranks`, without those of lost ones. Collective. `activity`: this
+        exchange, when ranks are late to it.
 
         Raises LostPeerError when a rank is gone, or is late by the whole of `Patience.seconds`.
         """
-        with transport.around(self), late_ranks.waiting(self._group, self.ranks, what):
+        with transport.around(self), late_ranks.waiting(self._group, self.ranks, activity):
             endpoint = transport.endpoint()
             return (
-                self._gather(mine, endpoint)
+                self._gather(payload, endpoint)
                 if self._hub is None
-                else self._gather_at(self._hub, mine, endpoint)
+                else self._gather_at(self._hub, payload, endpoint)
             )
 
-    def _gather(self, mine: bytes, endpoint: transport.Endpoint) -> list[bytes]:
+    def _gather(self, payload: bytes, endpoint: transport.Endpoint) -> list[bytes]:
         """In each of log2(ranks) turns a rank gets as many as it has, from twice as far away (Bruck et al. 1997, IEEE
         Transactions on Parallel and Distributed Systems 8)."""
         size = len(self.ranks)
-        got = [mine]  # of the ranks from this one on, around the circle
+        got = [payload]  # of the ranks from this one on, around the circle
         while (have := len(got)) < size:
-            wanted = min(have, size - have)
-            endpoint.send(self.id, self.ranks[self._me - have], self.packed(got[:wanted]))
+            count = min(have, size - have)
+            endpoint.send(self.id, self.ranks[self._me - have], self.packed(got[:count]))
             got += _present(endpoint.receive(self.id, self.ranks[(self._me + have) % size]))
-        return [got[(place - self._me) % size] for place in range(size)]
+        return [got[(index - self._me) % size] for index in range(size)]
 
-    def _gather_at(self, hub: int, mine: bytes, endpoint: transport.Endpoint) -> list[bytes]:
+    def _gather_at(self, hub: int, payload: bytes, endpoint: transport.Endpoint) -> list[bytes]:
         if self.ranks[self._me] != hub:
-            endpoint.send(self.id, hub, memoryview(mine))
-            rows = list(_parts(endpoint.receive(self.id, hub)))
+            endpoint.send(self.id, hub, memoryview(payload))
+            rows = list(_unpack(endpoint.receive(self.id, hub)))
             self._lost.update(rank for rank, row in zip(self.ranks, rows, strict=True) if row is None)
         else:
-            rows = [mine if rank == hub else self._row(rank, endpoint) for rank in self.ranks]
+            rows = [payload if rank == hub else self._row(rank, endpoint) for rank in self.ranks]
             packed = Messages.packed(rows)
             for rank in self.ranks:
                 if rank != hub and rank not in self._lost:
@@ -101,10 +101,10 @@ class Messages:
 
 
 def _present(packed: bytearray) -> Iterator[bytes]:
-    return (row for row in _parts(packed) if row is not None)
+    return (row for row in _unpack(packed) if row is not None)
 
 
-def _parts(packed: bytearray) -> Iterator[bytes | None]:
+def _unpack(packed: bytearray) -> Iterator[bytes | None]:
     at = 0
     while at < len(packed):
         (length,) = LENGTH.unpack_from(packed, at)

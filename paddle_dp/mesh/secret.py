@@ -47,9 +47,9 @@ def users_secret(variables: Mapping[str, str]) -> bytes:
     return secret
 
 
-def proof(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 of `parts`, one after the other: what only holders of the key can make."""
-    return hmac.digest(key, b"".join(parts), "sha256")
+def proof(key: bytes, *chunks: bytes) -> bytes:
+    """HMAC-SHA256 of `chunks`, one after the other: what only holders of the key can make."""
+    return hmac.digest(key, b"".join(chunks), "sha256")
 
 
 def seals() -> bool:
@@ -72,7 +72,7 @@ def _agreed(store: Any) -> bytes:
     here = Environment.read()
     if secret := users_secret(os.environ):
         return proof(secret, b"ranks ", (here.master or "").encode())
-    if not here.on_one_machine or not hasattr(os, "memfd_create"):
+    if not here.single_machine or not hasattr(os, "memfd_create"):
         if here.rank == 0:
             print(
                 f"the ranks share no secret: whoever reaches their ports can join them. Set {SECRET} on all nodes.",

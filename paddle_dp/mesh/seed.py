@@ -7,7 +7,7 @@ import zlib
 from paddle_dp.mesh.mesh import Mesh
 
 
-def own_seed(seed: int, name: int | str) -> int:
+def stream_seed(seed: int, name: int | str) -> int:
     """A seed for the random stream `name`: a pure function of both; neighbouring names give unrelated seeds."""
     return zlib.crc32(f"{seed}/{name}".encode())
 
@@ -29,5 +29,5 @@ def seed_ranks(seed: int, mesh: Mesh) -> None:
         # As fleet's model_parallel_random_seed, whose seeds are the same for every reader and every sequence shard.
         tracker = get_rng_state_tracker()
         tracker.reset()
-        tracker.add(MODEL_PARALLEL_RNG, own_seed(seed, f"rank {mesh.rank}"))
-    paddle.seed(own_seed(seed, mesh.rank // tensor))
+        tracker.add(MODEL_PARALLEL_RNG, stream_seed(seed, f"rank {mesh.rank}"))
+    paddle.seed(stream_seed(seed, mesh.rank // tensor))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-MANY = 20_000  # waits, sends or transfers that a tape holds: what comes after is not told apart by rank
+MAX_ROWS = 20_000  # waits, sends or transfers that a tape holds: what comes after is not told apart by rank
 LARGE = 4096  # bytes of the smallest message whose transfer counts: less is there before anybody could wait for it
 
 Exchange = tuple[str, int, bool]
@@ -20,7 +20,8 @@ Exchange = tuple[str, int, bool]
 class Tape:
     """One rank's record. Times are seconds of the machine's monotonic clock.
 
-    `own`: seconds without waiting, by (phase, what). `cpu`: of these, in which this thread was on a core, by phase.
+    `active_seconds`: seconds without waiting, by (phase, what). `cpu`: of these, in which this thread was on a core, by
+    phase.
     `waits`: [group, number, phase, start, stop, computes] of each wait that is not within another. `sends`:
     [group, to, number, time] of messages; `transfers`: [start, stop] in which a thread of the carrier read or wrote
     one. `settle` is called before each reading of the clock: on an accelerator it waits for the device.
@@ -28,16 +29,16 @@ class Tape:
 
     def __init__(self, settle: Callable[[], None] | None = None):
         self.settle = settle
-        self.own: dict[tuple[str, str], float] = {}
+        self.active_seconds: dict[tuple[str, str], float] = {}
         self.cpu: dict[str, float] = {}
         self.waits: list[tuple[str, int, str, float, float, bool]] = []
         self.sends: list[tuple[int, int, int, float]] = []
         self.transfers: list[tuple[float, float]] = []
         self._thread = time.thread_time()
 
-    def add(self, phase: str, what: str, seconds: float) -> None:
+    def add(self, phase: str, activity: str, seconds: float) -> None:
         """This rank did this for so long."""
-        self.own[phase, what] = self.own.get((phase, what), 0.0) + seconds
+        self.active_seconds[phase, activity] = self.active_seconds.get((phase, activity), 0.0) + seconds
         now = time.thread_time()
         self.cpu[phase] = self.cpu.get(phase, 0.0) + now - self._thread
         self._thread = now
@@ -45,21 +46,21 @@ class Tape:
     def wait(self, exchange: Exchange, phase: str, start: float, stop: float) -> None:
         """This rank waited in an exchange."""
         self._thread = time.thread_time()
-        if len(self.waits) < MANY:
+        if len(self.waits) < MAX_ROWS:
             group, number, computes = exchange
             self.waits.append((group, number, phase, start, stop, computes))
 
     def send(self, group: int, to: int, number: int) -> None:
         """This rank has sent the `number`-th message of a group to a rank."""
-        if len(self.sends) < MANY:
+        if len(self.sends) < MAX_ROWS:
             self.sends.append((group, to, number, time.monotonic()))
 
     def transfer(self, start: float, size: int) -> None:
         """A thread has just carried a message of `size` bytes, and began at `start`."""
-        if size >= LARGE and len(self.transfers) < MANY:
+        if size >= LARGE and len(self.transfers) < MAX_ROWS:
             self.transfers.append((start, time.monotonic()))
 
-    def hand_over(self, what: str, start: float) -> None:
+    def hand_over(self, activity: str, start: float) -> None:
         """This rank has just given a gradient, or a bucket of them, to be exchanged, and began that at `start`."""
 
     def computed(self) -> None:
@@ -68,7 +69,7 @@ class Tape:
     def as_json(self) -> dict[str, Any]:
         """For the ranks that compare theirs: lists and numbers."""
         return {
-            "own": [[phase, what, seconds] for (phase, what), seconds in self.own.items()],
+            "own": [[phase, activity, seconds] for (phase, activity), seconds in self.active_seconds.items()],
             "cpu": self.cpu,
             "waits": self.waits,
             "sends": self.sends,
@@ -76,9 +77,10 @@ class Tape:
         }
 
 
-class Film(Tape):
+class ExchangeTrace(Tape):
     """A tape that also keeps when each piece of work was, for a picture: `spans`, [phase, start, stop], without waits;
-    `given`, [what, start, stop] of gradients and buckets that were handed over; `computed_at`: when all of a backward
+    `handovers`, [what, start, stop] of gradients and buckets that were handed over; `computed_at`: when all of a
+    backward
     was computed on an accelerator, for which `drain` waits, and not for what travels."""
 
     def __init__(self, settle: Callable[[], None] | None = None, drain: Callable[[], None] | None = None):
@@ -86,12 +88,12 @@ class Film(Tape):
         self.drain = drain
         self.computed_at: list[float] = []
         self.spans: list[tuple[str, float, float]] = []
-        self.given: list[tuple[str, float, float]] = []
+        self.handovers: list[tuple[str, float, float]] = []
 
-    def add(self, phase: str, what: str, seconds: float) -> None:
-        super().add(phase, what, seconds)
+    def add(self, phase: str, activity: str, seconds: float) -> None:
+        super().add(phase, activity, seconds)
         now = time.monotonic()
-        if len(self.spans) < MANY:
+        if len(self.spans) < MAX_ROWS:
             self.spans.append((phase, now - seconds, now))
 
     def computed(self) -> None:
@@ -99,6 +101,6 @@ class Film(Tape):
             self.drain()
             self.computed_at.append(time.monotonic())
 
-    def hand_over(self, what: str, start: float) -> None:
-        if len(self.given) < MANY:
-            self.given.append((what, start, time.monotonic()))
+    def hand_over(self, activity: str, start: float) -> None:
+        if len(self.handovers) < MAX_ROWS:
+            self.handovers.append((activity, start, time.monotonic()))

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.errors import LostPeerError
-from paddle_dp.mesh.environment import Environment, own_host
+from paddle_dp.mesh.environment import Environment, rank_host
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.secret import JobStore, job_key, proof, seals
 
@@ -66,12 +66,12 @@ class Patience:
 class Endpoint:
     """One process's endpoint: a listening socket, an outgoing connection per peer, an inbox per (group, source)."""
 
-    def __init__(self, store: Any, rank: int, key: bytes = b"", on_one_machine: bool = True):
+    def __init__(self, store: Any, rank: int, key: bytes = b"", single_machine: bool = True):
         self.rank, self.store, self._pid = rank, store, os.getpid()
-        self._key, self._seals = key, bool(key) and not on_one_machine and seals()
+        self._key, self._seals = key, bool(key) and not single_machine and seals()
         self._unproven: list[socket.socket] = []
         self.refused = 0  # connections of strangers
-        self._listener, address = _listen(on_one_machine)
+        self._listener, address = _listen(single_machine)
         self._arrived = threading.Condition()
         self._inbox: dict[tuple[int, int], collections.deque[bytearray]] = collections.defaultdict(
             collections.deque
@@ -124,7 +124,7 @@ class Endpoint:
         with self._arrived:
             if self._incoming[rank]:
                 return None  # what it has sent is still being read
-        self._part_with(rank)
+        self._mark_gone(rank)
         return None
 
     def answer(self, group: int, answer: Callable[[int, bytearray], None]) -> None:
@@ -155,11 +155,11 @@ class Endpoint:
         """Whether a peer that had connected has left, or is dead."""
         return rank in self._gone
 
-    def when_gone(self, whose: str, farewell: Callable[[int], None]) -> None:
+    def when_gone(self, user: str, farewell: Callable[[int], None]) -> None:
         """From now on `farewell(rank)` is called when a peer is gone, in the thread that has read all that it sent. One
-        for each user `whose`, the last one given."""
+        for each user `user`, the last one given."""
         with self._arrived:
-            self._farewells[whose] = farewell
+            self._farewells[user] = farewell
 
     def arrived(self, group: int, rank: int) -> bool:
         """Whether a message of a peer is there, so that `receive` would not wait."""
@@ -219,7 +219,7 @@ class Endpoint:
         """The listener's part: the caller's rank and the key of the connection's codes; None for a stranger."""
         digits = secrets.token_bytes(DIGITS)
         connection.sendall(digits)
-        if not _is_own_users(connection) or (hello := _read(connection, HELLO.size)) is None:
+        if not _is_same_user(connection) or (hello := _read(connection, HELLO.size)) is None:
             return None
         theirs, rank, listener, shown = HELLO.unpack(hello)
         names = digits + HELLO.pack(theirs, rank, listener, b"")
@@ -291,9 +291,9 @@ class Endpoint:
                 self._incoming[rank].remove(connection)
                 if self._incoming[rank]:
                     return  # what it has sent over another one is still being read
-            self._part_with(rank)
+            self._mark_gone(rank)
 
-    def _part_with(self, rank: int) -> None:
+    def _mark_gone(self, rank: int) -> None:
         """A peer is gone."""
         with self._arrived:
             if rank in self._gone:
@@ -410,12 +410,12 @@ def _keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def _listen(on_one_machine: bool) -> tuple[socket.socket, str]:
+def _listen(single_machine: bool) -> tuple[socket.socket, str]:
     """A listening socket, and the address at which peers find it."""
-    if on_one_machine:
+    if single_machine:
         with contextlib.suppress(OSError):
             return _listen_here()
-    listener = socket.create_server((own_host(), 0), backlog=64)
+    listener = socket.create_server((rank_host(), 0), backlog=64)
     host, port = listener.getsockname()[:2]
     return listener, f"{host}:{port}"
 
@@ -449,7 +449,7 @@ def _reach(address: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(address)
-        if _is_own_users(connection):
+        if _is_same_user(connection):
             return connection
         raise ConnectionError(f"another user listens at {address}")
     except OSError as error:
@@ -457,7 +457,7 @@ def _reach(address: str) -> socket.socket:
         raise ConnectionError(f"nobody listens at {address} ({error})") from error
 
 
-def _is_own_users(connection: socket.socket) -> bool:
+def _is_same_user(connection: socket.socket) -> bool:
     """Whether the other end of a Unix socket is a process of this user; True across machines, where keys decide."""
     if connection.family != socket.AF_UNIX:
         return True
@@ -505,7 +505,7 @@ def open_endpoint(store: Any) -> Endpoint:
     """This process's endpoint; the first call opens it and publishes its address in the job's store."""
     if not _endpoint:
         here, jobs = Environment.read(), JobStore(store)
-        _endpoint.append(Endpoint(jobs, here.rank, job_key(store), here.on_one_machine))
+        _endpoint.append(Endpoint(jobs, here.rank, job_key(store), here.single_machine))
     return _endpoint[0]
 
 

@@ -22,8 +22,8 @@ from paddle import nn
 
 from paddle_dp.batch import Batch
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh.device import place_of
-from paddle_dp.mesh.several_devices import moved, name_of, on
+from paddle_dp.mesh.device import device_from_name
+from paddle_dp.mesh.multi_device import moved, name_of, on
 from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.consistency import digests
@@ -67,7 +67,7 @@ def _copied(model: nn.Layer, device: str) -> nn.Layer:
     made = copy.deepcopy(model)
     tensors = [tensor for tensor in (*made.parameters(), *made.buffers()) if tensor._is_initialized()]
     if any(name_of(tensor.place) != device for tensor in tensors):
-        made.to(device=place_of(device))
+        made.to(device=device_from_name(device))
     return made
 
 

@@ -12,7 +12,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
-from paddle_dp.mesh.several_devices import moved, on
+from paddle_dp.mesh.multi_device import moved, on
 from paddle_dp.parallel.bias_on_cpu import quick_biases
 from paddle_dp.parallel.compiled import compiled
 from paddle_dp.parallel.convolution_on_cpu import quick_convolutions

@@ -7,7 +7,7 @@ from typing import Any
 from paddle_dp.errors import JobError, PaddleDPError, gist
 from paddle_dp.proof.trace import Side
 from paddle_dp.recipe import Recipe
-from paddle_dp.train.first_forward import own_frame
+from paddle_dp.train.first_forward import user_frame
 
 
 def first_forward(recipe: Recipe, options: dict[str, Any]) -> None:
@@ -24,7 +24,7 @@ def first_forward(recipe: Recipe, options: dict[str, Any]) -> None:
     except PaddleDPError:
         raise
     except Exception as error:  # noqa: BLE001 - the code is the user's
-        frame = own_frame(error)
+        frame = user_frame(error)
         failed = JobError(f"{doing}. {type(error).__name__}: {gist(error)}{frame and f' ({frame})'}")
         failed.exit_status = 4
         raise failed from None

@@ -30,10 +30,10 @@ from paddle_dp.proof.trace_files import SCORE, Trace
 from paddle_dp.proof.watched import taken
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment
-from paddle_dp.train.assemble import Assembly
+from paddle_dp.train.assemble import TrainerBuilder
 from paddle_dp.train.build import setup
-from paddle_dp.train.initial import load_whole
-from paddle_dp.train.setup import Setup, Split
+from paddle_dp.train.initial import load_full
+from paddle_dp.train.setup import Split, TrainerSpec
 from paddle_dp.train.trainer import Trainer
 from paddle_dp.units import Every, Length
 
@@ -139,7 +139,7 @@ def _write(folder: Path, results: dict[str, Any]) -> None:
 class Rehearsal:
     """The rehearsal of one side: its recipe, reduced to a few samples, on its ranks."""
 
-    def __init__(self, setup: Setup, mesh: Mesh, ranks: int, is_alone: bool):
+    def __init__(self, setup: TrainerSpec, mesh: Mesh, ranks: int, is_alone: bool):
         self.setup, self.mesh, self.is_alone = setup, mesh, is_alone
         self.batch = setup.batch
         self.held_out = HELD_OUT * ranks + 1
@@ -205,7 +205,7 @@ class Rehearsal:
             made = self.setup.task(steps, steps_per_epoch)
             if change is not None:
                 if self.setup.load is not None:
-                    load_whole(self.setup.load, made, self.mesh)
+                    load_full(self.setup.load, made, self.mesh)
                 change(made)
             return made
 
@@ -221,7 +221,7 @@ class Rehearsal:
             self.setup, dataset=dataset, delivered=delivered, task=task, callbacks=callbacks, loader=loader,
             drop_last=False, length=Length(STEPS, "steps"), load=self.setup.load if change is None else None,
         )  # fmt: skip
-        trainer = Assembly(settings, self.mesh).trainer(Trainer, resume)
+        trainer = TrainerBuilder(settings, self.mesh).trainer(Trainer, resume)
         watch = watches[0]
         assert isinstance(watch, Watch)
         return trainer, watch

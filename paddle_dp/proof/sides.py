@@ -24,7 +24,7 @@ from paddle_dp.launch.command import WORKER, Job, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.processes import tied_to
-from paddle_dp.launch.signals import ASKED_TO_END
+from paddle_dp.launch.signals import END_SIGNALS
 from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
 from paddle_dp.launch.waiting import WaitingRanks
@@ -209,7 +209,7 @@ class Comparison:
 
 def _refusal(status: int, said: str) -> JobError:
     """The error for processes that ended with this status, of whose failure the screen tells."""
-    if status - 128 in ASKED_TO_END:
+    if status - 128 in END_SIGNALS:
         return EndedError(status - 128)
     error = JobError("nothing was compared." if status == REFUSED else said)
     error.exit_status = REFUSED if status == REFUSED else NOT_RUN

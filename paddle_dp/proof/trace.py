@@ -43,10 +43,10 @@ from paddle_dp.proof.sides import failed_together, short
 from paddle_dp.proof.trace_files import Trace, Writer
 from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
-from paddle_dp.train.assemble import Assembly
+from paddle_dp.train.assemble import TrainerBuilder
 from paddle_dp.train.build import dataset, setup, task
 from paddle_dp.train.consistency import data_of_main
-from paddle_dp.train.initial import load_whole
+from paddle_dp.train.initial import load_full
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.state import progress_of, restore
@@ -172,7 +172,7 @@ class Side:
         read: dict[str, Any] = {"dataset": lambda split: self.chosen, "shuffle": False, "drop_last": False}
         read |= {"task": self._task, "loader": LoaderSettings(collate=recipe.loader.collate)}
         read |= {"delivered": self.chosen.delivered}
-        self.assembly = Assembly(replace(setup(recipe), **read), joined)
+        self.assembly = TrainerBuilder(replace(setup(recipe), **read), joined)
         self.mesh: Mesh = self.assembly.mesh
         self.told: dict[str, Any] = {}
         self.parameters = 0  # of the whole model
@@ -191,7 +191,7 @@ class Side:
         if self.given.noise is not None and self.start is None:
             draw(found.model)
             if recipe.load is not None:
-                load_whole(recipe.load, found, self.mesh)
+                load_full(recipe.load, found, self.mesh)
             self.given.noise.model(found.model)
         return replace(found, compared=True)
 

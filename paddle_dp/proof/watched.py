@@ -22,7 +22,7 @@ from paddle_dp.proof.record import Outputs, Put, Recorder
 from paddle_dp.proof.replay import give, meet_bound
 from paddle_dp.proof.trace_files import SCORE, Trace, key, number_key, numbers_of
 from paddle_dp.recipe import Precision
-from paddle_dp.train.assemble import Assembly
+from paddle_dp.train.assemble import TrainerBuilder
 
 PROBES = 3  # batches whose gradients are recorded with the initial weights, in the recipe's own precision
 
@@ -70,7 +70,7 @@ class Watchable(Protocol):
     options: dict[str, Any]
     told: dict[str, Any]
     mesh: Mesh
-    assembly: Assembly
+    assembly: TrainerBuilder
 
     def learner(self) -> Learner:
         """A new learner in the recipe's initial state."""

@@ -24,7 +24,7 @@ from paddle_dp.data.arrays import Array, Arrays, as_arrays, describe
 from paddle_dp.data.padding import Pads, pad
 from paddle_dp.errors import DataError
 from paddle_dp.structure import leaves, named_leaves, structure_of, unflatten
-from paddle_dp.train.inputs import Input, Inputs
+from paddle_dp.train.inputs import InputArray, Inputs
 
 SUFFIXES = (".npy", ".npz", ".csv", ".jsonl")
 
@@ -39,7 +39,7 @@ def samples_of(file: Path, inputs: Inputs, pads: Pads) -> Iterator[Arrays]:
         yield from _lines(file, inputs, pads)
         return
     if inputs.structure is None:
-        yield from rows_of(file, inputs.arrays[0], _one(file, kind))
+        yield from rows_of(file, inputs.arrays[0], _single_array(file, kind))
         return
     if kind == ".npy":
         raise DataError(
@@ -56,44 +56,44 @@ def samples_of(file: Path, inputs: Inputs, pads: Pads) -> Iterator[Arrays]:
         yield unflatten(inputs.structure, list(row))
 
 
-def rows_of(file: Path, wanted: Input, found: Array) -> Array:
+def rows_of(file: Path, spec: InputArray, array: Array) -> Array:
     """The samples [n, …] of an array, in the shape and dtype that the model reads. Raises DataError otherwise."""
-    what = str(file) if wanted.name == "inputs" else f"{file}: {wanted.name}"
-    if found.dtype.kind not in "biuf":
-        raise DataError(f"{what} is of type {found.dtype}, and the model reads numbers ({wanted.dtype}).")
-    shape, flat = wanted.shape, None
+    name = str(file) if spec.name == "inputs" else f"{file}: {spec.name}"
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{name} is of type {array.dtype}, and the model reads numbers ({spec.dtype}).")
+    shape, flat = spec.shape, None
     if None not in shape:
         flat = math.prod(dim for dim in shape if dim is not None)
-    if _fits(found.shape, shape):
-        found = found[None]
-    elif flat is not None and len(shape) != 1 and found.ndim == 2 and found.shape[1] == flat:
-        found = found.reshape(len(found), *(dim for dim in shape if dim is not None))
-    elif not _fits(found.shape[1:], shape) or not found.ndim:
+    if _fits(array.shape, shape):
+        array = array[None]
+    elif flat is not None and len(shape) != 1 and array.ndim == 2 and array.shape[1] == flat:
+        array = array.reshape(len(array), *(dim for dim in shape if dim is not None))
+    elif not _fits(array.shape[1:], shape) or not array.ndim:
         dims = ", ".join("any" if dim is None else str(dim) for dim in ("n", *shape))
         raise DataError(
-            f"{what} is {describe(found)}, and the model reads samples of {wanted}: give one, or n of them as [{dims}]."
+            f"{name} is {describe(array)}, and the model reads samples of {spec}: give one, or n of them as [{dims}]."
         )
-    return _cast(what, found, wanted.dtype)
+    return _cast(name, array, spec.dtype)
 
 
-def _fits(found: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    return len(found) == len(wanted) and all(w in (None, f) for f, w in zip(found, wanted, strict=True))
+def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(expected) and all(w in (None, f) for f, w in zip(shape, expected, strict=True))
 
 
-def _cast(what: str, found: Array, dtype: str) -> Array:
+def _cast(name: str, array: Array, dtype: str) -> Array:
     """In a dtype that holds its numbers; fractions, and what is too large, are refused."""
     with np.errstate(all="ignore"):
-        cast: Array = found.astype(dtype)
+        cast: Array = array.astype(dtype)
     whole = cast.dtype.kind in "biu"
-    if whole and found.dtype.kind == "f" and not np.array_equal(found, np.floor(found)):
-        raise DataError(f"{what} has fractions, and the model reads whole numbers ({dtype}).")
-    lost = (found != cast) if whole else (np.isfinite(found) & ~np.isfinite(cast))
+    if whole and array.dtype.kind == "f" and not np.array_equal(array, np.floor(array)):
+        raise DataError(f"{name} has fractions, and the model reads whole numbers ({dtype}).")
+    lost = (array != cast) if whole else (np.isfinite(array) & ~np.isfinite(cast))
     if lost.any():
-        raise DataError(f"{what} has {found[lost][0]:g}, which is no {dtype}, and the model reads those.")
+        raise DataError(f"{name} has {array[lost][0]:g}, which is no {dtype}, and the model reads those.")
     return cast
 
 
-def _one(file: Path, kind: str) -> Array:
+def _single_array(file: Path, kind: str) -> Array:
     """The array of a file that has one."""
     if kind == ".csv":
         return _numbers(file)
@@ -101,10 +101,10 @@ def _one(file: Path, kind: str) -> Array:
         named = _archive(file)
         return named[_only(list(named), file)]
     try:
-        found: Array = np.load(file, allow_pickle=False)
+        array: Array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise _unreadable(file, error) from None
-    return found
+    return array
 
 
 def _archive(file: Path) -> dict[str, Array]:
@@ -129,9 +129,9 @@ def _numbers(file: Path) -> Array:
         raise _unreadable(file, error) from None
 
 
-def _is_number(word: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
-        float(word)
+        float(text)
     except ValueError:
         return False
     return True
@@ -148,17 +148,17 @@ def _table(file: Path) -> dict[str, Array]:
     return {name.strip(): column for name, column in zip(header, columns, strict=True)}
 
 
-def _column(file: Path, wanted: Input, named: Mapping[str, Array], inputs: Inputs) -> Array:
+def _column(file: Path, spec: InputArray, named: Mapping[str, Array], inputs: Inputs) -> Array:
     """The array of a name; of a vector in a table, name[0], name[1], … side by side. Raises DataError without one."""
-    if wanted.name in named:
-        return named[wanted.name]
-    parts = [name for name in named if name.startswith(f"{wanted.name}[")]
-    if parts and wanted.shape == (len(parts),):
-        in_order = [f"{wanted.name}[{place}]" for place in range(len(parts))]
+    if spec.name in named:
+        return named[spec.name]
+    parts = [name for name in named if name.startswith(f"{spec.name}[")]
+    if parts and spec.shape == (len(parts),):
+        in_order = [f"{spec.name}[{place}]" for place in range(len(parts))]
         if set(in_order) == set(parts):
             return np.stack([named[name] for name in in_order], axis=1)
     raise DataError(
-        f"{file} has {', '.join(list(named)[:8]) or 'no array'}, and no {wanted.name}: the model reads {inputs}."
+        f"{file} has {', '.join(list(named)[:8]) or 'no array'}, and no {spec.name}: the model reads {inputs}."
     )
 
 
@@ -170,12 +170,12 @@ def _lines(file: Path, inputs: Inputs, pads: Pads) -> Iterator[Arrays]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        where = f"{file}:{number}"
+        location = f"{file}:{number}"
         try:
             sample = as_arrays(json.loads(line))
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where} is no sample in JSON: {error}") from None
-        yield _fitted(where, _padded(sample, pads, inputs), inputs)
+            raise DataError(f"{location} is no sample in JSON: {error}") from None
+        yield _fitted(location, _padded(sample, pads, inputs), inputs)
 
 
 def _padded(sample: Arrays, pads: Pads, inputs: Inputs) -> Arrays:
@@ -190,15 +190,15 @@ def _padded(sample: Arrays, pads: Pads, inputs: Inputs) -> Arrays:
     return pad((sample, 0), own)[0] if own else sample
 
 
-def _fitted(where: str, sample: Arrays, inputs: Inputs) -> Arrays:
+def _fitted(location: str, sample: Arrays, inputs: Inputs) -> Arrays:
     if structure_of(sample) != inputs.structure:
-        raise DataError(f"{where} is {describe(sample)}, and the model reads {inputs}.")
+        raise DataError(f"{location} is {describe(sample)}, and the model reads {inputs}.")
     fitted = []
-    for array, wanted in zip(leaves(sample), inputs.arrays, strict=True):
-        if not _fits(array.shape, wanted.shape):
-            name = "" if inputs.structure is None else f" {wanted.name} of"
-            raise DataError(f"{where} is {describe(array)}, and the model reads{name} {wanted}.")
-        fitted.append(_cast(where, array, wanted.dtype))
+    for array, spec in zip(leaves(sample), inputs.arrays, strict=True):
+        if not _fits(array.shape, spec.shape):
+            name = "" if inputs.structure is None else f" {spec.name} of"
+            raise DataError(f"{location} is {describe(array)}, and the model reads{name} {spec}.")
+        fitted.append(_cast(location, array, spec.dtype))
     return unflatten(inputs.structure, fitted)
 
 

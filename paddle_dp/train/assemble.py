@@ -28,11 +28,11 @@ from paddle_dp.recipe import Load, write_recipe
 from paddle_dp.structure import mapped
 from paddle_dp.train import consistency, same_run, trial
 from paddle_dp.train.certificate import CertificateWriter
-from paddle_dp.train.facts import Identity
+from paddle_dp.train.facts import RunSignature
 from paddle_dp.train.initial import load_initial, other_settings
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.run import Run
-from paddle_dp.train.setup import Setup, Split
+from paddle_dp.train.setup import Split, TrainerSpec
 from paddle_dp.train.state import progress_of
 from paddle_dp.train.verified import Verdicts
 
@@ -45,29 +45,29 @@ _TWICE = (
     "other gradients: keep it in a buffer (register_buffer), which is put back, or set strategy.recompute=none"
 )
 _LARGE = 1e9  # bytes of weights: from here on it matters that each rank builds them all
-_WHOLE = (
+_FULL_MODEL_NOTICE = (
     "Every rank builds the whole model, {:.1f} GB, before it keeps its part: {}. A model whose constructor only makes "
     "layers is built part by part (docs/parallelism.md)."
 )
 Kind = TypeVar("Kind", bound=TrainingLoop)
 
 
-class Assembly:
+class TrainerBuilder:
     """The parts of one training on this rank, each built on first access, with the strategy's mesh.
 
     Collective, and so is building each part. Raises UsageError for a layout that the recipe does not allow.
     """
 
-    def __init__(self, setup: Setup, mesh: Mesh):
+    def __init__(self, setup: TrainerSpec, mesh: Mesh):
         self.setup = setup
         # Differences from one process that are known before the model is placed.
-        self._noticed: list[str] = []
+        self._warnings: list[str] = []
         self._fingerprints: dict[str, dict[str, str]] = {}  # by split, of the data sets opened so far
         self._first: dict[Loader, Any] = {}  # inputs of the first samples
         self._findings: Findings | None = None  # of the trial of the task
         consistency.compare_setups(setup, mesh)
-        for part in (setup.strategy, *setup.asked.callbacks):
-            part.refuse(setup.asked, mesh.ranks, mesh.computes_on)
+        for part in (setup.strategy, *setup.requested.callbacks):
+            part.refuse(setup.requested, mesh.ranks, mesh.computes_on)
         _refuse_guard(setup)
         self.strategy: Strategy = setup.strategy.build(mesh)
         # Split by its axes: which ranks read the same samples, share random numbers.
@@ -77,7 +77,7 @@ class Assembly:
     def train_loader(self) -> Loader:
         """Shuffled, in micro-batches."""
         s, dataset = self.setup, self._opened("train", "training")
-        self._noticed += consistency.random_samples("training", self._fingerprints["train"])
+        self._warnings += consistency.random_samples("training", self._fingerprints["train"])
         shuffle = s.shuffle and not is_in_order(dataset)
         cutting = {"drop_last": s.drop_last, "micro_batches": s.micro_batches}
         return self._loader("train", dataset, seed=s.seed, shuffle=shuffle, **cutting)
@@ -88,7 +88,7 @@ class Assembly:
         dataset = self._opened("test", "held-out")
         return None if dataset is None else self._loader("test", dataset, seed=self.setup.seed, shuffle=False)
 
-    def _opened(self, split: Split, what: str) -> Any:
+    def _opened(self, split: Split, data_name: str) -> Any:
         """The data set of a split, or what stands for it on ranks that do not read it; its fingerprint is taken.
         Collective."""
         s = self.setup
@@ -97,7 +97,7 @@ class Assembly:
             fingerprint = consistency.data_of_main(dataset, s.seed, s.loader, self.mesh)
         else:
             dataset = s.dataset(split)
-            fingerprint = consistency.compare_data(what, dataset, s.seed, s.loader, self.mesh)
+            fingerprint = consistency.compare_data(data_name, dataset, s.seed, s.loader, self.mesh)
         self._fingerprints[split] = fingerprint
         _refuse_empty(split, dataset)
         return dataset
@@ -115,17 +115,17 @@ class Assembly:
         """The placed task, for `steps` updates, to load a checkpoint into: only what an adapter stands on is loaded.
         From here on every rank draws its own random numbers."""
         task = self._task(steps, steps_per_epoch)
-        return self._begun(task, self.setup.load if task.base else None, say=False)
+        return self._begun(task, self.setup.load if task.base else None, verbose=False)
 
     def first_learner(self, loaded: bool = False) -> Learner:
         """The placed task with the weights that a new training begins with; `loaded`: the task's model has them."""
         task = self._tried(self._task(1, 1))
-        return self._begun(task, None if loaded else self.setup.load, say=False)
+        return self._begun(task, None if loaded else self.setup.load, verbose=False)
 
     def _task(self, steps: int, steps_per_epoch: int) -> Task:
         """The task before placement, the same on every rank. Collective."""
         task = self.setup.task(steps, steps_per_epoch)
-        task = replace(task, samples=self._samples, noticed=tuple(self._noticed))
+        task = replace(task, samples=self._samples, noticed=tuple(self._warnings))
         check_within(task.optimizer, task.loss.given, task.model)
         consistency.compare_task(task, self.mesh)
         return task
@@ -134,28 +134,28 @@ class Assembly:
         """The task with what a trial, in another process, has found. Collective. Raises UsageError and LossError, on
         every rank, where that refuses it."""
         config = self.setup.strategy.config
-        several = self.mesh.dp_size > 1 or config.parts > 1
-        if self.mesh.ranks == 1 and not several and not config.chained and is_known(task.loss):
+        divided = self.mesh.dp_size > 1 or config.parts > 1
+        if self.mesh.ranks == 1 and not divided and not config.chained and is_known(task.loss):
             return task
         if self._findings is None:
             loader = self.train_loader  # opened by all ranks together
             rank = 0 if self._scatters else self.mesh.readers[0]
-            here = self._trial(task, loader, several, config.chained) if self.mesh.rank == rank else None
+            here = self._trial(task, loader, divided, config.chained) if self.mesh.rank == rank else None
             self.mesh.wait("the trial of the model")  # which may take longer than a collective waits
             self._findings = trial.understood(self.mesh.gather(here)[rank])
-        found = self._findings
-        twice = list(map(_TWICE.format, found.in_blocks[:1])) if config.recompute.blocks else []
+        notes = self._findings
+        twice = list(map(_TWICE.format, notes.in_blocks[:1])) if config.recompute.blocks else []
         if twice and self.mesh.is_main:
             print(f"strategy.recompute: {twice[0]}", file=sys.stderr, flush=True)
         return replace(
             task,
-            noticed=(*task.noticed, *found.differences, *twice),
-            unknown=[*found.unknown, *(map(_REMEMBERS.format, found.remembers[:1]) if several else ())],
-            lendable=found.lendable,
-            remembers=bool(found.remembers),
+            noticed=(*task.noticed, *notes.differences, *twice),
+            unknown=[*notes.unknown, *(map(_REMEMBERS.format, notes.remembers[:1]) if divided else ())],
+            lendable=notes.lendable,
+            remembers=bool(notes.remembers),
         )
 
-    def _trial(self, task: Task, loader: Loader, several: bool, chained: str) -> dict[str, Any]:
+    def _trial(self, task: Task, loader: Loader, divided: bool, chained: str) -> dict[str, Any]:
         folder = self.setup.folder
         if self.mesh.device != "cpu":
             if self.setup.recipe is None or not folder.is_dir():
@@ -163,32 +163,32 @@ class Assembly:
             recipe = folder / f".trial.{os.getpid()}.yaml"
             write_recipe(self.setup.recipe, recipe)
             try:
-                return trial.in_process(recipe, several, chained)
+                return trial.in_process(recipe, divided, chained)
             finally:
                 recipe.unlink()
         data = loader.dataset.dataset if isinstance(loader.dataset, ReadByOne) else loader.dataset
         most = 2 if is_in_order(data) else min(SAMPLES, self.setup.batch)  # a stream may be read once only
         first = trial.first_samples(loader.dataset, loader.sampler.order(0)[:most].tolist(), self.setup.seed)
-        return trial.in_fork(task, first, several, chained)
+        return trial.in_fork(task, first, divided, chained)
 
     def _placed(self, task: Task) -> Learner:
         if task.whole and self.mesh.is_main:
             size = sum(p.size * p.element_size() for p in task.model.parameters())
             if size >= _LARGE:
-                print(_WHOLE.format(size / 1e9, task.whole), flush=True)
+                print(_FULL_MODEL_NOTICE.format(size / 1e9, task.whole), flush=True)
         learner = self.strategy.place(task)
         seed_ranks(self.setup.seed, self.mesh)
         return learner
 
-    def _begun(self, task: Task, load: Load | None, *, say: bool) -> Learner:
-        """The placed task with the weights of `load`; `say`: print what was loaded. Collective."""
+    def _begun(self, task: Task, load: Load | None, *, verbose: bool) -> Learner:
+        """The placed task with the weights of `load`; `verbose`: print what was loaded. Collective."""
         tables = None if load is None else names_of(task.model)
         learner = self._placed(task)
         if load is not None and tables is not None:
             lines = load_initial(load, learner, tables, task.added)
             if self.setup.recipe is not None:
                 lines += other_settings(Path(load.path).expanduser(), self.setup.recipe.model.settings)
-            if self.mesh.is_main and say:
+            if self.mesh.is_main and verbose:
                 print("\n".join(lines), flush=True)
         return learner
 
@@ -241,7 +241,7 @@ class Assembly:
         )
         # Of an adapter's base no checkpoint holds the weights.
         load = self.setup.load if resumed is None or task.base else None
-        learner = self._begun(self._tried(task), load, say=resumed is None)
+        learner = self._begun(self._tried(task), load, verbose=resumed is None)
         trainer = kind(
             learner,
             self.train_loader,
@@ -256,13 +256,13 @@ class Assembly:
             trainer.restore(resumed)
         return trainer
 
-    def _verdicts(self, identity: Identity) -> Verdicts | None:
+    def _verdicts(self, identity: RunSignature) -> Verdicts | None:
         """Looks for the proof of this training; None for a script, and for what `verify` does not compare."""
         recipe, config = self.setup.recipe, self.setup.strategy.config
         if recipe is None or (config.not_promised(recipe) and not config.compared_by_step):
             return None
-        several = self.mesh.ranks > 1 or config.parts > 1
-        return Verdicts(recipe, self.mesh, identity) if several else None
+        divided = self.mesh.ranks > 1 or config.parts > 1
+        return Verdicts(recipe, self.mesh, identity) if divided else None
 
     def _loader(self, split: Split, dataset: Any, **sampling: Any) -> Loader:
         settings, told = self.setup.loader, self.setup.delivered
@@ -285,13 +285,13 @@ def _refuse_empty(split: str, dataset: Any) -> None:
         raise UsageError(f"dataset: the {split} split is empty: its len() is 0.{else_none}")
 
 
-def _refuse_guard(setup: Setup) -> None:
-    if setup.guard.recompute is not None and setup.asked.train.dropout != "exact":
+def _refuse_guard(setup: TrainerSpec) -> None:
+    if setup.guard.recompute is not None and setup.requested.train.dropout != "exact":
         raise UsageError(
             "guard.recompute compares ranks that draw the same masks: set train.dropout=exact, or leave "
             "guard.recompute out."
         )
-    saves = any(part.name == "checkpoint" for part in setup.asked.callbacks) or setup.own_callbacks
+    saves = any(part.name == "checkpoint" for part in setup.requested.callbacks) or setup.script_callbacks
     if setup.guard.non_finite == "rewind" and not saves:
         raise UsageError(
             "guard.non_finite is rewind, and no callback saves what to go back to: add {use: checkpoint, every: …} to "

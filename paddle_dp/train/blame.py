@@ -26,29 +26,29 @@ PATIENCE = 20.0  # seconds; less than gloo's own time limit of 30 s, or the rank
 _BFLOAT16 = "bfloat16"
 
 
-def bad_sample(loader: Loader, steps: Iterable[int], mesh: Mesh, what: str = "training") -> str:
+def bad_sample(loader: Loader, steps: Iterable[int], mesh: Mesh, data_name: str = "training") -> str:
     """A sentence about the first sample, read in one of `steps` (from 1), that is not finite; "" without one.
 
     Every rank reads its samples again, with the same random numbers, for `PATIENCE` seconds at most. Collective; it
     never raises, since it is called while an error is being reported.
     """
-    found: list[dict[str, Any]] = []
+    bad_rows: list[dict[str, Any]] = []
 
     def search() -> None:
         with suppress(Exception):  # an error here must not hide the one that is being reported
-            found.extend(_first_bad(loader, steps))
+            bad_rows.extend(_first_bad(loader, steps))
 
     reader = Thread(target=search, daemon=True)  # a data set that hangs must not hold the report back
     reader.start()
     reader.join(PATIENCE + 5.0)
     mesh.wait("samples looked at")
-    of_ranks = mesh.gather(found[0] if found else None)
+    of_ranks = mesh.gather(bad_rows[0] if bad_rows else None)
     first = min((row for row in of_ranks if row), key=lambda row: row["step"], default=None)
     if first is None:
         return ""
-    where = f"in step {first['step']}" if what == "training" else "by the evaluation"
+    where = f"in step {first['step']}" if data_name == "training" else "by the evaluation"
     sample = first["name"][:1].upper() + first["name"][1:]
-    bad = f"{sample} of the {what} data, read {where}, has {first['part']} that are not finite"
+    bad = f"{sample} of the {data_name} data, read {where}, has {first['part']} that are not finite"
     return f"{bad}: mend it, or leave it out."
 
 
@@ -68,18 +68,18 @@ def in_batch(loader: Loader, batch: Batch, mesh: Mesh) -> str:
 def _bad_row(batch: Batch) -> dict[str, Any] | None:
     """This rank's first bad sample, by its place in the global batch; None without one."""
     for micro_batch in batch.micro_batches:
-        for part, tensor in _parts(micro_batch.inputs, micro_batch.targets):
+        for array_name, tensor in _named_arrays(micro_batch.inputs, micro_batch.targets):
             if not tensor.is_floating_point() or micro_batch.is_dummy:
                 continue
             rows = tensor[: micro_batch.samples]
             row = _first_row((rows.astype("float32") if rows.dtype == paddle.bfloat16 else rows).numpy())
             if row is not None:
-                return {"place": micro_batch.first + row, "part": part}
+                return {"place": micro_batch.first + row, "part": array_name}
     return None
 
 
-def of_target(
-    loader: Loader, epoch: int, batch: int, error: TargetError, what: str = "training"
+def bad_target(
+    loader: Loader, epoch: int, batch: int, error: TargetError, data_name: str = "training"
 ) -> LossError:
     """The same error with the name of the sample, which this rank read in global batch `batch`."""
     rows = [
@@ -88,14 +88,16 @@ def of_target(
     for index in map(int, rows):
         with globals_kept():
             if loader.reads is None:
-                return LossError(f"{_one_of(rows)} of the {what} data, which rank 0 has read: {error}")
+                return LossError(
+                    f"{_describe_rows(rows)} of the {data_name} data, which rank 0 has read: {error}"
+                )
             _, targets = read_samples(loader.dataset, np.array([index]), loader.sampler.seed, epoch)
         if any((np.asarray(leaf) == error.value).any() for leaf in leaves(targets)):
-            return LossError(f"{name(loader.dataset, index)} of the {what} data: {error}")
-    return LossError(f"{what} data: {error}")
+            return LossError(f"{name(loader.dataset, index)} of the {data_name} data: {error}")
+    return LossError(f"{data_name} data: {error}")
 
 
-def _one_of(rows: list[int]) -> str:
+def _describe_rows(rows: list[int]) -> str:
     some = f"sample {rows[0]}"
     return some if len(rows) == 1 else f"one of the samples {', '.join(map(str, rows[:8]))}"
 
@@ -110,18 +112,18 @@ def _first_bad(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
             inputs, targets = read_samples(
                 loader.dataset, indices, loader.sampler.seed, (step - 1) // loader.batches
             )
-        for part, array in _parts(inputs, targets):
+        for array_name, array in _named_arrays(inputs, targets):
             row = _first_row(array)
             if row is not None:
-                return [{"step": step, "name": name(loader.dataset, int(indices[row])), "part": part}]
+                return [{"step": step, "name": name(loader.dataset, int(indices[row])), "part": array_name}]
     return []
 
 
-def _parts(inputs: Any, targets: Any) -> Iterator[tuple[str, Any]]:
+def _named_arrays(inputs: Any, targets: Any) -> Iterator[tuple[str, Any]]:
     """(«inputs», array), or («inputs (image)», array) for each of several."""
-    for part, values in (("inputs", inputs), ("targets", targets)):
+    for array_name, values in (("inputs", inputs), ("targets", targets)):
         for where, leaf in named_leaves(values):
-            yield f"{part} ({where})" if where else part, leaf
+            yield f"{array_name} ({where})" if where else array_name, leaf
 
 
 def _read_in(loader: Loader, steps: Iterable[int]) -> Iterator[tuple[int, Any]]:

@@ -19,9 +19,9 @@ from paddle_dp.parallel.loss import loss_of
 from paddle_dp.parallel.parameter_groups import base_of, group
 from paddle_dp.part import adapted, read_part
 from paddle_dp.recipe import Recipe
-from paddle_dp.train.assemble import Assembly
+from paddle_dp.train.assemble import TrainerBuilder
 from paddle_dp.train.initial import load_initial
-from paddle_dp.train.setup import Setup
+from paddle_dp.train.setup import TrainerSpec
 from paddle_dp.train.trainer import Trainer
 
 
@@ -31,13 +31,13 @@ def build(recipe: Recipe, mesh: Mesh, resume: str | None = None, accept: Sequenc
     `resume`: None, "newest", "best" or a checkpoint's path. `accept`: settings that may differ from the
     checkpoint's. Raises UsageError or CheckpointError when no checkpoint fits.
     """
-    return Assembly(setup(recipe), mesh).trainer(Trainer, resume, accept)
+    return TrainerBuilder(setup(recipe), mesh).trainer(Trainer, resume, accept)
 
 
-def setup(recipe: Recipe) -> Setup:
-    """The recipe as `Assembly` takes it."""
+def setup(recipe: Recipe) -> TrainerSpec:
+    """The recipe as `TrainerBuilder` takes it."""
     train = recipe.train
-    return Setup(
+    return TrainerSpec(
         name=recipe.name,
         folder=recipe.folder,
         strategy=recipe.strategy,
@@ -54,7 +54,7 @@ def setup(recipe: Recipe) -> Setup:
         ema=recipe.ema,
         loader=recipe.loader,
         callbacks=lambda run: [part.build(run) for part in recipe.callbacks],
-        asked=recipe,
+        requested=recipe,
         recipe=recipe,
     )
 
@@ -105,15 +105,15 @@ def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: i
 
 def plain_learner(recipe: Recipe, mesh: Mesh) -> Learner:
     """The recipe's model on this process alone, with the weights that an adapter stands on. No data set is opened."""
-    made = replace(task(recipe, 1, 1), compile=False)
-    tables = names_of(made.model)
-    draw(made.model)  # a recipe whose ranks keep a part of the model leaves that to its strategy
-    learner: Learner = read_part("strategies", {"use": "single"}).build(mesh).place(made)
-    if recipe.load is not None and made.base:
-        load_initial(recipe.load, learner, tables, made.added)
+    plain_task = replace(task(recipe, 1, 1), compile=False)
+    tables = names_of(plain_task.model)
+    draw(plain_task.model)  # a recipe whose ranks keep a part of the model leaves that to its strategy
+    learner: Learner = read_part("strategies", {"use": "single"}).build(mesh).place(plain_task)
+    if recipe.load is not None and plain_task.base:
+        load_initial(recipe.load, learner, tables, plain_task.added)
     return learner
 
 
 def learner_of(recipe: Recipe, mesh: Mesh) -> Learner:
     """The recipe's learner without a trainer, to load a checkpoint into. Its mesh is the strategy's. Collective."""
-    return Assembly(setup(recipe), mesh).learner()
+    return TrainerBuilder(setup(recipe), mesh).learner()

@@ -24,7 +24,7 @@ from paddle_dp.errors import CheckpointError, message_of
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.callback import Callback, Moment
-from paddle_dp.train.facts import Identity, recipe_facts
+from paddle_dp.train.facts import RunSignature, recipe_facts
 from paddle_dp.train.judge import Refusal
 from paddle_dp.train.run import Run
 from paddle_dp.train.state import placed_digest
@@ -59,7 +59,7 @@ class CertificateWriter(Callback):
         identity, mesh = self.run.identity, self.run.mesh
         attempt = {
             "begun": _now(), "ended": None, "why": None,
-            "host": mesh.host, "device": mesh.own_or_workers_device, "ranks": mesh.ranks, "layout": mesh.axes.as_dict(),
+            "host": mesh.host, "device": mesh.displayed_device, "ranks": mesh.ranks, "layout": mesh.axes.as_dict(),
             "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
             "versions": versions(identity), "recipe": recipe_digest(self.run.recipe, identity),
             "from": moment.progress.step, "to": moment.progress.step,
@@ -147,7 +147,7 @@ class CertificateWriter(Callback):
         if not self.run.folder.is_dir():  # a training without any file
             return
         try:
-            replace(self.path, json_codec.encode({**self.content, "digest": own_digest(self.content)}, NAME))
+            replace(self.path, json_codec.encode({**self.content, "digest": seal(self.content)}, NAME))
         except OSError as error:
             if not self._warned:
                 print(f"{self.path} was not written: {error.strerror}.", file=sys.stderr, flush=True)
@@ -165,7 +165,7 @@ def read(folder: Path) -> Content:
     content = json_codec.decode((Path(folder) / NAME).read_bytes())
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"is of another format than {FORMAT}")
-    if content.pop("digest", None) != own_digest(content):
+    if content.pop("digest", None) != seal(content):
         raise ValueError("was changed after it was written: its digest is another one")
     return content
 
@@ -175,7 +175,7 @@ def model_digest(learner: Learner) -> str:
     return placed_digest(learner.shards(), learner.mesh)
 
 
-def recipe_digest(recipe: Recipe | None, identity: Identity) -> str:
+def recipe_digest(recipe: Recipe | None, identity: RunSignature) -> str:
     """Of all settings that decide what is learned: the resolved recipe's, or of a script those of its objects."""
     facts = identity.facts if recipe is None else recipe_facts(recipe)
     return digest_of({key: value for key, value in facts.items() if not key.startswith(_UNUSED)})
@@ -183,14 +183,14 @@ def recipe_digest(recipe: Recipe | None, identity: Identity) -> str:
 
 def data_digests(data: Mapping[str, Any]) -> Content:
     """By split: the number of samples, what was read of them (data.fingerprint), a digest of what is always read."""
-    found = {}
+    table = {}
     for split, facts in data.items():
         first = {key: text for key, text in facts["read"].items() if key.startswith("sample ")}
-        found[split] = {**facts, "digest": digest_of([facts["samples"], first])}
-    return found
+        table[split] = {**facts, "digest": digest_of([facts["samples"], first])}
+    return table
 
 
-def versions(identity: Identity) -> dict[str, str]:
+def versions(identity: RunSignature) -> dict[str, str]:
     """Of what the numbers depend on."""
     facts = identity.facts
     names = ("paddle_dp", "paddle", "numpy")
@@ -199,11 +199,11 @@ def versions(identity: Identity) -> dict[str, str]:
 
 def saves(content: Content) -> dict[int, Content]:
     """By step: what was saved, without what a later attempt has gone back behind."""
-    found: dict[int, Content] = {}
+    saved: dict[int, Content] = {}
     for attempt in content["attempts"]:
-        found = {step: one for step, one in found.items() if step <= attempt["from"]}
-        found |= {one["step"]: one for one in attempt["saved"]}
-    return found
+        saved = {step: one for step, one in saved.items() if step <= attempt["from"]}
+        saved |= {one["step"]: one for one in attempt["saved"]}
+    return saved
 
 
 def add_saved(content: Content, path: Path, run: Path) -> None:
@@ -252,14 +252,14 @@ def digest_of(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=_BITS).hexdigest()
 
 
-def own_digest(content: Content) -> str:
+def seal(content: Content) -> str:
     """Of the certificate itself: an accident is seen; who wants to forge one can."""
     return hashlib.blake2b(json_codec.encode(content, NAME), digest_size=_BITS).hexdigest()
 
 
-def digests_are(checkpoint: Checkpoint, told: Content) -> bool:
+def digests_are(checkpoint: Checkpoint, record: Content) -> bool:
     """Whether a checkpoint's bits are those that the certificate names."""
-    return all(told.get(word) == digest for word, digest in checkpoint.computed_digests().items())
+    return all(record.get(word) == digest for word, digest in checkpoint.computed_digests().items())
 
 
 def _now() -> str:

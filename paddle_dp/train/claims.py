@@ -13,12 +13,12 @@ from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.mesh.transport import Patience
-from paddle_dp.train.ledger import Ledger, Share, Sums
+from paddle_dp.train.ledger import Assignments, Share, Sums
 
 KEEPER = 0
 
 
-class Claims:
+class WorkQueue:
     """A rank's claims to shares, round after round. Rank 0 keeps the ledger: the threads that read its sockets answer,
     whatever it computes meanwhile.
 
@@ -30,14 +30,14 @@ class Claims:
         """Use `claims_of`: there is one in a process, so that no question of a later training is lost."""
         self.mesh, self.round = mesh, 0
         self._lock = threading.Condition()
-        self._ledger: Ledger | None = None
+        self._ledger: Assignments | None = None
         # Questions of a round that this rank has not begun.
         self._early: list[tuple[int, dict[str, Any]]] = []
-        self._own: deque[Share] = deque()
+        self._local_shares: deque[Share] = deque()
         self._pace: dict[int, float] = {}  # of the ranks, on rank 0
         self._resting: deque[int] = deque()  # ranks that have computed all that they claimed
         if mesh.ranks > 1 and mesh.rank == KEEPER:
-            transport.endpoint().answer(CHANNELS["claims"], self._asked)
+            transport.endpoint().answer(CHANNELS["claims"], self._on_message)
             transport.endpoint().when_gone("claims", self.gone)
 
     def begin(self, first: int, stop: int) -> None:
@@ -47,53 +47,53 @@ class Claims:
             with self._lock:
                 if self._ledger is not None:
                     self._pace = self._ledger.known_pace()
-                self._ledger = Ledger(first, stop, self.mesh.dp_size, self._pace)
+                self._ledger = Assignments(first, stop, self.mesh.dp_size, self._pace)
                 early, self._early = self._early, []
-                for rank, said in early:
-                    self._hear(rank, said)
+                for rank, message in early:
+                    self._hear(rank, message)
 
     def shares(self) -> Iterator[Share]:
         """This rank's shares of the round, each claimed when the one before is taken."""
         if self.mesh.rank == KEEPER:
             while (share := self._with(lambda ledger: ledger.claim(KEEPER))) is not None:
-                self._own.append(share)
+                self._local_shares.append(share)
                 yield share
             return
         later = bool(self.mesh.expendable)  # rank 0 computes nothing, and answers at once
-        self._say({"do": "claim"})
+        self._send({"do": "claim"})
         while (answer := json.loads(bytes(self._granted()))) is not None:
             share = (int(answer[0]), int(answer[1]))
             if not later:
-                self._say({"do": "claim"})
-            self._own.append(share)
+                self._send({"do": "claim"})
+            self._local_shares.append(share)
             yield share
             if later:
-                self._say({"do": "claim"})
+                self._send({"do": "claim"})
 
     def done(self, sums: Sums | None, seconds: float) -> None:
         """The share that was claimed first, of those that are left, is computed; it took this rank so long, without
         waiting for others."""
-        share = self._own.popleft()
+        share = self._local_shares.popleft()
         if self.mesh.rank == KEEPER:
             self._with(lambda ledger: ledger.done(KEEPER, share, sums, seconds))
         else:
-            self._say({"do": "done", "share": share, "sums": sums, "seconds": seconds})
+            self._send({"do": "done", "share": share, "sums": sums, "seconds": seconds})
 
     def more(self) -> bool:
         """When this rank has no shares left: waits until all others have none, or are gone; whether there are shares
         again, of one that is gone. Where no rank may be lost, there are none."""
         if not self.mesh.expendable:
             return False
-        self._say({"do": "rest"})
+        self._send({"do": "rest"})
         with heartbeat.waiting("the shares that other ranks compute"):
             return bool(json.loads(bytes(self._granted())))
 
     def cut(self) -> None:
         """No further global batch is begun in this round."""
         if self.mesh.rank == KEEPER:
-            self._with(Ledger.cut)
+            self._with(Assignments.cut)
         else:
-            self._say({"do": "cut"})
+            self._send({"do": "cut"})
 
     def gone(self, rank: int) -> None:
         """On rank 0: what this rank has claimed and not done is handed out again, if the others go on without it."""
@@ -121,38 +121,38 @@ class Claims:
                 )
             return ledger.stop
 
-    def _with(self, do: Callable[[Ledger], Any]) -> Any:
+    def _with(self, do: Callable[[Assignments], Any]) -> Any:
         with self._lock:
             assert self._ledger is not None, "a round was begun"
             found = do(self._ledger)
             self._wake()
             return found
 
-    def _say(self, said: dict[str, Any]) -> None:
-        data = json.dumps({**said, "round": self.round}).encode()
+    def _send(self, message: dict[str, Any]) -> None:
+        data = json.dumps({**message, "round": self.round}).encode()
         transport.endpoint().send(CHANNELS["claims"], KEEPER, memoryview(data))
 
     def _granted(self) -> bytearray:
         return transport.endpoint().receive(CHANNELS["granted"], KEEPER)
 
-    def _asked(self, rank: int, data: bytearray) -> None:
+    def _on_message(self, rank: int, data: bytearray) -> None:
         """On rank 0, in a thread that reads a socket."""
-        said = json.loads(bytes(data))
+        message = json.loads(bytes(data))
         with self._lock:
-            if said["round"] > self.round:
-                self._early.append((rank, said))
-            elif said["round"] == self.round:
-                self._hear(rank, said)
+            if message["round"] > self.round:
+                self._early.append((rank, message))
+            elif message["round"] == self.round:
+                self._hear(rank, message)
 
-    def _hear(self, rank: int, said: dict[str, Any]) -> None:
+    def _hear(self, rank: int, message: dict[str, Any]) -> None:
         ledger = self._ledger
         assert ledger is not None, "a round was begun"
-        if said["do"] == "claim":
+        if message["do"] == "claim":
             answer = json.dumps(ledger.claim(rank)).encode()
             transport.endpoint().send(CHANNELS["granted"], rank, memoryview(answer))
-        elif said["do"] == "done":
-            ledger.done(rank, (said["share"][0], said["share"][1]), said["sums"], said["seconds"])
-        elif said["do"] == "rest":
+        elif message["do"] == "done":
+            ledger.done(rank, (message["share"][0], message["share"][1]), message["sums"], message["seconds"])
+        elif message["do"] == "rest":
             self._resting.append(rank)
         else:
             ledger.cut()
@@ -168,11 +168,11 @@ class Claims:
         self._lock.notify_all()
 
 
-_claims: list[Claims] = []
+_claims: list[WorkQueue] = []
 
 
-def claims_of(mesh: Mesh) -> Claims:
+def claims_of(mesh: Mesh) -> WorkQueue:
     """This process's claims."""
     if not _claims or _claims[0].mesh != mesh:
-        _claims[:] = [Claims(mesh)]
+        _claims[:] = [WorkQueue(mesh)]
     return _claims[0]

@@ -39,9 +39,9 @@ from paddle_dp.train.facts import (
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
     from paddle_dp.train.callback import Callback
-    from paddle_dp.train.setup import Setup
+    from paddle_dp.train.setup import TrainerSpec
 
-_LONGEST = 100  # characters of a value in a message
+_MAX_VALUE_CHARS = 100  # characters of a value in a message
 SAME_START = "Start every node with the same recipe, overrides and package versions."
 SAME_DATA = "Every rank must read the same data, in the same order: look at the paths, and at what is drawn at random."
 _SEEDED = (
@@ -68,7 +68,7 @@ def compare(facts: Facts, mesh: Mesh, advice: str) -> None:
     raise UsageError(f"the ranks do not begin the same training. {key}: {values}. {advice}")
 
 
-def compare_setups(setup: Setup, mesh: Mesh) -> None:
+def compare_setups(setup: TrainerSpec, mesh: Mesh) -> None:
     """Compares packages, the code of parts or of the script, and the resolved recipe or the script's settings.
     Collective."""
     if mesh.ranks == 1:
@@ -89,7 +89,7 @@ def compare_setups(setup: Setup, mesh: Mesh) -> None:
         "drop_last": setup.drop_last,
         "seed": setup.seed,
     }
-    settings["reading"] = setup.asked.dataset.reading
+    settings["reading"] = setup.requested.dataset.reading
     length = {"length": None if setup.length is None else str(setup.length)}
     strategy = flat("strategy", setup.strategy.settings)
     script = {**script_facts(), **imported}
@@ -115,26 +115,29 @@ def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, 
     compare({f"samples in the {split} data": None if dataset is None else len(dataset)}, mesh, SAME_DATA)
     if dataset is None:
         return {}
-    mine = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
+    local_fingerprint = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
     mesh.wait("samples read")  # a slow disk may take longer than a collective waits
-    tables = mesh.gather(mine) if mesh.ranks > 1 else [mine]
+    tables = mesh.gather(local_fingerprint) if mesh.ranks > 1 else [local_fingerprint]
     for table in tables:
         if (told := table.get(COLLATING, "")).startswith(BESIDE):
             raise UsageError(f"the {split} data: {told}")
-    shared = [key for key in mine if all(key in table for table in tables)]
+    shared = [key for key in local_fingerprint if all(key in table for table in tables)]
     comparable = [key for key in shared if _is_comparable([table[key] for table in tables])]
-    compare({f"{key} of the {split} data": mine[key] for key in comparable}, mesh, SAME_DATA)
-    return {key: RANDOM if any(table[key] == RANDOM for table in tables) else mine[key] for key in shared}
+    compare({f"{key} of the {split} data": local_fingerprint[key] for key in comparable}, mesh, SAME_DATA)
+    return {
+        key: RANDOM if any(table[key] == RANDOM for table in tables) else local_fingerprint[key]
+        for key in shared
+    }
 
 
 def data_of_main(dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) -> dict[str, str]:
     """The fingerprint of the data that only the main rank reads, on every rank. Collective."""
-    mine = {}
+    local_fingerprint = {}
     once = isinstance(dataset, Stream) and dataset.is_once  # what is read would have to be kept
     if mesh.is_main and dataset is not None and not once:
-        mine = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
+        local_fingerprint = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
     mesh.wait("samples read")
-    found: dict[str, str] = mesh.gather(mine)[0]
+    found: dict[str, str] = mesh.gather(local_fingerprint)[0]
     if (told := found.get(COLLATING, "")).startswith(BESIDE):
         raise UsageError(f"the data that rank 0 reads: {told}")
     return found
@@ -179,7 +182,7 @@ def compare_starts(step: int, total_steps: int, callbacks: Iterable[Callback], m
     compare({**facts, "callbacks": due}, mesh, SAME_SCRIPT)
 
 
-def one_folder(folder: Path, mesh: Mesh) -> Path:
+def agreed_folder(folder: Path, mesh: Mesh) -> Path:
     """The run folder that all ranks use: rank 0's, with a line on the screen if others named another. Collective."""
     named = mesh.gather(str(folder))
     others = sorted(set(named) - {named[0]})
@@ -215,7 +218,7 @@ def _keys(tables: Iterable[Facts]) -> list[str]:
 def _shown(value: Any) -> str:
     text = value["path"] if isinstance(value, Mapping) and "path" in value else value
     shown = text if isinstance(text, str) else json.dumps(text)
-    return shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"
+    return shown if len(shown) <= _MAX_VALUE_CHARS else shown[:_MAX_VALUE_CHARS] + "…"
 
 
 def _node(mesh: Mesh) -> int | None:
@@ -226,9 +229,9 @@ def _node(mesh: Mesh) -> int | None:
 
 def _named(ranks: list[int], rows: list[Any]) -> str:
     """«rank 1 (node 1, host b)», «ranks 0, 1, 2 (host a)»."""
-    some = ", ".join(map(str, ranks[:8])) + (f", … ({len(ranks)} of them)" if len(ranks) > 8 else "")
+    listed = ", ".join(map(str, ranks[:8])) + (f", … ({len(ranks)} of them)" if len(ranks) > 8 else "")
     nodes = sorted({rows[rank][2] for rank in ranks if rows[rank][2] is not None})
     hosts = sorted({rows[rank][1] for rank in ranks})
     where = [f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes[:4]))}"] if nodes else []
     where.append(f"host {', '.join(hosts[:4])}")
-    return f"rank{'s' * (len(ranks) > 1)} {some} ({'; '.join(where)})"
+    return f"rank{'s' * (len(ranks) > 1)} {listed} ({'; '.join(where)})"

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from paddle_dp.train.trainer import Trainer
 
 
-def report(found: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> None:
+def report(result: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> None:
     """Prints the held-out numbers and the table per class, and writes them to <run>/evaluation.json."""
-    numbers = "  ".join(f"{name} {value:.6g}" for name, value in found.numbers.items())
+    numbers = "  ".join(f"{name} {value:.6g}" for name, value in result.numbers.items())
     print(f"{checkpoint}: {numbers}", flush=True)
     on = f"{ranks} ranks" if ranks > 1 else "1 process"
-    print(f"{found.counted}, on {on}", flush=True)
-    rows = found.per_class()
+    print(f"{result.counted}, on {on}", flush=True)
+    rows = result.per_class()
     if rows:
         print(f"{'class':>12}  precision  recall      f1  support")
     for row in rows:
         name, support = row["class"], row["support"]
         print(f"{name:>12}  {row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}  {support:7d}")
-    content = {"checkpoint": checkpoint.name, "samples": found.samples, **found.numbers, "per_class": rows}
+    content = {"checkpoint": checkpoint.name, "samples": result.samples, **result.numbers, "per_class": rows}
     (folder / "evaluation.json").write_text(as_json(content, indent=1))
 
 
@@ -54,7 +54,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
         patience(recipe, os.environ),
         recipe.strategy.config.servers,
     )
-    recipe = _in_one_folder(recipe, mesh)
+    recipe = _in_agreed_folder(recipe, mesh)
     resume = options.get("resume")
     if mesh.is_main:
         if not options.get("claimed"):  # started without paddle-dp, which claims it before the ranks start
@@ -91,7 +91,9 @@ def _begin_run(trainer: Trainer, recipe: Recipe, options: Mapping[str, Any]) -> 
         if moved is not None:
             print(f"the earlier run is now {moved}", flush=True)
         write_recipe(recipe, recipe.folder / "recipe.yaml")
-        Inputs.of(trainer.loader.dataset, varies=recipe.loader.collate == "batch").write(recipe.folder)
+        Inputs.from_dataset(trainer.loader.dataset, varies=recipe.loader.collate == "batch").write(
+            recipe.folder
+        )
         code.keep(recipe.folder)
     trainer.mesh.wait("run folder ready")
 
@@ -106,12 +108,12 @@ def try_recipe() -> None:
     from paddle_dp.train import trial
     from paddle_dp.train.build import dataset, task
 
-    path, several, chained = json.loads(sys.argv[1])
+    path, divided, chained = json.loads(sys.argv[1])
     recipe = read_recipe(Path(path), ["train.device=cpu"])
     data, most = dataset(recipe, "train"), min(recipe.train.batch, SAMPLES)
     first = trial.first_samples(data, range(min(len(data), most)), recipe.train.seed)
-    found = trial.answer_of(partial(trial.found_in, task(recipe, 1, 1), first, several, chained))
-    print(f"\n{json.dumps(found)}", flush=True)
+    answer = trial.answer_of(partial(trial.findings_of, task(recipe, 1, 1), first, divided, chained))
+    print(f"\n{json.dumps(answer)}", flush=True)
 
 
 def _leave() -> None:
@@ -137,17 +139,17 @@ def patience(recipe: Recipe, variables: Mapping[str, str]) -> float:
     return max(seconds, longest + BEYOND)
 
 
-def _in_one_folder(recipe: Recipe, mesh: Mesh) -> Recipe:
+def _in_agreed_folder(recipe: Recipe, mesh: Mesh) -> Recipe:
     """The recipe with rank 0's run folder. Collective."""
-    from paddle_dp.train.consistency import one_folder
+    from paddle_dp.train.consistency import agreed_folder
 
-    folder = one_folder(recipe.folder, mesh)
+    folder = agreed_folder(recipe.folder, mesh)
     return recipe if folder == recipe.folder else recipe.model_copy(update={"output_dir": str(folder)})
 
 
 def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     """Evaluates a run's checkpoint (options["checkpoint"]: newest, best or a path) on all held-out samples."""
-    from paddle_dp.train.assemble import Assembly, find_checkpoint
+    from paddle_dp.train.assemble import TrainerBuilder, find_checkpoint
     from paddle_dp.train.build import setup
     from paddle_dp.train.entry_points import report
     from paddle_dp.train.evaluate import evaluate as evaluate_all
@@ -159,22 +161,22 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
         patience(recipe, os.environ),
         recipe.strategy.config.servers,
     )
-    recipe = _in_one_folder(recipe, mesh)
-    assembly = Assembly(setup(recipe), mesh)
+    recipe = _in_agreed_folder(recipe, mesh)
+    assembly = TrainerBuilder(setup(recipe), mesh)
     learner, test_loader, mesh = assembly.learner(), assembly.test_loader, assembly.mesh
     if test_loader is None:
         raise UsageError(
             f"dataset {recipe.dataset.name} holds nothing out to evaluate on: its test split is None."
         )
-    found = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
-    load_model(found, learner, ema=bool(options.get("ema")))
+    source = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
+    load_model(source, learner, ema=bool(options.get("ema")))
     with test_loader, heartbeat.within("evaluate"):
         evaluation = evaluate_all(learner, test_loader, mesh)
     if mesh.is_main:
-        report(evaluation, found.folder, recipe.folder, mesh.ranks)
+        report(evaluation, source.folder, recipe.folder, mesh.ranks)
     if evaluation.not_finite:
         raise NotFiniteError(
-            f"the evaluation of {found.folder} gives {evaluation.bad_numbers}: its weights or the data are broken."
+            f"the evaluation of {source.folder} gives {evaluation.bad_numbers}: its weights or the data are broken."
         )
 
 
@@ -190,13 +192,13 @@ def merge(recipe: Recipe, options: dict[str, Any]) -> None:
 
     mesh, out = join(seed=recipe.train.seed, device=recipe.train.device), Path(options["to"])
     learner = plain_learner(recipe, mesh)
-    found = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
-    load_model(found, learner, ema=bool(options.get("ema")))
+    source = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
+    load_model(source, learner, ema=bool(options.get("ema")))
     adapted = merge_low_rank(learner.model)
     tensors = learner.model.state_dict()
     forms = {name: (dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
     write_merged(out, forms, lambda name: tensor_shard(name, tensors[name]).array)
     print(
-        f"{out}: {len(tensors)} tensors of {found.folder}, with {adapted} layers' adapters in them",
+        f"{out}: {len(tensors)} tensors of {source.folder}, with {adapted} layers' adapters in them",
         flush=True,
     )

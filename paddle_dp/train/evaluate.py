@@ -17,7 +17,7 @@ from paddle_dp.errors import DataError, TargetError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.loss import Loss
-from paddle_dp.train.blame import of_target
+from paddle_dp.train.blame import bad_target
 from paddle_dp.train.evaluation import Evaluation
 
 MAX_CONFUSION_CLASSES = 2000  # a confusion matrix of more is too large to count, to send and to read
@@ -121,7 +121,7 @@ def _tallied(learner: Learner, loader: Loader, batches: int) -> _Tally:
                     if learner.score_is_collective or not micro_batch.is_dummy:
                         tally.add(learner, micro_batch)
     except TargetError as error:
-        raise of_target(loader, batch.epoch, batch.index, error, "held-out") from None
+        raise bad_target(loader, batch.epoch, batch.index, error, "held-out") from None
     finally:
         for layer, training in modes:  # not train(): a layer may have been in evaluation mode before
             layer.training = training

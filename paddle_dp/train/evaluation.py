@@ -36,7 +36,7 @@ class Evaluation:
     confusion: np.ndarray | None = None
     classes: tuple[str, ...] | None = None
 
-    def beside(self, prefix: str, other: Evaluation) -> Evaluation:
+    def with_prefixed(self, prefix: str, other: Evaluation) -> Evaluation:
         """With the numbers of another evaluation of the same samples, under names with a prefix."""
         return replace(self, numbers={**self.numbers, **{prefix + n: v for n, v in other.numbers.items()}})
 

@@ -37,7 +37,7 @@ from paddle_dp.train.callback import Callback
 from paddle_dp.train.settings import described, hooks_of, kind_of, settings_of, tensors_of
 from paddle_dp.version import __version__
 
-_SHOWN = 3  # names of parameters in a value
+_MAX_NAMES_SHOWN = 3  # names of parameters in a value
 
 
 def parameter_facts(task: Task) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def parameter_facts(task: Task) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "rate_factors": _values({name: factor for name, factor in factors.items() if factor != 1.0}),
         "own_decays": _values({name: own for name, p in named if (own := own_decay(p)) is not None}),
-        "not_clipped": names_told([name for name, p in named if not p.need_clip]),
+        "not_clipped": summarize_names([name for name, p in named if not p.need_clip]),
         "regularizers": _values(
             {
                 name: [kind_of(p.regularizer), described(_public(vars(p.regularizer)))]
@@ -75,8 +75,8 @@ def _by_function(optimizer: Any, named: Sequence[tuple[str, Any]]) -> dict[str, 
     elif isinstance(optimizer, (Lamb, DistributedFusedLamb)):
         is_excluded = optimizer._exclude_from_weight_decay_fn
     return {
-        "decayed": is_decayed and (names_told([n for n, p in named if is_decayed(p.name)]) or "none"),
-        "not_decayed": is_excluded and (names_told([n for n, p in named if is_excluded(p)]) or "none"),
+        "decayed": is_decayed and (summarize_names([n for n, p in named if is_decayed(p.name)]) or "none"),
+        "not_decayed": is_excluded and (summarize_names([n for n, p in named if is_excluded(p)]) or "none"),
         "rate_ratios": rate_ratio and _values({n: float(rate_ratio(p)) for n, p in named}),
     }
 
@@ -85,18 +85,18 @@ def _groups(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
     """The settings and the parameters of each parameter group; without groups, the parameters if not all are there."""
     if not any(isinstance(group, dict) for group in optimizer._param_groups):
         updated = [names.get(id(p), p.name) for p in optimizer._param_groups if not p.stop_gradient]
-        return {} if {*updated} == {*names.values()} else {"parameters": names_told(updated) or "none"}
+        return {} if {*updated} == {*names.values()} else {"parameters": summarize_names(updated) or "none"}
     facts: dict[str, Any] = {}
     for number, group in enumerate(optimizer._param_groups):
-        own = {key: value for key, value in group.items() if key != "params"}
-        of_group = {
-            **described(own),
-            "parameters": names_told([names.get(id(p), p.name) for p in group["params"]]),
+        settings = {key: value for key, value in group.items() if key != "params"}
+        group_facts = {
+            **described(settings),
+            "parameters": summarize_names([names.get(id(p), p.name) for p in group["params"]]),
         }
         for key in ("grad_clip", "weight_decay"):
-            if (part := own.get(key)) is not None and key not in of_group:
-                of_group |= {key: [kind_of(part), described(_public(vars(part)))]}
-        facts |= {f"groups.{number}.{key}": value for key, value in of_group.items()}
+            if (part := settings.get(key)) is not None and key not in group_facts:
+                group_facts |= {key: [kind_of(part), described(_public(vars(part)))]}
+        facts |= {f"groups.{number}.{key}": value for key, value in group_facts.items()}
     return facts
 
 
@@ -104,48 +104,48 @@ def _public(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name.lstrip("_"): value for name, value in values.items()}
 
 
-def names_told(names: Sequence[str]) -> str | None:
+def summarize_names(names: Sequence[str]) -> str | None:
     """«2 (CRC-32 0a1b2c3d): fc.weight, fc.bias»; None for none."""
     if not names:
         return None
-    shown = ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
+    shown = ", ".join(names[:_MAX_NAMES_SHOWN]) + ", …" * (len(names) > _MAX_NAMES_SHOWN)
     return f"{len(names)} (CRC-32 {zlib.crc32(chr(10).join(names).encode()):08x}): {shown}"
 
 
 def _values(values: Mapping[str, Any]) -> str | None:
     """«2 (CRC-32 0a1b2c3d): fc.weight 0.5, fc.bias 0.5»; None for none."""
-    return names_told([f"{name} {value}" for name, value in values.items()])
+    return summarize_names([f"{name} {value}" for name, value in values.items()])
 
 
-OF_MODULE = "code of module "
-_LARGEST = 2**28  # bytes; a larger file is not read for its checksum
+MODULE_PREFIX = "code of module "
+_MAX_FILE_BYTES = 2**28  # bytes; a larger file is not read for its checksum
 _INSTALLED = {"site-packages", "dist-packages"}
-_OF_PYTHON = {"sitecustomize", "usercustomize"}
+_PYTHON_MODULES = {"sitecustomize", "usercustomize"}
 
 
 def file_crc(file: str | None) -> str | None:
     """«CRC-32 0a1b2c3d»; None for no file, or one that is too large to read for it."""
-    if file is None or not os.path.isfile(file) or os.path.getsize(file) > _LARGEST:
+    if file is None or not os.path.isfile(file) or os.path.getsize(file) > _MAX_FILE_BYTES:
         return None
     return f"CRC-32 {zlib.crc32(Path(file).read_bytes()):08x}"
 
 
 def module_code() -> dict[str, str]:
     """{"code of module net": "CRC-32 0a1b2c3d"}: of each file that was imported and is not installed."""
-    found, main = {}, sys.modules.get("__main__")
+    checksums, main = {}, sys.modules.get("__main__")
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if (
             module is main
-            or name in _OF_PYTHON
+            or name in _PYTHON_MODULES
             or is_library(name)
             or not isinstance(file, str)
             or not file.endswith(".py")
         ):
             continue
         if not _INSTALLED & {*Path(file).parts} and (crc := _module_crc(file, os.path.getmtime(file))):
-            found[f"{OF_MODULE}{name}"] = crc
-    return found
+            checksums[f"{MODULE_PREFIX}{name}"] = crc
+    return checksums
 
 
 @cache
@@ -160,11 +160,14 @@ def script_code() -> str | None:
 
 
 def _defined_in(module: ModuleType) -> str | None:
-    crc, found = 0, False
+    crc, has_code = 0, False
     for name, value in sorted(vars(module).items()):
         for function in _functions(value, module.__name__):
-            crc, found = zlib.crc32(_text(function.__code__).encode(), zlib.crc32(name.encode(), crc)), True
-    return f"CRC-32 {crc:08x}" if found else None
+            crc, has_code = (
+                zlib.crc32(_text(function.__code__).encode(), zlib.crc32(name.encode(), crc)),
+                True,
+            )
+    return f"CRC-32 {crc:08x}" if has_code else None
 
 
 def _functions(value: Any, module: str) -> list[FunctionType]:
@@ -192,7 +195,7 @@ MAY_DIFFER = ("output_dir", "name", "loader")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class RunSignature:
     """Everything that decides what a training learns, as its checkpoints keep it.
 
     `facts`: settings, types and versions by dotted key. `data`: by split, the number of samples and their fingerprint.
@@ -276,7 +279,7 @@ def task_facts(task: Task) -> dict[str, Any]:
     }
     facts |= _layer_facts("model", task.model)
     layers = task.model.named_sublayers(include_self=True)
-    if frozen := names_told([name or "the model" for name, layer in layers if not layer.training]):
+    if frozen := summarize_names([name or "the model" for name, layer in layers if not layer.training]):
         facts["layers in evaluation mode"] = frozen
     if isinstance(loss := task.loss.given, nn.Layer):
         facts |= _layer_facts("loss", loss, without=task.model)
@@ -295,15 +298,15 @@ def schedule_of(task: Task) -> Any:
     return task.schedule or (rate if isinstance(rate, LRScheduler) else None)
 
 
-def _layer_facts(word: str, whole: nn.Layer, without: nn.Layer | None = None) -> dict[str, Any]:
+def _layer_facts(prefix: str, root: nn.Layer, without: nn.Layer | None = None) -> dict[str, Any]:
     """Types and settings of all layers by name, but those of `without`. A loss's tensors are settings, too; a model's
     are what it learns."""
     facts: dict[str, Any] = {}
     left_out = {id(layer) for layer in without.sublayers(include_self=True)} if without is not None else set()
-    for name, layer in whole.named_sublayers(include_self=True):
+    for name, layer in root.named_sublayers(include_self=True):
         if id(layer) in left_out:
             continue
-        within = f"{word}.{name}" if name else word
+        within = f"{prefix}.{name}" if name else prefix
         settings = settings_of(layer) if without is None else {**settings_of(layer), **tensors_of(layer)}
         settings |= hooks_of(layer)
         facts |= {within: kind_of(layer)} | {f"{within}.{key}": value for key, value in settings.items()}
@@ -327,9 +330,9 @@ def _sources() -> int:
     return crc
 
 
-def code_of(part: Part) -> str | None:
+def code_of(component: Part) -> str | None:
     """The checksum of the part's source file; None for parts of this package and Paddle, whose versions are facts."""
-    config = type(part.config)
+    config = type(component.config)
     kind: Any = config.called if issubclass(config, Call) else config
     if (kind.__module__ or "").partition(".")[0] in ("paddle_dp", "paddle"):
         return None
@@ -364,18 +367,20 @@ def _optimizer_settings(optimizer: Any, schedule: Any) -> dict[str, Any]:
     """The settings of a finished Paddle optimizer, which keeps them under private names, or of a function's closure."""
     if not isinstance(optimizer, Optimizer):
         return settings_of(optimizer)
-    own = {name.lstrip("_"): value for name, value in vars(optimizer).items()}
+    attributes = {name.lstrip("_"): value for name, value in vars(optimizer).items()}
     paddles = {name.lstrip("_") for name in set_by_paddle(type(optimizer))}
-    plain = {n: v for n, v in own.items() if n in paddles and isinstance(v, (bool, int, float, str, tuple))}
-    found = {
+    plain = {
+        n: v for n, v in attributes.items() if n in paddles and isinstance(v, (bool, int, float, str, tuple))
+    }
+    settings = {
         name: value
         for name, value in described(plain).items()
         if "fus" not in name and name != "learning_rate"
     }
-    found |= described({name: value for name, value in own.items() if name not in paddles})
+    settings |= described({name: value for name, value in attributes.items() if name not in paddles})
     for name in ("grad_clip", "regularization"):
-        if (part := own.get(name)) is not None:
+        if (part := attributes.get(name)) is not None:
             inner = {key.lstrip("_"): value for key, value in vars(part).items()}
-            found |= {name: kind_of(part)}
-            found |= {f"{name}.{key}": value for key, value in described(inner).items()}
-    return found if schedule is not None else {**found, "learning_rate": optimizer.get_lr()}
+            settings |= {name: kind_of(part)}
+            settings |= {f"{name}.{key}": value for key, value in described(inner).items()}
+    return settings if schedule is not None else {**settings, "learning_rate": optimizer.get_lr()}

@@ -32,7 +32,7 @@ from paddle_dp.part import read_part
 from paddle_dp.plan.rank_memory import total_parameters
 from paddle_dp.recipe import Recipe, read_recipe
 
-LARGEST = 30_000_000  # parameters of a model that is built and run: 120 MB in float32
+MAX_PARAMETERS = 30_000_000  # parameters of a model that is built and run: 120 MB in float32
 SECONDS = 30  # for one recipe, its data set included
 _TOKEN = re.compile(r"expected >= 0 and < (\d+), but got (-?\d+)")
 _KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
@@ -45,7 +45,7 @@ class _TooLongError(Exception):
 def tried(recipe: Recipe) -> list[str]:
     """Lines on what was not tried; [] where all was. Raises UsageError, or another PaddleDPError, for what `train`
     would refuse or fail with."""
-    from paddle_dp.train.assemble import Assembly
+    from paddle_dp.train.assemble import TrainerBuilder
     from paddle_dp.train.build import setup
     from paddle_dp.train.trainer import Trainer
 
@@ -54,12 +54,12 @@ def tried(recipe: Recipe) -> list[str]:
     single = read_part("strategies", {"use": "single"})
     alone = recipe.model_copy(update={"train": small, "strategy": single, "load": None})
     described = replace(setup(alone), loader=replace(recipe.loader, num_workers=0))
-    assembly = Assembly(described, Mesh.alone())
+    assembly = TrainerBuilder(described, Mesh.alone())
     loader = assembly.train_loader
     if loader.reads is None or not loader.batches:
         raise UsageError("dataset: the train split has no batch.")
-    if model is not None and (count := total_parameters(describe_weights(model))) > LARGEST:
-        return [f"not run, only read: the model has {count:,} parameters, more than {LARGEST:,}"]
+    if model is not None and (count := total_parameters(describe_weights(model))) > MAX_PARAMETERS:
+        return [f"not run, only read: the model has {count:,} parameters, more than {MAX_PARAMETERS:,}"]
     sample, notes = _sample(loader.dataset), list[str]()
     if recipe.train.device not in ("auto", "cpu"):
         notes = [f"train.device={recipe.train.device} is not looked for here: it was tried on the CPU"]
@@ -131,7 +131,7 @@ def explained(error: Exception, recipe: Recipe | None, sample: str = "") -> str:
         meant = near(keyword[1], taken)
         hint = f" Did you mean '{meant}'?" if meant else f" It takes {', '.join(taken)}." if taken else ""
         return f"{model}: '{keyword[1]}' is no argument of the class that it builds.{hint}"
-    where = own_frame(error)
+    location = user_frame(error)
     sizes = (
         " Sizes of the model (model.inputs, classes, length …) and of the samples have to fit."
         if misfits(error)
@@ -139,7 +139,7 @@ def explained(error: Exception, recipe: Recipe | None, sample: str = "") -> str:
     )
     return (
         f"{model} and the loss do not take the first samples of {data}: {type(error).__name__}: {gist(error)}"
-        f"{f' ({where})' if where else ''}.{samples}{sizes}"
+        f"{f' ({location})' if location else ''}.{samples}{sizes}"
     ).replace("..", ".")
 
 
@@ -161,21 +161,21 @@ def _parameters(error: Exception) -> list[str]:
     return []
 
 
-def own_frame(error: BaseException) -> str:
+def user_frame(error: BaseException) -> str:
     """«loss.py, line 12, in forward: return x / y»: the innermost frame of a user's code, which is neither this
     package's nor a library's; "" where there is none."""
     from paddle_dp.parallel.own_code import is_library
 
-    found, trace = "", error.__traceback__
+    location, trace = "", error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
         if not is_library(str(frame.f_globals.get("__name__", ""))):
             code = frame.f_code
-            found = f"{code.co_filename}, line {trace.tb_lineno}, in {code.co_name}"
+            location = f"{code.co_filename}, line {trace.tb_lineno}, in {code.co_name}"
             if line := linecache.getline(code.co_filename, trace.tb_lineno).strip():
-                found = f"{found}: {line}"
+                location = f"{location}: {line}"
         trace = trace.tb_next
-    return found
+    return location
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         yield from told(model, recipe.optimizer.groups)
     if layout.branches is not None:
         try:
-            layout, blocks = planned_branches.dealt(recipe, layout, blocks, _bytes(recipe))
+            layout, blocks = planned_branches.assign_branches(recipe, layout, blocks, _bytes(recipe))
         except DataError as error:
             yield f"all branches are counted for each rank: samples show where each goes, and there are none: {error}"
     yield f"{ranks} rank{'s' * (ranks > 1)}: {layout}; the whole model: {total_parameters(blocks):,} parameters"
@@ -166,9 +166,9 @@ def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -
         "optimizer": memory.state.optimizer,
     }
     if memory.kept:
-        sizes[_kept(layout)] = memory.kept
+        sizes[_buffers_label(layout)] = memory.kept
     if memory.lent:
-        sizes[_lent(layout)] = memory.lent
+        sizes[_transit_label(layout)] = memory.lent
     forward = activations(recipe, layout, blocks, memory)
     if forward is not None:
         sizes["activations (estimate)"] = forward
@@ -183,14 +183,14 @@ def _further_devices(count: int, sizes: dict[str, float]) -> Iterator[str]:
     yield f"a step copies {weights} of weights there, and {gradients} of gradients back"
 
 
-def _kept(layout: Layout) -> str:
+def _buffers_label(layout: Layout) -> str:
     """What a rank keeps besides."""
     if layout.copies:
         return "copies of the weights"
     return "errors of compression" if layout.compress else "buffers of the exchange"
 
 
-def _lent(layout: Layout) -> str:
+def _transit_label(layout: Layout) -> str:
     """What a rank has besides, at most."""
     if layout.degrees.servers:
         return "on their way from and to the workers" if layout.asynchronous else "gradients that have come"
@@ -201,15 +201,17 @@ def _lent(layout: Layout) -> str:
 def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: Wire | None) -> Iterator[str]:
     """What the rank sends in a step; over a wire also how long that takes, and the shortest step."""
     activations = between(recipe, layout)
-    found = sent(blocks, layout, rank, recipe.train.micro_batches, activations)
-    total = sum(each.bytes for each in found)
-    parts = ", ".join(f"{axis} {amount(size)} of {what}" for (axis, what), size in _by_axis(found).items())
+    transfers = sent(blocks, layout, rank, recipe.train.micro_batches, activations)
+    total = sum(each.bytes for each in transfers)
+    summary = ", ".join(
+        f"{axis} {amount(size)} of {what}" for (axis, what), size in _by_axis(transfers).items()
+    )
     degrees = layout.degrees
     unknown = activations is None and max(degrees.tensor, degrees.sequence, degrees.pipeline) > 1
     unknown = unknown if layout.branches is None else not layout.branches.outputs
     left_out = " (activations are counted for transformers only)" if unknown else ""
-    if parts or not unknown:
-        yield f"a step sends {amount(total)}: {parts}{left_out}" if parts else "a step sends nothing"
+    if summary or not unknown:
+        yield f"a step sends {amount(total)}: {summary}{left_out}" if summary else "a step sends nothing"
     else:
         yield "a step sends activations, which are counted for transformers only"
     if wire is None:
@@ -220,7 +222,7 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
         yield alone
         return
     compute, order = Compute.of(wire.compute.seconds), order_of(layout, recipe.train.micro_batches)
-    best, worst = (time(bound(compute, found, speed, order, overlap)) for overlap in (True, False))
+    best, worst = (time(bound(compute, transfers, speed, order, overlap)) for overlap in (True, False))
     yield (
         f"{alone}: a step that computes for {time(compute.total)} lasts {best} at least, and {worst} where nothing "
         "is sent meanwhile"
@@ -231,25 +233,25 @@ def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator
     """What each server, and a worker, send and take in a step; over a wire also the shortest step."""
     degrees = layout.degrees
     exchanges = {rank: sent(blocks, layout, rank, 1, None) for rank in range(degrees.servers + 1)}
-    for rank, found in exchanges.items():
-        who = degrees.role(rank) if rank < degrees.servers else "each worker"
+    for rank, transfers in exchanges.items():
+        sender = degrees.role(rank) if rank < degrees.servers else "each worker"
         out, into = (
-            " and ".join(f"{amount(size)} of {each.what}" for each in found if (size := of(each)))
+            " and ".join(f"{amount(size)} of {each.what}" for each in transfers if (size := of(each)))
             for of in (lambda each: each.bytes, lambda each: each.taken)
         )
-        yield f"a step: {who} sends {out} and takes {into}"
+        yield f"a step: {sender} sends {out} and takes {into}"
     if wire is None:
         return
     speed = wire.link.bytes_per_second
     compute = Compute.of(0.0 if wire.compute is None else wire.compute.seconds)
-    slowest = max(bound(compute, found, speed) for found in exchanges.values())
+    slowest = max(bound(compute, transfers, speed) for transfers in exchanges.values())
     computes = "" if wire.compute is None else f" a step that computes for {time(compute.total)} lasts"
     yield f"over {wire.link}{computes or ' a step takes'} {time(slowest)} at least, for the busiest link is a server's"
 
 
-def _by_axis(found: Sequence[Sent]) -> dict[tuple[str, str], float]:
+def _by_axis(transfers: Sequence[Sent]) -> dict[tuple[str, str], float]:
     sizes: dict[tuple[str, str], float] = {}
-    for each in found:
+    for each in transfers:
         sizes[each.axis, each.what] = sizes.get((each.axis, each.what), 0.0) + each.bytes
     return sizes
 
@@ -332,7 +334,7 @@ def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:
     paddle.set_device("cpu")
     tensor, size = memory.coords["tensor"], layout.degrees.tensor
     if layout.branches is not None:
-        layers = [planned_branches.part(recipe, layout, tensor)]
+        layers = [planned_branches.rank_model(recipe, layout, tensor)]
     else:
         layers = built(recipe.build_model, memory.blocks, tensor, size, recipe.train.seed)
     parameters = {id(p): p for layer in layers for p in layer.parameters()}.values()

@@ -39,17 +39,17 @@ def other_settings(path: Path, model: Mapping[str, Any]) -> list[str]:
     return [f"  model.{key} was {before[key]} there and is {model[key]} here" for key in keys]
 
 
-def load_whole(wanted: Load, task: Task, mesh: Mesh) -> None:
-    """Loads what `wanted` says into a task's model before it is placed, on one process: for a proof, which then changes
+def load_full(load: Load, task: Task, mesh: Mesh) -> None:
+    """Loads what `load` says into a task's model before it is placed, on one process: for a proof, which then changes
     the weights. Raises as `load_initial`."""
     draw(task.model)
-    load_initial(wanted, PlacedModel(model=task.model, mesh=mesh), names_of(task.model), task.added)
+    load_initial(load, PlacedModel(model=task.model, mesh=mesh), names_of(task.model), task.added)
 
 
 def load_initial(
-    wanted: Load, learner: PlacedModel, tables: Tables, added: frozenset[str] = frozenset()
+    load: Load, learner: PlacedModel, tables: Tables, added: frozenset[str] = frozenset()
 ) -> list[str]:
-    """Loads what `wanted` says into a placed model; each rank reads its own slices. Returns the table of what was done.
+    """Loads what `load` says into a placed model; each rank reads its own slices. Returns the table of what was done.
     `added`: names of what an adapter has added, which no weights are expected for.
 
     `tables`: the names that the model's tensors may have in the source (`names_of`).
@@ -60,16 +60,16 @@ def load_initial(
 
     mesh = learner.mesh
     tensors = {name: tensor for name, tensor in learner.state().items() if name not in added}
-    opened = _together(mesh, lambda: source(Path(wanted.path).expanduser()))
-    weights, whose = translated(opened, tables, wanted.rename)
-    own = {
+    opened = _together(mesh, lambda: source(Path(load.path).expanduser()))
+    weights, origins = translated(opened, tables, load.rename)
+    local_shapes = {
         name: list(learner.placements.of(tensor).global_shape(tensor.shape))
         for name, tensor in tensors.items()
     }
-    here = {name: tuple(shape) for shapes in mesh.gather(own) for name, shape in shapes.items()}
+    here = {name: tuple(shape) for shapes in mesh.gather(local_shapes) for name, shape in shapes.items()}
     there = {name: weights.shape(name) for name in weights.names}
-    found = match(there, here, wanted, weights.called)
-    loaded = set(found.loaded)
+    matched = match(there, here, load, weights.called)
+    loaded = set(matched.loaded)
 
     def read() -> None:
         with paddle.no_grad():
@@ -79,7 +79,7 @@ def load_initial(
                     fill(tensor, weights, name, placement.global_shape(shape), placement.offset(shape))
 
     _together(mesh, read)
-    return table(found, there, here, wanted, weights, whose)
+    return table(matched, there, here, load, weights, origins)
 
 
 def _together(mesh: Mesh, work: Any) -> Any:

@@ -20,7 +20,7 @@ SAMPLES = 8  # that are looked at where each may have another shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Input:
+class InputArray:
     """One array of a sample: its name, «ids», «text.ids», «[0]», or «inputs» where there is one; `shape` without the
     batch, None for a dim of any size; `dtype`."""
 
@@ -37,7 +37,7 @@ class Inputs:
     """The arrays of a sample in the order of their structure, which is None where there is one; and the data set's
     class names, or ()."""
 
-    arrays: tuple[Input, ...]
+    arrays: tuple[InputArray, ...]
     structure: Structure = None
     classes: tuple[str, ...] = ()
 
@@ -45,27 +45,27 @@ class Inputs:
         return ", ".join(str(one) if self.structure is None else f"{one.name} {one}" for one in self.arrays)
 
     @classmethod
-    def of(cls, dataset: Any, varies: bool = False) -> Inputs:
+    def from_dataset(cls, dataset: Any, varies: bool = False) -> Inputs:
         """As the first sample of a data set has them; where shapes vary, as the first samples together do."""
         with globals_kept():  # only one rank reads it
-            some = [
+            samples = [
                 read_sample(dataset, index)[0] for index in range(min(SAMPLES if varies else 1, len(dataset)))
             ]
         arrays = tuple(
-            Input(name=name or "inputs", shape=_shape(each), dtype=str(first.dtype))
+            InputArray(name=name or "inputs", shape=_shape(each), dtype=str(first.dtype))
             for (name, first), each in zip(
-                named_leaves(some[0]), zip(*map(leaves, some), strict=True), strict=True
+                named_leaves(samples[0]), zip(*map(leaves, samples), strict=True), strict=True
             )
         )
-        return cls(arrays=arrays, structure=structure_of(some[0]), classes=class_names(dataset))
+        return cls(arrays=arrays, structure=structure_of(samples[0]), classes=class_names(dataset))
 
     def write(self, folder: Path) -> None:
         if self.structure is None:
             (only,) = self.arrays
-            kept: dict[str, Any] = {"shape": only.shape, "dtype": only.dtype}
+            fields: dict[str, Any] = {"shape": only.shape, "dtype": only.dtype}
         else:
-            kept = {"structure": self.structure, "arrays": [asdict(one) for one in self.arrays]}
-        text = json.dumps({**kept, "classes": self.classes}, ensure_ascii=False)
+            fields = {"structure": self.structure, "arrays": [asdict(one) for one in self.arrays]}
+        text = json.dumps({**fields, "classes": self.classes}, ensure_ascii=False)
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -76,12 +76,12 @@ class Inputs:
         except FileNotFoundError:
             return None
         try:
-            found = json.loads(text)
-            structure = found.get("structure")
-            arrays = tuple(map(_input, [found] if structure is None else found["arrays"]))
+            fields = json.loads(text)
+            structure = fields.get("structure")
+            arrays = tuple(map(_input, [fields] if structure is None else fields["arrays"]))
             if len(leaves(structure)) != len(arrays):
                 raise ValueError("another number of arrays")
-            return cls(arrays=arrays, structure=structure, classes=tuple(map(str, found["classes"])))
+            return cls(arrays=arrays, structure=structure, classes=tuple(map(str, fields["classes"])))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 f"{folder / FILE} is damaged ({error}): remove it, and the data set is asked."
@@ -93,6 +93,8 @@ def _shape(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int | None, ...]:
     return tuple(size[0] if len(set(size)) == 1 else None for size in sizes)
 
 
-def _input(kept: dict[str, Any]) -> Input:
-    shape = tuple(None if dim is None else int(dim) for dim in kept["shape"])
-    return Input(name=str(kept.get("name", "inputs")), shape=shape, dtype=np.dtype(kept["dtype"]).name)
+def _input(fields: dict[str, Any]) -> InputArray:
+    shape = tuple(None if dim is None else int(dim) for dim in fields["shape"])
+    return InputArray(
+        name=str(fields.get("name", "inputs")), shape=shape, dtype=np.dtype(fields["dtype"]).name
+    )

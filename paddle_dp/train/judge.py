@@ -51,7 +51,7 @@ def as_fields(refusal: Refusal) -> dict[str, object]:
 
 
 @dataclass
-class Judge:
+class LossGuard:
     """Accepts or refuses an update by its metrics. `scaled`: a loss scale skips updates whose gradients overflow, which
     is no fault.
 

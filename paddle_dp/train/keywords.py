@@ -28,16 +28,16 @@ def refuse_old_keywords(function: Callable[P, T]) -> Callable[P, T]:
     """Decorator: a keyword from before 0.1.0 raises a UsageError with today's word for it."""
 
     @wraps(function)
-    def called(*given: P.args, **named: P.kwargs) -> T:
+    def called(*arguments: P.args, **named: P.kwargs) -> T:
         if old := [name for name in named if name in RENAMED]:
             raise UsageError("\n".join(f"Trainer.of: {name}= is now {RENAMED[name]}." for name in old))
-        return function(*given, **named)
+        return function(*arguments, **named)
 
     return called
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ResumeOptions:
     """A run's folder, and what to resume in it."""
 
     folder: str
@@ -54,19 +54,19 @@ def read_train(precision: Precision, **settings: Any) -> Train:
     return replace(read_settings(Train, _plain(settings), OWNER), precision=precision)
 
 
-def read_place(**settings: Any) -> Place:
+def read_resume_options(**settings: Any) -> ResumeOptions:
     """A Place from settings given in Python. Raises RecipeError with every mistake."""
-    return read_settings(Place, _plain(settings), OWNER)
+    return read_settings(ResumeOptions, _plain(settings), OWNER)
 
 
 def check_collections(lists: Mapping[str, Any], mappings: Mapping[str, Any]) -> None:
     """Raises UsageError for a value of `lists` that is no list, and for one of `mappings` that is no mapping."""
-    for name, given in lists.items():
-        if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence):
-            raise UsageError(f"Trainer.of.{name}: {given!r} is not a list: write {name}=[…].")
-    for name, given in mappings.items():
-        if not isinstance(given, Mapping):
-            raise UsageError(f"Trainer.of.{name}: {given!r} is not a mapping: write {name}={{…}}.")
+    for name, value in lists.items():
+        if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
+            raise UsageError(f"Trainer.of.{name}: {value!r} is not a list: write {name}=[…].")
+    for name, value in mappings.items():
+        if not isinstance(value, Mapping):
+            raise UsageError(f"Trainer.of.{name}: {value!r} is not a mapping: write {name}={{…}}.")
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ Sums = Mapping[str, float]
 
 
 @dataclass
-class Ledger:
+class Assignments:
     """Hands out the `shares` of the global batches `first` to `stop` - 1, in order, to whoever asks.
 
     `stop` may become smaller (`cut`). What a rank has not done when it is `gone` is handed out again.
@@ -32,34 +32,34 @@ class Ledger:
     _ended: set[int] = field(default_factory=set, init=False)
     _computed: set[int] = field(default_factory=set, init=False)  # ranks that have computed a share
     _next: int = field(default=0, init=False)  # the next share, counted from that of `first`
-    _held: defaultdict[int, list[Share]] = field(default_factory=lambda: defaultdict(list), init=False)
-    _again: deque[Share] = field(default_factory=deque, init=False)
+    _assigned: defaultdict[int, list[Share]] = field(default_factory=lambda: defaultdict(list), init=False)
+    _returned: deque[Share] = field(default_factory=deque, init=False)
     _sums: list[tuple[int, Sums]] = field(default_factory=list, init=False)  # with the batch
 
     def claim(self, rank: int) -> Share | None:
         """The next share, for a rank to compute; None: there is none left for it."""
         left = (self.stop - self.first) * self.shares - self._next
-        if self._again:
-            share = self._again.popleft()
+        if self._returned:
+            share = self._returned.popleft()
         elif left > 0 and not self._is_too_slow(rank, left):
             batch, part = divmod(self._next, self.shares)
             share, self._next = (self.first + batch, part), self._next + 1
         else:
             self._ended.add(rank)
             return None
-        self._held[rank].append(share)
+        self._assigned[rank].append(share)
         self._ended.discard(rank)
         return share
 
     def _is_too_slow(self, rank: int, left: int) -> bool:
         """Whether the others will have computed what is `left`, and what they hold, before this rank had computed one
         more share."""
-        others = [other for other in self._held if other != rank and other not in self._ended]
-        if rank not in self.pace or not others or any(other not in self.pace for other in others):
+        peers = [other for other in self._assigned if other != rank and other not in self._ended]
+        if rank not in self.pace or not peers or any(other not in self.pace for other in peers):
             return False
-        seconds = (len(self._held[rank]) + 1) * self.pace[rank]
-        held = sum(len(self._held[other]) for other in others)
-        return sum(seconds / self.pace[other] for other in others) >= left + held
+        seconds = (len(self._assigned[rank]) + 1) * self.pace[rank]
+        held = sum(len(self._assigned[other]) for other in peers)
+        return sum(seconds / self.pace[other] for other in peers) >= left + held
 
     def done(self, rank: int, share: Share, sums: Sums | None, seconds: float | None = None) -> None:
         """A rank has computed a share that it had claimed. `seconds`: that it took itself, without those in which it
@@ -69,8 +69,8 @@ class Ledger:
                 took = max(seconds, 1e-6)
                 self.pace[rank] = (took + self.pace.get(rank, took)) / 2
             self._computed.add(rank)
-        if share in self._held[rank]:  # else it was given up, and is computed by another one
-            self._held[rank].remove(share)
+        if share in self._assigned[rank]:  # else it was given up, and is computed by another one
+            self._assigned[rank].remove(share)
             if sums is not None:
                 self._sums.append((share[0], sums))
 
@@ -86,19 +86,19 @@ class Ledger:
     def gone(self, rank: int) -> None:
         """A rank computes no more."""
         self._ended.add(rank)
-        self._again.extend(self._held.pop(rank, []))
+        self._returned.extend(self._assigned.pop(rank, []))
 
     @property
     def has_more(self) -> bool:
         """Whether there are shares again for a rank that was told that there is none: of a rank that is gone."""
         left = (self.stop - self.first) * self.shares - self._next
-        return bool(self._again) or (left > 0 and self._ended.issuperset(self._held))
+        return bool(self._returned) or (left > 0 and self._ended.issuperset(self._assigned))
 
     @property
     def is_done(self) -> bool:
         """Whether every share up to `stop` was computed."""
         left = (self.stop - self.first) * self.shares - self._next
-        return left <= 0 and not self._again and not any(self._held.values())
+        return left <= 0 and not self._returned and not any(self._assigned.values())
 
     def reported(self, batch: int) -> dict[str, float]:
         """The means over the shares of the global batches up to this one that were reported since the last call; {}

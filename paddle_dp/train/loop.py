@@ -25,10 +25,10 @@ from paddle_dp.train import blame, consistency, out_of_memory, processors
 from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.judge import Refusal
 from paddle_dp.train.measured import Measurements
-from paddle_dp.train.meter import of_workers
+from paddle_dp.train.meter import worker_averages
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.refusals import Refusals
-from paddle_dp.train.rounds import Rounds
+from paddle_dp.train.rounds import AsyncRounds
 from paddle_dp.train.run import Run
 from paddle_dp.train.run_folder import RunFolder, lost
 from paddle_dp.train.stopping import LOST_FOLDER, StopRequests, end_interrupted
@@ -37,8 +37,8 @@ from paddle_dp.train.unsaved import changes_printed
 from paddle_dp.units import Every, Length
 
 
-class TrainingLoop(Rounds):
-    """Trains a learner on a loader's batches. `Trainer` adds `Trainer.of`, which builds the parts for a script.
+class TrainingLoop(AsyncRounds):
+    """Trains a learner on a loader's batches. `Trainer` adds `Trainer.refusal_of`, which builds the parts for a script.
 
     `run` has the folder and the held-out data; `check_every`: how often the ranks compare weights; `guard`: what is
     done about an update whose numbers are wrong.
@@ -183,13 +183,13 @@ class TrainingLoop(Rounds):
         due = self.callbacks.due_at_step(step, last)
         reads = any(callback.reads for callback in due)
         rate = self.learner.optimizer.get_lr() if reads else 0.0
-        refusal, metrics = self._refusals.again(batch, step), None
+        refusal, metrics = self._refusals.repetition(batch, step), None
         if refusal is not None:
             self.learner.leave_out()
         else:
             metrics = self._learn(batch, reads)
             if self.judge.why and metrics is not None:
-                refusal = self._refusals.of(batch, step, metrics)
+                refusal = self._refusals.refusal_of(batch, step, metrics)
         self._went_back = refusal is not None and refusal.action == "rewind" and self._go_back(refusal)
         if self._went_back:
             return
@@ -261,7 +261,7 @@ class TrainingLoop(Rounds):
                 raise
             raise out_of_memory.explained(error, self.learner, self.mesh, self.progress.step + 1) from None
         except TargetError as error:
-            raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
+            raise blame.bad_target(self.loader, batch.epoch, batch.index, error) from None
 
     def _go_back(self, refusal: Refusal) -> bool:
         """Restores the newest checkpoint; the batch is left out when it comes again. False if there is none: then the
@@ -284,7 +284,7 @@ class TrainingLoop(Rounds):
 
     def _tell_refused(self, refusal: Refusal, back_to: int | None = None) -> None:
         """Says it on the screen, and calls `refused` of all callbacks."""
-        self._refusals.say(refusal, back_to)
+        self._refusals.show(refusal, back_to)
         if back_to is None and refusal.action == "rewind":
             refusal = replace(refusal, action="skip")
         moment = self._moment("refused")
@@ -317,7 +317,7 @@ class TrainingLoop(Rounds):
         speed = self.meter.read(batch)
         if self.mesh.axes.servers:  # the first of which writes the lines, and has no samples
             rows = self.mesh.gather(speed)
-            speed = of_workers(rows, self.mesh.axes.servers) if self.mesh.is_main else speed
+            speed = worker_averages(rows, self.mesh.axes.servers) if self.mesh.is_main else speed
         numbers = {**metrics, "lr": rate, **speed}
         if self.stragglers is not None and (slowest := self.stragglers.slowest) is not None:
             numbers |= {"slowest_rank": float(slowest.rank), "slowest_times_others": slowest.times}

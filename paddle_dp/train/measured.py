@@ -100,11 +100,13 @@ class Measurements:
             row["alone"] = self._exchange_alone() if inside else 0.0
             row["bare"] = self._bare_backward(batch) if self.watched and inside else None
             rows = self.mesh.gather(row)
-        parts = attribute(rows)
+        components = attribute(rows)
         sent = sum(row["sent"] for row in rows) / len(rows) if self.learner.counts_sent else 0.0
         first, rarer = self._began + 1, self._first + RARER * max(AFTER, self._began - self._first)
         self._due_at(step + OFTEN if self.watched else rarer)
-        return Measured(first=first, last=step, parts=parts, facts=self._facts(sent), watched=self.watched)
+        return Measured(
+            first=first, last=step, parts=components, facts=self._facts(sent), watched=self.watched
+        )
 
     def _exchange_alone(self) -> float:
         """The seconds in which the gradients of a step are all-reduced while nothing else is done; of more than 32 MB a
@@ -128,7 +130,9 @@ class Measurements:
             tape = Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
             with _taped(tape):
                 self.learner.compute_alone(batch)
-            took.append(sum(seconds for (phase, _), seconds in tape.own.items() if phase == "backward"))
+            took.append(
+                sum(seconds for (phase, _), seconds in tape.active_seconds.items() if phase == "backward")
+            )
         return min(took) / len(batch.micro_batches)
 
     def _facts(self, sent: float) -> Facts:

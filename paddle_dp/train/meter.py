@@ -59,7 +59,7 @@ class Meter:
         return numbers
 
 
-def of_workers(rows: Sequence[Mapping[str, float]], servers: int) -> dict[str, float]:
+def worker_averages(rows: Sequence[Mapping[str, float]], servers: int) -> dict[str, float]:
     """What a server shows, from the `read` of each rank, its own first: workers wait for data and know what samples
     are; the most memory of a rank."""
     workers = rows[servers:]

@@ -26,12 +26,12 @@ from paddle_dp.train import state
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from paddle_dp.train.evaluation import EMA, Evaluation
-from paddle_dp.train.judge import Judge
+from paddle_dp.train.judge import LossGuard
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.overrides import is_overridden, refuse_overrides
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
-from paddle_dp.train.sound import Soundness
+from paddle_dp.train.sound import NumericsCheck
 from paddle_dp.train.unsaved import Unsaved
 
 
@@ -42,8 +42,8 @@ class TrainingState:
         self.learner, self.loader, self.mesh, self.run = learner, loader, learner.mesh, run
         self.progress = Progress()
         self.averages: Averages | None = None
-        self.soundness = Soundness(run, loader)
-        self.judge = Judge(guard, scaled=learner.mixed.scale is not None)
+        self.soundness = NumericsCheck(run, loader)
+        self.judge = LossGuard(guard, scaled=learner.mixed.scale is not None)
         self._base = ""  # the digest of the weights that an adapter stands on
         self._unsaved = Unsaved()
         self._settings: LayerSettings | None = None  # of the layers, when they were first looked at
@@ -91,13 +91,13 @@ class TrainingState:
             self._unsaved.print_new(self.learner)
         checks = Checks(agreed=True, finite=True, step=step)
         guard = self.judge.state()
-        taken = state.snapshot(self.learner, self.progress, self.run, self.loader, guard, memory)
+        snapshot = state.snapshot(self.learner, self.progress, self.run, self.loader, guard, memory)
         if self.averages is not None:
-            taken = state.with_averages(taken, self.averages, memory)
+            snapshot = state.with_averages(snapshot, self.averages, memory)
         if self.learner.base:
             self._base = self._base or state.digest_of_base(self.learner)
-            taken = state.with_base(taken, self._base)
-        return replace(taken, checks=checks)
+            snapshot = state.with_base(snapshot, self._base)
+        return replace(snapshot, checks=checks)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Loads a checkpoint. In its own layout training continues bit by bit; in another, with the same global batches
@@ -120,7 +120,7 @@ class CallbackList:
     def __init__(self, learner: Learner, meter: Meter):
         self._learner, self._meter = learner, meter
         self._all: tuple[Callback, ...] = ()
-        self._of_steps: tuple[Callback, ...] = ()
+        self._step_callbacks: tuple[Callback, ...] = ()
         self.at_work = False
 
     def __iter__(self) -> Iterator[Callback]:
@@ -133,12 +133,12 @@ class CallbackList:
         # step, after them: metrics must be on disk before the checkpoint of the same step.
         self._all = tuple(sorted([*self._all, callback], key=lambda c: c.reads))
         # Metrics are read only if a callback overrides `step`.
-        self._of_steps = tuple(c for c in reversed(self._all) if is_overridden(c, "step"))
+        self._step_callbacks = tuple(c for c in reversed(self._all) if is_overridden(c, "step"))
 
     def due_at_step(self, step: int, last: bool) -> list[Callback]:
         """Those whose `step` is called after update `step`. Callbacks that read are called after the `last` one, too;
         the others, which evaluate or save, have `end`."""
-        return [c for c in self._of_steps if c.due_at_step(step) or (last and c.reads)]
+        return [c for c in self._step_callbacks if c.due_at_step(step) or (last and c.reads)]
 
     def due_at_epoch(self, epochs: int) -> list[Callback]:
         return [callback for callback in self._all if callback.due_at_epoch(epochs)]
@@ -221,7 +221,7 @@ class Moments(TrainingState):
             if self.averages is not None:
                 with self.averages.in_place():
                     averaged = evaluate(self.learner, self.run.test_loader, self.mesh)
-                evaluation = evaluation.beside(EMA, averaged)
+                evaluation = evaluation.with_prefixed(EMA, averaged)
         moment = self._moment("evaluated")
         self.callbacks.tell("evaluated", lambda c: c.evaluated(moment, evaluation))
         if evaluation.not_finite:

@@ -9,36 +9,36 @@ from paddle_dp.parallel.memory import size, states
 from paddle_dp.train.meter import peak_memory
 
 MB = 1e6
-SAID = "Out of memory error"
+OOM_MESSAGE = "Out of memory error"
 
 
 def is_cause(error: Exception) -> bool:
     """Whether a device had too little memory; in a backward of Python's, Paddle calls it an OSError (3.3.1)."""
-    return SAID in str(error)
+    return OOM_MESSAGE in str(error)
 
 
 def explained(error: Exception, learner: Learner, mesh: Mesh, step: int) -> OutOfMemoryError:
     """Paddle's error in update `step` of this rank, with the sizes of what is known by name."""
     parameters = [parameter for _, parameter in learner.named_parameters()]
-    held = {
+    sizes = {
         "parameters": size(parameters),
         "gradients": size(parameter.grad for parameter in parameters if not parameter.stop_gradient),
         "optimizer states": size(states(learner.optimizer)),
     }
-    known = ", ".join(f"{name} {bytes_ / MB:.3g} MB" for name, bytes_ in held.items())
+    known = ", ".join(f"{name} {bytes_ / MB:.3g} MB" for name, bytes_ in sizes.items())
     peak = peak_memory(mesh.device)
-    rest = max(peak - sum(held.values()), 0)
+    rest = max(peak - sum(sizes.values()), 0)
     return OutOfMemoryError(
         f"step {step}: rank {mesh.rank} ran out of memory on {mesh.device}. It held {known}; the rest of the "
         f"{peak / MB:.3g} MB at its peak, {rest / MB:.3g} MB, were activations, buffers and what is exchanged. "
-        f"Paddle says: {_said(error)}\n"
+        f"Paddle says: {_oom_sentence(error)}\n"
         "What makes it less: a larger train.micro_batches, strategy.recompute, strategy.sharding over more ranks "
         "(sharding_stage 3 keeps parameters with their owners, too), strategy.offload. "
         "`paddle-dp check RECIPE --ranks N` works it out."
     )
 
 
-def _said(error: Exception) -> str:
+def _oom_sentence(error: Exception) -> str:
     """The sentence of Paddle's message that has the numbers."""
     lines = [line.strip() for line in str(error).splitlines()]
-    return next(line[line.index(SAID) :] for line in lines if SAID in line)
+    return next(line[line.index(OOM_MESSAGE) :] for line in lines if OOM_MESSAGE in line)

@@ -43,7 +43,7 @@ _FOREIGN = re.compile(
     rf"on_.+|((train|training)_)?({_UNIT})_(begin|start|end)|(before|after)_(train_|val_|test_)?({_UNIT})"
 )
 # The bare words for a moment in Lightning, TensorFlow's hooks, Accelerate's trackers, or plain English.
-_WORDS = re.compile(
+_MOMENT_LIKE = re.compile(
     "begin|begun|beginning|started|set_?up|tear_?down|finish|finished|done|closed?|stop|stopped|"
     "iteration|iter|iterate|batch|updated?|(every|each)_(step|epoch)|log|logged|logging|"
     "saving|checkpoint|checkpointed|loaded|evaluating|validated?|validation|exception|error|failure|crashed|interrupted"
@@ -66,32 +66,32 @@ def refuse_overrides(callback: Any) -> None:
     for a moment's method that does not take the moment's arguments.
     """
     kind = type(callback)
-    where = f"callback {kind.__module__}.{kind.__qualname__}"
+    label = f"callback {kind.__module__}.{kind.__qualname__}"
     if not isinstance(callback, Callback):
         raise UsageError(
-            f"{where} is not a paddle_dp.Callback. Derive it from that and override {_listed(MOMENTS)}; each is called "
+            f"{label} is not a paddle_dp.Callback. Derive it from that and override {_listed(MOMENTS)}; each is called "
             "with a moment (docs/add-a-part.md)."
         )
     for name in _CALLS:
-        _check_call(getattr(callback, name), name, where)
+        _check_call(getattr(callback, name), name, label)
     for name in sorted({*dir(kind), *vars(callback)} - {*dir(Callback), *vars(Callback)}):
         if not name.startswith("_") and callable(method := getattr(callback, name, None)):
-            _check_name(callback, method, name, where)
-    _check_settings(callback, where)
+            _check_name(callback, method, name, label)
+    _check_settings(callback, label)
 
 
-def _check_settings(callback: Callback, where: str) -> None:
+def _check_settings(callback: Callback, label: str) -> None:
     """Refuses an `every` that is no Every, and a `reads` that is no bool: "false" would count as true."""
     every: Any = callback.every
     reads: Any = callback.reads
     if every is not None and not isinstance(every, Every):
         words = every if isinstance(every, str) else Every.example
-        raise UsageError(f"{where}: every is {every!r}: write Every.parse({words!r}).")
+        raise UsageError(f"{label}: every is {every!r}: write Every.parse({words!r}).")
     if not isinstance(reads, bool):
-        raise UsageError(f"{where}: reads is {reads!r}: write True, if step needs moment.numbers, or False.")
+        raise UsageError(f"{label}: reads is {reads!r}: write True, if step needs moment.numbers, or False.")
 
 
-def _check_name(callback: Callback, method: Any, name: str, where: str) -> None:
+def _check_name(callback: Callback, method: Any, name: str, label: str) -> None:
     """Refuses `on_epoch_end` and its like; and `evaluate`, `finish` or anything else that looks written for a moment,
     unless another method of the callback names it.
     """
@@ -104,20 +104,20 @@ def _check_name(callback: Callback, method: Any, name: str, where: str) -> None:
             else ""
         )
         raise UsageError(
-            f"{where}: nobody calls its method {name}. Did you mean {_written(meant)}{after}? The moments are "
+            f"{label}: nobody calls its method {name}. Did you mean {_written(meant)}{after}? The moments are "
             f"{_listed(MOMENTS)} (docs/add-a-part.md). If you call it yourself, rename it, such as to _{name}."
         )
     if _is_named(callback, method, name):
         return
     close = near(name, MOMENTS) if _takes_moment(method) else None
-    if likely := _meant(name) if _WORDS.fullmatch(name) and _may_be_for_moment(method) else close:
+    if likely := _meant(name) if _MOMENT_LIKE.fullmatch(name) and _may_be_for_moment(method) else close:
         raise UsageError(
-            f"{where}: nobody calls its method {name}. Did you mean {_written(likely)}? If you call it yourself, "
+            f"{label}: nobody calls its method {name}. Did you mean {_written(likely)}? If you call it yourself, "
             f"rename it to _{name}."
         )
     if _is_for_moment(method):
         raise UsageError(
-            f"{where}: nobody calls its method {name}. The trainer calls {_listed(MOMENTS)} (docs/add-a-part.md). "
+            f"{label}: nobody calls its method {name}. The trainer calls {_listed(MOMENTS)} (docs/add-a-part.md). "
             f"If you call it yourself, rename it to _{name}."
         )
 
@@ -134,26 +134,26 @@ _LAZY = {
 }
 
 
-def _check_call(method: Any, name: str, where: str) -> None:
-    given = _CALLS[name]
+def _check_call(method: Any, name: str, label: str) -> None:
+    names = _CALLS[name]
     hint = (
-        ": the step is moment.progress.step, the numbers are moment.numbers" if given == ("moment",) else ""
+        ": the step is moment.progress.step, the numbers are moment.numbers" if names == ("moment",) else ""
     )
-    if not _takes(method, len(given)):
+    if not _takes(method, len(names)):
         signature = inspect.signature(method) if callable(method) else f" = {method!r}"
         raise UsageError(
-            f"{where}: {name}{signature} cannot be called with {len(given)} argument{'s' * (len(given) > 1)}. "
+            f"{label}: {name}{signature} cannot be called with {len(names)} argument{'s' * (len(names) > 1)}. "
             f"Write def {_written(name)}{hint}."
         )
     function = _function(method)
     for called in (function, type(function).__call__):  # an object may be callable by its __call__
         if what := next((what for is_such, what in _LAZY.items() if is_such(called)), None):
-            raise UsageError(f"{where}: {name} is {what}: called, it would do nothing. Write a plain method.")
+            raise UsageError(f"{label}: {name} is {what}: called, it would do nothing. Write a plain method.")
 
 
 def is_overridden(callback: Callback, name: str) -> bool:
     """Whether the callback's class overrides the method, or a function was assigned to the object."""
-    return _behind(getattr(callback, name)) is not vars(Callback)[name]
+    return _unbound(getattr(callback, name)) is not vars(Callback)[name]
 
 
 def _takes_moment(method: Any) -> bool:
@@ -191,24 +191,24 @@ def _first(method: Any) -> inspect.Parameter | None:
 def _is_named(callback: Callback, method: Any, name: str) -> bool:
     """Whether another method of the callback names this one, and so may call it; or is the same one, renamed."""
     kinds = [kind for kind in type(callback).__mro__ if kind not in Callback.__mro__]
-    others = [
+    members = [
         (word, value) for place in (*kinds, callback) for word, value in vars(place).items() if word != name
     ]
     function = _function(method)
     return any(
         other is function or (isinstance(other, FunctionType) and name in _names(other.__code__))
-        for _, value in others
+        for _, value in members
         for other in _functions(value)
     )
 
 
-def _behind(method: Any) -> Any:
+def _unbound(method: Any) -> Any:
     """The function of a bound, class or static method; anything else unchanged."""
     return method.__func__ if isinstance(method, (MethodType, classmethod, staticmethod)) else method
 
 
 def _function(method: Any) -> Any:
-    return inspect.unwrap(_behind(method))
+    return inspect.unwrap(_unbound(method))
 
 
 def _functions(value: Any) -> Iterator[Any]:
@@ -245,6 +245,6 @@ def _written(name: str) -> str:
     return f"{name}({', '.join(['self', *_CALLS[name]])})"
 
 
-def _listed(given: Iterable[str]) -> str:
-    names = list(given)
+def _listed(items: Iterable[str]) -> str:
+    names = list(items)
     return ", ".join(names[:-1]) + f" and {names[-1]}"

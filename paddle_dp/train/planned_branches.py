@@ -22,7 +22,7 @@ from paddle_dp.recipe import Recipe
 from paddle_dp.structure import mapped
 
 
-def dealt(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[Layout, Blocks]:
+def assign_branches(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[Layout, Blocks]:
     """The layout and the weights, with which rank has which branches, and what they exchange, `width` bytes a number.
 
     Builds the whole model, and runs it on the first two samples, as every rank does when it begins. Raises DataError
@@ -35,10 +35,10 @@ def dealt(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[L
     return replace(layout, branches=found.step(samples, width)), found.of(blocks)
 
 
-def part(recipe: Recipe, layout: Layout, place: int) -> nn.Layer:
+def rank_model(recipe: Recipe, layout: Layout, tensor_rank: int) -> nn.Layer:
     """What a rank of the tensor axis has of the model."""
     model = _model(recipe)
-    keep_share(model, first_inputs(recipe), layout.degrees.tensor, place)
+    keep_share(model, first_inputs(recipe), layout.degrees.tensor, tensor_rank)
     return model
 
 

@@ -64,21 +64,21 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
     out = None if options.get("out") is None else _writable(Path(options["out"]), files)
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     varies = recipe.loader.collate == "batch"
-    inputs = Inputs.read(recipe.folder) or Inputs.of(dataset(recipe, "test"), varies)
+    inputs = Inputs.read(recipe.folder) or Inputs.from_dataset(dataset(recipe, "test"), varies)
     model = _trained(recipe, options, mesh)
     loss = as_loss(loss_of(recipe.loss, model, recipe.model.name))
     samples = (sample for file in files for sample in _samples(file, recipe, inputs))
     answers = (a for batch in _batches(samples, recipe.train.batch) for a in _answers(model, loss, batch))
     screen = _Table(sys.stdout) if options.get("csv") else _Lines(options.get("top") or 3)
-    kept: list[Answer] = []
+    saved: list[Answer] = []
     for answer in answers:
         names = _classes(loss, answer.outputs, inputs.classes)
         screen.show(answer, names)
         if out:
-            kept.append(answer)
+            saved.append(answer)
     screen.end()
     if out:
-        _write(out, kept)
+        _write(out, saved)
 
 
 def _trained(recipe: Recipe, options: dict[str, Any], mesh: Any) -> Any:
@@ -107,9 +107,9 @@ def _trained(recipe: Recipe, options: dict[str, Any], mesh: Any) -> Any:
     return model
 
 
-def _files(words: Sequence[str]) -> Iterator[Path]:
+def _files(paths: Sequence[str]) -> Iterator[Path]:
     """The files, and those in folders, in the order of their names. Raises UsageError for what is not there."""
-    for word in words:
+    for word in paths:
         path = Path(word)
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
@@ -124,8 +124,8 @@ def _files(words: Sequence[str]) -> Iterator[Path]:
 
 def _samples(file: Path, recipe: Recipe, inputs: Inputs) -> Iterator[Sample]:
     if file.suffix.lower() in SUFFIXES:
-        for row, one in enumerate(samples_of(file, inputs, recipe.loader.pad)):
-            yield Sample(file=file, row=row, input=one)
+        for row, sample_input in enumerate(samples_of(file, inputs, recipe.loader.pad)):
+            yield Sample(file=file, row=row, input=sample_input)
         return
     config = recipe.dataset.config
     if not isinstance(config, ReadsFiles):
@@ -133,8 +133,8 @@ def _samples(file: Path, recipe: Recipe, inputs: Inputs) -> Iterator[Sample]:
             f"{file}: dataset {recipe.dataset.name} reads no files, so give arrays, {', '.join(SUFFIXES)}, with "
             f"samples of {inputs}. (A data set reads files by a method read_file(path) of its Config.)"
         )
-    for row, (one, target) in enumerate(config.read_file(file)):
-        yield Sample(file=file, row=row, input=one, target=target)
+    for row, (sample_input, target) in enumerate(config.read_file(file)):
+        yield Sample(file=file, row=row, input=sample_input, target=target)
 
 
 def _batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
@@ -239,9 +239,9 @@ class _Lines:
             self._total, self._count = self._total + answer.total, self._count + answer.count
             return
         where = f"{sample.file}" + (f"[{sample.row}]" if sample.file.suffix.lower() in SUFFIXES else "")
-        print(f"{where}: {self._said(answer.outputs, classes)}", flush=True)
+        print(f"{where}: {self._summary(answer.outputs, classes)}", flush=True)
 
-    def _said(self, outputs: Array, classes: tuple[str, ...]) -> str:
+    def _summary(self, outputs: Array, classes: tuple[str, ...]) -> str:
         if classes:
             shares = _probabilities(outputs)
             best = np.argsort(-shares, kind="stable")[: self.top]

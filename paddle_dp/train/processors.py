@@ -23,14 +23,14 @@ Digests = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """The `parameters` whose gradients differ; `ranks` are those that are wrong, where that can be told (`told`), else
-    those of which some are. `again`: they computed the same another time, or, if false, something else."""
+class ProcessorFault:
+    """The `parameters` whose gradients differ; `ranks` are those that are wrong, where that can be told (`is_certain`),
+    else those of which some are. `is_repeated`: they computed the same another time, or, if false, something else."""
 
     ranks: tuple[int, ...]
     parameters: tuple[str, ...]
-    told: bool
-    again: bool
+    is_certain: bool
+    is_repeated: bool
 
 
 def check(learner: Learner, batch: Batch, when: str) -> str:
@@ -49,32 +49,32 @@ def check(learner: Learner, batch: Batch, when: str) -> str:
         return ""
     rows = mesh.gather([first, second])
     learner.check(when)  # other weights give other gradients: that is another error
-    found = judge([row[0] for row in rows], [row[1] for row in rows], mesh.axes)
-    if found is None:
+    finding = judge([row[0] for row in rows], [row[1] for row in rows], mesh.axes)
+    if finding is None:
         return (
             f"{when}: ranks do not compute the same gradients twice from the same numbers, so guard.recompute cannot "
             "tell a wrong one, and is off from here on. On a GPU, FLAGS_cudnn_deterministic=1 and "
             "FLAGS_embedding_deterministic=1 help."
         )
-    raise ProcessorError(f"{when}: {_sentence(found, mesh.gather(mesh.host), mesh)}")
+    raise ProcessorError(f"{when}: {_sentence(finding, mesh.gather(mesh.host), mesh)}")
 
 
-def _agree(mine: Digests, mesh: Mesh) -> bool:
+def _agree(local_digests: Digests, mesh: Mesh) -> bool:
     """Whether the digests of all ranks with the same slices are equal: one number from each rank. Collective."""
-    numbers = mesh.gather(zlib.crc32(repr(sorted(mine.items())).encode()))
+    numbers = mesh.gather(zlib.crc32(repr(sorted(local_digests.items())).encode()))
     return all(len({numbers[rank] for rank in group}) == 1 for group in groups(mesh.axes))
 
 
 def groups(axes: Degrees) -> list[list[int]]:
     """The ranks that hold the same slices of the model, and read different samples."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    ranks_by_slice: dict[tuple[int, ...], list[int]] = {}
     for rank in range(axes.ranks):
         coords = axes.coords(rank)
-        found.setdefault((coords["pipeline"], coords["sequence"], coords["tensor"]), []).append(rank)
-    return list(found.values())
+        ranks_by_slice.setdefault((coords["pipeline"], coords["sequence"], coords["tensor"]), []).append(rank)
+    return list(ranks_by_slice.values())
 
 
-def judge(first: Sequence[Digests], second: Sequence[Digests], axes: Degrees) -> Finding | None:
+def judge(first: Sequence[Digests], second: Sequence[Digests], axes: Degrees) -> ProcessorFault | None:
     """Which ranks are wrong, from what each computed the first and the second time; None if most do not compute the
     same twice, as kernels without an order of their sums do."""
     unsteady = [rank for rank in range(axes.ranks) if first[rank] != second[rank]]
@@ -83,42 +83,46 @@ def judge(first: Sequence[Digests], second: Sequence[Digests], axes: Degrees) ->
         return None
     if unsteady:
         names = [name for rank in unsteady for name in _differing(first[rank], second[rank])]
-        return Finding(tuple(unsteady), tuple(dict.fromkeys(names)), told=True, again=False)
+        return ProcessorFault(
+            tuple(unsteady), tuple(dict.fromkeys(names)), is_certain=True, is_repeated=False
+        )
     wrong: set[int] = set()
     names = []
-    told = True
+    is_certain = True
     for group in groups(axes):
         counts = Counter(repr(sorted(first[rank].items())) for rank in group)
         if len(counts) == 1:
             continue
         (usual, most), *_ = counts.most_common()
-        told = told and 2 * most > len(group)
+        is_certain = is_certain and 2 * most > len(group)
         others = [rank for rank in group if repr(sorted(first[rank].items())) != usual]
-        one = next(rank for rank in group if rank not in others)
-        names += [name for rank in others for name in _differing(first[one], first[rank])]
+        reference = next(rank for rank in group if rank not in others)
+        names += [name for rank in others for name in _differing(first[reference], first[rank])]
         wrong |= set(others) if 2 * most > len(group) else set(group)
-    return Finding(tuple(sorted(wrong)), tuple(dict.fromkeys(names)), told=told, again=True)
+    return ProcessorFault(
+        tuple(sorted(wrong)), tuple(dict.fromkeys(names)), is_certain=is_certain, is_repeated=True
+    )
 
 
-def _differing(one: Digests, other: Digests) -> list[str]:
-    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+def _differing(reference: Digests, other: Digests) -> list[str]:
+    return [name for name in {**reference, **other} if reference.get(name) != other.get(name)]
 
 
-def _sentence(found: Finding, hosts: Sequence[str], mesh: Mesh) -> str:
-    named = ", ".join(f"{rank} ({hosts[rank]})" for rank in found.ranks)
-    ranks = f"rank{'s' * (len(found.ranks) > 1)} {named}"
-    more = f" and {len(found.parameters) - 1} more" if len(found.parameters) > 1 else ""
-    what = f"the gradient of '{found.parameters[0]}'{more}"
+def _sentence(finding: ProcessorFault, hosts: Sequence[str], mesh: Mesh) -> str:
+    named = ", ".join(f"{rank} ({hosts[rank]})" for rank in finding.ranks)
+    ranks = f"rank{'s' * (len(finding.ranks) > 1)} {named}"
+    more = f" and {len(finding.parameters) - 1} more" if len(finding.parameters) > 1 else ""
+    names = f"the gradient of '{finding.parameters[0]}'{more}"
     do = "Leave that machine out, and go on from a checkpoint of before; weights since the last such look may be wrong."
-    if mesh.dp_size == 1 or not found.again:
+    if mesh.dp_size == 1 or not finding.is_repeated:
         twice = "computed something else at the second time from the same weights and samples"
-        return f"{ranks} {twice}: {what}. Its processor or its memory is at fault, now and then. {do}"
-    if not found.told:
+        return f"{ranks} {twice}: {names}. Its processor or its memory is at fault, now and then. {do}"
+    if not finding.is_certain:
         return (
-            f"of {ranks} some compute wrong: from the same weights and samples they get other bits in {what}, twice. "
+            f"of {ranks} some compute wrong: from the same weights and samples they get other bits in {names}, twice. "
             f"With three or more data ranks a vote would tell which. {do}"
         )
     return (
-        f"{ranks} computed other bits than the other data ranks from the same weights and samples, twice: {what}. Its "
+        f"{ranks} computed other bits than the other data ranks from the same weights and samples, twice: {names}. Its "
         f"processor or its memory is at fault. {do}"
     )

@@ -17,18 +17,18 @@ from paddle_dp.data import Loader
 from paddle_dp.errors import NotFiniteError, SpikeError
 from paddle_dp.parallel import Learner
 from paddle_dp.train import blame
-from paddle_dp.train.judge import Judge, Refusal
-from paddle_dp.train.sound import Soundness
+from paddle_dp.train.judge import LossGuard, Refusal
+from paddle_dp.train.sound import NumericsCheck
 
-_SHOWN = 8  # samples of a batch that a line names
+_MAX_SAMPLES_SHOWN = 8  # samples of a batch that a line names
 
 
 class Refusals:
     """Makes a `Refusal` of each update that `judge` refused, or ends the training."""
 
-    def __init__(self, judge: Judge, learner: Learner, loader: Loader, soundness: Soundness):
+    def __init__(self, judge: LossGuard, learner: Learner, loader: Loader, soundness: NumericsCheck):
         self.judge, self.learner, self.loader, self.soundness = judge, learner, loader, soundness
-        self._others: dict[Path, int] = {}  # not this training's checkpoints, and when they were written
+        self._foreign: dict[Path, int] = {}  # not this training's checkpoints, and when they were written
 
     def begin(self, step: int) -> None:
         """The training begins after `step`: checkpoints of later steps in its folder are those of a training that was
@@ -36,9 +36,9 @@ class Refusals:
         if self.judge.guard.non_finite != "rewind" or not self.learner.mesh.is_main:  # it looks for all ranks
             return
         saved = checkpoints.checkpoints(self.soundness.run.folder / "checkpoints")
-        self._others = {path: _written(path) for path in saved if checkpoints.step_of(path) > step}
+        self._foreign = {path: _written(path) for path in saved if checkpoints.step_of(path) > step}
 
-    def of(self, batch: Batch, step: int, metrics: Mapping[str, float]) -> Refusal:
+    def refusal_of(self, batch: Batch, step: int, metrics: Mapping[str, float]) -> Refusal:
         """The refusal of update number `step`, which was just refused with these metrics. Collective.
 
         Raises NotFiniteError or SpikeError where the recipe says stop, or where too many batches in a row are refused.
@@ -54,17 +54,20 @@ class Refusals:
                 loss=loss, gradient_norm=norm, first=first,
                 sample="" if is_spike else blame.in_batch(self.loader, batch, self.learner.mesh),
             )  # fmt: skip
-        words = [f"{judge.why} at step {step}: this update was not made (guard.non_finite: {action}).", first]
-        words.append(f"Its batch: {_named(samples)}.")
+        sentences = [
+            f"{judge.why} at step {step}: this update was not made (guard.non_finite: {action}).",
+            first,
+        ]
+        sentences.append(f"Its batch: {_named(samples)}.")
         if too_often and action != "stop":
-            words.append(
+            sentences.append(
                 f"It is refusal number {judge.in_a_row} without a good update between them: guard.in_a_row allows "
                 f"{judge.guard.in_a_row}."
             )
-        error = (SpikeError if is_spike else NotFiniteError)(" ".join(filter(None, words)))
+        error = (SpikeError if is_spike else NotFiniteError)(" ".join(filter(None, sentences)))
         raise self.soundness.explained(error, step)
 
-    def again(self, batch: Batch, step: int) -> Refusal | None:
+    def repetition(self, batch: Batch, step: int) -> Refusal | None:
         """The refusal of a batch that is left out since the training went back before it; None for any other."""
         if (batch.epoch, batch.index) not in self.judge.left_out:
             return None
@@ -77,24 +80,24 @@ class Refusals:
         """The newest good checkpoint of at most `step` updates in the run's folder, or else that which the run resumed;
         None if there is none. Collective."""
         run = self.soundness.run
-        others = [path for path, written in self._others.items() if _written(path) == written]
+        others = [path for path, written in self._foreign.items() if _written(path) == written]
         path = checkpoints.newest(run.folder / "checkpoints", self.learner.mesh, until=step, but=others)
         return path or (run.resumed.folder if run.resumed is not None else None)
 
-    def say(self, refusal: Refusal, back_to: int | None = None) -> None:
+    def show(self, refusal: Refusal, back_to: int | None = None) -> None:
         """A line on the screen. `back_to`: the step that the training goes back to."""
         if not self.learner.mesh.is_main:
             return
         done = "the update was skipped" if back_to is None else f"back to the checkpoint of step {back_to}"
         if back_to is None and self.judge.guard.non_finite == "rewind" and not refusal.again:
             done += ", for there is no checkpoint to go back to yet"
-        words = [
+        sentences = [
             f"step {refusal.step}: {refusal.why}: {done}.",
             f"Look at the data: {refusal.sample}." if refusal.sample else "",
             refusal.first,
             f"Its batch: {_named(refusal.samples)}.",
         ]
-        print(*filter(None, words), file=sys.stderr, flush=True)
+        print(*filter(None, sentences), file=sys.stderr, flush=True)
 
     def _samples(self, batch: Batch) -> list[int]:
         return [int(index) for index in self.loader.sampler.global_batch(batch.epoch, batch.index)]
@@ -121,5 +124,5 @@ def _written(checkpoint: Path) -> int:
 
 
 def _named(samples: Sequence[int]) -> str:
-    some = ", ".join(map(str, samples[:_SHOWN]))
-    return f"samples {some}" + (f", … ({len(samples)} of them)" if len(samples) > _SHOWN else "")
+    some = ", ".join(map(str, samples[:_MAX_SAMPLES_SHOWN]))
+    return f"samples {some}" + (f", … ({len(samples)} of them)" if len(samples) > _MAX_SAMPLES_SHOWN else "")

@@ -22,7 +22,7 @@ from paddle_dp.errors import TargetError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import blame
 from paddle_dp.train.callback import Moment
-from paddle_dp.train.claims import Claims, claims_of
+from paddle_dp.train.claims import WorkQueue, claims_of
 from paddle_dp.train.ledger import Sums, means
 from paddle_dp.train.meter import tokens
 from paddle_dp.train.moments import Moments
@@ -32,7 +32,7 @@ from paddle_dp.units import Every
 Numbers = dict[str, float]
 
 
-class Rounds(Moments):
+class AsyncRounds(Moments):
     """The part of a training loop for learners that are `asynchronous`."""
 
     check_every: Every | None
@@ -48,12 +48,12 @@ class Rounds(Moments):
                 self.progress = self.progress.next_epoch()
                 self._call_epoch()
 
-    def _round(self, claims: Claims) -> None:
-        self._own: list[Sums] = []  # of shares of this rank, since its last line
+    def _round(self, claims: WorkQueue) -> None:
+        self._local_sums: list[Sums] = []  # of shares of this rank, since its last line
         self._waited = 0.0
         self._speed: Numbers = {}  # of the lines that are written at once
         self._batch: Batch | None = None
-        self._amiss: float | None = None  # a loss that is not finite
+        self._bad_loss: float | None = None  # a loss that is not finite
         self._done_at = time.perf_counter()  # when its last share was done
         self._spent = sum(heartbeat.spent().values())  # without waiting, until then
         claims.begin(self.progress.batch, self._next_meeting())
@@ -91,7 +91,7 @@ class Rounds(Moments):
             return True
         return any(not callback.reads for callback in self.callbacks.due_at_step(step, last=False))
 
-    def _compute(self, batch: Batch, claims: Claims) -> None:
+    def _compute(self, batch: Batch, claims: WorkQueue) -> None:
         """A share that this rank has claimed."""
         self._come_to(batch.index, claims)
         self._waited, self._batch = self._waited + batch.waited, batch
@@ -102,7 +102,7 @@ class Rounds(Moments):
             try:
                 sums = self.learner.learn_share(batch, any(callback.reads for callback in due))
             except TargetError as error:
-                raise blame.of_target(self.loader, batch.epoch, batch.index, error) from None
+                raise blame.bad_target(self.loader, batch.epoch, batch.index, error) from None
         now = time.perf_counter()
         # Server 0 writes the lines, and has no samples.
         if sums is not None and self.mesh.axes.servers:
@@ -111,17 +111,17 @@ class Rounds(Moments):
             sums = {**sums, **{name: value * sums["count"] for name, value in shown.items()}}
         self._done_at = now
         if sums is not None:
-            self._own.append(sums)
+            self._local_sums.append(sums)
             if not math.isfinite(sums["loss"]):
-                self._amiss = sums["loss"]
+                self._bad_loss = sums["loss"]
         spent = sum(heartbeat.spent().values())
         claims.done(sums, spent - self._spent)
         self._spent = spent
-        if self._amiss is not None or self.stopped or self._requests.wants:
+        if self._bad_loss is not None or self.stopped or self._requests.wants:
             claims.cut()
         heartbeat.enter("data")
 
-    def _come_to(self, batch: int, claims: Claims) -> None:
+    def _come_to(self, batch: int, claims: WorkQueue) -> None:
         """All shares of the global batches before this one are handed out. Where several lines are due at once, they
         have one speed: that of all these steps together."""
         self._speed = {}
@@ -135,7 +135,7 @@ class Rounds(Moments):
         self.meter.add(self.loader.sampler.size(number), self._waited)
         self._waited = 0.0
 
-    def _pass(self, claims: Claims, met: bool = False) -> None:
+    def _pass(self, claims: WorkQueue, met: bool = False) -> None:
         """Counts a step, and calls the callbacks that are due then: those that do not read, where the ranks have
         met."""
         number, step = self.progress.batch, self.progress.step + 1
@@ -155,12 +155,12 @@ class Rounds(Moments):
             )  # fmt: skip
             self._call("step", due, lambda c: c.step(moment))
 
-    def _line(self, number: int, rate: float, claims: Claims) -> Numbers:
+    def _line(self, number: int, rate: float, claims: WorkQueue) -> Numbers:
         """The numbers of a step, as far as this rank knows them."""
         if self.mesh.is_main:
             found = claims.reported(number)
         else:
-            found, self._own = means(self._own), []
+            found, self._local_sums = means(self._local_sums), []
         self._known = found or self._known
         self._speed = self._speed or self.meter.read(self._batch)
         speed, known = dict(self._speed), dict(self._known)
@@ -168,17 +168,17 @@ class Rounds(Moments):
             speed["tokens_per_second"] = speed["samples_per_second"] * length
         return {**known, "lr": rate, **speed, **({"waiting": known["waiting"]} if "waiting" in known else {})}
 
-    def _agree(self, claims: Claims) -> int:
+    def _agree(self, claims: WorkQueue) -> int:
         """Where the round has stopped; raises NotFiniteError where a loss was not finite, and learns whether and why
         the training is to stop. Collective, and the same on every rank."""
         heartbeat.enter("exchange")
-        said = self.mesh.gather([claims.end(), self.stopped, self._amiss])
-        stop: int = said[0][0]
+        rows = self.mesh.gather([claims.end(), self.stopped, self._bad_loss])
+        stop: int = rows[0][0]
         step = self.progress.step + stop - self.progress.batch
-        for _, _, amiss in said:
-            if amiss is not None:
-                self.soundness.refuse_loss(amiss, step, self._amiss)
-        self.stopped = next((why for _, why, _ in said if why), None)
+        for _, _, bad_loss in rows:
+            if bad_loss is not None:
+                self.soundness.refuse_loss(bad_loss, step, self._bad_loss)
+        self.stopped = next((why for _, why, _ in rows if why), None)
         why = self._requests.agreed()
         self._interrupted = None if self.stopped or step >= self.total_steps else why
         return stop

@@ -15,7 +15,7 @@ from paddle_dp.plan.rank_memory import Layout
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
     from paddle_dp.recipe import Recipe
-    from paddle_dp.train.facts import Identity
+    from paddle_dp.train.facts import RunSignature
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Run:
     resumed: Checkpoint | None = None
     total_steps: int = 0
     layout: Layout = field(default_factory=lambda: Layout(degrees=Degrees()))
-    identity: Identity | None = None
+    identity: RunSignature | None = None
     changes: tuple[str, ...] = ()
     max_time: float | None = None
     proof: Callable[[], Proof] | None = None

@@ -17,13 +17,13 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path, self._folder = path, -1
-        self._seen: set[str] = set()
+        self._known_files: set[str] = set()
         self.begin()
 
     def begin(self) -> None:
         """The folder that is there now is the run's: an older run has been moved out of its way."""
         self.__del__()
-        self._folder, self._looked, self._is_lost, self._seen = -1, -EVERY, False, set()
+        self._folder, self._looked, self._is_lost, self._known_files = -1, -EVERY, False, set()
         self.is_lost(now=True)
 
     def is_lost(self, now: bool = False) -> bool:
@@ -39,9 +39,9 @@ class RunFolder:
                 )  # open, its number goes to no other
             there = {name for name in os.listdir(self.path) if not name.startswith(".")}
             is_other = not os.path.samestat(os.fstat(self._folder), os.stat(self.path))
-            is_emptied = bool(self._seen) and not there
-            self._is_lost = is_other or is_emptied or bool(FILES & self._seen - there)
-            self._seen |= there
+            is_emptied = bool(self._known_files) and not there
+            self._is_lost = is_other or is_emptied or bool(FILES & self._known_files - there)
+            self._known_files |= there
         except (FileNotFoundError, NotADirectoryError):
             self._is_lost = self._folder >= 0
         except OSError:  # a network disk that does not answer for a moment

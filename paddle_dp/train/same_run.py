@@ -25,9 +25,9 @@ from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.part.elsewhere import RENAMED
 from paddle_dp.train.facts import (
     MAY_DIFFER,
-    OF_MODULE,
+    MODULE_PREFIX,
     Facts,
-    Identity,
+    RunSignature,
     callback_facts,
     flat,
     module_code,
@@ -44,33 +44,33 @@ from paddle_dp.train.facts import (
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
     from paddle_dp.data import Loader
-    from paddle_dp.train.setup import Setup
+    from paddle_dp.train.setup import TrainerSpec
 
-_MOST = 4000  # settings of layers that a checkpoint keeps one by one
+_MAX_LAYER_SETTINGS = 4000  # settings of layers that a checkpoint keeps one by one
 _ALL_LAYERS = "model.all_layers"
 _NAMED = 8  # changes that a message names one by one
 _POINTS = 64  # updates, spread over a schedule, whose rate is kept
-_LONGEST = 60  # characters of a value in a message
+_MAX_VALUE_CHARS = 60  # characters of a value in a message
 _ABSENT = "not there"
 
 # The verdict on a change, by the longest of these prefixes of its key. docs/checks.md has the reasons.
-FREE, TOLD, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "never"
+FREE, NOTED, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "never"
 VERDICTS = {
     "": REFUSED,
-    "callbacks": FREE, "callback ": TOLD, "train.patience": FREE, "train.max_time": FREE, "watch": FREE,
+    "callbacks": FREE, "callback ": NOTED, "train.patience": FREE, "train.max_time": FREE, "watch": FREE,
     "dataset.reading": FREE,
-    "guard": TOLD, "load": TOLD, "strategy": TOLD, "train.micro_batches": TOLD, "train.device": TOLD,
-    "code of": TOLD,
-    "package": TOLD, "python": TOLD, "device": TOLD, "threads": TOLD,
+    "guard": NOTED, "load": NOTED, "strategy": NOTED, "train.micro_batches": NOTED, "train.device": NOTED,
+    "code of": NOTED,
+    "package": NOTED, "python": NOTED, "device": NOTED, "threads": NOTED,
     "schedule": RATES, "train.length": RATES,
     "train.batch": NEVER, "train.seed": NEVER, "train.shuffle": NEVER, "train.drop_last": NEVER,
 }  # fmt: skip
-_PARTS = ("model", "dataset", "loss", "optimizer", "schedule", "strategy")
-_PLACES = ("path", "folder", "dir", "file", "cache", "root")
+_COMPONENTS = ("model", "dataset", "loss", "optimizer", "schedule", "strategy")
+_PATH_NAMES = ("path", "folder", "dir", "file", "cache", "root")
 
 
 @dataclass(frozen=True)
-class Change:
+class RunChange:
     """One difference from the checkpoint."""
 
     key: str
@@ -84,8 +84,12 @@ class Change:
 
 
 def identity(
-    setup: Setup, task: Task, mesh: Mesh, loaders: Mapping[str, Loader | None], prints: Mapping[str, Any]
-) -> Identity:
+    setup: TrainerSpec,
+    task: Task,
+    mesh: Mesh,
+    loaders: Mapping[str, Loader | None],
+    prints: Mapping[str, Any],
+) -> RunSignature:
     """The identity of this training. `loaders`, and `prints`, the fingerprints of their data sets: by split."""
     data = {
         split: {"samples": len(loader.dataset), "read": prints.get(split, {})}
@@ -94,37 +98,44 @@ def identity(
     }
     steps = setup.length.steps(loaders["train"].batches) if setup.length and loaders["train"] else 0
     rates = _rates(schedule_of(task), sorted({0, *(steps * n // _POINTS for n in range(_POINTS))}))
-    return Identity(
+    return RunSignature(
         facts={**packages(mesh), **threads(mesh), **_described(setup, task)}, data=data, rates=rates
     )
 
 
 def compare(
-    found: Checkpoint, now: Identity, task: Task, setup: Setup, mesh: Mesh, accept: Sequence[str] = ()
-) -> tuple[list[str], Identity]:
+    checkpoint: Checkpoint,
+    now: RunSignature,
+    task: Task,
+    setup: TrainerSpec,
+    mesh: Mesh,
+    accept: Sequence[str] = (),
+) -> tuple[list[str], RunSignature]:
     """The differences from the checkpoint to resume, in words; and `now` with all changes accepted so far. Collective.
 
     `accept`: keys, or prefixes of keys ("loss", "schedule.warmup"), that may change. Raises UsageError, the same on
     every rank, for any other change that makes it another run.
     """
-    saved, step = found.state, int(found.state["progress"]["step"])
-    kept = saved.get("identity") or {}
-    changes = [*_order(saved, now, setup), *_data(kept.get("data") or {}, now)]
+    saved, step = checkpoint.state, int(checkpoint.state["progress"]["step"])
+    past = saved.get("identity") or {}
+    changes = [*_order(saved, now, setup), *_data(past.get("data") or {}, now)]
     changes += _judged([*_settings(saved, now, task, setup)], *_other_rate(saved, schedule_of(task)))
     refused = [
         c for c in changes if c.verdict == NEVER or (c.verdict == REFUSED and not _is_in(c.key, accept))
     ]
-    errors = mesh.gather(_refusal(found, refused, setup) if refused else "")
+    errors = mesh.gather(_refusal(checkpoint, refused, setup) if refused else "")
     if error := next(filter(None, errors), ""):
         raise UsageError(error)
-    taken = [{"step": step, "key": c.key, "was": c.was, "is": c.now} for c in changes if c.verdict == REFUSED]
+    accepted = [
+        {"step": step, "key": c.key, "was": c.was, "is": c.now} for c in changes if c.verdict == REFUSED
+    ]
     words = [str(c) for c in sorted(changes, key=lambda c: c.verdict != REFUSED)]
-    if not kept:
+    if not past:
         words.append("its checkpoint is an older version's, so the samples could not be compared")
-    return words, replace(now, accepted=(*kept.get("accepted", ()), *taken))
+    return words, replace(now, accepted=(*past.get("accepted", ()), *accepted))
 
 
-def _described(setup: Setup, task: Task) -> dict[str, Any]:
+def _described(setup: TrainerSpec, task: Task) -> dict[str, Any]:
     """The recipe by dotted key; for a script, its settings and those of its objects, under such keys."""
     if (recipe := setup.recipe) is not None:
         codes = recipe_code(recipe)
@@ -137,26 +148,37 @@ def _described(setup: Setup, task: Task) -> dict[str, Any]:
     }  # fmt: skip
     guard = {name: value if value is None else str(value) for name, value in vars(setup.guard).items()}
     ema = setup.ema and {name: str(value) for name, value in vars(setup.ema).items()}
-    words = {"strategy": setup.strategy.settings, "train": train, "guard": guard, "ema": ema, **setup.words}
-    said = {name: fact for key, value in words.items() for name, fact in flat(key, value).items()}
+    settings = {
+        "strategy": setup.strategy.settings,
+        "train": train,
+        "guard": guard,
+        "ema": ema,
+        **setup.named_settings,
+    }
+    facts = {name: fact for key, value in settings.items() for name, fact in flat(key, value).items()}
     codes = {**script_facts(), **module_code()}
-    return {**codes, **said, **_made(task), **callback_facts([*setup.asked.callbacks, *setup.own_callbacks])}
+    return {
+        **codes,
+        **facts,
+        **_object_facts(task),
+        **callback_facts([*setup.requested.callbacks, *setup.script_callbacks]),
+    }
 
 
-def _made(task: Task) -> dict[str, Any]:
+def _object_facts(task: Task) -> dict[str, Any]:
     """Kinds and settings of the objects; which parameters are frozen."""
-    made = task_facts(task)
-    layers = {key: value for key, value in made.items() if key.startswith("model.")}
-    if len(layers) > _MOST:
+    facts = task_facts(task)
+    layers = {key: value for key, value in facts.items() if key.startswith("model.")}
+    if len(layers) > _MAX_LAYER_SETTINGS:
         text = json.dumps(layers, sort_keys=True, default=str)
         digest = f"CRC-32 {zlib.crc32(text.encode()):08x} of {len(layers)} settings"
-        made = {key: value for key, value in made.items() if key not in layers} | {_ALL_LAYERS: digest}
+        facts = {key: value for key, value in facts.items() if key not in layers} | {_ALL_LAYERS: digest}
     frozen = [name for name, parameter in task.model.named_parameters() if parameter.stop_gradient]
     some = "none" if not frozen else f"{len(frozen)}, CRC-32 {zlib.crc32(chr(10).join(frozen).encode()):08x}"
-    return {**made, **unsaved_tensors(task.model), "frozen parameters": some}
+    return {**facts, **unsaved_tensors(task.model), "frozen parameters": some}
 
 
-def _order(saved: Mapping[str, Any], now: Identity, setup: Setup) -> list[Change]:
+def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainerSpec) -> list[RunChange]:
     """Changes that would change the samples of global batches. They are never accepted: in the middle of an epoch some
     samples would be read twice and others never.
     """
@@ -165,68 +187,74 @@ def _order(saved: Mapping[str, Any], now: Identity, setup: Setup) -> list[Change
     words = {"samples": "samples in the data set", "batch": f"{train}batch", "seed": f"{train}seed"}
     before = saved["data"]
     return [
-        Change(words[key], before[key], values[key], NEVER) for key in words if before[key] != values[key]
+        RunChange(words[key], before[key], values[key], NEVER) for key in words if before[key] != values[key]
     ]
 
 
-def _data(kept: Mapping[str, Any], now: Identity) -> list[Change]:
+def _data(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]:
     """For each split, the first group of samples that differs from the checkpoint's."""
-    found = []
-    for split, word, verdict in (("train", "training", REFUSED), ("test", "held-out", TOLD)):
-        before, after = kept.get(split), now.data.get(split)
+    changes = []
+    for split, label, verdict in (("train", "training", REFUSED), ("test", "held-out", NOTED)):
+        before, after = saved.get(split), now.data.get(split)
         if before is None or after is None:
             continue
         if before["samples"] != after["samples"]:
             if split == "test":
-                found.append(
-                    Change("samples in the held-out data", before["samples"], after["samples"], TOLD)
+                changes.append(
+                    RunChange("samples in the held-out data", before["samples"], after["samples"], NOTED)
                 )
             continue
         one, other = before["read"], after["read"]
         key = next((key for key in common(one, other) if one[key] != other[key]), None)
         if key is not None:
-            found.append(Change(f"dataset ({key} of the {word} data)", one[key], other[key], verdict))
-    return found
+            changes.append(RunChange(f"dataset ({key} of the {label} data)", one[key], other[key], verdict))
+    return changes
 
 
-def data_changes(kept: Mapping[str, Any], now: Identity) -> list[Change]:
-    """What is known to differ from the training data `kept` by a checkpoint or a certificate; [] for none."""
-    before, after = kept["train"]["samples"], now.data["train"]["samples"]
+def data_changes(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]:
+    """What is known to differ from the training data `past` by a checkpoint or a certificate; [] for none."""
+    before, after = saved["train"]["samples"], now.data["train"]["samples"]
     if before != after:
-        return [Change("samples in the data set", before, after, NEVER)]
-    return [change for change in _data(kept, now) if change.verdict == REFUSED]
+        return [RunChange("samples in the data set", before, after, NEVER)]
+    return [change for change in _data(saved, now) if change.verdict == REFUSED]
 
 
-def _settings(saved: Mapping[str, Any], now: Identity, task: Task, setup: Setup) -> Iterator[Change]:
+def _settings(
+    saved: Mapping[str, Any], now: RunSignature, task: Task, setup: TrainerSpec
+) -> Iterator[RunChange]:
     """The facts that differ."""
-    facts, kept = now.state()["facts"], (saved.get("identity") or {}).get("facts")
-    same_version = kept is not None and kept.get("package paddle_dp") == facts["package paddle_dp"]
-    if kept is None:  # an older version saved it, with its recipe only, if there was one
+    facts, past = now.state()["facts"], (saved.get("identity") or {}).get("facts")
+    same_version = past is not None and past.get("package paddle_dp") == facts["package paddle_dp"]
+    if past is None:  # an older version saved it, with its recipe only, if there was one
         recipe = (saved.get("recipe") or {}) if setup.recipe is not None else {}
-        kept = {name: fact for key, value in recipe.items() for name, fact in flat(key, value).items()}
-    kept = _todays_keys(kept)
-    others = {part for part in _PARTS if kept and kept.get(f"{part}.use") != facts.get(f"{part}.use")}
-    for part in sorted(others):
-        was, value = (side.get(f"{part}.use", side.get(part, _ABSENT)) for side in (kept, facts))
-        yield Change(part, was, value, _verdict(part, was, value, task))
-    compared_elsewhere = {*others, *MAY_DIFFER}
-    for key in dict.fromkeys([*facts, *kept]):
-        was, value = kept.get(key, _ABSENT), facts.get(key, _ABSENT)
+        past = {name: fact for key, value in recipe.items() for name, fact in flat(key, value).items()}
+    past = _todays_keys(past)
+    replaced = {
+        component
+        for component in _COMPONENTS
+        if past and past.get(f"{component}.use") != facts.get(f"{component}.use")
+    }
+    for component in sorted(replaced):
+        was, value = (side.get(f"{component}.use", side.get(component, _ABSENT)) for side in (past, facts))
+        yield RunChange(component, was, value, _verdict(component, was, value, task))
+    compared_elsewhere = {*replaced, *MAY_DIFFER}
+    for key in dict.fromkeys([*facts, *past]):
+        was, value = past.get(key, _ABSENT), facts.get(key, _ABSENT)
         if (
             are_same(was, value)
             or key.partition(".")[0] in compared_elsewhere
             or key in ("train.batch", "train.seed")
         ):
             continue
-        if _ABSENT in (was, value) and (not same_version or key.startswith(OF_MODULE)):
+        if _ABSENT in (was, value) and (not same_version or key.startswith(MODULE_PREFIX)):
             continue  # it has come or gone with the version; modules, with what was imported before
         if key == _ALL_LAYERS and not same_version:
             continue  # settings may have come or gone among them
         verdict = _verdict(key, was, value, task)
         if key == "train.drop_last" and now.data["train"]["samples"] % setup.batch == 0:
-            verdict = TOLD  # there is no short batch
+            verdict = NOTED  # there is no short batch
         if verdict != FREE:
-            yield Change(key, was, value, verdict)
+            yield RunChange(key, was, value, verdict)
 
 
 def _todays_keys(facts: Facts) -> dict[str, Any]:
@@ -241,8 +269,8 @@ def _verdict(key: str, was: Any, now: Any, task: Task) -> str:
     """The verdict on a change, by its key, and in some cases by the values and the model."""
     if key == "optimizer":
         return NEVER  # another optimizer cannot load the states
-    if key.startswith("dataset.") and is_place(key, was, now):
-        return TOLD  # the samples are compared
+    if key.startswith("dataset.") and is_path(key, was, now):
+        return NOTED  # the samples are compared
     if key == "strategy.sync_batch_norm" and statistics(task.model):
         return REFUSED
     return VERDICTS[max((begin for begin in VERDICTS if key.startswith(begin)), key=len)]
@@ -294,19 +322,19 @@ def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence
     return bool(after), None
 
 
-def _judged(changes: list[Change], known: bool, other: Sequence[float] | None) -> list[Change]:
+def _judged(changes: list[RunChange], known: bool, other: Sequence[float] | None) -> list[RunChange]:
     """Refuses changes of the schedule and the length if a rate that was used would differ. A schedule that is not a
     function of the step does not depend on the length; then its settings count."""
     note = "" if other is None else f" (update {other[0] + 1}: rate {other[1]:.6g}, and now {other[2]:.6g})"
 
-    def judged(change: Change) -> Change:
+    def judged(change: RunChange) -> RunChange:
         if change.verdict != RATES:
             return change
         refused = other is not None or (not known and change.key.startswith("schedule"))
-        return replace(change, verdict=REFUSED if refused else TOLD, note=note)
+        return replace(change, verdict=REFUSED if refused else NOTED, note=note)
 
     if other is not None and all(change.verdict != RATES for change in changes):  # its code is another
-        changes = [*changes, Change("schedule", "another function", "this one", RATES)]
+        changes = [*changes, RunChange("schedule", "another function", "this one", RATES)]
     return [judged(change) for change in changes]
 
 
@@ -317,11 +345,11 @@ def are_same(was: Any, now: Any) -> bool:
     return json.dumps(was, sort_keys=True) == json.dumps(now, sort_keys=True)
 
 
-def is_place(key: str, *values: Any) -> bool:
+def is_path(key: str, *values: Any) -> bool:
     """Whether a setting of a data set is a path: the samples themselves are compared."""
     word = key.rpartition(".")[2].lower()
     path = any(isinstance(value, Mapping) or (isinstance(value, str) and os.sep in value) for value in values)
-    return path or any(place in word for place in _PLACES)
+    return path or any(place in word for place in _PATH_NAMES)
 
 
 def _is_in(key: str, accept: Sequence[str]) -> bool:
@@ -329,11 +357,11 @@ def _is_in(key: str, accept: Sequence[str]) -> bool:
     return any(key == word or key.startswith((f"{word}.", f"{word} ")) for word in accept)
 
 
-def _refusal(found: Checkpoint, refused: Sequence[Change], setup: Setup) -> str:
+def _refusal(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: TrainerSpec) -> str:
     recipe = setup.recipe is not None
     another = "leave --resume out" if recipe else "leave resume out"
     more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-    some = "; ".join(map(str, refused[:_NAMED]))
+    shown = "; ".join(map(str, refused[:_NAMED]))
     keys = list(dict.fromkeys(c.key.partition(" ")[0] for c in refused if c.verdict != NEVER))
     if more:
         keys = list(dict.fromkeys(key.partition(".")[0] for key in keys))
@@ -341,25 +369,25 @@ def _refusal(found: Checkpoint, refused: Sequence[Change], setup: Setup) -> str:
     never = [c.key for c in refused if c.verdict == NEVER]
     old, them = ("the old values", "them") if len(refused) > 1 else ("the old value", "it")
     return (
-        f"{found.folder} cannot be resumed as the same run: {some}{more}. Give {old}, "
+        f"{checkpoint.folder} cannot be resumed as the same run: {shown}{more}. Give {old}, "
         + ("" if never else f"or accept {them}: {how}, ")
         + f"or {another} for a new run (what is in its folder is moved aside, not lost)."
         + (f" {', '.join(never)} cannot be accepted; the rest can: {how}." if never and keys else "")
-        + (f" To begin a new run with its weights: {_from_weights(found, recipe)}." if never else "")
+        + (f" To begin a new run with its weights: {_from_weights(checkpoint, recipe)}." if never else "")
         + (" docs/checks.md lists what may change freely." if keys else "")
     )
 
 
-def _from_weights(found: Checkpoint, recipe: bool) -> str:
+def _from_weights(checkpoint: Checkpoint, recipe: bool) -> str:
     """How a new run takes the weights of this checkpoint: it may have another batch, and other data."""
-    if "base" in found.state:  # an adapter alone
-        return f"paddle-dp merge {found.folder} -o FILE, then load.path=FILE, without --resume, in another folder"
+    if "base" in checkpoint.state:  # an adapter alone
+        return f"paddle-dp merge {checkpoint.folder} -o FILE, then load.path=FILE, without --resume, in another folder"
     if recipe:
-        return f"leave --resume out, and give load.path={found.folder} and another --output-dir"
-    return f"leave resume out, and give load={str(found.folder)!r} and another folder"
+        return f"leave --resume out, and give load.path={checkpoint.folder} and another --output-dir"
+    return f"leave resume out, and give load={str(checkpoint.folder)!r} and another folder"
 
 
 def _shown(value: Any) -> str:
     text = value["path"] if isinstance(value, Mapping) and "path" in value else value
     shown = text if isinstance(text, str) else json.dumps(text)
-    return shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"
+    return shown if len(shown) <= _MAX_VALUE_CHARS else shown[:_MAX_VALUE_CHARS] + "…"

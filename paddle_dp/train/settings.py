@@ -41,8 +41,8 @@ _ADDRESS = "an object of this process"
 _ENTRIES = 100  # of a list or dict whose entries are looked into one by one
 _GENERATED = re.compile(r"\w+_\d+(\.\w+)*")  # Paddle's names of layers and parameters, which count up
 _DEPTH = 3  # objects within objects that are looked into
-_LARGEST = 2**28  # bytes of an array that is worth reading to compare it
-_MOST = 1000  # characters of a list that are kept as they are
+_MAX_ARRAY_BYTES = 2**28  # bytes of an array that is worth reading to compare it
+_MAX_LIST_CHARS = 1000  # characters of a list that are kept as they are
 _NOTHING = object()
 
 
@@ -72,13 +72,13 @@ def settings_of(thing: Any, depth: int = _DEPTH, named: frozenset[str] | None = 
         read = {name: _entries_named(value, names) for name, value in around.items()}
         return described({**read, **_defaults(thing)}, depth, names)
     kind: Any = type(thing)
-    own, names = {**_class_settings(kind), **_attributes(thing)}, _named_by(kind)
+    attributes, names = {**_class_settings(kind), **_attributes(thing)}, _named_by(kind)
     if named is not None:
         names |= named
-        own = {name: value for name, value in own.items() if name in names}
-    found = described(own, depth, names)
+        attributes = {name: value for name, value in attributes.items() if name in names}
+    settings = described(attributes, depth, names)
     call = getattr(type(thing), "forward" if isinstance(thing, nn.Layer) else "__call__", None)
-    return {**described(_globals(call), depth), **found} if inspect.isfunction(call) else found
+    return {**described(_globals(call), depth), **settings} if inspect.isfunction(call) else settings
 
 
 def tensors_of(layer: nn.Layer) -> dict[str, Any]:
@@ -90,18 +90,18 @@ def tensors_of(layer: nn.Layer) -> dict[str, Any]:
 def hooks_of(layer: nn.Layer) -> dict[str, Any]:
     """The kinds and settings of what runs before and behind a layer's forward, such as spectral norm; not those that
     this package has put there."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for word, table in (("before", layer._forward_pre_hooks), ("behind", layer._forward_post_hooks)):
-        foreign = [hook for hook in table.values() if not _is_own_hook(hook)]
+        foreign = [hook for hook in table.values() if not _is_package_hook(hook)]
         for number, hook in enumerate(foreign):
             name = f"hook {word} {number}"
-            found |= {name: kind_of(hook)} | {
+            facts |= {name: kind_of(hook)} | {
                 f"{name}.{key}": value for key, value in settings_of(hook).items()
             }
-    return found
+    return facts
 
 
-def _is_own_hook(hook: Any) -> bool:
+def _is_package_hook(hook: Any) -> bool:
     """Whether a hook, or the function of a `partial`, is this package's."""
     return kind_of(hook.func if isinstance(hook, partial) else hook).startswith("paddle_dp.")
 
@@ -111,47 +111,47 @@ def described(
 ) -> dict[str, Any]:
     """Those of `values` that can be compared, as JSON; functions, schedules and own objects among them with their own
     settings. `named`: the names in the code that has the values."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for name, value in values.items():
         if value is None or may_differ(name, value):
             continue
         if (plain := _plain(value)) is not _NOTHING:
-            found[name] = plain
+            facts[name] = plain
         elif depth:
-            found |= {
+            facts |= {
                 f"{name}.{word}" if word else name: fact
                 for word, fact in _within(value, depth, named).items()
             }
-    return found
+    return facts
 
 
 def _within(value: Any, depth: int, named: frozenset[str]) -> dict[str, Any]:
     """The facts of an object ("": its kind), or of the entries of a list or a dict."""
     if isinstance(value, (list, tuple, Mapping)):
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        entries = _by_word((key, entry) for key, entry in pairs if not isinstance(entry, Parameter))
+        entries = _by_label((key, entry) for key, entry in pairs if not isinstance(entry, Parameter))
         return described(entries, depth - 1, named) if len(entries) <= _ENTRIES else {}
     if not _is_looked_into(value):
         return {}
-    inner = settings_of(value, depth - 1, named if _is_own(value) else None)
+    inner = settings_of(value, depth - 1, named if _is_user_object(value) else None)
     inner |= tensors_of(value) if isinstance(value, nn.Layer) else {}
     return {"": kind_of(value), **inner}
 
 
 def may_differ(name: str, value: Any) -> bool:
     """Whether a setting says where or when something is or runs, or which rank this is."""
-    words = name.lower().strip("_").split("_")
+    tokens = name.lower().strip("_").split("_")
     if isinstance(value, float):
         return _EPOCH < value <= time.time() and not value.is_integer()
     if isinstance(value, str):
         if value.startswith(tempfile.gettempdir() + os.sep) or _RANDOM_ID.fullmatch(value):
             return True
-        if "host" in words or ("name" in words and _GENERATED.fullmatch(value)):
+        if "host" in tokens or ("name" in tokens and _GENERATED.fullmatch(value)):
             return True
-        if {"device", "place"} & {*words} and _DEVICES.fullmatch(value.lower()):
+        if {"device", "place"} & {*tokens} and _DEVICES.fullmatch(value.lower()):
             return True
-        return bool(_PATHS & {*words}) and os.sep in value
-    numbered = words[-1] in _NUMBERS or not _PLACED.isdisjoint(words)
+        return bool(_PATHS & {*tokens}) and os.sep in value
+    numbered = tokens[-1] in _NUMBERS or not _PLACED.isdisjoint(tokens)
     return name == "training" or (numbered and type(value) is int)
 
 
@@ -171,25 +171,25 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, paddle.Tensor)):
         return _array(value)
     if isinstance(value, (set, frozenset)):
-        items = [_held(item) for item in value]
+        items = [_plain_item(item) for item in value]
         return _NOTHING if any(item is _NOTHING for item in items) else _short(sorted(items, key=repr))
     if isinstance(value, (list, tuple)):
-        inner: Any = [_held(item) for item in value]
+        inner: Any = [_plain_item(item) for item in value]
         return _NOTHING if any(item is _NOTHING for item in inner) else _short(inner)
     if isinstance(value, Mapping):
-        inner = {key: _held(item) for key, item in _by_word(value.items()).items()}
+        inner = {key: _plain_item(item) for key, item in _by_label(value.items()).items()}
         return _NOTHING if any(item is _NOTHING for item in inner.values()) else _short(inner)
     return _NOTHING
 
 
-def _by_word(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+def _by_label(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
     """The entries of a dict by words that are the same in each process: keys may be objects, or their addresses."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key, entry in pairs:
         plain = _NOTHING if isinstance(key, paddle.Tensor) else _plain(key)
         word = kind_of(key) if plain is _NOTHING else str(plain)
-        found[word if word not in found else f"{word} ({len(found)})"] = entry
-    return found
+        entries[word if word not in entries else f"{word} ({len(entries)})"] = entry
+    return entries
 
 
 def _is_address(value: int) -> bool:
@@ -206,14 +206,18 @@ def _is_address(value: int) -> bool:
 _alive: set[int] = set()  # as it was when it was last asked
 
 
-def _held(value: Any) -> Any:
+def _plain_item(value: Any) -> Any:
     """What lies in a list or a dict; but the model's parameters, as in an LSTM's list of them, are no settings."""
     return _NOTHING if isinstance(value, Parameter) else _plain(value)
 
 
 def _short(values: Any) -> Any:
     text = json.dumps(values, default=str, sort_keys=True)
-    return values if len(text) <= _MOST else f"CRC-32 {zlib.crc32(text.encode()):08x} of {len(values)} values"
+    return (
+        values
+        if len(text) <= _MAX_LIST_CHARS
+        else f"CRC-32 {zlib.crc32(text.encode()):08x} of {len(values)} values"
+    )
 
 
 def _array(value: Any) -> Any:
@@ -227,7 +231,7 @@ def _array(value: Any) -> Any:
         if value.dtype.hasobject:
             return _NOTHING
     kind = f"{dtype}{list(value.shape)}"
-    if size > _LARGEST:
+    if size > _MAX_ARRAY_BYTES:
         return kind
     content = np.ascontiguousarray(value.numpy() if isinstance(value, paddle.Tensor) else value)
     return f"{kind}, CRC-32 {zlib.crc32(content.tobytes()):08x}"
@@ -240,10 +244,10 @@ def _is_looked_into(value: Any) -> bool:
         return all(p.stop_gradient for p in value.parameters())
     if isinstance(value, FunctionType):
         return not kind_of(value).startswith("paddle_dp.")
-    return isinstance(value, (partial, LRScheduler)) or _is_own(value)
+    return isinstance(value, (partial, LRScheduler)) or _is_user_object(value)
 
 
-def _is_own(value: Any) -> bool:
+def _is_user_object(value: Any) -> bool:
     """Whether an object is of a user's class, or a namespace."""
     if isinstance(value, (SimpleNamespace, argparse.Namespace)):
         return True
@@ -253,11 +257,11 @@ def _is_own(value: Any) -> bool:
 def _attributes(thing: Any) -> dict[str, Any]:
     """An object's own attributes, also in slots. Private ones count for users' classes, and for layers (ELU keeps
     `_alpha`), without those that every layer has."""
-    own = {**_in_slots(thing), **getattr(thing, "__dict__", {})}
+    attributes = {**_in_slots(thing), **getattr(thing, "__dict__", {})}
     if isinstance(thing, nn.Layer):
-        return {name: value for name, value in own.items() if name not in _of_every_layer()}
+        return {name: value for name, value in attributes.items() if name not in _layer_attributes()}
     hidden = "_" if is_library(type(thing).__module__) else "__"
-    return {name: value for name, value in own.items() if not name.startswith(hidden)}
+    return {name: value for name, value in attributes.items() if not name.startswith(hidden)}
 
 
 @cache
@@ -298,18 +302,18 @@ def _in_slots(thing: Any) -> dict[str, Any]:
 
 
 @cache
-def _of_every_layer() -> frozenset[str]:
+def _layer_attributes() -> frozenset[str]:
     return frozenset(vars(nn.Layer()))
 
 
 def _class_settings(kind: type) -> dict[str, Any]:
     """The class attributes that are plain values: the defaults of an object's attributes."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if not is_library(base.__module__):
             plain = {name: v for name, v in vars(base).items() if not name.startswith("__")}
-            found |= {name: v for name, v in plain.items() if _plain(v) is not _NOTHING}
-    return found
+            defaults |= {name: v for name, v in plain.items() if _plain(v) is not _NOTHING}
+    return defaults
 
 
 def _defaults(function: FunctionType) -> dict[str, Any]:

@@ -18,21 +18,22 @@ Split = Literal["train", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class TrainerSpec:
     """The settings of a training, and functions that make its parts.
 
     `dataset(split)` gives a data set or None; `task(steps, steps_per_epoch)`, what is learned; `callbacks(run)`, the
     callbacks of the run. `length` is None if only `fit` gets it. `batch` is global.
-    `asked` is the recipe that strategy and callbacks check and may refuse; `recipe` is the same, or None for a script,
-    whose `asked` is made up. `words`: the parts that a script gave as a recipe does, by name, with their settings.
-    `own_callbacks`: those that it made. `delivered` is told which samples of a split this rank gets from rank 0,
+    `requested` is the recipe that strategy and callbacks check and may refuse; `recipe` is the same, or None for a
+    script, whose `requested` is made up. `named_settings`: the parts that a script gave as a recipe does, by name, with
+    their settings.
+    `script_callbacks`: those that it made. `delivered` is told which samples of a split this rank gets from rank 0,
     if that reads for all.
     """
 
     name: str
     folder: Path
     strategy: Part
-    asked: Recipe
+    requested: Recipe
     dataset: Callable[[Split], Any]
     task: Callable[[int, int], Task]
     batch: int
@@ -48,11 +49,11 @@ class Setup:
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     callbacks: Callable[[Run], Sequence[Callback]] = lambda run: ()
     recipe: Recipe | None = None
-    words: Mapping[str, Any] = field(default_factory=dict)
-    own_callbacks: Sequence[Callback] = ()
+    named_settings: Mapping[str, Any] = field(default_factory=dict)
+    script_callbacks: Sequence[Callback] = ()
     delivered: Callable[[Split, Any], None] | None = None
 
     @property
     def scatters(self) -> bool:
         """Whether rank 0 reads the data for all ranks."""
-        return self.asked.dataset.reading == "scatter"
+        return self.requested.dataset.reading == "scatter"

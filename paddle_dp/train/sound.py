@@ -16,7 +16,7 @@ from paddle_dp.train.evaluation import Evaluation
 from paddle_dp.train.run import Run
 
 
-class Soundness:
+class NumericsCheck:
     """Remembers the last `step` after which weights and states were good (None: not checked yet), and explains errors
     after it."""
 
@@ -27,14 +27,14 @@ class Soundness:
     def explained(self, error: PaddleDPError, step: int) -> PaddleDPError:
         """The same error, raised after `step`, with the last good step, the bad sample if there is one, and the
         checkpoint to go back to."""
-        words = [str(error)]
+        sentences = [str(error)]
         if self.step is not None and self.step < step:
-            words.append(f"All was good after step {self.step}, when it was last looked at.")
+            sentences.append(f"All was good after step {self.step}, when it was last looked at.")
         if isinstance(error, NotFiniteError):
             self.loader.close()  # or its workers would read on meanwhile
             first = step if self.step is None or self.step >= step else self.step + 1
-            words.append(blame.bad_sample(self.loader, range(max(first, 1), step + 1), self.mesh))
-        return type(error)(" ".join(filter(None, [*words, self.last_good()])))
+            sentences.append(blame.bad_sample(self.loader, range(max(first, 1), step + 1), self.mesh))
+        return type(error)(" ".join(filter(None, [*sentences, self.last_good()])))
 
     def last_good(self) -> str:
         """A sentence on the checkpoint to go back to, as rank 0 sees the folder."""
@@ -51,10 +51,12 @@ class Soundness:
         self.mesh.wait("newest good checkpoint")
         return str(self.mesh.gather(sentence)[0])
 
-    def refuse_loss(self, loss: float, step: int, own: float | None = None) -> NoReturn:
-        """Raises NotFiniteError for a loss that is NaN or infinite; the message names the ranks whose `own` share of it
-        is."""
-        bad = [rank for rank, share in enumerate(self.mesh.gather(own)) if not math.isfinite(share or 0.0)]
+    def refuse_loss(self, loss: float, step: int, local_loss: float | None = None) -> NoReturn:
+        """Raises NotFiniteError for a loss that is NaN or infinite; the message names the ranks whose `local_loss`
+        share of it is."""
+        bad = [
+            rank for rank, share in enumerate(self.mesh.gather(local_loss)) if not math.isfinite(share or 0.0)
+        ]
         where = f"step {step}{_on(bad) if self.mesh.ranks > 1 else ''}"
         layer = " guard: {non_finite: stop} looks before each update, and names the layer."
         self._refuse(f"the loss is {loss} at {where}", step, layer)
@@ -75,9 +77,11 @@ class Soundness:
             return ""
         return f" of '{first[0]}' has {first[1]}{_on([r for r, rows in enumerate(gathered) if first[0] in rows])}"
 
-    def _refuse(self, what: str, step: int, more: str = "") -> NoReturn:
+    def _refuse(self, problem: str, step: int, more: str = "") -> NoReturn:
         helps = "A lower schedule.learning_rate, a longer schedule.warmup or optimizer.clip usually helps."
-        raise self.explained(NotFiniteError(f"{what}: training cannot go on from here. {helps}{more}"), step)
+        raise self.explained(
+            NotFiniteError(f"{problem}: training cannot go on from here. {helps}{more}"), step
+        )
 
     def refuse_evaluation(self, evaluation: Evaluation, when: str) -> NoReturn:
         """Raises NotFiniteError for an evaluation with NaN or infinite numbers, if all weights are finite."""

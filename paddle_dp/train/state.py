@@ -32,7 +32,7 @@ from paddle_dp.version import __version__
 # 2: with batches left out (`guard`). 3: with averages (`ema`). 4: without the base of an adapter. 5: with what a
 # strategy keeps beside. Else 1.
 FORMAT = 5
-_EMA, _MODEL, _BESIDE, _SHARED = "ema/", "model/", "strategy/", "shared"
+_EMA, _MODEL, _EXTRA, _SHARED = "ema/", "model/", "strategy/", "shared"
 
 
 def snapshot(
@@ -46,7 +46,7 @@ def snapshot(
     """This rank's part of a checkpoint: the shards whose main replica it holds. Call `learner.sync_buffers()` before.
     `guard`: what the judge of updates remembers. `memory`: where to copy the tensors; it must not hold a snapshot that
     is needed."""
-    tensors = _beside_shards(learner, memory)
+    tensors = _extra_shards(learner, memory)
     state = _state(learner, progress, run, loader) | ({"format": 2, "guard": guard} if guard else {})
     if tensors:
         state["format"] = FORMAT
@@ -55,37 +55,37 @@ def snapshot(
     return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()})
 
 
-def _beside_shards(learner: Learner, memory: HostMemory | None) -> dict[str, TensorShard]:
+def _extra_shards(learner: Learner, memory: HostMemory | None) -> dict[str, TensorShard]:
     """What the strategy keeps beside: the shared part from the main rank, own parts under the rank's number."""
     beside, rank = learner.beside(), learner.mesh.rank
-    named = {f"{_BESIDE}{rank}/{name}": tensor for name, tensor in beside.own.items()}
+    named = {f"{_EXTRA}{rank}/{name}": tensor for name, tensor in beside.own.items()}
     if learner.mesh.is_main:
-        named |= {f"{_BESIDE}{_SHARED}/{name}": tensor for name, tensor in beside.shared.items()}
+        named |= {f"{_EXTRA}{_SHARED}/{name}": tensor for name, tensor in beside.shared.items()}
     return _copied([(name, tensor, Placement()) for name, tensor in named.items()], "strategy", memory)
 
 
-class _Beside:
+class _SavedExtraState:
     """What a strategy has kept beside, in a checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, mesh: Mesh):
         self._checkpoint = checkpoint
-        self._all = frozenset(name for name in checkpoint.names if name.startswith(_BESIDE))
-        self._own = f"{_BESIDE}{mesh.rank}/" if checkpoint.ranks == mesh.ranks else None
-        self.shared = self._under(f"{_BESIDE}{_SHARED}/")
-        self.own = self._under(self._own) if self._own else frozenset()
+        self._all = frozenset(name for name in checkpoint.names if name.startswith(_EXTRA))
+        self._rank_prefix = f"{_EXTRA}{mesh.rank}/" if checkpoint.ranks == mesh.ranks else None
+        self.shared = self._under(f"{_EXTRA}{_SHARED}/")
+        self.own = self._under(self._rank_prefix) if self._rank_prefix else frozenset()
         self._read: set[str] = set()  # what of it the strategy has taken, whichever rank's
 
     def _under(self, prefix: str) -> frozenset[str]:
         return frozenset(n.removeprefix(prefix) for n in self._all if n.startswith(prefix))
 
     def shared_into(self, name: str, tensor: Any) -> None:
-        self._fill(tensor, f"{_BESIDE}{_SHARED}/{name}")
+        self._fill(tensor, f"{_EXTRA}{_SHARED}/{name}")
 
     def own_into(self, name: str, tensor: Any) -> None:
-        self._fill(tensor, f"{self._own}{name}")
+        self._fill(tensor, f"{self._rank_prefix}{name}")
 
     def sum_into(self, name: str, tensor: Any) -> bool:
-        of_ranks = [f"{_BESIDE}{rank}/{name}" for rank in range(self._checkpoint.ranks)]
+        of_ranks = [f"{_EXTRA}{rank}/{name}" for rank in range(self._checkpoint.ranks)]
         there = [each for each in of_ranks if each in self._all]
         total = tensor.clone()
         for number, each in enumerate(there):
@@ -108,17 +108,17 @@ class _Beside:
         fill(tensor, self._checkpoint, name, tuple(tensor.shape), (0,) * len(tensor.shape))
 
 
-def with_averages(taken: Snapshot, averages: Averages, memory: HostMemory | None = None) -> Snapshot:
+def with_averages(saved: Snapshot, averages: Averages, memory: HostMemory | None = None) -> Snapshot:
     """The snapshot with the averages whose main replica is on this rank."""
     placed = [(_EMA + name, *where) for name, *where in averages.shards()]
-    tensors = {**taken.tensors, **_copied(placed, "ema", memory)}
-    return replace(taken, tensors=tensors, state={**taken.state, "format": max(taken.state["format"], 3)})
+    tensors = {**saved.tensors, **_copied(placed, "ema", memory)}
+    return replace(saved, tensors=tensors, state={**saved.state, "format": max(saved.state["format"], 3)})
 
 
-def with_base(taken: Snapshot, digest: str) -> Snapshot:
+def with_base(saved: Snapshot, digest: str) -> Snapshot:
     """The snapshot of an adapter, with the digest of the weights that it stands on."""
-    format_ = max(taken.state["format"], 4)
-    return replace(taken, state={**taken.state, "format": format_, "base": digest})
+    format_ = max(saved.state["format"], 4)
+    return replace(saved, state={**saved.state, "format": format_, "base": digest})
 
 
 def digest_of_base(learner: Learner) -> str:
@@ -126,19 +126,19 @@ def digest_of_base(learner: Learner) -> str:
     return placed_digest(learner.base_shards(), learner.mesh)
 
 
-def placed_digest(parts: Iterable[Placed], mesh: Mesh) -> str:
+def placed_digest(tensors: Iterable[Placed], mesh: Mesh) -> str:
     """The digest of tensors of a model whose parts are on all ranks, the same in any layout. Collective."""
     # One copy at a time: a model may fill half of the memory.
-    shards = (placed_shard(_MODEL + name, *where) for name, *where in parts)
+    shards = (placed_shard(_MODEL + name, *where) for name, *where in tensors)
     mine = [[s.name, s.dtype, list(s.global_shape), list(s.offset), str(shard_sum(s))] for s in shards]
-    found: dict[str, TensorSum] = {}
+    sums: dict[str, TensorSum] = {}
     seen = set()
-    for name, dtype, shape, offset, part in (row for rows in mesh.gather(mine) for row in rows):
+    for name, dtype, shape, offset, tensor_sum in (row for rows in mesh.gather(mine) for row in rows):
         if (name, tuple(offset)) not in seen:
             seen.add((name, tuple(offset)))
-            before = found[name].sum if name in found else 0
-            found[name] = TensorSum(dtype, tuple(shape), (before + int(part)) % MODULUS)
-    return digests_of(found).get("model", "")
+            before = sums[name].sum if name in sums else 0
+            sums[name] = TensorSum(dtype, tuple(shape), (before + int(tensor_sum)) % MODULUS)
+    return digests_of(sums).get("model", "")
 
 
 def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
@@ -163,11 +163,11 @@ def optimizer_shards(learner: Learner, memory: HostMemory | None = None) -> dict
 
 
 def _copied(
-    placed: list[tuple[str, Any, Placement]], what: str, memory: HostMemory | None
+    placed: list[tuple[str, Any, Placement]], kind: str, memory: HostMemory | None
 ) -> dict[str, TensorShard]:
     """Host copies by name, in `memory` if it is given."""
     size = sum(nbytes(tensor) for _, tensor, _ in placed)
-    room = None if memory is None else memory.room(what, size, len(placed))
+    room = None if memory is None else memory.room(kind, size, len(placed))
     return {name: placed_shard(name, tensor, placement, room) for name, tensor, placement in placed}
 
 
@@ -219,7 +219,7 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     progress = progress_of(checkpoint)
     load_model(checkpoint, learner)
     _load_optimizer(checkpoint, learner)
-    beside = _Beside(checkpoint, learner.mesh)
+    beside = _SavedExtraState(checkpoint, learner.mesh)
     learner.load_beside(beside)
     left_out = beside.left_out()
     if left_out and learner.mesh.is_main:
@@ -248,14 +248,14 @@ def progress_of(checkpoint: Checkpoint) -> Progress:
     """
     state = checkpoint.state
     with content_of(checkpoint.folder):
-        found = whole(state.get("format", 1), "format")
+        format_number = whole(state.get("format", 1), "format")
         for name, count in mapping(state["progress"], "progress").items():
             whole(count, f"progress.{name}")
         for name in ("identity", "recipe", "schedule"):
             mapping(state.get(name) or {}, name)
     try:
-        if found > FORMAT:
-            raise ValueError(f"format {found}")
+        if format_number > FORMAT:
+            raise ValueError(f"format {format_number}")
         return Progress.restored(state["progress"])
     except ValueError as unknown:
         facts = (state.get("identity") or {}).get("facts", {})
@@ -274,9 +274,9 @@ def _load_averages(checkpoint: Checkpoint, averages: Averages) -> None:
     averages.begin()
     with paddle.no_grad():
         for name, parameter, average in averages.named():
-            if (kept := _EMA + name) in saved:
+            if (saved_name := _EMA + name) in saved:
                 placement, shape = averages.learner.placements.of(parameter), average.shape
-                fill(average, checkpoint, kept, placement.global_shape(shape), placement.offset(shape))
+                fill(average, checkpoint, saved_name, placement.global_shape(shape), placement.offset(shape))
 
 
 def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -> None:
@@ -287,12 +287,12 @@ def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -
     """
     import paddle
 
-    wanted = learner.state()
+    tensors = learner.state()
     saved = {name.removeprefix(_MODEL) for name in checkpoint.names if name.startswith(_MODEL)}
     averaged = averages_in(checkpoint) if ema else frozenset()
-    wanted = {name: tensor for name, tensor in wanted.items() if name not in learner.base}
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in learner.base}
     _check_base(checkpoint, learner)
-    everywhere = set().union(*learner.mesh.gather(sorted(wanted)))
+    everywhere = set().union(*learner.mesh.gather(sorted(tensors)))
     for missing, text in (
         (everywhere - saved, "lacks"),
         (saved - everywhere, "has, and this model has not,"),
@@ -303,23 +303,23 @@ def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -
                 f"{checkpoint.folder} {text} '{min(missing)}'{more}: it is another model's."
             )
     with paddle.no_grad():
-        for name, tensor in wanted.items():
+        for name, tensor in tensors.items():
             placement, shape = learner.placements.of(tensor), tensor.shape
-            kept = _EMA + name if name in averaged else _MODEL + name
-            fill(tensor, checkpoint, kept, placement.global_shape(shape), placement.offset(shape))
+            saved_name = _EMA + name if name in averaged else _MODEL + name
+            fill(tensor, checkpoint, saved_name, placement.global_shape(shape), placement.offset(shape))
 
 
 def _check_base(checkpoint: Checkpoint, learner: Learner) -> None:
     """Raises CheckpointError where an adapter's checkpoint was trained on other weights than are here. Collective."""
-    kept = checkpoint.state.get("base")
-    if kept is None:
+    saved_digest = checkpoint.state.get("base")
+    if saved_digest is None:
         return
     if not learner.base:
         raise CheckpointError(
             f"{checkpoint.folder} holds an adapter without the weights that it stands on: give the recipe's adapter, "
             "or merge them first: paddle-dp merge RUN -o FILE."
         )
-    if digest_of_base(learner) != kept:
+    if digest_of_base(learner) != saved_digest:
         raise CheckpointError(
             f"{checkpoint.folder} holds an adapter that was trained on other weights than these: load.path must give "
             "the same ones; without it, train.seed and the model must be the same."

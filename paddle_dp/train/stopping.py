@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 EVERY = 2.0  # seconds between two agreements
 LOST_FOLDER = "the loss of the run's folder"
-MOST = 1000  # updates between them
+MAX_STEPS_BETWEEN = 1000  # updates between them
 
 
 @contextmanager
@@ -86,7 +86,7 @@ class StopRequests:
     ):
         self.folder = folder
         self.mesh, self.max_time, self._clock, self.stragglers = mesh, max_time, clock, stragglers
-        self.asked = 0  # the signal's number
+        self.signal_number = 0  # the signal's number
         self.times = 0
         self._before: dict[int, Any] = {}
         self._meets: int | None = None  # the step of the next agreement
@@ -121,7 +121,7 @@ class StopRequests:
     def due(self, step: int) -> str | None:
         """Why to stop after this update, on every rank alike; None: go on. Collective every `EVERY` seconds or so."""
         if self.mesh.ranks == 1:
-            return self._reason([self.asked], self._main_reason())
+            return self._reason([self.signal_number], self._main_reason())
         if self._meets is None:
             self._meets, self._met = step + 1, (step, self._clock())
         if step < self._meets:
@@ -130,28 +130,28 @@ class StopRequests:
         passed = max(step - since, 1)
         pace = (now - when) / passed
         # Twice as far at most: a few quick updates say nothing of the evaluation that comes after the next ones.
-        wait = max(1, min(round(EVERY / max(pace, 1e-9)), 2 * passed, MOST))
-        asked = [float(self.asked == number) for number in SIGNALS]
+        wait = max(1, min(round(EVERY / max(pace, 1e-9)), 2 * passed, MAX_STEPS_BETWEEN))
+        signal_flags = [float(self.signal_number == number) for number in SIGNALS]
         main = [self._main_reason(), float(wait)] if self.mesh.is_main else [0.0, 0.0]  # one clock decides
         times = [] if self.stragglers is None else self.stragglers.bring(now - when)
-        summed = self.mesh.sum([*times, *asked, *main])
+        summed = self.mesh.sum([*times, *signal_flags, *main])
         if self.stragglers is not None:
             said = self.stragglers.hear(summed[: len(times)], step)
             if self.mesh.is_main and said:
                 print("\n".join(said), file=sys.stderr, flush=True)
-        *asked, over, wait_of_main = summed[len(times) :]
+        *signal_flags, over, wait_of_main = summed[len(times) :]
         self._meets, self._met = step + int(wait_of_main), (step, now)
-        return self._reason([n for n, count in zip(SIGNALS, asked, strict=True) if count], over)
+        return self._reason([n for n, count in zip(SIGNALS, signal_flags, strict=True) if count], over)
 
     @property
     def wants(self) -> bool:
         """Whether this rank alone was asked to stop."""
-        return bool(self.asked) or self._main_reason() > 0
+        return bool(self.signal_number) or self._main_reason() > 0
 
     def agreed(self) -> str | None:
         """Why to stop, on every rank alike, where all ranks meet anyway. Collective."""
-        asked = [float(self.asked == number) for number in SIGNALS]
-        *counts, over = self.mesh.sum([*asked, self._main_reason() if self.mesh.is_main else 0.0])
+        signal_flags = [float(self.signal_number == number) for number in SIGNALS]
+        *counts, over = self.mesh.sum([*signal_flags, self._main_reason() if self.mesh.is_main else 0.0])
         return self._reason([n for n, count in zip(SIGNALS, counts, strict=True) if count], over)
 
     def went_back(self) -> None:
@@ -164,18 +164,18 @@ class StopRequests:
             return 2.0
         return float(self.max_time is not None and self._clock() - heartbeat.born >= self.max_time)
 
-    def _reason(self, asked: list[int], over: float) -> str | None:
+    def _reason(self, signals: list[int], over: float) -> str | None:
         if over > 1:
             return LOST_FOLDER
-        for number in filter(None, asked):
+        for number in filter(None, signals):
             return signal.Signals(number).name
         return f"train.max_time ({self.max_time:g} s)" if over else None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.times += 1
-        if self.mesh.ranks == 1 and number == signal.SIGINT and self.asked:
+        if self.mesh.ranks == 1 and number == signal.SIGINT and self.signal_number:
             raise KeyboardInterrupt
-        self.asked = self.asked or number
+        self.signal_number = self.signal_number or number
         if self.mesh.ranks == 1:
             line = f"{signal.Signals(number).name}: stopping after this update, with a checkpoint (Ctrl-C: at once)\n"
             os.write(2, line.encode())

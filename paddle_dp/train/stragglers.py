@@ -33,7 +33,7 @@ class Slowest:
 
 
 @dataclass
-class _Seen:
+class _Streak:
     """A rank, as the last meetings saw it: for how many in a row, and since which step, it is (not) slow."""
 
     slow: bool = False
@@ -53,7 +53,7 @@ class Stragglers:
     shares: Sequence[int]
     slowest: Slowest | None = field(default=None, init=False)
     named: set[int] = field(default_factory=set, init=False)
-    _seen: dict[int, _Seen] = field(default_factory=dict, init=False)
+    _streaks: dict[int, _Streak] = field(default_factory=dict, init=False)
     _step: int | None = field(default=None, init=False)  # of the last meeting
     _spent: Mapping[str, float] = field(default_factory=dict, init=False)  # until then
 
@@ -66,12 +66,12 @@ class Stragglers:
         """What this rank has to say at a meeting, to be added up over all ranks: in its place its own seconds by phase
         since the last one, and the `seconds` that have passed; elsewhere zeros."""
         spent = heartbeat.spent()
-        mine = [spent.get(phase, 0.0) - self._spent.get(phase, 0.0) for phase in PHASES]
+        seconds_by_phase = [spent.get(phase, 0.0) - self._spent.get(phase, 0.0) for phase in PHASES]
         self._spent = spent
         row = len(PHASES) + 1
         return (
             [0.0] * (row * self.mesh.rank)
-            + [*mine, seconds]
+            + [*seconds_by_phase, seconds]
             + [0.0] * (row * (self.mesh.ranks - 1 - self.mesh.rank))
         )
 
@@ -83,48 +83,57 @@ class Stragglers:
             return []  # start-up and the first steps, or the training went back
         row, steps = len(PHASES) + 1, step - before
         rows = [numbers[row * rank : row * (rank + 1)] for rank in range(self.mesh.ranks)]
-        said, found = [], []
-        for rank, (*own, seconds) in enumerate(rows):
-            others = self._others(rank)
-            if not others:
+        sentences, entries = [], []
+        for rank, (*phase_seconds, seconds) in enumerate(rows):
+            peers = self._peers(rank)
+            if not peers:
                 continue
-            usual = [median(rows[other][n] for other in others) for n in range(len(PHASES))]
-            share = max(1.0, self.shares[rank] / max(median(self.shares[other] for other in others), 1))
-            theirs = median(sum(rows[other][:-1]) for other in others) * share
-            more = [mine - share * others_do for mine, others_do in zip(own, usual, strict=True)]
-            one = Slowest(rank=rank, times=sum(own) / max(theirs, 1e-9), phase=PHASES[more.index(max(more))])
-            found.append(one)
-            matters = sum(own) - theirs >= max(MATTERS * seconds, LATER * steps)
-            said += self._judge(one, matters, before, step, sum(own) / steps, theirs / steps)
-        self.slowest = max(found, key=lambda one: one.times, default=None)
-        return said
+            usual = [median(rows[other][n] for other in peers) for n in range(len(PHASES))]
+            share = max(1.0, self.shares[rank] / max(median(self.shares[other] for other in peers), 1))
+            usual_seconds = median(sum(rows[other][:-1]) for other in peers) * share
+            more = [
+                seconds_by_phase - share * others_do
+                for seconds_by_phase, others_do in zip(phase_seconds, usual, strict=True)
+            ]
+            entry = Slowest(
+                rank=rank,
+                times=sum(phase_seconds) / max(usual_seconds, 1e-9),
+                phase=PHASES[more.index(max(more))],
+            )
+            entries.append(entry)
+            matters = sum(phase_seconds) - usual_seconds >= max(MATTERS * seconds, LATER * steps)
+            sentences += self._judge(
+                entry, matters, before, step, sum(phase_seconds) / steps, usual_seconds / steps
+            )
+        self.slowest = max(entries, key=lambda entry: entry.times, default=None)
+        return sentences
 
-    def _others(self, rank: int) -> list[int]:
+    def _peers(self, rank: int) -> list[int]:
         """Those that hold the same stage of the model; of a server, the other servers."""
         axes = self.mesh.axes
 
-        def kind(of: int) -> tuple[int, bool]:
-            return axes.coords(of)["pipeline"], of < axes.servers
+        def kind(number: int) -> tuple[int, bool]:
+            return axes.coords(number)["pipeline"], number < axes.servers
 
         return [r for r in range(self.mesh.ranks) if r != rank and kind(r) == kind(rank)]
 
     def _judge(
-        self, one: Slowest, matters: bool, before: int, step: int, own: float, theirs: float
+        self, entry: Slowest, matters: bool, before: int, step: int, seconds: float, usual_seconds: float
     ) -> list[str]:
-        seen = self._seen.setdefault(one.rank, _Seen())
-        slow = one.times >= (NO_LONGER if one.rank in self.named else SLOW) and matters
-        if slow != seen.slow or not seen.meetings:
-            self._seen[one.rank] = seen = _Seen(slow, 0, before)
-        seen.meetings += 1
-        if seen.meetings < MEETINGS or step - seen.since < STEPS or slow == (one.rank in self.named):
+        streak = self._streaks.setdefault(entry.rank, _Streak())
+        slow = entry.times >= (NO_LONGER if entry.rank in self.named else SLOW) and matters
+        if slow != streak.slow or not streak.meetings:
+            self._streaks[entry.rank] = streak = _Streak(slow, 0, before)
+        streak.meetings += 1
+        if streak.meetings < MEETINGS or step - streak.since < STEPS or slow == (entry.rank in self.named):
             return []
         if not slow:
-            self.named.discard(one.rank)
-            return [f"rank {one.rank} is as fast as the others again, since step {seen.since}"]
-        self.named.add(one.rank)
+            self.named.discard(entry.rank)
+            return [f"rank {entry.rank} is as fast as the others again, since step {streak.since}"]
+        self.named.add(entry.rank)
         return [
-            f"rank {one.rank} takes {one.times:.1f} × the others' time per step for {step - seen.since} steps "
-            f"({_shown(own)}, theirs {_shown(theirs)}, without waiting), most of it in {one.phase}"
+            f"rank {entry.rank} takes {entry.times:.1f} × the others' time per step for {step - streak.since} steps "
+            f"({_shown(seconds)}, theirs {_shown(usual_seconds)}, without waiting), most of it in {entry.phase}"
         ]
 
 

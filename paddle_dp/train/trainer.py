@@ -23,20 +23,20 @@ from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim, move_aside
 from paddle_dp.recipe.precision import read_precision
 from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
-from paddle_dp.train.assemble import Assembly
+from paddle_dp.train.assemble import TrainerBuilder
 from paddle_dp.train.callback import Callback
-from paddle_dp.train.consistency import one_folder
+from paddle_dp.train.consistency import agreed_folder
 from paddle_dp.train.keywords import (
     OWNER,
-    Place,
+    ResumeOptions,
     check_collections,
-    read_place,
+    read_resume_options,
     read_train,
     refuse_old_keywords,
 )
 from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.overrides import refuse_overrides
-from paddle_dp.train.setup import Setup
+from paddle_dp.train.setup import TrainerSpec
 from paddle_dp.units import Length
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _GUARD = Owner(subject="guard", prefix="guard")
 _UNKNOWN_LENGTH = Length(1, "epochs")  # stands in the made-up recipe while only `fit` will get a length
-Words = str | Mapping[str, Any]
+NameOrSettings = str | Mapping[str, Any]
 """A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
 
 
@@ -64,19 +64,19 @@ class Trainer(TrainingLoop):
         cls,
         *,
         model: paddle.nn.Layer,
-        loss: Callable[[Any, Any], Any] | Words,
-        optimizer: paddle.optimizer.Optimizer | Callable[[Any, list[tuple[str, Any]]], Any] | Words,
+        loss: Callable[[Any, Any], Any] | NameOrSettings,
+        optimizer: paddle.optimizer.Optimizer | Callable[[Any, list[tuple[str, Any]]], Any] | NameOrSettings,
         train: Dataset,
         batch: int,
         test: Dataset | None = None,
         length: Length | str | None = None,
         micro_batches: int = 1,
         drop_last: bool = False,
-        schedule: paddle.optimizer.lr.LRScheduler | Words | None = None,
-        precision: Precision | Words = "float32",
+        schedule: paddle.optimizer.lr.LRScheduler | NameOrSettings | None = None,
+        precision: Precision | NameOrSettings = "float32",
         dropout: Dropout = "exact",
-        strategy: Words = "data_parallel",
-        callbacks: Sequence[Words | Callback] = CALLBACKS,
+        strategy: NameOrSettings = "data_parallel",
+        callbacks: Sequence[NameOrSettings | Callback] = CALLBACKS,
         folder: str | Path = "runs/script",
         seed: int = 0,
         resume: bool | str = False,
@@ -87,7 +87,7 @@ class Trainer(TrainingLoop):
         guard: Guard | Mapping[str, Any] | None = None,
         load: Load | Mapping[str, Any] | str | Path | None = None,
         ema: Ema | Mapping[str, Any] | None = None,
-        adapter: Words | None = None,
+        adapter: NameOrSettings | None = None,
         cuts: Mapping[str, str] | None = None,
         attention_methods: Mapping[str, str] | None = None,
         blocks: Sequence[Any] = (),
@@ -126,7 +126,7 @@ class Trainer(TrainingLoop):
         )
         if schedule is None and isinstance(optimizer, (str, Mapping, type)):
             schedule = DEFAULTS["schedule"]
-        place = read_place(folder=folder, resume=resume, accept=accept)
+        resume_options = read_resume_options(folder=folder, resume=resume, accept=accept)
         settings = read_train(
             read_precision(precision),
             length=str(_UNKNOWN_LENGTH if length is None else length),
@@ -138,27 +138,27 @@ class Trainer(TrainingLoop):
         )
         settings_of_loader = _loader_settings(loader)
         mesh = join()
-        run_folder = one_folder(Path(place.folder), mesh)
-        chosen = [_part("callbacks", c) if isinstance(c, (str, Mapping)) else c for c in callbacks]
+        run_folder = agreed_folder(Path(resume_options.folder), mesh)
+        chosen = [_read_named("callbacks", c) if isinstance(c, (str, Mapping)) else c for c in callbacks]
         for callback in chosen:
             if not isinstance(callback, Part):
                 refuse_overrides(callback)
         if test is None:  # the default callbacks include `evaluate`, which needs held-out data
             chosen = [c for c in chosen if not (isinstance(c, Part) and c.name == "evaluate")]
-        given_loss = _loss(loss)
+        loss_function = _loss(loss)
         _annotate(
             model, cuts=dict(cuts or {}), attention_methods=dict(attention_methods or {}), blocks=blocks
         )
 
-        groups = _part("optimizers", optimizer).groups if isinstance(optimizer, (str, Mapping)) else ()
-        model, before = adapted(model, _part("adapters", adapter) if adapter else None, settings.seed)
+        groups = _read_named("optimizers", optimizer).groups if isinstance(optimizer, (str, Mapping)) else ()
+        model, before = adapted(model, _read_named("adapters", adapter) if adapter else None, settings.seed)
         group(model, groups, before)
         base, added = base_of(model, before)
 
         def task(steps: int, steps_per_epoch: int) -> Task:
             return Task(
                 model=model,
-                loss=given_loss,
+                loss=loss_function,
                 optimizer=_optimizer(optimizer),
                 schedule=_schedule(schedule, steps, steps_per_epoch, settings.batch),
                 precision=settings.precision,
@@ -167,30 +167,30 @@ class Trainer(TrainingLoop):
                 added=added,
             )
 
-        who = read_settings(Reading, {"reading": reading}, OWNER).reading
+        reader = read_settings(Reading, {"reading": reading}, OWNER).reading
         guarded = guard if isinstance(guard, Guard) else read_settings(Guard, dict(guard or {}), _GUARD)
         average = _ema(ema)
-        asked = Recipe.model_construct(
-            model=_made("models", model),
-            dataset=replace(_made("datasets", train), reading=who),
-            loss=_made("losses", given_loss),
-            strategy=_part("strategies", strategy),
+        recipe = Recipe.model_construct(
+            model=_wrap_object("models", model),
+            dataset=replace(_wrap_object("datasets", train), reading=reader),
+            loss=_wrap_object("losses", loss_function),
+            strategy=_read_named("strategies", strategy),
             train=settings,
             guard=guarded,
             ema=average,
             callbacks=tuple(c for c in chosen if isinstance(c, Part)),
         )
-        setup = Setup(
+        setup = TrainerSpec(
             name=run_folder.name,
             folder=run_folder,
-            strategy=asked.strategy,
-            asked=asked,
+            strategy=recipe.strategy,
+            requested=recipe,
             dataset=lambda split: prepared(
                 as_dataset(
                     train if split == "train" else test,
                     settings_of_loader.samples if split == "train" else None,
                     f"Trainer.of.{split}",
-                    once=who == "scatter" and not settings_of_loader.num_workers,
+                    once=reader == "scatter" and not settings_of_loader.num_workers,
                 ),
                 settings_of_loader,
                 collate_fn,
@@ -205,34 +205,34 @@ class Trainer(TrainingLoop):
             guard=guarded,
             load=_load(load),
             ema=average,
-            words={
-                word: _part(shelf, given).settings
-                for word, shelf, given in (
+            named_settings={
+                word: _read_named(shelf, value).settings
+                for word, shelf, value in (
                     ("loss", "losses", loss),
                     ("optimizer", "optimizers", optimizer),
                     ("schedule", "schedules", schedule),
                     ("adapter", "adapters", adapter),
                 )
-                if isinstance(given, (str, Mapping))
+                if isinstance(value, (str, Mapping))
             },
             callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in chosen],
-            own_callbacks=[c for c in chosen if not isinstance(c, Part)],
+            script_callbacks=[c for c in chosen if not isinstance(c, Part)],
         )
-        which = _which(place, mesh)
+        which = _which(resume_options, mesh)
         older = _claim_folder(run_folder, mesh, which)
-        trainer = Assembly(setup, mesh).trainer(cls, which, place.accepted)
+        trainer = TrainerBuilder(setup, mesh).trainer(cls, which, resume_options.accepted)
         trainer.begin_run = partial(_begin_run, run_folder, mesh, older)
         return trainer
 
 
 @dataclass(frozen=True)
-class Made:
+class ObjectConfig:
     """Stands for a part's Config where a script gave the object itself; has what a strategy reads of a Config."""
 
-    made: Any
+    instance: Any
 
     def build(self) -> Any:
-        return self.made
+        return self.instance
 
     @property
     def heads(self) -> int:
@@ -247,12 +247,12 @@ class Made:
         return self._size("length")
 
     def _size(self, name: str) -> int:
-        size = getattr(self.made, name, 0)
+        size = getattr(self.instance, name, 0)
         return size if isinstance(size, int) else 0
 
 
-def _made(shelf: str, thing: Any) -> Part:
-    return Part(shelf, type(thing).__name__, Made(thing))
+def _wrap_object(shelf: str, thing: Any) -> Part:
+    return Part(shelf, type(thing).__name__, ObjectConfig(thing))
 
 
 def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) -> None:
@@ -262,11 +262,11 @@ def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) ->
         annotate(model, replace(annotation, blocks=tuple(blocks)), "Trainer.of")
 
 
-def _which(place: Place, mesh: Mesh) -> str | None:
+def _which(resume_options: ResumeOptions, mesh: Mesh) -> str | None:
     """The checkpoint to resume, as --resume names it; None: none. Collective."""
-    if place.resume != "auto":
-        return "newest" if place.resume is True else place.resume or None
-    found = bool(mesh.is_main and checkpoints.checkpoints(Path(place.folder) / "checkpoints"))
+    if resume_options.resume != "auto":
+        return "newest" if resume_options.resume is True else resume_options.resume or None
+    found = bool(mesh.is_main and checkpoints.checkpoints(Path(resume_options.folder) / "checkpoints"))
     return "newest" if any(mesh.gather(found)) else None
 
 
@@ -286,59 +286,59 @@ def _begin_run(folder: Path, mesh: Mesh, older: int | None) -> None:
     mesh.wait("run folder ready")
 
 
-def _part(shelf: str, words: Words) -> Part:
-    return read_part(shelf, {"use": words} if isinstance(words, str) else words)
+def _read_named(shelf: str, value: NameOrSettings) -> Part:
+    return read_part(shelf, {"use": value} if isinstance(value, str) else value)
 
 
-def _loss(given: Any) -> Any:
-    return _part("losses", given).build() if isinstance(given, (str, Mapping)) else given
+def _loss(value: Any) -> Any:
+    return _read_named("losses", value).build() if isinstance(value, (str, Mapping)) else value
 
 
-def _optimizer(given: Any) -> Any:
+def _optimizer(value: Any) -> Any:
     """Raises UsageError for several optimizers, and for a class that is none."""
-    if isinstance(given, (list, tuple)):
+    if isinstance(value, (list, tuple)):
         raise UsageError(
-            f"optimizer: one optimizer updates all parameters here, and this is a {type(given).__name__} of "
-            f"{len(given)}. Give one; rates and decays of their own come with its parameter groups (docs/recipes.md)."
+            f"optimizer: one optimizer updates all parameters here, and this is a {type(value).__name__} of "
+            f"{len(value)}. Give one; rates and decays of their own come with its parameter groups (docs/recipes.md)."
         )
-    if isinstance(given, type):
-        if wrong := misfit(given, "optimizers"):
-            raise UsageError(f"optimizer: {given.__name__} {wrong}.")
-        return config_of(given, "optimizers")().build
-    return _part("optimizers", given).build if isinstance(given, (str, Mapping)) else given
+    if isinstance(value, type):
+        if wrong := misfit(value, "optimizers"):
+            raise UsageError(f"optimizer: {value.__name__} {wrong}.")
+        return config_of(value, "optimizers")().build
+    return _read_named("optimizers", value).build if isinstance(value, (str, Mapping)) else value
 
 
-def _schedule(given: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
+def _schedule(value: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
     """Raises UsageError for a schedule given as in a recipe when the length that it is spread over is not known."""
-    if not isinstance(given, (str, Mapping)):
-        return given
-    part = _part("schedules", given)
-    if not steps and part.name != "constant":
+    if not isinstance(value, (str, Mapping)):
+        return value
+    config = _read_named("schedules", value)
+    if not steps and config.name != "constant":
         raise UsageError(
-            f'schedule {given}: it is spread over the whole training: give length="3 epochs", too, and call fit().'
+            f'schedule {value}: it is spread over the whole training: give length="3 epochs", too, and call fit().'
         )
-    return part.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
+    return config.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
 
 
-def _load(given: Load | Mapping[str, Any] | str | Path | None) -> Load | None:
+def _load(value: Load | Mapping[str, Any] | str | Path | None) -> Load | None:
     """As a recipe's `load`; a path alone is one, too."""
-    if given is None or isinstance(given, Load):
-        return given
-    settings = {"path": str(given)} if isinstance(given, (str, Path)) else dict(given)
+    if value is None or isinstance(value, Load):
+        return value
+    settings = {"path": str(value)} if isinstance(value, (str, Path)) else dict(value)
     return read_settings(Load, settings, Owner(subject="load", prefix="load"))
 
 
-def _ema(given: Ema | Mapping[str, Any] | None) -> Ema | None:
-    if given is None or isinstance(given, Ema):
-        return given
-    return read_settings(Ema, dict(given), Owner(subject="ema", prefix="ema"))
+def _ema(value: Ema | Mapping[str, Any] | None) -> Ema | None:
+    if value is None or isinstance(value, Ema):
+        return value
+    return read_settings(Ema, dict(value), Owner(subject="ema", prefix="ema"))
 
 
-def _loader_settings(given: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:
+def _loader_settings(value: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:
     """As a recipe's `loader`; a timeout may be a number of seconds."""
-    if isinstance(given, LoaderSettings):
-        return given
-    settings = dict(given or {})
+    if isinstance(value, LoaderSettings):
+        return value
+    settings = dict(value or {})
     if isinstance(timeout := settings.get("timeout"), (int, float)):
         settings["timeout"] = f"{timeout} s"
     return read_settings(LoaderSettings, settings, Owner(subject="loader", prefix="loader"))

@@ -41,8 +41,8 @@ class TrialError(Exception):
     """A run in another process failed; the text says how."""
 
 
-class Apart:
-    """Runs functions in forks of this process, for `seconds` in all: see `parallel.trial.Apart`.
+class ForkRunner:
+    """Runs functions in forks of this process, for `seconds` in all: see `parallel.trial.ForkRunner`.
 
     Raises LossError and UsageError as the function does, and TrialError for whatever else becomes of the fork.
     """
@@ -98,28 +98,28 @@ def answer_of(function: Callable[[], Result]) -> Result:
         return {"failed": str(error) if isinstance(error, TrialError) else f"{type(error).__name__}: {error}"}
 
 
-def in_fork(task: Task, first: MicroBatch, several: bool, chained: str) -> Result:
+def in_fork(task: Task, first: MicroBatch, divided: bool, chained: str) -> Result:
     """The findings on a task, as JSON values, or the error that refuses it."""
-    work = partial(found_in, task, first, several, chained)
+    work = partial(findings_of, task, first, divided, chained)
     try:
-        return Apart(SECONDS + 10)(lambda: answer_of(work))
+        return ForkRunner(SECONDS + 10)(lambda: answer_of(work))
     except (errors.LossError, errors.UsageError) as error:
         return {"refused": [type(error).__name__, str(error)]}
     except TrialError as error:
         return {"failed": str(error)}
 
 
-def found_in(task: Task, first: MicroBatch, several: bool, chained: str) -> Result:
+def findings_of(task: Task, first: MicroBatch, divided: bool, chained: str) -> Result:
     """The findings on a task, by runs in forks of this process, as JSON values."""
-    return asdict(findings(task, first, Apart(SECONDS), several, chained))
+    return asdict(findings(task, first, ForkRunner(SECONDS), divided, chained))
 
 
-def in_process(recipe: Path, several: bool, chained: str) -> Result:
+def in_process(recipe: Path, divided: bool, chained: str) -> Result:
     """The same for the recipe in a file, by a new process that sees no accelerator."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
     variables |= {"CUDA_VISIBLE_DEVICES": "", "CUSTOM_DEVICE_ROOT": ""}
     command = [sys.executable, "-c", "from paddle_dp.train.entry_points import try_recipe; try_recipe()"]
-    asked = json.dumps([str(recipe), several, chained])
+    asked = json.dumps([str(recipe), divided, chained])
     try:
         done = subprocess.run(
             [*command, asked],

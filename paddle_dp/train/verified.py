@@ -21,9 +21,9 @@ from paddle_dp.data.fingerprint import common
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.facts import (
-    OF_MODULE,
+    MODULE_PREFIX,
     Facts,
-    Identity,
+    RunSignature,
     callback_facts,
     module_code,
     packages,
@@ -31,10 +31,10 @@ from paddle_dp.train.facts import (
     recipe_facts,
 )
 from paddle_dp.train.run import Proof
-from paddle_dp.train.same_run import are_same, data_changes, is_place
+from paddle_dp.train.same_run import are_same, data_changes, is_path
 
 FOLDER, FORMAT = ".verified", 1
-_LARGEST, _MOST_FILES = 2**22, 256  # bytes of a verdict; files that are looked into, the newest first
+_MAX_BYTES, _MAX_FILES = 2**22, 256  # bytes of a verdict; files that are looked into, the newest first
 # Settings by which nothing else is learned in the steps that a proof compares.
 _FREE = (
     "callbacks", "watch", "train.length", "train.max_time", "train.patience", "train.device", "dataset.reading",
@@ -48,7 +48,7 @@ def facts_of(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
     settings = {
         key: fact
         for key, fact in recipe_facts(recipe).items()
-        if not key.startswith(_FREE) and not (key.startswith("dataset.") and is_place(key, fact))
+        if not key.startswith(_FREE) and not (key.startswith("dataset.") and is_path(key, fact))
     }
     layout = {f"layout {axis}": degree for axis, degree in mesh.axes.as_dict().items()}
     code = {**recipe_code(recipe), **module_code(), **callback_facts(recipe.callbacks)}
@@ -88,21 +88,21 @@ class Verdicts:
 
     recipe: Recipe
     mesh: Mesh
-    identity: Identity
+    identity: RunSignature
 
     def __call__(self) -> Proof:
         facts = json.loads(json.dumps(facts_of(self.recipe, self.mesh), default=str))
-        others: list[tuple[list[str], Verdict]] = []
-        for verdict in self._kept():
-            if not (apart := _apart(verdict, facts, self.identity)):
+        rejected: list[tuple[list[str], Verdict]] = []
+        for verdict in self._stored():
+            if not (changes := _changes(verdict, facts, self.identity)):
                 return Proof(verdict=verdict["key"], sentence=self._named(verdict))
             if verdict["recipe"] == self.recipe.name:
-                others.append((apart, verdict))
-        if not others:
+                rejected.append((changes, verdict))
+        if not rejected:
             return Proof(sentence=f"none yet that this is {self._result}: {self._command}")
-        apart, verdict = min(others, key=lambda other: len(other[0]))
+        changes, verdict = min(rejected, key=lambda other: len(other[0]))
         return Proof(
-            sentence=f"no proof of this training: {_when(verdict)}, {_otherwise(apart, self.mesh)}: {self._command}"
+            sentence=f"no proof of this training: {_when(verdict)}, {_otherwise(changes, self.mesh)}: {self._command}"
         )
 
     def _named(self, verdict: Verdict) -> str:
@@ -111,16 +111,16 @@ class Verdicts:
             compared += ", an evaluation, a checkpoint and a resume"
         return f"{_when(verdict)}, this code and data: {self._result} ({compared})"
 
-    def _kept(self) -> Iterator[Verdict]:
+    def _stored(self) -> Iterator[Verdict]:
         """The verdicts beside this run and in `runs`, the newest first."""
         folders = {(folder / FOLDER).absolute() for folder in (self.recipe.folder.parent, Path("runs"))}
         files: list[tuple[float, Path]] = []
         for path in (path for folder in folders for path in folder.glob("[!.]*.json")):
             with suppress(OSError):  # removed just now
                 files.append((path.stat().st_mtime, path))
-        for _, path in sorted(files, reverse=True)[:_MOST_FILES]:
+        for _, path in sorted(files, reverse=True)[:_MAX_FILES]:
             with suppress(OSError, ValueError, KeyError, TypeError):  # damaged, or another version's
-                verdict = json_codec.decode(disk.read_bytes(path, _LARGEST))
+                verdict = json_codec.decode(disk.read_bytes(path, _MAX_BYTES))
                 if verdict["format"] == FORMAT and verdict["data"]["train"] and verdict["facts"]["ranks"]:
                     yield verdict
 
@@ -133,44 +133,44 @@ class Verdicts:
     @property
     def _command(self) -> str:
         """How to get the proof."""
-        words = [
+        argv = [
             "paddle-dp",
             "verify",
             str(self.recipe.folder / "recipe.yaml"),
             "--ranks",
             str(self.mesh.ranks),
         ]
-        return shlex.join(words)
+        return shlex.join(argv)
 
 
-def _apart(verdict: Verdict, facts: Facts, identity: Identity) -> list[str]:
+def _changes(verdict: Verdict, facts: Facts, identity: RunSignature) -> list[str]:
     """The keys in which a verdict is about something else than this training; [] for a proof of it. A module that the
     training has not imported (yet) is none of them."""
     known = verdict["facts"]
-    keys = [key for key in {**known, **facts} if key in facts or not key.startswith(OF_MODULE)]
-    apart = [key for key in keys if not _equal(known.get(key), facts.get(key))]
+    keys = [key for key in {**known, **facts} if key in facts or not key.startswith(MODULE_PREFIX)]
+    changes = [key for key in keys if not _equal(known.get(key), facts.get(key))]
     data, here = verdict["data"], identity.data
     if data_changes(data, identity) or not common(data["train"]["read"], here["train"]["read"]):
-        apart.append("data")
-    return apart
+        changes.append("data")
+    return changes
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(first: Any, other: Any) -> bool:
     """Whether facts are the same; folders, whose content is not read, only by their paths."""
-    unread = isinstance(one, dict) and one.get("crc32", "") is None
-    return one == other if unread else are_same(one, other)
+    unread = isinstance(first, dict) and first.get("crc32", "") is None
+    return first == other if unread else are_same(first, other)
 
 
-def _otherwise(apart: Sequence[str], mesh: Mesh) -> str:
+def _otherwise(changes: Sequence[str], mesh: Mesh) -> str:
     """What a verdict that is no proof was about."""
-    if all(key == "ranks" or key.startswith("layout ") for key in apart):
-        return f"and now {_ranks(mesh.ranks)}" if "ranks" in apart else "in another layout"
-    code = [key.removeprefix("code of ") for key in apart if key.startswith("code of")]
+    if all(key == "ranks" or key.startswith("layout ") for key in changes):
+        return f"and now {_ranks(mesh.ranks)}" if "ranks" in changes else "in another layout"
+    code = [key.removeprefix("code of ") for key in changes if key.startswith("code of")]
     if code:
         return f"of other code ({code[0]}{', …' * (len(code) > 1)})"
-    if "data" in apart:
+    if "data" in changes:
         return "of other data"
-    rest = [key for key in apart if key != "ranks" and not key.startswith("layout ")]
+    rest = [key for key in changes if key != "ranks" and not key.startswith("layout ")]
     return f"with another {rest[0]}{' and more' * (len(rest) > 1)}"
 
 

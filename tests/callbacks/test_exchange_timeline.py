@@ -15,7 +15,7 @@ from paddle_dp.callbacks._exchange_timeline import Row, draw, trace
 from paddle_dp.launch.worker import work
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import Heartbeat, heartbeat
-from paddle_dp.mesh.tape import Film
+from paddle_dp.mesh.tape import ExchangeTrace
 from paddle_dp.parallel.exchange.reducer_buckets import ReducerBuckets
 from tests.ranks import run_ranks
 
@@ -30,7 +30,7 @@ ROWS = [
 
 
 def test_a_film_keeps_what_was_when_and_what_was_handed_over() -> None:
-    beat, film = Heartbeat(), Film()
+    beat, film = Heartbeat(), ExchangeTrace()
     beat.begin_tape(film)
     beat.enter("backward")
     began = time.monotonic()
@@ -43,7 +43,7 @@ def test_a_film_keeps_what_was_when_and_what_was_handed_over() -> None:
     assert phases == ["start", "backward", "backward", "update"]
     # Without the wait.
     assert all(a[2] <= b[1] + 1e-3 for a, b in zip(film.spans, film.spans[1:], strict=False))
-    assert [(what, start) for what, start, _ in film.given] == [("gradient 3", began)]
+    assert [(what, start) for what, start, _ in film.handovers] == [("gradient 3", began)]
     assert film.waits[0][4] - film.waits[0][3] >= 0.01
 
 
@@ -87,20 +87,20 @@ def test_the_buckets_of_paddle_s_reducer_are_handed_over_when_the_last_gradient_
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6))
     model.group_indices, model.grad_need_sync = [[1, 2], [3], [0]], False
     settled: list[int] = []
-    buckets, film = ReducerBuckets(model), Film(None, lambda: settled.append(1))
+    buckets, film = ReducerBuckets(model), ExchangeTrace(None, lambda: settled.append(1))
     heartbeat.begin_tape(film)
     try:
         model(paddle.ones([2, 4])).sum().backward()
-        assert not film.given
+        assert not film.handovers
         model.grad_need_sync = True
         model(paddle.ones([2, 4])).sum().backward()
     finally:
         heartbeat.end_tape()
-    told = [what for what, *_ in film.given]
+    told = [what for what, *_ in film.handovers]
     assert buckets.buckets == [(0,), (3,), (1, 2)]
     assert told in (["bucket 0–2, 0.000244 MB"], ["bucket 0–1, 0.000104 MB", "bucket 2, 0.00014 MB"])
-    assert all(start <= stop for _, start, stop in film.given)
-    assert len(film.computed_at) == len(settled) == 1 and film.computed_at[0] <= film.given[-1][2]
+    assert all(start <= stop for _, start, stop in film.handovers)
+    assert len(film.computed_at) == len(settled) == 1 and film.computed_at[0] <= film.handovers[-1][2]
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ import pytest
 
 from paddle_dp.checkpoint import UnusableError, check, checkpoints
 from paddle_dp.launch.processes import variable
-from paddle_dp.mesh.heartbeat import VARIABLE, Beat, read
+from paddle_dp.mesh.heartbeat import VARIABLE, RankStatus, read
 from paddle_dp.recipe.folder import SIGNS
 from tests.faults.conftest import Started, is_rank
 from tests.faults.lost import different, train
@@ -128,7 +128,7 @@ class Soak:
     def _wait_for_step(self, more: int, attempt: int) -> None:
         """Until the attempt has done so many updates more than it began from."""
 
-        def beat() -> Beat | None:
+        def beat() -> RankStatus | None:
             if not hasattr(self, "_board") or self._board[0] != attempt:
                 ranks = self._ranks(attempt)
                 if len(ranks) < 2:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.launch.ahead import LauncherAhead
 from paddle_dp.launch.command import Job, Plan
 from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.prelaunch import PreparedLauncher
 from paddle_dp.launch.processes import alive
 
 PLAN = Plan(job=Job(recipe=Path("r.yaml"), ranks=2), machine=Machine(cores=2), ranks=2)
@@ -25,7 +25,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "import os, sys\n"
         f"line = sys.stdin.readline(); open({str(tmp_path / 'line')!r}, 'w').write(line + repr(dict(os.environ)))\n"
     )
-    monkeypatch.setattr("paddle_dp.launch.ahead.PROGRAM", file)
+    monkeypatch.setattr("paddle_dp.launch.prelaunch.PROGRAM", file)
     return file
 
 
@@ -40,7 +40,7 @@ def test_it_is_told_what_to_launch_and_secrets_are_not_in_its_environment(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PADDLE_DP_TOKEN", "hush")
-    with LauncherAhead(PLAN, os.environ) as ahead:
+    with PreparedLauncher(PLAN, os.environ) as ahead:
         launcher = ahead.begin(PLAN, given(), tmp_path)
         assert launcher is not None and launcher.wait() == 0
         assert ahead.begin(PLAN, given(), tmp_path) is None  # there is one, for the first attempt
@@ -51,14 +51,14 @@ def test_it_is_told_what_to_launch_and_secrets_are_not_in_its_environment(
 
 @pytest.mark.processes
 def test_for_another_environment_another_is_started(program: Path, tmp_path: Path) -> None:
-    with LauncherAhead(PLAN, os.environ) as ahead:
+    with PreparedLauncher(PLAN, os.environ) as ahead:
         assert ahead.begin(PLAN, given(OMP_NUM_THREADS="77"), tmp_path) is None
 
 
 @pytest.mark.processes
 def test_of_a_job_that_is_refused_nothing_is_left(program: Path) -> None:
     program.write_text("import time; time.sleep(60)")
-    with LauncherAhead(PLAN, os.environ) as ahead:
+    with PreparedLauncher(PLAN, os.environ) as ahead:
         assert ahead._launcher is not None
         pid, began = ahead._launcher.pid, time.monotonic()
     assert not alive(pid) and time.monotonic() - began < 5

@@ -20,9 +20,9 @@ from paddle_dp.launch import attempts, logs
 from paddle_dp.launch.command import Job, Plan
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.restarts import Outcome
-from paddle_dp.launch.resume import Point, next_point
-from paddle_dp.launch.supervisor import Outside
+from paddle_dp.launch.restarts import AttemptResult
+from paddle_dp.launch.resume import ResumePoint, next_point
+from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh import Mesh
 
 JOB = Job(recipe=Path("a.yaml"), ranks=2, restarts=3)
@@ -49,7 +49,7 @@ class Script:
 
     def __init__(self, run: Path, *deeds: Callable[[], tuple[int, int] | str]):
         self.run, self.deeds = run, list(deeds)
-        self.points: list[Point] = []
+        self.points: list[ResumePoint] = []
         self.folders: list[str] = []
         self.ranks: list[int] = []
 
@@ -58,17 +58,17 @@ class Script:
         plan: Plan,
         attempt: Path,
         inherited: Any,
-        point: Point,
+        point: ResumePoint,
         started: float,
-        outside: Outside,
+        outside: ExternalEvents,
         waiting: None,
-    ) -> Outcome:
+    ) -> AttemptResult:
         self.stopped = outside.must_stop()
         self.points.append(point)
         self.folders.append(attempt.name)
         self.ranks.append(plan.ranks)
         status, step = self.deeds.pop(0)()
-        outcome = Outcome(attempt=attempt, status=status, step=max(step, point.step), began=point.step)
+        outcome = AttemptResult(attempt=attempt, status=status, step=max(step, point.step), began=point.step)
         if not status:
             return outcome
         if status == 75:
@@ -101,7 +101,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
 
         return attempts.run(plans, attempt, {}, resize), script
 
-    monkeypatch.setattr("paddle_dp.launch.restarts.FIRST", 0.002)
+    monkeypatch.setattr("paddle_dp.launch.restarts.FIRST_WAIT", 0.002)
     return do
 
 
@@ -153,20 +153,22 @@ def test_where_no_checkpoint_can_be_used_nothing_is_begun_anew(tmp_path) -> None
     """It may be the disk: the ranks shall say so, and not write over them."""
     said: list[str] = []
     damaged(saved(tmp_path, 20))
-    assert next_point(JOB, tmp_path, 0.0, said.append) == Point(resume="newest", where="--resume newest")
+    assert next_point(JOB, tmp_path, 0.0, said.append) == ResumePoint(
+        resume="newest", label="--resume newest"
+    )
     assert len(said) == 1 and "passed over the checkpoint" in said[0]
     for resume in (None, "newest"):
-        assert next_point(replace(JOB, resume=resume), tmp_path / "none", 0.0, said.append) == Point()
+        assert next_point(replace(JOB, resume=resume), tmp_path / "none", 0.0, said.append) == ResumePoint()
 
 
 def test_an_abandoned_trainings_later_steps_are_not_gone_on_from(tmp_path) -> None:
     for step in (20, 60):
         os.utime(saved(tmp_path, step) / "manifest.json", (1.0, 1.0))
     job = replace(JOB, resume="20")
-    assert next_point(job, tmp_path, 1000.0, print) == Point(resume="20", where="--resume 20")
+    assert next_point(job, tmp_path, 1000.0, print) == ResumePoint(resume="20", label="--resume 20")
     at_40 = saved(tmp_path, 40)
-    assert next_point(job, tmp_path, 1000.0, print) == Point(
-        resume=str(at_40), step=40, saved=40, where="step 40"
+    assert next_point(job, tmp_path, 1000.0, print) == ResumePoint(
+        resume=str(at_40), step=40, saved=40, label="step 40"
     )
     newest = next_point(replace(JOB, resume="newest"), tmp_path, 1000.0, print)
     assert newest.step == 60
@@ -212,7 +214,7 @@ def test_without_restarts_a_failure_is_the_end(play, tmp_path, capsys) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_it_waits_ends_it_at_once(play, tmp_path, monkeypatch, capsys, number) -> None:
-    monkeypatch.setattr("paddle_dp.launch.restarts.FIRST", 30.0)
+    monkeypatch.setattr("paddle_dp.launch.restarts.FIRST_WAIT", 30.0)
     before = signal.signal(number, signal.default_int_handler)  # a shell's background ignores SIGINT
     try:
         threading.Timer(0.2, os.kill, [os.getpid(), number]).start()

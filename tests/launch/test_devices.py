@@ -12,7 +12,7 @@ from paddle_dp.launch import devices
 from paddle_dp.launch.devices import (
     ask_paddle,
     built_for,
-    found,
+    detect,
     plugins,
     visible_gpus,
     visible_in,
@@ -44,7 +44,7 @@ def test_xpus_are_those_that_the_launcher_takes(tmp_path):
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_without_a_plugin_paddle_s_own_kind_counts(monkeypatch, kind):
     monkeypatch.setattr(devices, "built_for", lambda: kind)
-    seen = found({"CUDA_VISIBLE_DEVICES": "0,1", "CUSTOM_DEVICE_ROOT": ""})
+    seen = detect({"CUDA_VISIBLE_DEVICES": "0,1", "CUSTOM_DEVICE_ROOT": ""})
     assert seen == (("gpu", ("0", "1")) if kind == "gpu" else ("cpu", ()))
 
 
@@ -52,13 +52,13 @@ def test_a_plugin_s_devices_come_first(monkeypatch, tmp_path):
     monkeypatch.setattr(devices, "built_for", lambda: "gpu")
     monkeypatch.setattr(devices, "ask_paddle", lambda root: ("npu", 2))
     variables = {"CUDA_VISIBLE_DEVICES": "0", "CUSTOM_DEVICE_ROOT": str(tmp_path)}
-    assert found(variables) == ("gpu", ("0",)), "a folder without a library is no plugin"
+    assert detect(variables) == ("gpu", ("0",)), "a folder without a library is no plugin"
     (tmp_path / "libnpu.so").touch()
     assert plugins(variables) == str(tmp_path)
-    assert found(variables) == ("npu", ("0", "1"))
-    assert found({**variables, visible_in("npu"): "5,7"}) == ("npu", ("5", "7"))
+    assert detect(variables) == ("npu", ("0", "1"))
+    assert detect({**variables, visible_in("npu"): "5,7"}) == ("npu", ("5", "7"))
     monkeypatch.setattr(devices, "ask_paddle", lambda root: ("npu", 0))
-    assert found(variables) == ("gpu", ("0",)), "a plugin without a device"
+    assert detect(variables) == ("gpu", ("0",)), "a plugin without a device"
 
 
 @pytest.mark.parametrize(

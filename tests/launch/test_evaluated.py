@@ -15,7 +15,7 @@ from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import on_any_ranks
-from paddle_dp.launch.start import _taken
+from paddle_dp.launch.start import _read_and_plan
 from tests.parity import train
 from tests.ranks import run_ranks
 
@@ -26,7 +26,7 @@ def chosen(name: str, *overrides: str, **how: Any) -> tuple[str, int, str]:
     """The strategy and the ranks on this machine without devices, and what is said of them."""
     job = Job(entry_point="evaluate", recipe=CONFIGS / f"{name}.yaml", overrides=overrides, **how)
     said: list[str] = []
-    recipe, plan = on_any_ranks(job, partial(_taken, machine=Machine(cores=2)), said.append)
+    recipe, plan = on_any_ranks(job, partial(_read_and_plan, machine=Machine(cores=2)), said.append)
     assert plan.job.all_overrides[: len(overrides)] == overrides
     return recipe.strategy.name, plan.ranks, "".join(said)
 

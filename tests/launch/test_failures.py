@@ -18,7 +18,7 @@ def caught(error: BaseException, rank: int = 1) -> Failure:
     try:
         raise error
     except BaseException as found:  # noqa: BLE001 - as a worker does
-        return Failure.of(found, rank)
+        return Failure.from_error(found, rank)
 
 
 def end(rank: int, message: str = "boom", time: float = 0.0, **words) -> Failure:
@@ -166,7 +166,7 @@ def test_the_only_rank_is_named_when_no_words_of_its_own_tell_how_it_ended(tmp_p
 
 
 def test_a_killed_rank_s_last_place_is_told() -> None:
-    killed = Failure.by_signal(1, 77, 9, 1.0, where=" in forward of step 7")
+    killed = Failure.by_signal(1, 77, 9, 1.0, location=" in forward of step 7")
     assert killed.message.startswith("ended by SIGKILL in forward of step 7, by hand or by the kernel")
     assert killed.with_kernel(False).message.startswith(
         "ended by SIGKILL in forward of step 7, by a person or"
@@ -212,7 +212,7 @@ def test_a_message_of_50_megabytes_is_cut_where_it_is_made(tmp_path):
         except ValueError as first:
             raise RuntimeError(words) from first
     except RuntimeError as error:
-        failure = Failure.of(error, 1)
+        failure = Failure.from_error(error, 1)
     assert failure.message.startswith("begin x y: ") and failure.message.endswith("x y: end")
     assert "\n… (49,934,473 characters are left out here) …\n" in failure.message
     assert failure.traceback.startswith("Traceback") and failure.traceback.endswith("x y: end\n")
@@ -230,10 +230,10 @@ def test_so_is_that_of_the_users_own_frames() -> None:
         encode = partial(json.dumps, default=lambda place, inner=encode: inner(object()))
     with pytest.raises(ValueError, match="x y") as caught:
         encode(object())
-    text = Failure.of(caught.value, 1).traceback
+    text = Failure.from_error(caught.value, 1).traceback
     assert "frames of paddle_dp and of libraries" in text and len(text) < 70_000
 
 
 def test_an_error_that_cannot_say_its_message_is_a_failure_all_the_same():
-    failure = Failure.of(MuteError(), 0)
+    failure = Failure.from_error(MuteError(), 0)
     assert (failure.kind, failure.message) == ("MuteError", "(its message cannot be made: RuntimeError)")

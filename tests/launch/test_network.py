@@ -51,7 +51,7 @@ def test_a_name_may_become_known_a_little_later(monkeypatch):
     monkeypatch.setattr(network.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(network, "_is_loopback", lambda address: False)
     said: list[str] = []
-    assert meet("job-0.service:9701", patience=5.0, say=said.append).master == "127.0.0.1:9701"
+    assert meet("job-0.service:9701", patience=5.0, report=said.append).master == "127.0.0.1:9701"
     assert len(asked) == 3 and said == [
         "no address is known for job-0.service yet: asking again, for 5 s at most"
     ]

@@ -9,7 +9,7 @@ import pytest
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.plan import RANK, Each, check_memory, plan_of
+from paddle_dp.launch.plan import RANK, RankDevices, check_memory, plan_of
 
 CPU = Machine(cores=2)
 BLIND = Machine(cores=2, kind="gpu")
@@ -42,7 +42,7 @@ def test_ranks_and_devices(words, machine, device, ranks, devices):
     assert (found.ranks, found.devices) == (ranks, devices)
 
 
-TWO = Each(2, "two copies each take one")
+TWO = RankDevices(2, "two copies each take one")
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def test_more_ranks_than_the_memory_can_begin_are_refused():
     ],
 )
 def test_devices_are_the_workers_alone(words, servers, ranks, here, devices):
-    found = plan_of(job(**words), GPU, "auto", Each(servers=servers))
+    found = plan_of(job(**words), GPU, "auto", RankDevices(servers=servers))
     assert (found.ranks, found.servers_here, found.devices) == (ranks, here, devices)
 
 
 def test_more_workers_than_devices_are_refused_once_the_servers_are_known():
-    assert plan_of(job(ranks=4), GPU, each=Each(servers=None)).ranks == 4
+    assert plan_of(job(ranks=4), GPU, each=RankDevices(servers=None)).ranks == 4
     with pytest.raises(UsageError, match=r"--ranks 4: only 2 GPUs .* each worker takes one"):
-        plan_of(job(ranks=4), GPU, each=Each(fewer="each worker takes one", servers=1))
+        plan_of(job(ranks=4), GPU, each=RankDevices(fewer="each worker takes one", servers=1))
     with pytest.raises(UsageError, match="means 1 rank and 1 without a device"):
-        plan_of(job(devices=(3,), ranks=3), GPU, each=Each(servers=1))
+        plan_of(job(devices=(3,), ranks=3), GPU, each=RankDevices(servers=1))

@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.restarts import Again, Outcome, Stop, decide
+from paddle_dp.launch.restarts import AttemptResult, Restart, Stop, decide
 
 
-def failed(step: int = 7, message: str = "the culprit's own words", **more) -> Outcome:
+def failed(step: int = 7, message: str = "the culprit's own words", **more) -> AttemptResult:
     """An attempt that began at step 0, did `step` updates and saved nothing."""
     kind, status = more.pop("kind", "ValueError"), more.pop("status", 1)
     known = {name: more.pop(name) for name in ("expected", "outside", "rank") if name in more}
     cause = Failure(**{"rank": 1, **known}, kind=kind, message=message, exit_status=status, pid=1, host="h")
-    return Outcome(attempt=Path("logs/attempt-001"), status=status, cause=cause, step=step, **more)
+    return AttemptResult(attempt=Path("logs/attempt-001"), status=status, cause=cause, step=step, **more)
 
 
 KILLED = {"kind": "SIGKILL", "status": 137, "message": "ended by SIGKILL"}
 
 
-def waits(history: list[Outcome], restarts: int) -> list[float | None]:
+def waits(history: list[AttemptResult], restarts: int) -> list[float | None]:
     """What was decided after each attempt: the wait, or None for the end."""
     found = [decide(history[: n + 1], restarts) for n in range(len(history))]
-    return [then.wait if isinstance(then, Again) else None for then in found]
+    return [then.wait if isinstance(then, Restart) else None for then in found]
 
 
 def test_each_restart_waits_twice_as_long_and_after_the_budget_it_ends() -> None:
@@ -86,7 +86,9 @@ def test_a_small_budget_that_one_failure_has_spent_says_so() -> None:
         failed(45, saved=40),
     ],
 )
-def test_another_failure_another_step_or_a_checkpoint_in_between_is_not_the_same(other: Outcome) -> None:
+def test_another_failure_another_step_or_a_checkpoint_in_between_is_not_the_same(
+    other: AttemptResult,
+) -> None:
     assert None not in waits([failed(45), other, failed(45)], 100)
     assert None not in waits([failed(45), failed(45), other], 100)
 
@@ -108,9 +110,9 @@ def test_numbers_in_a_message_do_not_make_another_failure() -> None:
 
 
 FINAL = [
-    Outcome(attempt=Path("a"), status=0),
-    Outcome(attempt=Path("a"), status=130, signal="SIGINT"),
-    Outcome(attempt=Path("a"), status=2),  # Paddle's launcher, of its arguments
+    AttemptResult(attempt=Path("a"), status=0),
+    AttemptResult(attempt=Path("a"), status=130, signal="SIGINT"),
+    AttemptResult(attempt=Path("a"), status=2),  # Paddle's launcher, of its arguments
     failed(kind="UsageError", status=2, expected=True),
     failed(kind="StoppedError", status=75, expected=True),
     failed(kind="KeyboardInterrupt", status=130),
@@ -120,12 +122,12 @@ FINAL = [
 
 
 @pytest.mark.parametrize("outcome", FINAL)
-def test_what_is_done_asked_for_or_mistyped_is_not_repeated(outcome: Outcome) -> None:
+def test_what_is_done_asked_for_or_mistyped_is_not_repeated(outcome: AttemptResult) -> None:
     assert decide([outcome], 9) == Stop()
 
 
 AGAIN = [
-    Outcome(attempt=Path("a"), status=1),  # the launcher's own end
+    AttemptResult(attempt=Path("a"), status=1),  # the launcher's own end
     failed(kind="SystemExit", status=2),  # a rank's own sys.exit(2)
     failed(kind="left", status=1, message="left with exit status 0 while the job was running"),
     failed(kind="SIGSEGV", status=139),
@@ -137,5 +139,5 @@ AGAIN = [
 
 
 @pytest.mark.parametrize("outcome", AGAIN)
-def test_every_other_end_is_a_failure_to_start_again_from(outcome: Outcome) -> None:
-    assert decide([outcome], 1) == Again(wait=1, number=1)
+def test_every_other_end_is_a_failure_to_start_again_from(outcome: AttemptResult) -> None:
+    assert decide([outcome], 1) == Restart(wait=1, number=1)

@@ -14,7 +14,7 @@ from paddle_dp.launch.command import SCRIPT_RANK, Job, Plan, argv, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.script_rank import execute, is_well
-from paddle_dp.mesh.heartbeat import Board, heartbeat, on_board
+from paddle_dp.mesh.heartbeat import StatusTable, heartbeat, on_board
 from paddle_dp.recipe.folder import claim
 
 CPU = Machine(kind="cpu", devices=(), cores=2)
@@ -112,7 +112,7 @@ def test_sys_exit_with_0_is_well(tmp_path, monkeypatch, end, well):
 
 
 def test_only_the_training_in_a_script_is_watched(monkeypatch):
-    board = Board(1)
+    board = StatusTable(1)
     [(name, path)] = board.variables.items()
     monkeypatch.setenv(name, path)
     monkeypatch.delenv("PADDLE_TRAINER_ID", raising=False)

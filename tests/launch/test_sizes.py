@@ -11,8 +11,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job, Plan
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.restarts import Outcome
-from paddle_dp.launch.sizes import Sizes, choose
+from paddle_dp.launch.restarts import AttemptResult
+from paddle_dp.launch.sizes import ElasticSize, choose
 
 CPU = Machine(cores=4)
 
@@ -22,15 +22,15 @@ def pairs_only(ranks: int) -> str:
     return "" if ranks % 2 == 0 else f"tensor 2 does not divide {ranks} ranks"
 
 
-def sizes(run: Path, ranks: int = 4, least: int | None = 2, refused=lambda ranks: "", **more) -> Sizes:
+def sizes(run: Path, ranks: int = 4, least: int | None = 2, refused=lambda ranks: "", **more) -> ElasticSize:
     job = Job(recipe=Path("r.yaml"), ranks=ranks, least_ranks=least, **more.pop("job", {}))
     plan = Plan(job=job, machine=more.pop("here", CPU), ranks=ranks, devices=more.pop("devices", ()))
-    return Sizes(plan=plan, run=run, refused=refused, **more)
+    return ElasticSize(plan=plan, run=run, refused=refused, **more)
 
 
-def fails(rank: int, saved: int | None = None, step: int = 10) -> Outcome:
+def fails(rank: int, saved: int | None = None, step: int = 10) -> AttemptResult:
     cause = Failure(rank=rank, kind="SIGKILL", message="ended by SIGKILL", exit_status=137)
-    return Outcome(attempt=Path("a"), status=137, cause=cause, step=step, saved=saved)
+    return AttemptResult(attempt=Path("a"), status=137, cause=cause, step=step, saved=saved)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,9 @@ def test_the_file_takes_ranks_away_and_gives_them_back(tmp_path):
     now[0] += 1.0
     assert some.resize(plan) == "3 ranks can be had now, and there are 4"
     plan = some.next()
-    assert plan.ranks == 3 and some.said(plan).startswith(f"3 of at most 4 ranks: {tmp_path}/ranks says 3")
+    assert plan.ranks == 3 and some.shortage(plan).startswith(
+        f"3 of at most 4 ranks: {tmp_path}/ranks says 3"
+    )
     assert some.resize(plan) == ""  # what was said of the attempt before does not stop this one
     (tmp_path / "ranks").write_text("9")
     now[0] += 1.0
@@ -99,7 +101,7 @@ def test_what_cannot_be_followed_is_told_once_and_the_number_before_it_stays(
         file.write_text(f"{before}\n")
     plan, most = some.next(), min(before or 4, 4)
     file.write_text(f"{word}\n")
-    assert [some.next().ranks, some.next_said().ranks, some._other(plan)] == [most, most, ""]
+    assert [some.next().ranks, some.announce_next().ranks, some._other(plan)] == [most, most, ""]
     told = f"{file} says {wrong}: still at most {most}."
     assert capsys.readouterr().err.count(told) == 1
     file.write_text("")  # the shell has opened it, and has not written yet
@@ -133,7 +135,7 @@ def test_a_device_that_is_not_visible_any_more_is_left_out(tmp_path):
     here[0] = replace(here[0], devices=("0", "2", "3"))
     plan = some.next()
     assert (plan.ranks, plan.devices) == (3, ("0", "2", "3"))
-    assert "GPU 1 is not there" in some.said(plan)
+    assert "GPU 1 is not there" in some.shortage(plan)
     here[0] = replace(here[0], devices=("0", "1", "2", "3"))
     assert some.resize(plan) == "4 ranks can be had now, and there are 3"
 
@@ -149,7 +151,7 @@ def test_the_rank_that_fails_first_twice_in_a_row_is_left_out(tmp_path):
     assert some.next([fails(2)]).ranks == 4
     assert some.next([fails(2), fails(1)]).ranks == 4
     assert some.next([fails(2), fails(1), fails(1)]).ranks == 3
-    assert "rank 1 was the first to fail 2 times in a row" in some.said(some.next())
+    assert "rank 1 was the first to fail 2 times in a row" in some.shortage(some.next())
     assert some.next([fails(2), fails(1), fails(1), fails(1)]).ranks == 3  # another rank has this number now
     assert some.next([fails(2), *[fails(1)] * 4]).ranks == 2
 
@@ -163,6 +165,6 @@ def test_a_plugin_is_asked_for_its_devices_before_each_attempt(tmp_path, monkeyp
     monkeypatch.setattr("paddle_dp.launch.devices.forget", lambda: asked.append(0))
     here = Machine(cores=4, kind="npu", devices=("0", "1"))
     some = sizes(tmp_path, 2, 1, here=here, devices=("0", "1"), machine=lambda: here)
-    some.resize(some.next_said())
-    some.next_said()
+    some.resize(some.announce_next())
+    some.announce_next()
     assert len(asked) == 2  # it takes more than a second: not while ranks are at work

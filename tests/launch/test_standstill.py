@@ -9,7 +9,7 @@ import pytest
 
 from paddle_dp.launch.command import Limits
 from paddle_dp.launch.standstill import GAP, Standing
-from paddle_dp.mesh.heartbeat import Beat, Board, Heartbeat
+from paddle_dp.mesh.heartbeat import Heartbeat, RankStatus, StatusTable
 from paddle_dp.recipe.schema import Watch
 from paddle_dp.units import Duration
 
@@ -18,15 +18,15 @@ def limits(sample: float = 120.0, **watch: str) -> Limits:
     return Limits(watch=Watch(**{name: Duration.parse(text) for name, text in watch.items()}), sample=sample)
 
 
-def beat(count: int = 1, phase: str = "forward", step: int = 12, **more) -> Beat:
-    return Beat(count=count, time=float(step), step=step, phase=phase, **more)
+def beat(count: int = 1, phase: str = "forward", step: int = 12, **more) -> RankStatus:
+    return RankStatus(count=count, time=float(step), step=step, phase=phase, **more)
 
 
 def work(standing: Standing, ranks: int = 2, steps: int = 5, seconds: float = 1.0) -> float:
     """Some steps that go well; returns when the last was seen."""
     for step in range(steps):
         beats = {
-            rank: Beat(count=step + 2, time=step * seconds, step=step, phase="update")
+            rank: RankStatus(count=step + 2, time=step * seconds, step=step, phase="update")
             for rank in range(ranks)
         }
         assert standing.look(beats, step * seconds) is None
@@ -51,7 +51,7 @@ def test_a_rank_in_data_is_named_with_its_sample_and_the_others_wait():
         3: beat(7, "backward", waits=True, what="the exchange of gradients"),
     }
     found, seconds = look_for(standing, beats, start, 100)
-    assert found and found.behind == [1] and 60 <= seconds <= 62
+    assert found and found.late_ranks == [1] and 60 <= seconds <= 62
     assert str(found) == (
         "no rank has made progress for 60 s (allowed are 60 s: watch.patience): "
         "rank 1 has been in data of step 13 (sample 4711) for 60 s; "
@@ -122,14 +122,14 @@ def test_a_stopped_rank_is_named_wherever_it_is():
     standing = Standing(limits(sample=1.0))
     beats = {rank: beat(9, "backward", waits=True, what="the exchange of gradients") for rank in range(4)}
     found, _ = look_for(standing, beats, work(standing, ranks=4), 100, stopped=[2])
-    assert found.behind == [2] and "rank 2 is stopped (by SIGSTOP" in str(found)
+    assert found.late_ranks == [2] and "rank 2 is stopped (by SIGSTOP" in str(found)
     assert "ranks 0, 1, 3 wait in backward of step 13" in str(found)
 
 
 def test_a_rank_that_never_began_or_does_not_end_is_named():
     late = Standing(limits(start="30 s"))
     found, seconds = look_for(late, {0: beat(3, "start", step=0, waits=True, what="all"), 1: None}, 0.0, 60)
-    assert found.behind == [1] and "rank 1 has not begun for 30 s" in str(found) and seconds <= 32
+    assert found.late_ranks == [1] and "rank 1 has not begun for 30 s" in str(found) and seconds <= 32
     leaving = Standing(limits(sample=1.0))
     found, _ = look_for(leaving, {1: beat(99, "done")}, work(leaving), 100)
     assert "rank 1 is done, and its process has not ended for 60 s" in str(found)
@@ -140,13 +140,13 @@ def test_where_all_wait_the_earliest_exchange_is_told():
     start = work(standing)
     beats = {0: beat(9, "update", waits=True, what="b"), 1: beat(9, "backward", waits=True, what="a")}
     found, _ = look_for(standing, beats, start, 100)
-    assert found.behind == [1]
+    assert found.late_ranks == [1]
     same = replace(found, beats={0: beats[1], 1: beats[1]})
-    assert same.behind == [0, 1] and "none of this node is late" in str(same)
+    assert same.late_ranks == [0, 1] and "none of this node is late" in str(same)
 
 
 def test_a_record_is_read_as_it_was_written_and_costs_next_to_nothing():
-    board = Board(3)
+    board = StatusTable(3)
     try:
         own = Heartbeat()
         own.attach(board._memory, 1)
@@ -154,12 +154,12 @@ def test_a_record_is_read_as_it_was_written_and_costs_next_to_nothing():
         own.step = 7
         own.enter("callbacks", "Ä" * 40)  # longer than there is room: cut, and whole letters only
         seen = board.read(1)
-        assert seen and (seen.step, seen.phase, seen.what, seen.count) == (7, "callbacks", "Ä" * 24, 1)
+        assert seen and (seen.step, seen.phase, seen.activity, seen.count) == (7, "callbacks", "Ä" * 24, 1)
         with own.within("evaluate"):
             own.at(41)
             assert board.read(1).sample == 41 and board.read(1).phase == "evaluate"
             with own.waiting("all"):
-                assert board.read(1).waits and board.read(1).what == "all"
+                assert board.read(1).waits and board.read(1).activity == "all"
         assert (board.read(1).phase, board.read(1).waits) == ("callbacks", False)
         with pytest.raises(OSError, match="gone"), own.within("checkpoint"):
             raise OSError("gone")
@@ -186,7 +186,7 @@ def test_a_rank_that_stands_by_itself_is_found_as_soon_on_two_nodes():
     standing = Standing(replace(limits(sample=1.0), nodes=2))
     start = work(standing)
     found, seconds = look_for(standing, {0: beat(99), 1: beat(99, waits=True)}, start, 2000)
-    assert found and found.behind == [0] and 60 <= seconds <= 62
+    assert found and found.late_ranks == [0] and 60 <= seconds <= 62
 
 
 def test_ranks_that_wait_in_forward_and_behind_it_may_have_skipped_a_layer() -> None:

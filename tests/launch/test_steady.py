@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.launch import steady
-from paddle_dp.launch.steady import Kept, SteadyFile, steady_screen
+from paddle_dp.launch.steady import PendingOutput, SteadyFile, steady_screen
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -21,7 +21,7 @@ def at(descriptor: int) -> type[SteadyFile]:
     """SteadyFiles that write to this descriptor, whichever they are made for."""
 
     class Here(SteadyFile):
-        def __init__(self, number: int, kept: Kept | None = None):
+        def __init__(self, number: int, kept: PendingOutput | None = None):
             super().__init__(descriptor, kept)
 
     return Here
@@ -31,7 +31,7 @@ def printed_to(descriptor: int, monkeypatch: pytest.MonkeyPatch, *lines: str) ->
     """Prints to a standard output with this descriptor, within a steady screen."""
     stream = io.TextIOWrapper(io.FileIO(descriptor, "wb", closefd=False), line_buffering=True)
     monkeypatch.setattr(sys, "stdout", stream)
-    monkeypatch.setattr(steady, "_is_own", lambda stream, number: number == 1)
+    monkeypatch.setattr(steady, "_writes_to", lambda stream, number: number == 1)
     monkeypatch.setattr(steady, "SteadyFile", at(descriptor))
     with steady_screen():
         assert sys.stdout is not stream
@@ -79,7 +79,7 @@ def test_what_is_kept_at_the_end_is_written_then(tmp_path: Path, monkeypatch: py
     descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     stream = io.TextIOWrapper(io.FileIO(descriptor, "wb", closefd=False), write_through=True)
     monkeypatch.setattr(sys, "stdout", stream)
-    monkeypatch.setattr(steady, "_is_own", lambda stream, number: number == 1)
+    monkeypatch.setattr(steady, "_writes_to", lambda stream, number: number == 1)
     monkeypatch.setattr(steady, "SteadyFile", at(descriptor))
     with steady_screen(), monkeypatch.context() as disk:
 
@@ -104,7 +104,7 @@ def test_another_stream_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_that_a_disk_took_in_part_is_not_broken_by_the_other_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    descriptor, kept, write = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), Kept(), os.write
+    descriptor, kept, write = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), PendingOutput(), os.write
     out, err = SteadyFile(descriptor, kept), SteadyFile(descriptor, kept)
     room = [7, 0]
 

@@ -6,7 +6,7 @@ import pytest
 
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.signals import Signals
-from paddle_dp.launch.supervisor import Outside, Supervision
+from paddle_dp.launch.supervisor import ExternalEvents, Supervision
 from paddle_dp.launch.watch import Departure
 from paddle_dp.mesh.late_ranks import WAITED, Arrivals, Wait
 
@@ -17,7 +17,7 @@ LOST = "[/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"
 def supervision(tmp_path):
     plan = SimpleNamespace(node=0, nodes=1, ranks=2)
     process = SimpleNamespace(pid=2**22, poll=lambda: None, ranks=dict)
-    made = Supervision(plan, process, tmp_path, "mark", Outside(signals=Signals()))
+    made = Supervision(plan, process, tmp_path, "mark", ExternalEvents(signals=Signals()))
     Failure(rank=0, kind="RuntimeError", message=LOST, time=100.0).write(tmp_path)
     return made
 
@@ -42,7 +42,7 @@ def test_a_code_that_the_launcher_saw_first_is_the_one_that_it_wrote(supervision
     words = "Container rank {0} status failed cmd ['python', 'x.py'] code {1} log {2}/workerlog.{0}\n"
     log = "LAUNCH ERROR\n" + words.format(0, -6, tmp_path) + words.format(1, -11, tmp_path)
     (tmp_path / "launcher.log").write_text(log)
-    failure = supervision._of(Departure(rank=1, pid=7, time=99.0, code=None))
+    failure = supervision._departure_failure(Departure(rank=1, pid=7, time=99.0, code=None))
     assert (failure.kind, failure.exit_status) == ("SIGSEGV", 139)
 
 
@@ -59,7 +59,7 @@ def test_a_rank_of_a_script_that_has_left_the_others_is_told_once(supervision, c
     supervision.watch.pids = {0: 6, 1: 7}
     supervision.watch.departures = {1: Departure(rank=1, pid=7, time=100.0, code=0)}
     for _ in range(2):
-        supervision._say_who_left(100.0 + passed)
+        supervision._report_departures(100.0 + passed)
     words = "rank 1 has ended with exit status 0, and rank 0 has gone on for 60 s without it"
     assert capsys.readouterr().err.count(words) == said
 
@@ -71,7 +71,7 @@ def test_whom_an_aborted_rank_waited_for_stands_in_its_log(supervision, tmp_path
     """In C++ a late rank ends the process that waits for it; the last line that it wrote of its waiting is told."""
     lines = [f"rank 0 has waited {s} s in the exchange of gradients for ranks 1, 2" for s in (20, 40)]
     (tmp_path / "workerlog.0").write_text("\n".join(["begin", *lines, *["Fatal Python error: Aborted"] * 60]))
-    assert supervision._of(Departure(rank=0, pid=7, time=99.0, code=code)).waited == waited
+    assert supervision._departure_failure(Departure(rank=0, pid=7, time=99.0, code=code)).waited == waited
 
 
 def test_the_line_that_is_looked_for_is_the_one_that_is_written(capsys):

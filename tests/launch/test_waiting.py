@@ -17,7 +17,7 @@ from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.processes import alive, descendants
 from paddle_dp.launch.signals import Signals
-from paddle_dp.launch.supervisor import Outside
+from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.launch.waiting import WaitingRanks, launched
 
 RECIPE = Path("tests/faults/tiny.yaml").resolve()
@@ -74,8 +74,10 @@ def run(attempt: Path, waiting: WaitingRanks | None, function=tell, limit=None, 
     job = Job(recipe=RECIPE, entry_point=f"{__name__}:{function.__name__}", extra=extra, quiet=True)
     plan = Plan(job=job, machine=Machine.here(), ranks=2)
     variables = environment(plan, os.environ)
-    ends = replace(Outside(signals=Signals()), **({"must_end": limit} if limit else {}))
-    return watched(Command(words=argv(plan, attempt), variables=variables), plan, attempt, ends, waiting)[0]
+    ends = replace(ExternalEvents(signals=Signals()), **({"must_end": limit} if limit else {}))
+    return watched(Command(arguments=argv(plan, attempt), variables=variables), plan, attempt, ends, waiting)[
+        0
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from paddle_dp.launch.processes import exit_of
-from paddle_dp.launch.watch import Launcher, Watch
+from paddle_dp.launch.watch import Launcher, RankMonitor
 
 LAUNCHER = """
 import os, subprocess, sys, time
@@ -38,7 +38,7 @@ def launch():
         process.wait()
 
 
-def look_until(watch: Watch, condition) -> None:
+def look_until(watch: RankMonitor, condition) -> None:
     end = time.monotonic() + 30
     while not condition() and time.monotonic() < end:
         watch.look()
@@ -48,7 +48,7 @@ def look_until(watch: Watch, condition) -> None:
 
 def test_ranks_are_seen_to_come_and_go(launch):
     codes = "import time; time.sleep(60)", "exit(3)", "import os; os.kill(os.getpid(), 9)"
-    watch = Watch(launch(*codes).ranks)
+    watch = RankMonitor(launch(*codes).ranks)
     look_until(watch, lambda: len(watch.departures) == 2)
     assert set(watch.pids) == {0, 1, 2}
     assert watch.living == [watch.pids[0]]
@@ -61,7 +61,7 @@ def test_ranks_that_end_before_anybody_has_looked_are_seen(launch, alive):
     codes = [f"exit({rank + 3})" for rank in range(3)]
     codes[alive : alive + 1] = ["import time; time.sleep(60)"] if alive < 3 else []
     launcher = launch(*codes)
-    watch, end = Watch(launcher.ranks), time.monotonic() + 30
+    watch, end = RankMonitor(launcher.ranks), time.monotonic() + 30
     children = psutil.Process(launcher.pid).children
     while sum(child.status() == psutil.STATUS_ZOMBIE for child in children()) < 3 - (alive < 3):
         assert time.monotonic() < end
@@ -71,7 +71,7 @@ def test_ranks_that_end_before_anybody_has_looked_are_seen(launch, alive):
 
 
 def test_all_is_well_when_all_have_ended_with_0(launch):
-    watch = Watch(launch("0", "0").ranks)
+    watch = RankMonitor(launch("0", "0").ranks)
     look_until(watch, lambda: len(watch.departures) == 2)
     assert watch.all_well(2) and not watch.all_well(3)
     assert not watch.failed and not watch.living
@@ -80,14 +80,14 @@ def test_all_is_well_when_all_have_ended_with_0(launch):
 def test_a_launcher_that_is_gone_has_no_ranks():
     with Launcher([sys.executable, "-c", ""]) as launcher:
         launcher.wait()
-    watch = Watch(launcher.ranks)
+    watch = RankMonitor(launcher.ranks)
     watch.look()
     assert watch.pids == {}
 
 
 def test_who_waits_for_the_next_look_is_woken_by_an_end(launch):
     """The launcher looks every two seconds: an end that is seen after that has no code any more."""
-    watch = Watch(launch("import time; time.sleep(60)", "import time; time.sleep(60)").ranks)
+    watch = RankMonitor(launch("import time; time.sleep(60)", "import time; time.sleep(60)").ranks)
     look_until(watch, lambda: len(watch.pids) == 2)
     begun = time.monotonic()
     os.kill(watch.pids[1], 9)

@@ -8,12 +8,12 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.mesh.copies import has_streams, is_cpu, on_host, one_ahead, to_device
+from paddle_dp.mesh.copies import has_streams, is_cpu, on_host, prefetch, to_device
 
 
 def test_on_a_cpu_nothing_is_taken_ahead() -> None:
     items = iter(range(3))
-    assert one_ahead(items, paddle.CPUPlace()) is items
+    assert prefetch(items, paddle.CPUPlace()) is items
     assert is_cpu(paddle.CPUPlace()) and is_cpu(paddle.ones([1]).place)
 
 

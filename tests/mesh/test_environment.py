@@ -8,7 +8,7 @@ import pytest
 
 from paddle_dp.errors import JobError, UsageError
 from paddle_dp.mesh.environment import Environment, check_port, wait_for_port
-from paddle_dp.mesh.seed import own_seed
+from paddle_dp.mesh.seed import stream_seed
 from tests.ranks import run_ranks
 
 
@@ -24,7 +24,7 @@ def test_the_launchers_variables():
         "PADDLE_MASTER": "h:1",
     }
     assert Environment.read(variables) == Environment(
-        rank=5, ranks=8, local_rank=1, master="h:1", on_one_machine=False
+        rank=5, ranks=8, local_rank=1, master="h:1", single_machine=False
     )
 
 
@@ -53,9 +53,9 @@ def test_a_port_that_never_opens_is_named():
 
 
 def test_own_seeds_differ_and_last():
-    seeds = {own_seed(seed, rank) for seed in range(20) for rank in range(20)}
+    seeds = {stream_seed(seed, rank) for seed in range(20) for rank in range(20)}
     assert len(seeds) == 400
-    assert own_seed(0, 1) == own_seed(0, 1)
+    assert stream_seed(0, 1) == stream_seed(0, 1)
 
 
 def test_a_port_that_another_program_took_is_named():

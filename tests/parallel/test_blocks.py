@@ -12,7 +12,7 @@ from paddle_dp.parallel.meta_init import anatomy
 from paddle_dp.parallel.recompute import recomputed
 from paddle_dp.part import Annotation, annotate, read_part
 from paddle_dp.structure import call
-from paddle_dp.train.trial import Apart
+from paddle_dp.train.trial import ForkRunner
 from paddle_dp.units import Recompute
 
 SHIPPED = [
@@ -208,6 +208,6 @@ def test_blocks_that_keep_state_are_a_chain():
             return self.last(self.first(x)) + self.more
 
     inputs = paddle.rand([2, 4])
-    check_chain(Net(), lambda: inputs, "strategy.pipeline", Apart(60))
+    check_chain(Net(), lambda: inputs, "strategy.pipeline", ForkRunner(60))
     with pytest.raises(UsageError, match="is not its blocks one after another"):
-        check_chain(Net(1), lambda: inputs, "strategy.pipeline", Apart(60))
+        check_chain(Net(1), lambda: inputs, "strategy.pipeline", ForkRunner(60))

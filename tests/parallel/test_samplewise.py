@@ -23,7 +23,7 @@ from paddle_dp.parallel import Precision, Task, place_whole, samplewise
 from paddle_dp.parallel.given_optimizer import check_ungrouped
 from paddle_dp.parallel.samplewise import Findings, mixing
 from paddle_dp.train import trial
-from paddle_dp.train.trial import Apart, in_fork, understood
+from paddle_dp.train.trial import ForkRunner, in_fork, understood
 
 pytestmark = pytest.mark.processes
 CLASSES = 4
@@ -300,7 +300,7 @@ def test_a_state_of_the_loss_that_the_model_keeps_is_nobodys_fault() -> None:
 @pytest.mark.parametrize("model", [Alike(), InRows()])
 def test_a_model_that_looks_at_other_samples_is_named(model: nn.Layer) -> None:
     pair = batch(2).micro_batches[0].inputs
-    ((sentence,), _) = mixing(model, pair, Apart(60))
+    ((sentence,), _) = mixing(model, pair, ForkRunner(60))
     name = type(model).__name__
     assert sentence.startswith(f"the outputs of {name} for a sample depend on the other samples in its batch")
 
@@ -309,11 +309,11 @@ def test_honest_layers_do_not_look_at_other_samples() -> None:
     pair = batch(2).micro_batches[0].inputs
     honest = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1D(8), nn.Dropout(0.5), nn.LSTM(8, 4))
     honest[3].forward = lambda x, own=honest[3].forward: own(x.unsqueeze(1))[0]
-    assert mixing(honest, pair, Apart(60)) == ([], [])
+    assert mixing(honest, pair, ForkRunner(60)) == ([], [])
     model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 6)), nn.Dropout(0.5), InTraining())
-    ((sentence,), _) = mixing(model, pair, Apart(60))
+    ((sentence,), _) = mixing(model, pair, ForkRunner(60))
     assert sentence.startswith("the outputs of Sequential for a sample depend") and "in training" in sentence
-    assert mixing(model[:2], pair, Apart(60)) == ([], [])
+    assert mixing(model[:2], pair, ForkRunner(60)) == ([], [])
 
 
 class Counting(nn.Layer):
@@ -334,7 +334,9 @@ class Counting(nn.Layer):
 def test_a_counter_of_samples_is_named_and_one_of_calls_or_of_what_differs_is_not() -> None:
     """Of equal shares all ranks count as many, so that no comparison of ranks finds it."""
     pair = paddle.rand([2, 3])
-    (samples, _), *others = [mixing(Counting(what), pair, Apart(60)) for what in ("samples", "calls", "mean")]
+    (samples, _), *others = [
+        mixing(Counting(what), pair, ForkRunner(60)) for what in ("samples", "calls", "mean")
+    ]
     assert others == [([], []), ([], [])]
     assert "buffer seen hangs on how many samples forward gets" in samples[0]
 
@@ -342,7 +344,7 @@ def test_a_counter_of_samples_is_named_and_one_of_calls_or_of_what_differs_is_no
 def test_a_model_that_cannot_compute_one_sample_is_not_judged() -> None:
     model = network()
     model.register_forward_pre_hook(lambda _, inputs: 1 / (len(inputs[0]) - 1) and None)
-    (_, (doubt,)) = mixing(model, batch(2).micro_batches[0].inputs, Apart(60))
+    (_, (doubt,)) = mixing(model, batch(2).micro_batches[0].inputs, ForkRunner(60))
     assert doubt.endswith(
         "treats each sample alone: of one sample there is ZeroDivisionError: division by zero"
     )

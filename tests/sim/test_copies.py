@@ -79,10 +79,10 @@ def reused(waits: bool) -> list[float]:
     import paddle
 
     from paddle_dp.mesh import copies, join
-    from paddle_dp.mesh.device import current_place
+    from paddle_dp.mesh.device import current_device
 
     join()
-    place, size = current_place(), 1000
+    place, size = current_device(), 1000
     if not waits:
         right = paddle.device.Stream.wait_event
         paddle.device.Stream.wait_event = lambda stream, event: (
@@ -94,7 +94,7 @@ def reused(waits: bool) -> list[float]:
             yield copies.to_device(np.full(size, k, np.float32), place)
 
     kept = []
-    for x in copies.one_ahead(items(), place):
+    for x in copies.prefetch(items(), place):
         copies.to_device(np.zeros(50_000, np.float32), place)  # the computing stream is late by 50 ms
         kept.append(paddle.empty_like(x).copy_(x, False))
         del x
@@ -113,7 +113,7 @@ def test_memory_that_is_written_too_early_shows() -> None:
 def broken() -> list[Any]:
     """In a rank: what is yielded before an error of the third item."""
     from paddle_dp.mesh import copies, join
-    from paddle_dp.mesh.device import current_place
+    from paddle_dp.mesh.device import current_device
 
     join()
 
@@ -123,7 +123,7 @@ def broken() -> list[Any]:
 
     seen: list[Any] = []
     try:
-        for item in copies.one_ahead(items(), current_place()):
+        for item in copies.prefetch(items(), current_device()):
             seen.append(item)
     except ValueError as error:
         seen.append(str(error))

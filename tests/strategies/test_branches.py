@@ -412,7 +412,7 @@ def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_dev
     from paddle_dp.plan.rank_memory import rank_memory
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train.forecast import layout_of
-    from paddle_dp.train.planned_branches import dealt
+    from paddle_dp.train.planned_branches import assign_branches
 
     if on_device:
         if reason := why_not():
@@ -422,7 +422,7 @@ def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_dev
     recipe = read_recipe(written(str(tmp_path), strategy, parts, 9), ["train.batch=12"])
     with lazily():
         weights = describe_weights(recipe.build_model())
-    layout, blocks = dealt(recipe, layout_of(recipe, ranks), weights, 4)
+    layout, blocks = assign_branches(recipe, layout_of(recipe, ranks), weights, 4)
     many = run_ranks(counted, ranks, str(tmp_path), strategy, parts)
     assert [found["weights"] for found in many] == [
         rank_memory(blocks, layout, rank).parameters for rank in range(ranks)

@@ -122,7 +122,7 @@ def test_a_checkpoint_that_its_attempt_did_not_live_to_write_down_is_added(tmp_p
 def test_a_changed_certificate_is_refused(tmp_path):
     content = {"format": certificate.FORMAT, "attempts": [attempt(0, 4)]}
     path = tmp_path / certificate.NAME
-    path.write_text(json.dumps({**content, "digest": certificate.own_digest(content)}))
+    path.write_text(json.dumps({**content, "digest": certificate.seal(content)}))
     assert read(tmp_path) == content
     path.write_text(path.read_text().replace('"to": 4', '"to": 5'))
     with pytest.raises(ValueError, match="changed after it was written"):
@@ -140,5 +140,5 @@ def test_an_attempt_that_failed_before_its_first_checkpoint_is_kept(tmp_path):
         ("done: no better", False),
     ):
         content["attempts"][0]["why"] = why
-        path.write_text(json.dumps({**content, "digest": certificate.own_digest(content)}))
+        path.write_text(json.dumps({**content, "digest": certificate.seal(content)}))
         assert CertificateWriter(run)._before() == (content if kept else {})  # type: ignore[arg-type]

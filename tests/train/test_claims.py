@@ -264,14 +264,14 @@ def moved(folder: str) -> list[Any]:
     for lie in (layer_drop, drop_by_numpy, by_turns):
         both = []
         for tried in (True, False):
-            own = assemble.Assembly._tried
+            own = assemble.TrainerBuilder._tried
             if not tried:
-                assemble.Assembly._tried = lambda self, task: task  # type: ignore[method-assign]
+                assemble.TrainerBuilder._tried = lambda self, task: task  # type: ignore[method-assign]
             try:
                 paddle.seed(1)
                 both.append(fit(f"{folder}/{lie.__name__}-{tried}", Liar(lie))[1])
             finally:
-                assemble.Assembly._tried = own  # type: ignore[method-assign]
+                assemble.TrainerBuilder._tried = own  # type: ignore[method-assign]
         found.append(both)
     return found
 

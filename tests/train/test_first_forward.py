@@ -11,7 +11,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.launch.failures import TRACEBACK, Failure, describe
 from paddle_dp.launch.tries import tries
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train.first_forward import explained, own_frame, tried
+from paddle_dp.train.first_forward import explained, tried, user_frame
 
 DIGITS = "configs/digits_mlp.yaml"
 TEXTS = """
@@ -82,8 +82,8 @@ def test_a_users_own_error_shows_the_users_frames_alone(tmp_path: Path) -> None:
     with loss, pytest.raises(UsageError) as caught:
         tried(recipe)
     error = caught.value.__cause__
-    assert error is not None and "own_loss.py, line 3, in bad" in own_frame(error)
-    failure = Failure.of(error, 0)
+    assert error is not None and "own_loss.py, line 3, in bad" in user_frame(error)
+    failure = Failure.from_error(error, 0)
     assert "own_loss.py" in failure.traceback and "paddle_dp/parallel" not in failure.traceback
     assert "paddle_dp/parallel" in failure.frames and TRACEBACK.format(0) in describe(failure, 1, None)
     failure.write(tmp_path)

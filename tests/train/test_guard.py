@@ -25,7 +25,7 @@ from paddle_dp.errors import NotFiniteError, RecipeError, SpikeError, UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Guard
 from paddle_dp.train import Callback, Trainer, blame
-from paddle_dp.train.judge import FLOOR, WARM_UP, WINDOW, Judge
+from paddle_dp.train.judge import FLOOR, WARM_UP, WINDOW, LossGuard
 from paddle_dp.units import Sigmas
 from tests import parity
 from tests.ranks import run_ranks
@@ -41,11 +41,11 @@ def steps_of(sample: int, epochs: int = 3) -> list[int]:
     return [int(epoch * SAMPLER.batches + batch + 1) for epoch, batch in enumerate(at)]
 
 
-def judge(**guard: Any) -> Judge:
-    return Judge(Guard(non_finite="skip", **guard))
+def judge(**guard: Any) -> LossGuard:
+    return LossGuard(Guard(non_finite="skip", **guard))
 
 
-def accepts(judged: Judge, loss: float, norm: float = 1.0) -> bool:
+def accepts(judged: LossGuard, loss: float, norm: float = 1.0) -> bool:
     return judged.accept({"loss": loss, "gradient_norm": norm})
 
 
@@ -57,7 +57,7 @@ class TestJudge:
         assert not accepts(judged, 1.0, math.inf) and judged.why == "the gradient norm is inf"
 
     def test_with_a_loss_scale_gradients_may_overflow_and_the_loss_may_not(self):
-        judged = Judge(Guard(non_finite="stop"), scaled=True)
+        judged = LossGuard(Guard(non_finite="stop"), scaled=True)
         assert accepts(judged, 1.0, math.inf)
         assert not accepts(judged, math.inf, math.inf)
 
@@ -99,7 +99,7 @@ class TestJudge:
         again = judge(spike=Sigmas(4.0))
         again.load(json.loads(json.dumps(judged.state())))
         assert again == judged and again.limit() == judged.limit()
-        assert Judge(Guard()).state() is None
+        assert LossGuard(Guard()).state() is None
 
     def test_after_going_back_it_leaves_out_one_batch_more(self):
         judged = judge(spike=Sigmas(4.0))

@@ -10,9 +10,9 @@ import pytest
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.train.ledger import Ledger
+from paddle_dp.train.ledger import Assignments
 from paddle_dp.train.meter import Meter
-from paddle_dp.train.rounds import Rounds
+from paddle_dp.train.rounds import AsyncRounds
 
 
 def said_seconds(held_back: float, computes: float) -> list[float]:
@@ -35,21 +35,21 @@ def said_seconds(held_back: float, computes: float) -> list[float]:
         _requests=SimpleNamespace(wants=False),
         _come_to=lambda index, claims: None,
         _waited=0.0,
-        _amiss=None,
-        _own=[],
+        _bad_loss=None,
+        _local_sums=[],
         _done_at=0.0,
         _spent=sum(heartbeat.spent().values()),
     )
     claims: Any = SimpleNamespace(done=lambda sums, seconds: said.append(seconds))
     for _ in range(3):
-        Rounds._compute(rounds, batch, claims)
+        AsyncRounds._compute(rounds, batch, claims)
     return said
 
 
 def test_a_rank_that_is_held_back_by_the_staleness_is_not_slow() -> None:
     held, slow = said_seconds(0.06, 0.002), said_seconds(0.0, 0.06)
     assert max(held) < 0.06 <= min(slow)
-    ledger = Ledger(0, 6, 2)
+    ledger = Assignments(0, 6, 2)
     for rank, seconds in (*((1, s) for s in held), *((2, s) for s in slow)):
         ledger.claim(rank)
         ledger.done(rank, (0, 0), None, seconds)
@@ -59,8 +59,8 @@ def test_a_rank_that_is_held_back_by_the_staleness_is_not_slow() -> None:
 def test_lines_that_are_due_at_once_have_one_speed() -> None:
     """A rank that computes a long share passes several steps in a moment: no line says millions of samples a second."""
     meter = Meter(Mesh())
-    rounds: Any = Rounds.__new__(Rounds)
-    rounds.meter, rounds._waited, rounds._batch, rounds._known, rounds._own = meter, 0.0, None, {}, []
+    rounds: Any = AsyncRounds.__new__(AsyncRounds)
+    rounds.meter, rounds._waited, rounds._batch, rounds._known, rounds._local_sums = meter, 0.0, None, {}, []
     rounds.mesh, rounds.progress = SimpleNamespace(is_main=False), SimpleNamespace(batch=0)
     rounds.loader = SimpleNamespace(sampler=SimpleNamespace(size=lambda number: 64))
     lines: list[dict[str, float]] = []

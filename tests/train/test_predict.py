@@ -15,7 +15,7 @@ from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.schema import Pad
 from paddle_dp.train.array_files import samples_of
 from paddle_dp.train.build import build
-from paddle_dp.train.inputs import FILE, Input, Inputs
+from paddle_dp.train.inputs import FILE, InputArray, Inputs
 from paddle_dp.train.predict import predict
 
 DIGITS = {
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
     recipe = read_recipe(folder / "r.yaml")
     recipe.folder.mkdir()
     trainer = build(recipe, Mesh.alone())
-    Inputs.of(trainer.loader.dataset).write(recipe.folder)
+    Inputs.from_dataset(trainer.loader.dataset).write(recipe.folder)
     trainer.fit("10 steps")
     shutil.move(folder / "first", folder / "moved")
     moved = read_recipe(folder / "r.yaml", (f'output_dir="{folder / "moved"}"',))
@@ -46,7 +46,7 @@ def run(tmp_path_factory):
 
 
 def one(shape, dtype):
-    return Inputs(arrays=(Input(shape=shape, dtype=dtype),))
+    return Inputs(arrays=(InputArray(shape=shape, dtype=dtype),))
 
 
 def said(recipe, capsys, *files, **options):
@@ -90,7 +90,7 @@ def test_a_table_has_all_scores(run, tmp_path, capsys):
 def test_names_of_classes_come_from_the_run_not_from_the_data(run):
     recipe, _ = run
     kept = Inputs.read(recipe.folder)
-    assert kept == Inputs(arrays=(Input(shape=(64,), dtype="float32"),), classes=tuple("0123456789"))
+    assert kept == Inputs(arrays=(InputArray(shape=(64,), dtype="float32"),), classes=tuple("0123456789"))
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_numbers_that_the_model_cannot_read_are_refused(tmp_path, dtype, numbers
 
 SEVERAL = Inputs(
     arrays=(
-        Input(name="ids", shape=(3,), dtype="int64"),
-        Input(name="mask", shape=(3,), dtype="bool"),
-        Input(name="more.age", shape=(), dtype="float32"),
+        InputArray(name="ids", shape=(3,), dtype="int64"),
+        InputArray(name="mask", shape=(3,), dtype="bool"),
+        InputArray(name="more.age", shape=(), dtype="float32"),
     ),
     structure={"ids": None, "mask": None, "more": {"age": None}},
 )
@@ -216,7 +216,7 @@ def test_what_a_model_of_several_inputs_reads_is_kept(tmp_path):
         def __getitem__(self, i):
             return ({"ids": np.arange(i + 1)}, [np.float32(1), np.zeros(2)]), 0
 
-    kept = Inputs.of(Texts(), varies=True)
+    kept = Inputs.from_dataset(Texts(), varies=True)
     assert str(kept) == "[0].ids int64[any], [1][0] float32[], [1][1] float64[2]"
     kept.write(tmp_path)
     assert Inputs.read(tmp_path) == kept

@@ -14,7 +14,7 @@ from paddle_dp.errors import ProcessorError, UsageError
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.recipe import Guard
 from paddle_dp.train import Callback
-from paddle_dp.train.processors import Finding, groups, judge
+from paddle_dp.train.processors import ProcessorFault, groups, judge
 from paddle_dp.units import Every
 from tests.ranks import run_ranks
 from tests.train.test_guard import trainer
@@ -24,17 +24,19 @@ FOUR = Degrees(data=4)
 
 
 def test_most_data_ranks_are_right():
-    assert judge([GOOD, GOOD, BAD, GOOD], [GOOD, GOOD, BAD, GOOD], FOUR) == Finding((2,), ("b",), True, True)
-    assert judge([BAD, GOOD, GOOD, WORSE], [BAD, GOOD, GOOD, WORSE], FOUR) == Finding(
+    assert judge([GOOD, GOOD, BAD, GOOD], [GOOD, GOOD, BAD, GOOD], FOUR) == ProcessorFault(
+        (2,), ("b",), True, True
+    )
+    assert judge([BAD, GOOD, GOOD, WORSE], [BAD, GOOD, GOOD, WORSE], FOUR) == ProcessorFault(
         (0, 1, 2, 3), ("b", "a"), False, True
     ), "two of four are no majority"
 
 
 def test_of_two_neither_is_known_to_be_right_unless_it_differs_from_itself():
     two = Degrees(data=2)
-    assert judge([GOOD, BAD], [GOOD, BAD], two) == Finding((0, 1), ("b",), False, True)
-    assert judge([GOOD, BAD], [GOOD, GOOD], two) == Finding((1,), ("b",), True, False)
-    assert judge([GOOD], [WORSE], Degrees()) == Finding((0,), ("a", "b"), True, False)
+    assert judge([GOOD, BAD], [GOOD, BAD], two) == ProcessorFault((0, 1), ("b",), False, True)
+    assert judge([GOOD, BAD], [GOOD, GOOD], two) == ProcessorFault((1,), ("b",), True, False)
+    assert judge([GOOD], [WORSE], Degrees()) == ProcessorFault((0,), ("a", "b"), True, False)
 
 
 def test_where_many_differ_from_themselves_nothing_is_told():
@@ -48,7 +50,7 @@ def test_ranks_are_compared_with_those_that_hold_the_same_slices():
     assert groups(Degrees(sharding=2, pipeline=2)) == [[0, 1], [2, 3]]
     half = {"a": [7, 7]}
     rows = [GOOD, half, BAD, {"a": [8, 8]}, GOOD, half]
-    assert judge(rows, rows, axes) == Finding((2, 3), ("b", "a"), True, True), "both of a data rank's"
+    assert judge(rows, rows, axes) == ProcessorFault((2, 3), ("b", "a"), True, True), "both of a data rank's"
 
 
 def test_a_number_of_steps_is_asked_for(tmp_path):

@@ -28,7 +28,7 @@ from paddle_dp.train import Trainer
 from paddle_dp.train.build import build
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.facts import script_code
-from paddle_dp.train.same_run import VERDICTS, Identity, _todays_keys
+from paddle_dp.train.same_run import VERDICTS, RunSignature, _todays_keys
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -447,7 +447,7 @@ def test_a_checkpoint_of_an_older_version_says_what_could_not_be_compared(
 ) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     with monkeypatch.context() as older:
-        older.setattr(Identity, "state", lambda self: None)
+        older.setattr(RunSignature, "state", lambda self: None)
         again(tmp_path, resume=None).fit(f"{FEW} steps")
     (said,) = again(tmp_path).run.changes
     assert said == "its checkpoint is an older version's, so the samples could not be compared"

@@ -13,9 +13,9 @@ import pytest
 from paddle_dp.errors import JobError
 from paddle_dp.launch.failures import Failure
 from paddle_dp.mesh import Mesh
-from paddle_dp.mesh.heartbeat import STARTED, Board, heartbeat, join_board
+from paddle_dp.mesh.heartbeat import STARTED, StatusTable, heartbeat, join_board
 from paddle_dp.train.callback import Callback
-from paddle_dp.train.stopping import EVERY, MOST, StopRequests
+from paddle_dp.train.stopping import EVERY, MAX_STEPS_BETWEEN, StopRequests
 from tests.ranks import run_ranks
 from tests.train.test_trainer import trainer
 
@@ -60,7 +60,7 @@ def interrupted_at_the_store() -> list[int]:
             time.sleep(0.8)
             mesh._store.set("late", "here")
         mesh.wait("end")
-        return [requests.asked, requests.times]
+        return [requests.signal_number, requests.times]
 
 
 @pytest.mark.long
@@ -80,19 +80,23 @@ class _OfTwo(Mesh):
         return self.pair.total
 
 
-@pytest.mark.parametrize(("pace", "expected"), [(0.001, 10_000 / MOST), (0.1, 100 / 20), (10.0, 100)])
+@pytest.mark.parametrize(
+    ("pace", "expected"), [(0.001, 10_000 / MAX_STEPS_BETWEEN), (0.1, 100 / 20), (10.0, 100)]
+)
 def test_ranks_meet_every_two_seconds_and_not_at_every_step(pace, expected):
     pair = Pair(pace)
     for step in range(1, 101 if pace > 0.01 else 10_001):
         assert pair.step(step) == [None, None]
-    assert pair.exchanges <= expected + 2 + math.log2(MOST)  # the gaps double until they are two seconds
+    assert pair.exchanges <= expected + 2 + math.log2(
+        MAX_STEPS_BETWEEN
+    )  # the gaps double until they are two seconds
 
 
 def test_quick_updates_at_the_beginning_do_not_put_the_next_meeting_far_behind_slow_ones():
     pair = Pair(0.001)
     assert [pair.step(step) for step in range(1, 9)] == [[None, None]] * 8
     pair.pace = 5.0  # each update is followed by an evaluation and a checkpoint from now on
-    pair.ranks[1].asked = signal.SIGTERM
+    pair.ranks[1].signal_number = signal.SIGTERM
     answers = [pair.step(step) for step in range(9, 25)]
     assert ["SIGTERM", "SIGTERM"] in answers[:8]
 
@@ -103,7 +107,7 @@ def test_whoever_is_asked_both_stop_after_the_same_update_and_soon(who):
     answers = []
     for step in range(1, 200):
         if step == 100:
-            pair.ranks[who].asked = signal.SIGUSR1
+            pair.ranks[who].signal_number = signal.SIGUSR1
         answers.append(pair.step(step))
         if answers[-1] != [None, None]:
             break
@@ -189,7 +193,7 @@ def test_a_ctrl_c_at_the_end_says_that_all_updates_are_made():
     one, before = trainer(Fine(), Interrupted()), signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) as caught:
         one.fit("2 epochs")
-    failure = Failure.of(caught.value, 0)
+    failure = Failure.from_error(caught.value, 0)
     assert (failure.exit_status, failure.message) == (
         130,
         "interrupted at the end. All updates are made, up to step 6; what Fine wrote is whole, and Interrupted did not "
@@ -200,7 +204,7 @@ def test_a_ctrl_c_at_the_end_says_that_all_updates_are_made():
 
 def test_max_time_counts_from_the_jobs_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     began = heartbeat.born
-    board = Board(1)
+    board = StatusTable(1)
     for name, value in {**board.variables, STARTED: "123.5", "PADDLE_RANK_IN_NODE": "0"}.items():
         monkeypatch.setenv(name, value)
     try:

@@ -12,7 +12,7 @@ import pytest
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.train import verified
-from paddle_dp.train.facts import Identity
+from paddle_dp.train.facts import RunSignature
 from paddle_dp.train.run import Proof
 
 RECIPE = """
@@ -66,7 +66,7 @@ def verify(recipe: Recipe, ranks: int = 2, status: int = 0, **more: Any) -> str:
 
 
 def looked_up(recipe: Recipe, ranks: int = 2, data: Any = DATA) -> Proof:
-    return verified.Verdicts(recipe, of_ranks(ranks), Identity(facts={}, data=data))()
+    return verified.Verdicts(recipe, of_ranks(ranks), RunSignature(facts={}, data=data))()
 
 
 def test_a_verdict_is_named_by_its_training(written: Path) -> None:

@@ -16,82 +16,86 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import PaddleDPError, StoppedError, UsageError
-from paddle_dp.launch import attempts, last_words, logs, network
+from paddle_dp.launch import attempts, console, logs, network
 from paddle_dp.launch.command import Meeting, Plan, environment
 from paddle_dp.launch.failures import LOST_NODE, Failure
 from paddle_dp.launch.nodes.member import Membership
 from paddle_dp.launch.nodes.messages import Message
-from paddle_dp.launch.nodes.rendezvous import LOST, NOBODY, Limits, Rendezvous
+from paddle_dp.launch.nodes.rendezvous import LOST, NOBODY, NodeLimits, Rendezvous
 from paddle_dp.launch.nodes.server import Server
-from paddle_dp.launch.restarts import Again, Outcome, decide
-from paddle_dp.launch.resume import Point
+from paddle_dp.launch.restarts import AttemptResult, Restart, decide
+from paddle_dp.launch.resume import ResumePoint
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.sizes import LOOK, Offer
-from paddle_dp.launch.supervisor import Outside
+from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import BYTES, proof, users_secret
 
-MOST, SHORT = 8000, 300  # characters of each text of a failure, and of one that followed from it
+MAX_CHARS, SHORT = 8000, 300  # characters of each text of a failure, and of one that followed from it
 FOLLOWED = 8  # so many of those
 
 
-def end_of(own: Outcome, node: int, told_to_end: bool) -> Message:
+def end_of(result: AttemptResult, node: int, must_end: bool) -> Message:
     """How this node's ranks ended an attempt: "done", "stopped", "failed", or "ended" because others had failed; and of
     a failure what is to be said of it, with its age in seconds, for clocks differ."""
-    cause = own.cause or _without_ranks(own, node)
+    cause = result.cause or _without_ranks(result, node)
     if cause is None:
-        return {"how": "ended" if told_to_end else "done"}
-    words = {
-        "failure": _clipped(cause, MOST), "log": None if own.log is None else str(own.log),
-        "step": own.step, "began": own.began,
-        "consequences": [_clipped(failure, SHORT) for failure in own.consequences[:FOLLOWED]],
+        return {"how": "ended" if must_end else "done"}
+    details = {
+        "failure": _clipped(cause, MAX_CHARS), "log": None if result.log is None else str(result.log),
+        "step": result.step, "began": result.began,
+        "consequences": [_clipped(failure, SHORT) for failure in result.consequences[:FOLLOWED]],
     }  # fmt: skip
     age = max(0.0, time.time() - cause.time)
-    how = "stopped" if own.stopped else "failed"
-    late = cause is own.cause and cause.consequence  # a signal to `paddle-dp` itself is no consequence
-    return {"how": how, "age": age, "consequence": late, "words": words}
+    how = "stopped" if result.stopped else "failed"
+    late = cause is result.cause and cause.consequence  # a signal to `paddle-dp` itself is no consequence
+    return {"how": how, "age": age, "consequence": late, "words": details}
 
 
-def _without_ranks(own: Outcome, node: int) -> Failure | None:
+def _without_ranks(result: AttemptResult, node: int) -> Failure | None:
     """The end by a signal to `paddle-dp`, or of Paddle's launcher by itself."""
-    if not own.status:
+    if not result.status:
         return None
-    if own.signal:
-        kind, message = own.signal, f"node {node} was ended by {own.signal}."
+    if result.signal:
+        kind, message = result.signal, f"node {node} was ended by {result.signal}."
     else:
-        said = logs.tail(own.attempt / "launcher.log", 12)
-        kind, message = "launcher", f"{said}\nPaddle's launcher of node {node} ended with {own.status}"
-    return Failure(rank=0, kind=kind, message=message, exit_status=own.status, expected=True)
+        said = logs.tail(result.attempt / "launcher.log", 12)
+        kind, message = "launcher", f"{said}\nPaddle's launcher of node {node} ended with {result.status}"
+    return Failure(rank=0, kind=kind, message=message, exit_status=result.status, expected=True)
 
 
-def outcome_of(message: Message, attempt: Path | None, node: int, own: Outcome | None) -> Outcome:
+def outcome_of(
+    message: Message, attempt: Path | None, node: int, result: AttemptResult | None
+) -> AttemptResult:
     """The outcome of an attempt whose first cause was told by some node, with what followed from it on this one,
-    `node`, whose `own` outcome is known here."""
+    `node`, whose `result` outcome is known here."""
     try:
-        return _outcome(message, attempt, node, own)
+        return _outcome(message, attempt, node, result)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         said = f"node {message['node']} failed, and nobody here understands what it says of that ({error!r}): is its "
         cause = Failure(
             rank=-1, kind=LOST_NODE, message=f"{said}paddle-dp of another version?", expected=True
         )
-        return Outcome(attempt=attempt or Path(), status=LOST, cause=cause)
+        return AttemptResult(attempt=attempt or Path(), status=LOST, cause=cause)
 
 
-def _outcome(message: Message, attempt: Path | None, node: int, own: Outcome | None) -> Outcome:
-    words = message["words"]
+def _outcome(
+    message: Message, attempt: Path | None, node: int, result: AttemptResult | None
+) -> AttemptResult:
+    details = message["words"]
     known: dict[str, Any] = {
         "attempt": attempt or Path(),
         "step": message.get("step", 0),
         "began": message.get("began", 0),
     }
-    if "failure" not in words:
-        lost = Failure(rank=-1, kind=LOST_NODE, message=words["lost"], exit_status=LOST, expected=True)
-        return Outcome(status=LOST, cause=lost, **known)
-    failure = Failure(**words["failure"])
-    followed = [Failure(**other) for other in words["consequences"]]
-    if message["node"] != node and own is not None and own.cause is not None:
-        followed += [own.cause, *own.consequences]
-    log = None if words["log"] is None else Path(words["log"])
-    return Outcome(status=failure.exit_status, cause=failure, consequences=followed, log=log, **known)
+    if "failure" not in details:
+        lost = Failure(rank=-1, kind=LOST_NODE, message=details["lost"], exit_status=LOST, expected=True)
+        return AttemptResult(status=LOST, cause=lost, **known)
+    failure = Failure(**details["failure"])
+    followed = [Failure(**other) for other in details["consequences"]]
+    if message["node"] != node and result is not None and result.cause is not None:
+        followed += [result.cause, *result.consequences]
+    log = None if details["log"] is None else Path(details["log"])
+    return AttemptResult(status=failure.exit_status, cause=failure, consequences=followed, log=log, **known)
 
 
 def _clipped(failure: Failure, most: int) -> dict[str, Any]:
@@ -102,7 +106,9 @@ def _clipped(failure: Failure, most: int) -> dict[str, Any]:
 
 
 TICK = 0.2  # seconds between two looks for news
-OWN_NAME = 60.0  # seconds for node 0's own name to become known: in a cluster, some time after it has started
+NAME_WAIT = (
+    60.0  # seconds for node 0's own name to become known: in a cluster, some time after it has started
+)
 NOTICE = 5.0  # seconds without an answer before that is said
 FAREWELL = 3.0  # seconds to tell the others that this node was asked to end
 
@@ -114,24 +120,24 @@ class NodeJob:
     which nodes an attempt takes, of those that are offered."""
 
     plan: Plan
-    limits: Limits
+    limits: NodeLimits
     offered: Callable[[], Plan]
     open: Callable[[bool], tuple[Plan, Path]]
     sizes: Callable[[Sequence[Offer]], Sequence[Offer]]
     inherited: Mapping[str, str]
 
 
-def run(given: NodeJob) -> int:
+def run(node_job: NodeJob) -> int:
     """Takes part in the job until it is over; returns its exit status, on every node that of the first cause.
 
     Raises UsageError where this node cannot come to --master, or its secret cannot be read.
     """
-    job = given.plan.job
-    number, key = job.node_rank or 0, users_secret(given.inherited)
-    patience = given.limits.gather if number else min(given.limits.gather, OWN_NAME)
-    meeting = network.meet(str(job.master), number == 0, patience, last_words.say)
-    address, offer = network.parts(meeting.master), given.offered().ranks
-    card = {
+    job = node_job.plan.job
+    number, key = job.node_rank or 0, users_secret(node_job.inherited)
+    patience = node_job.limits.gather if number else min(node_job.limits.gather, NAME_WAIT)
+    meeting = network.meet(str(job.master), number == 0, patience, console.write)
+    address, offer = network.split_address(meeting.master), node_job.offered().ranks
+    hello = {
         "node": number,
         "host": meeting.host,
         "name": socket.gethostname(),
@@ -140,12 +146,12 @@ def run(given: NodeJob) -> int:
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         if number == 0:
-            server, own = stack.enter_context(Server(Rendezvous(given.limits), address, key)), address
+            server, endpoint = stack.enter_context(Server(Rendezvous(node_job.limits), address, key)), address
         else:  # by its name: node 0's machine may return with another number
-            server, own = None, network.parts(str(job.master))
-        member = stack.enter_context(Membership(own, card, key))
+            server, endpoint = None, network.split_address(str(job.master))
+        member = stack.enter_context(Membership(endpoint, hello, key))
         node = _Node(
-            given=given,
+            node_job=node_job,
             member=member,
             meeting=meeting,
             signals=signals,
@@ -158,7 +164,7 @@ def run(given: NodeJob) -> int:
 
 @dataclass(kw_only=True)
 class _Node:
-    given: NodeJob
+    node_job: NodeJob
     member: Membership
     meeting: Meeting
     signals: Signals
@@ -166,31 +172,31 @@ class _Node:
     secret: bytes = field(repr=False)  # the user's
     plan: Plan | None = None  # once the run's folder is ready
     logs: Path | None = None  # of the attempt that is to come, or the last one
-    point: Point = field(default_factory=Point)  # where the next attempt begins
+    point: ResumePoint = field(default_factory=ResumePoint)  # where the next attempt begins
     started: float = 0.0
     begun: bool = False  # an attempt, of this process
     offer: int = 0  # ranks that this machine had when we last looked
     looked: float = 0.0
-    noticed: bool = False  # that nobody has answered yet
+    is_warned: bool = False  # that nobody has answered yet
     quits: float = 0.0  # when it was said
-    own: Outcome | None = None  # of this node's last attempt
-    history: list[Outcome] = field(default_factory=list)
+    result: AttemptResult | None = None  # of this node's last attempt
+    history: list[AttemptResult] = field(default_factory=list)
 
     @property
     def number(self) -> int:
-        return self.given.plan.job.node_rank or 0
+        return self.node_job.plan.job.node_rank or 0
 
     def run(self) -> int:
         acts: dict[str, Callable[[Message], int | None]] = {
             "welcome": lambda message: None, "waits": self._waits, "prepare": self._prepare, "begin": self._begin,
-            "judge": self._judge, "again": self._again, "leave": self._leave, "lost": self._lost,
+            "judge": self._judge, "again": self._restart, "leave": self._leave, "lost": self._lost,
             "refused": self._refused,
         }  # fmt: skip
         while True:
             if self.server is not None and self.server.failure:
                 return self._end(f"the rendezvous of this job has failed: {self.server.failure}", LOST)
             try:
-                message = self.member.news.get(timeout=TICK)
+                message = self.member.inbox.get(timeout=TICK)
             except queue.Empty:
                 status = self._look()
             else:
@@ -203,16 +209,16 @@ class _Node:
         if self.signals.number:
             return self._quit()
         waited = self.member.alone
-        master = self.given.plan.job.master
-        asked = "Is node 0 running, and can this node reach it?"
-        if not self.member.known and waited > self.given.limits.gather:
-            last_words.say(f"nobody answers at {master}, for {waited:.0f} s (watch.start). {asked}")
+        master = self.node_job.plan.job.master
+        question = "Is node 0 running, and can this node reach it?"
+        if not self.member.known and waited > self.node_job.limits.gather:
+            console.write(f"nobody answers at {master}, for {waited:.0f} s (watch.start). {question}")
             return NOBODY
-        if not self.member.known and waited > NOTICE and not self.noticed:
-            self.noticed = True
-            limit = f"{self.given.limits.gather:.0f} s at most (watch.start)"
-            last_words.say(f"nobody answers at {master} yet, waiting for {limit}. {asked}")
-        if self.member.known and waited > self.given.limits.rejoin:
+        if not self.member.known and waited > NOTICE and not self.is_warned:
+            self.is_warned = True
+            limit = f"{self.node_job.limits.gather:.0f} s at most (watch.start)"
+            console.write(f"nobody answers at {master} yet, waiting for {limit}. {question}")
+        if self.member.known and waited > self.node_job.limits.rejoin:
             return self._end(
                 f"node 0 did not return to {master} within {waited:.0f} s (watch.rejoin). The nodes meet on its "
                 "machine: without it there is no job.",
@@ -225,11 +231,11 @@ class _Node:
         now = time.monotonic()
         if not self.quits:
             self.quits = now
-            self.member.say(
+            self.member.send(
                 say="quit", status=128 + self.signals.number, why=f"was ended by {self.signals.name}"
             )
         elif now - self.quits > FAREWELL or not self.member.connected:
-            last_words.say(f"ended by {self.signals.name}: no process is left.")
+            console.write(f"ended by {self.signals.name}: no process is left.")
             return 128 + self.signals.number
         return None
 
@@ -238,8 +244,8 @@ class _Node:
     def _waits(self, message: Message) -> None:
         numbers = ", ".join(map(str, message["nodes"]))
         who = f"node{'s' * (len(message['nodes']) > 1)} {numbers}"
-        last_words.say(
-            f"waiting for {who} at {self.given.plan.job.master}, for {message['seconds']:.0f} s at most "
+        console.write(
+            f"waiting for {who} at {self.node_job.plan.job.master}, for {message['seconds']:.0f} s at most "
             f"({message['setting']})"
         )
 
@@ -247,21 +253,21 @@ class _Node:
         """Node 0: the run's folder, the checkpoint to begin from, and the ranks."""
         answer: Message = {"say": "prepared", "attempt": message["attempt"]}
         try:
-            ranks = self.given.sizes([(number, count) for number, count, _ in message["nodes"]])
+            ranks = self.node_job.sizes([(number, count) for number, count, _ in message["nodes"]])
             if self.plan is None or self.logs is None:
-                self.plan, self.logs = self.given.open(message["again"])
+                self.plan, self.logs = self.node_job.open(message["again"])
                 fresh = not message["again"]
             else:
                 fresh = not self.begun
             find = attempts.first_point if fresh else attempts.next_point
             self.point = find(self.plan, self.logs)
         except PaddleDPError as error:
-            self.member.say(**answer, refused=str(error), status=error.exit_status)
+            self.member.send(**answer, refused=str(error), status=error.exit_status)
             return
-        port = network.free_port(network.parts(self.meeting.master)[1] + 1)
-        self.member.say(
+        port = network.free_port(network.split_address(self.meeting.master)[1] + 1)
+        self.member.send(
             **answer, ranks=[list(offer) for offer in ranks], resume=self.point.resume, step=self.point.step,
-            where=self.point.where, master=f"{self.meeting.host}:{port}", salt=secrets.token_hex(BYTES),
+            where=self.point.label, master=f"{self.meeting.host}:{port}", salt=secrets.token_hex(BYTES),
         )  # fmt: skip
 
     def _begin(self, message: Message) -> None:
@@ -271,90 +277,94 @@ class _Node:
         self.member.begin(message["attempt"])
         try:
             if self.plan is None or self.logs is None:
-                self.plan, self.logs = self.given.open(message["attempt"] > 1)
+                self.plan, self.logs = self.node_job.open(message["attempt"] > 1)
             elif self.begun:
                 self.logs = logs.fresh(self.logs.parent.parent)
             plan = self._plan(self.plan, numbers, dict(message["nodes"])[self.number])
             if not self.begun:
                 self.started = time.monotonic()
-                last_words.announce(plan, environment(plan, self.given.inherited), self.logs)
+                console.announce(plan, environment(plan, self.node_job.inherited), self.logs)
             else:
-                last_words.resized(plan, message["where"], numbers)
+                console.resized(plan, message["where"], numbers)
             self.begun, self.plan = True, plan
-            point = Point(resume=message["resume"], step=message["step"], where=message["where"])
-            several = len(numbers) > 1
+            point = ResumePoint(resume=message["resume"], step=message["step"], label=message["where"])
+            multi_node = len(numbers) > 1
             meeting = replace(
                 self.meeting,
                 master=message["master"],
                 key=proof(self.secret, message["salt"].encode()),
                 seals=bool(self.secret),
             )
-            plan = replace(plan, meeting=meeting if several else None)
-            outside = Outside(
+            plan = replace(plan, meeting=meeting if multi_node else None)
+            outside = ExternalEvents(
                 signals=self.signals, must_end=self.member.must_end, must_stop=self._must_stop,
-                tell_others=lambda words: self.member.say(say="tell", attempt=self.member.attempt, words=words),
+                notify_nodes=lambda words: self.member.send(say="tell", attempt=self.member.attempt, words=words),
             )  # fmt: skip
-            self.own = attempts.run_once(plan, self.logs, self.given.inherited, point, self.started, outside)
+            self.result = attempts.run_once(
+                plan, self.logs, self.node_job.inherited, point, self.started, outside
+            )
         except PaddleDPError as error:
-            failure = Failure.of(error, numbers.index(self.number) * self.given.plan.ranks)
-            self.own = Outcome(attempt=Path(), status=error.exit_status, cause=failure)
-        end = end_of(self.own, self.number, self.member.must_end())
-        self.member.say(say="ended", attempt=self.member.attempt, ranks=self.offer, **end)
+            failure = Failure.from_error(error, numbers.index(self.number) * self.node_job.plan.ranks)
+            self.result = AttemptResult(attempt=Path(), status=error.exit_status, cause=failure)
+        end = end_of(self.result, self.number, self.member.must_end())
+        self.member.send(say="ended", attempt=self.member.attempt, ranks=self.offer, **end)
 
     def _must_stop(self) -> str:
         """Why this attempt is to stop: as the rendezvous says, which hears here how many ranks can be had now."""
         now = time.monotonic()
-        if self.given.plan.job.least_ranks is not None and now - self.looked > LOOK:
+        if self.node_job.plan.job.least_ranks is not None and now - self.looked > LOOK:
             self.looked = now
-            offer = self.given.offered().ranks
+            offer = self.node_job.offered().ranks
             if offer != self.offer:
                 self.offer = offer
-                self.member.say(say="offer", attempt=self.member.attempt, ranks=offer)
+                self.member.send(say="offer", attempt=self.member.attempt, ranks=offer)
         return self.member.must_stop()
 
     def _plan(self, plan: Plan, numbers: Sequence[int], ranks: int) -> Plan:
         limits = None if plan.limits is None else replace(plan.limits, nodes=len(numbers))
         plan = replace(plan, ranks=ranks, nodes=len(numbers), node=numbers.index(self.number), limits=limits)
-        return replace(plan, devices=self.given.offered().devices[: ranks - plan.servers_here])
+        return replace(plan, devices=self.node_job.offered().devices[: ranks - plan.servers_here])
 
     def _judge(self, message: Message) -> None:
         """Node 0: whether all start again."""
         assert self.plan is not None and self.logs is not None
-        outcome = outcome_of(message, self.logs, self.number, self.own)
-        restarts = self.given.plan.job.restarts
+        outcome = outcome_of(message, self.logs, self.number, self.result)
+        restarts = self.node_job.plan.job.restarts
         if restarts and not outcome.final:
             self.point = attempts.next_point(self.plan, self.logs)
             outcome = replace(outcome, saved=self.point.saved)
         self.history.append(outcome)
         then = decide(self.history, restarts)
-        told: Message
-        if isinstance(then, Again):
-            wait, told = then.wait, {"wait": then.wait, "number": then.number, "where": self.point.where}
+        verdict: Message
+        if isinstance(then, Restart):
+            wait, verdict = then.wait, {"wait": then.wait, "number": then.number, "where": self.point.label}
         else:
-            wait, told = None, {"why": then.why}
-        self.member.say(say="judged", attempt=message["attempt"], wait=wait, status=outcome.status, told=told)
+            wait, verdict = None, {"why": then.why}
+        self.member.send(
+            say="judged", attempt=message["attempt"], wait=wait, status=outcome.status, told=verdict
+        )
 
-    def _again(self, message: Message) -> None:
-        told = message["told"]
+    def _restart(self, message: Message) -> None:
+        verdict = message["told"]
         if self.plan is not None:
-            then = Again(wait=told["wait"], number=told["number"])
-            last_words.again(
-                outcome_of(message, self.logs, self.number, self.own), self.plan, then, told["where"]
+            then = Restart(wait=verdict["wait"], number=verdict["number"])
+            console.show_restart(
+                outcome_of(message, self.logs, self.number, self.result), self.plan, then, verdict["where"]
             )
 
     def _leave(self, message: Message) -> int:
         status = int(message["status"])
         if "words" in message:
-            outcome = outcome_of(message, self.logs, self.number, self.own)
+            outcome = outcome_of(message, self.logs, self.number, self.result)
             if self.plan is None:
-                last_words.say(str(outcome.cause and outcome.cause.message))
+                console.write(str(outcome.cause and outcome.cause.message))
                 return status
-            return last_words.of_job(outcome, self.plan, message["told"].get("why", ""))
-        if status == StoppedError.exit_status and self.own is not None and self.plan is not None:
-            return last_words.of_job(self.own, self.plan)
+            return console.show_end(outcome, self.plan, message["told"].get("why", ""))
+        if status == StoppedError.exit_status and self.result is not None and self.plan is not None:
+            return console.show_end(self.result, self.plan)
         if status == NOBODY:
-            master = self.given.plan.job.master
-            last_words.say(
+            master = self.node_job.plan.job.master
+            console.write(
                 f"{message['said']} Node 0 waits at {master}: is the same command running there, with its own "
                 f"--node-rank, and can it reach {master}?"
             )
@@ -362,19 +372,21 @@ class _Node:
         return self._end(message["said"], status) if message["said"] else status
 
     def _lost(self, message: Message) -> int | None:
-        job = self.given.plan.job
+        job = self.node_job.plan.job
         text = f"node 0 at {job.master} is lost: {message['why']}."
         if not job.restarts:
             return self._end(f"{text} Its own screen and logs say more, if the machine is there.", LOST)
-        last_words.say(f"{text} Waiting for it, for {self.given.limits.rejoin:.0f} s at most (watch.rejoin)")
+        console.write(
+            f"{text} Waiting for it, for {self.node_job.limits.rejoin:.0f} s at most (watch.rejoin)"
+        )
         return None
 
     def _refused(self, message: Message) -> int:
-        raise UsageError(f"--master {self.given.plan.job.master}: {message['why']}")
+        raise UsageError(f"--master {self.node_job.plan.job.master}: {message['why']}")
 
     def _end(self, text: str, status: int) -> int:
         if self.plan is None or self.logs is None:
-            last_words.say(text)
+            console.write(text)
         else:
-            last_words.end(text, self.plan, self.logs)
+            console.end(text, self.plan, self.logs)
         return status

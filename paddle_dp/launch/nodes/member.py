@@ -9,31 +9,31 @@ import threading
 import time
 from typing import Any
 
-from paddle_dp.launch import last_words
+from paddle_dp.launch import console
 from paddle_dp.launch.nodes.messages import BrokenLineError, Line, Message, StrangerError
 
 BEAT = 1.0  # seconds between two signs of life
 TICK = 0.2  # seconds between two looks
-AGAIN = 0.5  # seconds between two tries to connect
+RETRY_INTERVAL = 0.5  # seconds between two tries to connect
 SILENCE = 20.0  # seconds, until the rendezvous has said how many
 STRANGER = "If another program has this port on node 0's machine, give another one on all nodes."
-NEWS = ("welcome", "waits", "prepare", "begin", "judge", "again", "leave")
+INBOX_KINDS = ("welcome", "waits", "prepare", "begin", "judge", "again", "leave")
 
 
 class Membership:
     """Within `with Membership(address, card, secret) as node:` this node is at the rendezvous, or tries to come there.
 
-    `card`: what it says of itself. `news` has what it was told, in order; and, of its own, {"say": "lost", "why": …}
+    `hello`: what it says of itself. `inbox` has what it was told, in order; and, of its own, {"say": "lost", "why": …}
     when the connection is gone, after which it tries to come back, and {"say": "refused", "why": …} where it may not.
     """
 
-    def __init__(self, address: tuple[str, int], card: Message, secret: bytes):
-        self._address, self._card, self._secret = address, card, secret
-        self.news: queue.Queue[Message] = queue.Queue()
+    def __init__(self, address: tuple[str, int], hello: Message, secret: bytes):
+        self._address, self._hello, self._secret = address, hello, secret
+        self.inbox: queue.Queue[Message] = queue.Queue()
         self.attempt = 0
         self.known = False  # whether the rendezvous has ever let this node in
         self._out: queue.Queue[Message] = queue.Queue()
-        self._told = 0  # the last attempt that this node was told to begin
+        self._begun_attempt = 0  # the last attempt that this node was told to begin
         self._ended = 0  # the last one that it was told to end, or lost its connection in
         self._stops = (0, "")  # the last one that it was asked to stop, and why
         self._over = threading.Event()
@@ -69,7 +69,7 @@ class Membership:
         attempt, why = self._stops
         return why if attempt == self.attempt else ""
 
-    def say(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         """Sends a message, within a moment; to nobody where there is no connection."""
         self._out.put(message)
 
@@ -78,15 +78,15 @@ class Membership:
             try:
                 end = socket.create_connection(self._address, timeout=2.0)
             except OSError:
-                self._over.wait(AGAIN)
+                self._over.wait(RETRY_INTERVAL)
                 continue
             why = self._keep(end)
             if self._over.is_set():
                 return
             if why is not None:
-                self._ended = self._told
-                self.news.put({"say": "lost", "why": why})
-            self._over.wait(AGAIN)
+                self._ended = self._begun_attempt
+                self.inbox.put({"say": "lost", "why": why})
+            self._over.wait(RETRY_INTERVAL)
 
     def _keep(self, end: socket.socket) -> str | None:
         """Keeps a connection until it breaks; why it did, or None where this node was not in yet."""
@@ -95,7 +95,7 @@ class Membership:
         line: Line | None = None
         try:
             line = Line(end, self._secret, greets=False)
-            line.say({"say": "join", "attempt": self.attempt, **self._card})
+            line.send({"say": "join", "attempt": self.attempt, **self._hello})
             why = self._talk(line)
             return why if self.connected else None
         except StrangerError as stranger:
@@ -129,30 +129,30 @@ class Membership:
             if now - heard > self._silence:
                 return f"nothing was heard of it for {now - heard:.0f} s (watch.node)"
             while not self._out.empty():
-                line.say(self._out.get())
+                line.send(self._out.get())
             if now - beaten > BEAT:
                 beaten = now
-                line.say({"say": "alive"})
+                line.send({"say": "alive"})
         return None
 
     def _refuse(self, why: str) -> None:
         """This node may not come in: it does not try again."""
-        self.news.put({"say": "refused", "why": why})
+        self.inbox.put({"say": "refused", "why": why})
         self._over.set()
 
     def _take(self, message: Message) -> None:
-        said = message["say"]
-        if said == "welcome":
+        kind = message["say"]
+        if kind == "welcome":
             self._silence, self.known, self.connected = float(message["silence"]), True, True
-        elif said == "begin":
-            self._told = int(message["attempt"])
-        elif said == "end":
+        elif kind == "begin":
+            self._begun_attempt = int(message["attempt"])
+        elif kind == "end":
             self._ended = int(message["attempt"])
-        elif said == "stop":
+        elif kind == "stop":
             self._stops = int(message["attempt"]), str(message["why"])
-        elif said == "told":
-            last_words.say(str(message["words"]))
-        if said in NEWS:
-            self.news.put(message)
-        elif said not in ("alive", "end", "stop", "told"):
-            raise ValueError(said)
+        elif kind == "told":
+            console.write(str(message["words"]))
+        if kind in INBOX_KINDS:
+            self.inbox.put(message)
+        elif kind not in ("alive", "end", "stop", "told"):
+            raise ValueError(kind)

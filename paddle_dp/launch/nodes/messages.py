@@ -16,7 +16,7 @@ from typing import Any
 
 from paddle_dp.mesh.secret import SECRET, SECRET_FILE
 
-LONGEST = 1 << 18  # bytes of a line; a failure with its traceback is the longest message
+MAX_LINE_BYTES = 1 << 18  # bytes of a line; a failure with its traceback is the longest message
 UNSENT = 1 << 20  # bytes that may wait for a peer who does not read
 CLOSED = "the connection was closed"
 DIGITS = 32  # of each end's beginning
@@ -39,22 +39,22 @@ class Line:
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._end, self._secret, self._greets = end, secret, greets
-        self._own, self._key = os.urandom(DIGITS // 2).hex(), b""
+        self._nonce, self._key = os.urandom(DIGITS // 2).hex(), b""
         self._sent, self._heard = 0, 0  # sealed lines in each direction
-        self._in, self._out = b"", self._own.encode() + b"\n"
+        self._in, self._out = b"", self._nonce.encode() + b"\n"
         self._before: list[Message] = []  # said before the other end's digits had come
         self.flush()
 
     def fileno(self) -> int:
         return self._end.fileno()
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Sends a message, now or with a later `flush`. Raises BrokenLineError."""
         if not self._key:
             self._before.append(message)
             return
         text = json.dumps(message, separators=(",", ":")).encode()
-        if len(text) > LONGEST - 80:
+        if len(text) > MAX_LINE_BYTES - 80:
             raise ValueError(f"a message of {len(text)} bytes")
         self._out += self._code(self._greets, self._sent, text) + b" " + text + b"\n"
         self._sent += 1
@@ -79,7 +79,7 @@ class Line:
         try:
             while chunk := self._end.recv(1 << 16):
                 self._in += chunk
-                if len(self._in) > 4 * LONGEST:
+                if len(self._in) > 4 * MAX_LINE_BYTES:
                     break
             else:
                 closed = True
@@ -88,8 +88,8 @@ class Line:
         except OSError as error:
             raise _broken(error) from error
         *lines, self._in = self._in.split(b"\n")
-        if len(self._in) > LONGEST:
-            raise BrokenLineError(f"a line of more than {LONGEST} bytes")
+        if len(self._in) > MAX_LINE_BYTES:
+            raise BrokenLineError(f"a line of more than {MAX_LINE_BYTES} bytes")
         messages = [message for line in lines if (message := self._open(line)) is not None]
         if closed and not messages:
             raise BrokenLineError(CLOSED)
@@ -103,12 +103,12 @@ class Line:
         if not self._key:
             if len(line) != DIGITS or line.strip(b"0123456789abcdef"):
                 raise StrangerError("what answers there is no node of paddle-dp")
-            both = [self._own.encode(), line]
+            both = [self._nonce.encode(), line]
             first, second = both if self._greets else both[::-1]
             self._key = hmac.digest(self._secret, b"paddle_dp nodes " + first + second, hashlib.sha256)
             waiting, self._before = self._before, []
             for message in waiting:
-                self.say(message)
+                self.send(message)
             return None
         code, _, text = line.partition(b" ")
         if not hmac.compare_digest(code, self._code(not self._greets, self._heard, text)):

@@ -27,13 +27,13 @@ GRACE = 30.0  # seconds for the ranks of all nodes to end, once they are told to
 NOTICE = 2.0  # seconds before the others are told for whom they wait
 NOBODY = 124  # the exit status of a job whose nodes do not meet: as of one that stands still
 LOST = 1  # the exit status of a job that has lost a node for good
-MOST_RANKS = 1 << 16  # of a node
-LONGEST = 8000  # characters of what a node says on the others' screens
+MAX_RANKS = 1 << 16  # of a node
+MAX_TEXT_CHARS = 8000  # characters of what a node says on the others' screens
 State = Literal["gathering", "preparing", "running", "ending", "judging", "over"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class NodeLimits:
     """`least` to `most` nodes; the others are seconds. `silence`: a node that has said nothing for so long is lost.
     `gather`: for all to come to the first attempt. `rejoin`: for a lost one to return. `spare`: the nodes from this
     number on may be lost in an attempt, which goes on without them; None: no node may."""
@@ -46,7 +46,7 @@ class Limits:
     spare: int | None = None
 
     @classmethod
-    def of(cls, watch: Watch, least: int, most: int, spare: int | None = None) -> Limits:
+    def from_watch(cls, watch: Watch, least: int, most: int, spare: int | None = None) -> NodeLimits:
         """As a recipe's `watch` has them."""
         return cls(
             least=least, most=most, silence=watch.node.seconds, gather=watch.start.seconds,
@@ -57,11 +57,11 @@ class Limits:
 @dataclass(frozen=True, kw_only=True)
 class Cause:
     """Why an attempt failed on one node, and when, by this machine's monotonic clock. `consequence`: it looks like the
-    loss of a peer. `words`: what the node says of it, passed on as it is; of a lost node, what we say."""
+    loss of a peer. `details`: what the node says of it, passed on as it is; of a lost node, what we say."""
 
     node: int
     time: float
-    words: Message
+    details: Message
     consequence: bool = False
 
 
@@ -83,7 +83,7 @@ class Member:
 class Rendezvous:
     """Call it with what happens; it fills `orders`: (node, message) to be sent. Times are of a monotonic clock."""
 
-    limits: Limits
+    limits: NodeLimits
     members: dict[int, Member] = field(default_factory=dict)
     orders: list[tuple[int, Message]] = field(default_factory=list)
     state: State = "gathering"
@@ -96,13 +96,13 @@ class Rendezvous:
         self._causes: list[Cause] = []
         self._began = 0.0  # seconds that this state has lasted by our looks
         self._looked: float | None = None
-        self._told = False  # the nodes to end the attempt
+        self._end_sent = False  # the nodes to end the attempt
         self._regroups = False  # the attempt was asked to stop, for another number of nodes
         self._wait = 0.0  # before the next attempt, seconds
         self._named = False  # who is waited for
         self._cause: Message = {}  # of the last attempt
         self._begun = False  # an attempt
-        self._behind = 0  # the last attempt of those who have come back
+        self._last_attempt = 0  # the last attempt of those who have come back
 
     # What happens
 
@@ -117,7 +117,7 @@ class Rendezvous:
         if here is not None:
             return f"{here} is here already: give every machine its own --node-rank", True
         self.members[member.number] = member
-        self._behind = max(self._behind, attempt)
+        self._last_attempt = max(self._last_attempt, attempt)
         self._send(member.number, say="welcome", silence=self.limits.silence, rejoin=self.limits.rejoin)
         if self.state == "preparing":
             self._enter("gathering")
@@ -144,7 +144,7 @@ class Rendezvous:
             if self.state == "running":
                 self._regroup(f"{member} has {member.ranks} ranks now")
         elif message["say"] == "tell":
-            self._tell_but(number, str(message["words"])[:LONGEST])
+            self._tell_but(number, str(message["words"])[:MAX_TEXT_CHARS])
         elif message["say"] == "ended":
             member.ranks = ranks_of(message) if "ranks" in message else member.ranks
             self._end_of(number, message, now)
@@ -164,7 +164,7 @@ class Rendezvous:
                 return
             self._done[number] = "lost"
             text = f"{member} is lost: {why}. Its own screen and logs say more, if the machine is there."
-            self._fail(Cause(node=number, time=now - member.silent, words={"lost": text}))
+            self._fail(Cause(node=number, time=now - member.silent, details={"lost": text}))
 
     def look(self, now: float) -> None:
         """Time has passed."""
@@ -184,7 +184,7 @@ class Rendezvous:
     def _gather(self) -> None:
         if 0 not in self.members or self._began < self._wait:
             return
-        first, enough = not self._begun and not self._behind, len(self.members) >= self.limits.least
+        first, enough = not self._begun and not self._last_attempt, len(self.members) >= self.limits.least
         limit, setting = self.limits.rejoin, "watch.rejoin"
         if first and not enough:
             limit, setting = self.limits.gather, "watch.start"
@@ -197,12 +197,16 @@ class Rendezvous:
                     self._send(number, say="waits", nodes=absent, seconds=seconds, setting=setting)
             return
         if enough:
-            self.attempt = max(self.attempt, self._behind) + 1
+            self.attempt = max(self.attempt, self._last_attempt) + 1
             self._runs = {number: replace(member) for number, member in sorted(self.members.items())}
             self._enter("preparing")
             nodes = [[m.number, m.ranks, m.host] for m in self._runs.values()]
             self._send(
-                0, say="prepare", attempt=self.attempt, nodes=nodes, again=self._begun or self._behind > 0
+                0,
+                say="prepare",
+                attempt=self.attempt,
+                nodes=nodes,
+                again=self._begun or self._last_attempt > 0,
             )
             return
         verb, status = ("come", NOBODY) if first else ("return", LOST)
@@ -215,7 +219,7 @@ class Rendezvous:
             return
         ranks = {int(number): int(count) for number, count in message["ranks"]}
         self._runs = {number: member for number, member in self._runs.items() if number in ranks}
-        self._done, self._causes, self._told, self._regroups, self._begun = {}, [], False, False, True
+        self._done, self._causes, self._end_sent, self._regroups, self._begun = {}, [], False, False, True
         self._enter("running")
         nodes = [[number, ranks[number]] for number in self._runs]
         given = {key: message[key] for key in ("resume", "step", "where", "master", "salt") if key in message}
@@ -227,10 +231,10 @@ class Rendezvous:
             return
         how = str(message.get("how"))
         if how == "failed":
-            words = dict(message.get("words") or {})
-            words |= {key: int(words[key]) for key in ("step", "began") if key in words}
+            details = dict(message.get("words") or {})
+            details |= {key: int(details[key]) for key in ("step", "began") if key in details}
             when, late = now - float(message.get("age", 0.0)), bool(message.get("consequence"))
-            self._fail(Cause(node=number, time=when, consequence=late, words=words))
+            self._fail(Cause(node=number, time=when, consequence=late, details=details))
         self._done[number] = how
         self._notice_end()
 
@@ -247,59 +251,59 @@ class Rendezvous:
 
     def _notice_end(self) -> None:
         waiting = [number for number in self._runs if number not in self._done]
-        if self.state == "ending" and not self._told:
+        if self.state == "ending" and not self._end_sent:
             quiet = any(self.members[number].silent > SETTLE for number in waiting if number in self.members)
             if not all(cause.consequence for cause in self._causes) or (self._began > SETTLE and not quiet):
-                self._told, self._began = True, 0.0
+                self._end_sent, self._began = True, 0.0
                 for number in waiting:
                     self._send(number, say="end", attempt=self.attempt)
-        if waiting and not (self._told and self._began > GRACE):
+        if waiting and not (self._end_sent and self._began > GRACE):
             return
         if self._causes:
             self._judge()
         elif all(how in ("done", "spared") for how in self._done.values()):
             self._over(0)
         elif self._regroups:  # all have stopped, with a checkpoint
-            self._again(0.0)
+            self._restart(0.0)
         else:
             self._over(StoppedError.exit_status)
 
     def _judge(self) -> None:
         """All have ended. Node 0, which has the checkpoints, says whether there is another attempt."""
         cause = first_cause(self._causes)
-        far = {key: max(int(c.words.get(key, 0)) for c in self._causes) for key in ("step", "began")}
-        self._cause = {"node": cause.node, "words": cause.words, **far}
+        far = {key: max(int(c.details.get(key, 0)) for c in self._causes) for key in ("step", "began")}
+        self._cause = {"node": cause.node, "words": cause.details, **far}
         self._enter("judging")
         self._send(0, say="judge", attempt=self.attempt, **self._cause)
 
     def _follow(self, judgement: Message) -> None:
-        told = judgement["told"]
+        verdict = judgement["told"]
         if judgement["wait"] is None:
-            self._over(int(judgement["status"]), **self._cause, told=told)
+            self._over(int(judgement["status"]), **self._cause, told=verdict)
             return
         for number in sorted(self.members):
-            self._send(number, say="again", attempt=self.attempt, **self._cause, told=told)
-        self._again(float(judgement["wait"]))
+            self._send(number, say="again", attempt=self.attempt, **self._cause, told=verdict)
+        self._restart(float(judgement["wait"]))
 
-    def _again(self, wait: float) -> None:
+    def _restart(self, wait: float) -> None:
         self._wait = wait
         self._enter("gathering")
 
-    def _over(self, status: int, said: str = "", **words: Any) -> None:
-        """Every node leaves with `status`; `said`: why, where no node's failure says it."""
+    def _over(self, status: int, reason: str = "", **details: Any) -> None:
+        """Every node leaves with `status`; `reason`: why, where no node's failure says it."""
         self.status = status
         self._enter("over")
         for number in sorted(self.members):
-            self._send(number, say="leave", status=status, said=said, **words)
+            self._send(number, say="leave", status=status, said=reason, **details)
 
     def _enter(self, state: State) -> None:
         self.state, self._began, self._named = state, 0.0, False
 
-    def _tell_but(self, number: int, words: str) -> None:
+    def _tell_but(self, number: int, text: str) -> None:
         """Says something on the screens of all other nodes."""
         for other in sorted(self.members):
             if other != number:
-                self._send(other, say="told", words=words)
+                self._send(other, say="told", words=text)
 
     def _tell(self, **message: Any) -> None:
         for number in self._runs:
@@ -313,7 +317,7 @@ class Rendezvous:
 def ranks_of(message: Message) -> int:
     """The ranks that a node says to have. Raises ValueError, TypeError or OverflowError where it is no such number."""
     ranks = int(message["ranks"])
-    if not 0 <= ranks <= MOST_RANKS:
+    if not 0 <= ranks <= MAX_RANKS:
         raise ValueError(f"{ranks} ranks")
     return ranks
 

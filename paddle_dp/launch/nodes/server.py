@@ -17,12 +17,12 @@ from paddle_dp.launch.nodes.rendezvous import Member, Rendezvous, ranks_of
 TICK = 0.2  # seconds between two looks
 BEAT = 1.0  # seconds between two signs of life
 ENTRY = 5.0  # seconds for somebody who has connected to say who he is
-MOST = 64  # who may be connected without having said so; the first of them goes when another one comes
+BACKLOG = 64  # who may be connected without having said so; the first of them goes when another one comes
 LINGER = 3.0  # seconds for the last messages to leave
 
 
 @dataclass(eq=False)
-class _Guest:
+class _Client:
     line: Line
     since: float
     number: int | None = None
@@ -33,12 +33,12 @@ class Server:
 
     def __init__(self, rendezvous: Rendezvous, address: tuple[str, int], secret: bytes):
         self.rendezvous, self._secret = rendezvous, secret
-        self._guests: list[_Guest] = []
-        self._ear = socket.create_server(address, backlog=MOST)
-        self._ear.setblocking(False)
-        self.port: int = self._ear.getsockname()[1]
+        self._clients: list[_Client] = []
+        self._listener = socket.create_server(address, backlog=BACKLOG)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
         self._looks = selectors.DefaultSelector()
-        self._looks.register(self._ear, selectors.EVENT_READ)
+        self._looks.register(self._listener, selectors.EVENT_READ)
         self._ends = threading.Event()
         self._beaten = 0.0
         self.failure = ""  # why the thread has ended before it was told to
@@ -59,9 +59,9 @@ class Server:
         except Exception:  # noqa: BLE001 - node 0 ends the job with it; nobody may wait for a thread that is gone
             self.failure = traceback.format_exc()
         finally:
-            for guest in self._guests:
-                guest.line.close()
-            self._ear.close()
+            for client in self._clients:
+                client.line.close()
+            self._listener.close()
             self._looks.close()
 
     def _serve(self) -> None:
@@ -70,7 +70,7 @@ class Server:
             if end is None and self._ends.is_set():
                 end = time.monotonic() + LINGER
             for key, _ in self._looks.select(TICK):
-                if key.fileobj is self._ear:
+                if key.fileobj is self._listener:
                     self._let_in()
                 else:
                     self._listen(key.data)
@@ -79,92 +79,92 @@ class Server:
             self._pass_on()
             if now - self._beaten >= BEAT:
                 self._beaten = now
-                for guest in list(self._guests):
-                    self._tell(guest, {"say": "alive"})
-                    if guest.number is None and now - guest.since > ENTRY:
-                        self._drop(guest)
+                for client in list(self._clients):
+                    self._tell(client, {"say": "alive"})
+                    if client.number is None and now - client.since > ENTRY:
+                        self._drop(client)
 
     def _lingers(self) -> bool:
         """Whether a node has still to hear that all is over: each closes its own end once it has."""
-        return self.rendezvous.state == "over" and any(guest.number for guest in self._guests)
+        return self.rendezvous.state == "over" and any(client.number for client in self._clients)
 
     def _let_in(self) -> None:
         try:
-            end, _ = self._ear.accept()
+            end, _ = self._listener.accept()
         except OSError:  # too many open files, or who called has left
             self._drop_strangers(0)
             return
-        self._drop_strangers(MOST - 1)
+        self._drop_strangers(BACKLOG - 1)
         try:
-            guest = _Guest(Line(end, self._secret, greets=True), time.monotonic())
+            client = _Client(Line(end, self._secret, greets=True), time.monotonic())
         except (BrokenLineError, OSError):
             end.close()
             return
-        self._guests.append(guest)
-        self._looks.register(end, selectors.EVENT_READ, guest)
+        self._clients.append(client)
+        self._looks.register(end, selectors.EVENT_READ, client)
         # Sealed: the other end learns at once whether its secret is ours.
-        self._tell(guest, {"say": "alive"})
+        self._tell(client, {"say": "alive"})
 
     def _drop_strangers(self, most: int) -> None:
         """Ends the oldest connections of those who have not said who they are, but for so many."""
-        strangers = [guest for guest in self._guests if guest.number is None]
-        for guest in strangers[: max(0, len(strangers) - most)]:
-            self._drop(guest)
+        strangers = [client for client in self._clients if client.number is None]
+        for client in strangers[: max(0, len(strangers) - most)]:
+            self._drop(client)
 
-    def _listen(self, guest: _Guest) -> None:
-        if guest not in self._guests:
+    def _listen(self, client: _Client) -> None:
+        if client not in self._clients:
             return
         try:
-            messages = guest.line.hear()
+            messages = client.line.hear()
         except BrokenLineError as broken:
-            self._drop(guest, str(broken))
+            self._drop(client, str(broken))
             return
         for message in messages:
             try:
-                if guest.number is not None:
-                    self.rendezvous.heard(guest.number, message, time.monotonic())
+                if client.number is not None:
+                    self.rendezvous.heard(client.number, message, time.monotonic())
                 elif message["say"] == "join":
-                    self._join(guest, message)
+                    self._join(client, message)
             except Exception as error:  # noqa: BLE001 - whatever anybody says, the others go on
-                self._drop(guest, f"it said something that nobody understands ({error!r})")
+                self._drop(client, f"it said something that nobody understands ({error!r})")
             self._pass_on()
 
-    def _join(self, guest: _Guest, message: Message) -> None:
+    def _join(self, client: _Client, message: Message) -> None:
         host, name = str(message["host"])[:64], str(message["name"])[:64]
         member = Member(int(message["node"]), host, name, ranks_of(message))
         refused = self.rendezvous.join(member, int(message["attempt"]))
         if refused is None:
-            guest.number = member.number
+            client.number = member.number
         else:
-            self._tell(guest, {"say": "refused", "why": refused[0], "later": refused[1]})
+            self._tell(client, {"say": "refused", "why": refused[0], "later": refused[1]})
 
     def _pass_on(self) -> None:
         """Sends what the rendezvous has decided, and ends the connections of nodes that it holds for lost."""
         orders, self.rendezvous.orders = self.rendezvous.orders, []
-        by_number = {guest.number: guest for guest in self._guests if guest.number is not None}
+        by_number = {client.number: client for client in self._clients if client.number is not None}
         for number, message in orders:
             if number in by_number:
                 self._tell(by_number[number], message)
         if self.rendezvous.state != "over":
-            for number, guest in by_number.items():
+            for number, client in by_number.items():
                 if number not in self.rendezvous.members:
-                    self._drop(guest)
+                    self._drop(client)
 
-    def _tell(self, guest: _Guest, message: Message) -> None:
-        if guest not in self._guests:
+    def _tell(self, client: _Client, message: Message) -> None:
+        if client not in self._clients:
             return
         try:
-            guest.line.say(message)
+            client.line.send(message)
         except (BrokenLineError, ValueError) as broken:  # closed, or too long a message
-            self._drop(guest, str(broken))
+            self._drop(client, str(broken))
 
-    def _drop(self, guest: _Guest, why: str = "") -> None:
-        if guest not in self._guests:
+    def _drop(self, client: _Client, why: str = "") -> None:
+        if client not in self._clients:
             return
-        self._guests.remove(guest)
+        self._clients.remove(client)
         with contextlib.suppress(KeyError, ValueError):
-            self._looks.unregister(guest.line)
-        guest.line.close()
-        if guest.number is not None:
+            self._looks.unregister(client.line)
+        client.line.close()
+        if client.number is not None:
             told: dict[str, Any] = {"why": why} if why else {}
-            self.rendezvous.leave(guest.number, time.monotonic(), **told)
+            self.rendezvous.leave(client.number, time.monotonic(), **told)

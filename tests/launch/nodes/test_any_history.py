@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paddle_dp.launch.nodes.rendezvous import Limits, Member, Rendezvous
+from paddle_dp.launch.nodes.rendezvous import Member, NodeLimits, Rendezvous
 
 
 class World:
@@ -15,7 +15,7 @@ class World:
     def __init__(self, seed: int):
         self.chance = random.Random(seed)
         self.least = self.chance.choice([1, 2, 3])
-        self.here = Rendezvous(Limits(least=self.least, most=3, silence=8.0, gather=30.0, rejoin=20.0))
+        self.here = Rendezvous(NodeLimits(least=self.least, most=3, silence=8.0, gather=30.0, rejoin=20.0))
         self.now = 0.0
         self.attempt = dict.fromkeys(range(3), 0)  # that each node is at work in; 0: none
         self.begun: list[int] = []

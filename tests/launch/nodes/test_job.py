@@ -22,17 +22,17 @@ from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.nodes import job as nodes
 from paddle_dp.launch.nodes import member, rendezvous, server
-from paddle_dp.launch.nodes.rendezvous import Limits
-from paddle_dp.launch.restarts import Outcome
+from paddle_dp.launch.nodes.rendezvous import NodeLimits
+from paddle_dp.launch.restarts import AttemptResult
 
-Act = Callable[["Play", Plan, Any], Outcome | None]
+Act = Callable[["Play", Plan, Any], AttemptResult | None]
 
 
 def works(play: Play, plan: Plan, outside: Any) -> None:
     """The ranks are done, all at the same time."""
 
 
-def waits(play: Play, plan: Plan, outside: Any) -> Outcome:
+def waits(play: Play, plan: Plan, outside: Any) -> AttemptResult:
     """The ranks work until they are told to end, or to stop."""
     end = time.monotonic() + 5
     while not outside.must_end() and not outside.must_stop():
@@ -43,20 +43,20 @@ def waits(play: Play, plan: Plan, outside: Any) -> Outcome:
     return failure(plan, "LostPeerError", "it lost a peer")
 
 
-def stops(play: Play, plan: Plan, outside: Any) -> Outcome:
+def stops(play: Play, plan: Plan, outside: Any) -> AttemptResult:
     return failure(plan, "StoppedError", "stopped after step 7", status=75)
 
 
-def raises(play: Play, plan: Plan, outside: Any) -> Outcome:
+def raises(play: Play, plan: Plan, outside: Any) -> AttemptResult:
     return failure(plan, "ValueError", "the culprit's own words")
 
 
-def failure(plan: Plan, kind: str, message: str, status: int = 1) -> Outcome:
+def failure(plan: Plan, kind: str, message: str, status: int = 1) -> AttemptResult:
     cause = Failure(
         rank=plan.node * plan.ranks, kind=kind, message=message, traceback=f"{kind}: {message}", exit_status=status,
         expected=kind == "StoppedError", host=f"host{plan.job.node_rank}",
     )  # fmt: skip
-    return Outcome(attempt=Path("attempt"), status=status, cause=cause, step=7)
+    return AttemptResult(attempt=Path("attempt"), status=status, cause=cause, step=7)
 
 
 class Play:
@@ -64,7 +64,7 @@ class Play:
 
     def __init__(self, folder: Path, **limits: Any):
         self.folder, self.port = folder, network.free_port(random.randrange(61_000, 63_000))
-        self.limits = Limits(**{"least": 2, "most": 2, "gather": 5.0, "rejoin": 5.0, **limits})
+        self.limits = NodeLimits(**{"least": 2, "most": 2, "gather": 5.0, "rejoin": 5.0, **limits})
         self.acts: dict[int, list[Act]] = {}
         self.seen: list[tuple[int, int, int, int, str | None]] = []  # node, its place, nodes, ranks, resume
         self.status: dict[int, int] = {}
@@ -73,11 +73,11 @@ class Play:
 
     def run_once(
         self, plan: Plan, attempt: Path, inherited: Any, point: Any, started: float, outside: Any
-    ) -> Outcome:
+    ) -> AttemptResult:
         number = plan.job.node_rank or 0
         self.seen.append((number, plan.node, plan.nodes, plan.ranks, point.resume))
         outcome = self.acts[number].pop(0)(self, plan, outside)
-        return replace(outcome or Outcome(attempt=attempt, status=0), began=point.step)
+        return replace(outcome or AttemptResult(attempt=attempt, status=0), began=point.step)
 
     def start(self, number: int, *acts: Act, restarts: int = 0, ranks: int = 1) -> None:
         self.acts[number] = list(acts)
@@ -117,10 +117,10 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Play]
     for module in (member, server):
         monkeypatch.setattr(module, "TICK", 0.005)
         monkeypatch.setattr(module, "BEAT", 0.02)
-    monkeypatch.setattr(member, "AGAIN", 0.01)
+    monkeypatch.setattr(member, "RETRY_INTERVAL", 0.01)
     monkeypatch.setattr(nodes, "TICK", 0.005)
     monkeypatch.setattr(rendezvous, "SETTLE", 0.05)
-    monkeypatch.setattr("paddle_dp.launch.restarts.FIRST", 0.01)
+    monkeypatch.setattr("paddle_dp.launch.restarts.FIRST_WAIT", 0.01)
 
     def make(**limits: Any) -> Play:
         made = Play(tmp_path, **limits)
@@ -229,7 +229,7 @@ def test_a_rendezvous_that_accepts_and_says_nothing_is_waited_for_as_one_that_is
 ):
     """As node 0's whose process is stopped: the kernel takes connections for it."""
 
-    def silences(play: Play, plan: Plan, outside: Any) -> Outcome | None:
+    def silences(play: Play, plan: Plan, outside: Any) -> AttemptResult | None:
         monkeypatch.setattr(server.Server, "_tell", lambda *_: None)
         return waits(play, plan, outside)
 
@@ -244,7 +244,7 @@ def test_a_rendezvous_that_accepts_and_says_nothing_is_waited_for_as_one_that_is
 
 @pytest.mark.parametrize("restarts", [0, 2])
 def test_a_rendezvous_that_breaks_ends_the_job_with_its_cause(play, monkeypatch, capsys, restarts):
-    def breaks(play: Play, plan: Plan, outside: Any) -> Outcome | None:
+    def breaks(play: Play, plan: Plan, outside: Any) -> AttemptResult | None:
         monkeypatch.setattr(rendezvous.Rendezvous, "look", None)
         return waits(play, plan, outside)
 

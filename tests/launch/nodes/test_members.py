@@ -14,7 +14,7 @@ from paddle_dp.launch.nodes import member as members
 from paddle_dp.launch.nodes import server as servers
 from paddle_dp.launch.nodes.member import Membership
 from paddle_dp.launch.nodes.messages import BrokenLineError, Line
-from paddle_dp.launch.nodes.rendezvous import Limits, Rendezvous
+from paddle_dp.launch.nodes.rendezvous import NodeLimits, Rendezvous
 from paddle_dp.launch.nodes.server import Server
 
 
@@ -24,7 +24,7 @@ class Place:
 
     def open(self, secret=b"", **limits) -> Server:
         server = Server(
-            Rendezvous(Limits(**{"least": 2, "most": 2, **limits})), ("127.0.0.1", self.port), secret
+            Rendezvous(NodeLimits(**{"least": 2, "most": 2, **limits})), ("127.0.0.1", self.port), secret
         )
         self.port = server.port
         return self.stack.enter_context(server)
@@ -39,7 +39,7 @@ def place(monkeypatch) -> Iterator[Place]:
     for module in (members, servers):
         monkeypatch.setattr(module, "TICK", 0.005)
         monkeypatch.setattr(module, "BEAT", 0.02)
-    monkeypatch.setattr(members, "AGAIN", 0.01)
+    monkeypatch.setattr(members, "RETRY_INTERVAL", 0.01)
     with ExitStack() as stack:
         yield Place(stack)
 
@@ -48,7 +48,7 @@ def news(node: Membership, kind: str) -> dict:
     end = time.monotonic() + 5
     while True:
         try:
-            message = node.news.get(timeout=max(end - time.monotonic(), 0.01))
+            message = node.inbox.get(timeout=max(end - time.monotonic(), 0.01))
         except queue.Empty:
             raise AssertionError(f"no {kind}") from None
         if message["say"] == kind:
@@ -59,7 +59,7 @@ def begin(place: Place) -> tuple[Membership, Membership]:
     nodes = place.node(0), place.node(1)
     prepare = news(nodes[0], "prepare")
     assert prepare["nodes"] == [[0, 1, "127.0.0.1"], [1, 1, "127.0.0.1"]]
-    nodes[0].say(say="prepared", attempt=prepare["attempt"], ranks=[[0, 1], [1, 1]], master="127.0.0.1:1")
+    nodes[0].send(say="prepared", attempt=prepare["attempt"], ranks=[[0, 1], [1, 1]], master="127.0.0.1:1")
     for node in nodes:
         order = news(node, "begin")
         assert order["master"] == "127.0.0.1:1"
@@ -71,20 +71,20 @@ def test_two_nodes_begin_and_are_done(place):
     place.open()
     nodes = begin(place)
     for node in nodes:
-        node.say(say="ended", attempt=1, how="done")
+        node.send(say="ended", attempt=1, how="done")
     assert [news(node, "leave")["status"] for node in nodes] == [0, 0]
 
 
 def test_a_failure_of_one_is_shown_on_both(place):
     place.open()
     first, second = begin(place)
-    second.say(say="ended", attempt=1, how="failed", words={"text": "the culprit's own words"})
+    second.send(say="ended", attempt=1, how="failed", words={"text": "the culprit's own words"})
     end = time.monotonic() + 5
     while not first.must_end() and time.monotonic() < end:
         time.sleep(0.002)
-    first.say(say="ended", attempt=1, how="failed", words={"text": "it lost a peer"}, consequence=True)
+    first.send(say="ended", attempt=1, how="failed", words={"text": "it lost a peer"}, consequence=True)
     assert news(first, "judge")["node"] == 1
-    first.say(say="judged", attempt=1, wait=None, status=7, told={})
+    first.send(say="judged", attempt=1, wait=None, status=7, told={})
     for node in (first, second):
         leave = news(node, "leave")
         assert (leave["status"], leave["node"], leave["words"]["text"]) == (7, 1, "the culprit's own words")
@@ -95,9 +95,9 @@ def test_an_end_that_comes_before_its_attempt_has_begun_here_counts(place):
     place.open()
     nodes = place.node(0), place.node(1)
     prepare = news(nodes[0], "prepare")
-    nodes[0].say(say="prepared", attempt=prepare["attempt"], ranks=[[0, 1], [1, 1]])
+    nodes[0].send(say="prepared", attempt=prepare["attempt"], ranks=[[0, 1], [1, 1]])
     nodes[0].begin(news(nodes[0], "begin")["attempt"])
-    nodes[0].say(say="ended", attempt=1, how="failed", words={"text": "at once"})
+    nodes[0].send(say="ended", attempt=1, how="failed", words={"text": "at once"})
     order = news(nodes[1], "begin")
     end = time.monotonic() + 5
     while not nodes[1]._ended and time.monotonic() < end:
@@ -178,13 +178,13 @@ def test_whatever_a_stranger_says_the_rendezvous_goes_on(place, message):
                 server = place.open(least=1, most=2, rejoin=0.0)
                 node = place.node(0)
                 prepare = news(node, "prepare")
-                node.say(say="prepared", attempt=prepare["attempt"], ranks=[[0, 1]])
+                node.send(say="prepared", attempt=prepare["attempt"], ranks=[[0, 1]])
                 node.begin(news(node, "begin")["attempt"])
             with socket.create_connection(("127.0.0.1", place.port)) as end, suppress(BrokenLineError):
                 line = Line(end, b"", greets=False)
                 if message is not MESSAGES[0]:
-                    line.say(MESSAGES[0])
-                line.say({**message, field: value})
+                    line.send(MESSAGES[0])
+                line.send({**message, field: value})
                 while not line.hear():  # sealed: it has ours as well
                     assert not server.failure, (field, value)
             with socket.create_connection(("127.0.0.1", place.port), timeout=5) as end:
@@ -195,9 +195,9 @@ def test_whatever_a_stranger_says_the_rendezvous_goes_on(place, message):
 def test_idle_strangers_keep_no_node_out(place):
     """64 idle connections did, for ten seconds and again."""
     server = place.open()
-    idle = [socket.create_connection(("127.0.0.1", place.port)) for _ in range(3 * servers.MOST)]
+    idle = [socket.create_connection(("127.0.0.1", place.port)) for _ in range(3 * servers.BACKLOG)]
     nodes = begin(place)
-    assert sum(guest.number is None for guest in server._guests) <= servers.MOST
+    assert sum(guest.number is None for guest in server._clients) <= servers.BACKLOG
     assert all(node.connected for node in nodes)
     for end in idle:
         end.close()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.nodes.messages import LONGEST, BrokenLineError, Line, StrangerError
+from paddle_dp.launch.nodes.messages import MAX_LINE_BYTES, BrokenLineError, Line, StrangerError
 from paddle_dp.mesh.secret import users_secret
 
 
@@ -39,16 +39,16 @@ def heard(line: Line, least: int = 1, seconds: float = 2.0) -> list[dict]:
 def test_what_is_said_arrives_in_order_both_ways(ends):
     one, other = meet(ends)
     for number in range(3):
-        one.say({"say": "count", "number": number})
-    other.say({"say": "welcome"})
+        one.send({"say": "count", "number": number})
+    other.send({"say": "welcome"})
     assert [message["number"] for message in heard(other, 3)] == [0, 1, 2]
     assert heard(one) == [{"say": "welcome"}]
 
 
 def test_another_secret_is_noticed_by_both_ends(ends):
     one, other = meet(ends, b"ours", b"theirs")
-    one.say({"say": "join"})
-    other.say({"say": "alive"})
+    one.send({"say": "join"})
+    other.send({"say": "alive"})
     for line in (one, other):
         with pytest.raises(StrangerError, match="the secret of what answers there is another one"):
             heard(line)
@@ -60,9 +60,9 @@ def test_a_line_cannot_be_said_twice_or_by_the_other_end(ends):
     raw.setblocking(True)
     assert len(raw.recv(100)) == 33
     raw.sendall(b"0" * 32 + b"\n")
-    one.say({"say": "alive"})
+    one.send({"say": "alive"})
     one.hear()
-    one.say({"say": "alive"})
+    one.send({"say": "alive"})
     first, second = raw.recv(1000).split(b"\n")[:2]
     assert first.partition(b" ")[0] != second.partition(b" ")[0]  # the same words under another number
     raw.sendall(first + b"\n")  # sent back: its code is for the other direction
@@ -74,7 +74,7 @@ def test_a_line_cannot_be_said_twice_or_by_the_other_end(ends):
     ("bytes_", "why"),
     [
         (b"GET / HTTP/1.1\r\n", "no node"),
-        (b"x" * (LONGEST + 2), "a line of more than"),
+        (b"x" * (MAX_LINE_BYTES + 2), "a line of more than"),
         (b"f" * 31 + b"\n", "no node"),
     ],
 )
@@ -87,7 +87,7 @@ def test_who_speaks_otherwise_is_dropped(ends, bytes_, why):
 
 def test_a_closed_connection_is_an_error_after_its_last_words(ends):
     one, other = meet(ends)
-    one.say({"say": "ended"})
+    one.send({"say": "ended"})
     one.close()
     assert heard(other) == [{"say": "ended"}]
     with pytest.raises(BrokenLineError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paddle_dp.launch.nodes.rendezvous import Limits, Member, Rendezvous
+from paddle_dp.launch.nodes.rendezvous import Member, NodeLimits, Rendezvous
 
 
 class Job:
@@ -12,7 +12,7 @@ class Job:
         self.budget = attempts
         self.now = 0.0
         self.causes = []
-        self.here = Rendezvous(Limits(least=least, most=most, **limits))
+        self.here = Rendezvous(NodeLimits(least=least, most=most, **limits))
 
     def judge(self):
         """Node 0 judges, where it is asked to."""

@@ -28,14 +28,14 @@ def begin() -> None:
     line = sys.stdin.readline()
     if not line:
         return
-    words, variables, log = json.loads(line)
+    arguments, variables, log = json.loads(line)
     file = os.open(log, os.O_WRONLY | os.O_APPEND)
     for descriptor, target in enumerate((os.open(os.devnull, os.O_RDONLY), file, file)):
         os.dup2(target, descriptor)
     for name in before - variables.keys():
         del os.environ[name]
     os.environ.update(variables)
-    sys.argv[1:] = words
+    sys.argv[1:] = arguments
     main.launch()
 
 

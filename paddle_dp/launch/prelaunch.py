@@ -15,13 +15,13 @@ from paddle_dp.launch.command import MODULE, Plan, argv, environment
 from paddle_dp.launch.logs import worker_log
 from paddle_dp.launch.privately import for_launcher, in_the_open
 from paddle_dp.launch.processes import tied_to
-from paddle_dp.launch.waiting import OF_A_JOB
+from paddle_dp.launch.waiting import JOB_VARIABLES
 from paddle_dp.launch.watch import Launcher
 
 PROGRAM = Path(__file__).with_name("launcher_ahead.py")
 
 
-class LauncherAhead:
+class PreparedLauncher:
     """Within a `with`, a launcher for a job's first attempt; one that nobody has begun with is ended at its end.
 
     `plan`: as it is known before the recipe is read. A recipe that asks for other devices has another environment,
@@ -33,7 +33,7 @@ class LauncherAhead:
         self._launcher: Launcher | None = None
         self._hidden = ExitStack()
 
-    def __enter__(self) -> LauncherAhead:
+    def __enter__(self) -> PreparedLauncher:
         self._launcher = Launcher(
             [
                 sys.executable,
@@ -86,4 +86,4 @@ class LauncherAhead:
 
 def _when_loaded(variables: Mapping[str, str]) -> dict[str, str]:
     """Those that Python and Paddle's libraries read when they are loaded, without those of one job."""
-    return {n: v for n, v in variables.items() if in_the_open(n) and not n.startswith(OF_A_JOB)}
+    return {n: v for n, v in variables.items() if in_the_open(n) and not n.startswith(JOB_VARIABLES)}

@@ -10,7 +10,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.launch import failures, logs
 from paddle_dp.launch.command import Plan, headline
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.restarts import Again, Outcome
+from paddle_dp.launch.restarts import AttemptResult, Restart
 
 
 def announce(plan: Plan, variables: dict[str, str], attempt: Path) -> None:
@@ -19,7 +19,7 @@ def announce(plan: Plan, variables: dict[str, str], attempt: Path) -> None:
         print(headline(plan, variables, attempt.parent.parent), flush=True)
 
 
-def of_job(outcome: Outcome, plan: Plan, why: str = "") -> int:
+def show_end(outcome: AttemptResult, plan: Plan, why: str = "") -> int:
     """Shows why a job ended, and how to resume it; returns its exit status. `why`: it is not started again."""
     if outcome.cause is not None:
         return answer(outcome.cause, plan, outcome.attempt, outcome.log, outcome.consequences, why)
@@ -35,7 +35,7 @@ def of_job(outcome: Outcome, plan: Plan, why: str = "") -> int:
     return outcome.status
 
 
-def again(outcome: Outcome, plan: Plan, then: Again, where: str) -> None:
+def show_restart(outcome: AttemptResult, plan: Plan, then: Restart, label: str) -> None:
     """Two lines: why an attempt ended, and from where the next one starts."""
     _show_cursor()
     if outcome.cause is None:
@@ -45,17 +45,17 @@ def again(outcome: Outcome, plan: Plan, then: Again, where: str) -> None:
     budget = f"restart {then.number} of {plan.job.restarts}"
     if not plan.job.script:
         budget += "; the count starts over after each new checkpoint"
-    say(
+    write(
         f"{outcome.attempt.name} failed: {cause.rstrip('.')}. Log: {outcome.log or outcome.attempt}\n"
-        f"starts again from {where} in {then.wait:.0f} s ({budget})"
+        f"starts again from {label} in {then.wait:.0f} s ({budget})"
     )
 
 
-def resized(plan: Plan, where: str, nodes: Sequence[int] = ()) -> None:
+def resized(plan: Plan, label: str, nodes: Sequence[int] = ()) -> None:
     """A line: where an attempt begins that may have another number of ranks, and on how many of which `nodes`."""
     ranks = plan.ranks * plan.nodes
     on = f" of node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}" if nodes else ""
-    say(f"goes on from {where} on {ranks} rank{'s' * (ranks != 1)}{on}")
+    write(f"goes on from {label} on {ranks} rank{'s' * (ranks != 1)}{on}")
 
 
 def answer(
@@ -70,7 +70,7 @@ def answer(
     _show_cursor()
     text = failures.describe(failure, plan.ranks * plan.nodes, log, plan.nodes, consequences)
     if failure.expected and failure.exit_status == UsageError.exit_status:  # not a resume
-        say(text)
+        write(text)
     else:
         end("\n".join(filter(None, [text, why])), plan, attempt)
     return failure.exit_status
@@ -80,10 +80,12 @@ def end(text: str, plan: Plan, attempt: Path) -> None:
     """Shows why the job ended, and how to resume it."""
     from paddle_dp.launch.resume import how_to_resume  # imports NumPy, which few jobs need here
 
-    say("\n".join(filter(None, [text.rstrip(), how_to_resume(plan.job, attempt.parent.parent, plan.began)])))
+    write(
+        "\n".join(filter(None, [text.rstrip(), how_to_resume(plan.job, attempt.parent.parent, plan.began)]))
+    )
 
 
-def say(text: str) -> None:
+def write(text: str) -> None:
     """Lines on standard error, behind all that was printed."""
     sys.stdout.flush()
     print(text, file=sys.stderr, flush=True)

@@ -7,21 +7,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.mesh.device import place_of
+from paddle_dp.mesh.device import device_from_name
 
 if TYPE_CHECKING:
     import paddle
 
 
-def devices_of(own: str, variables: Mapping[str, str] = os.environ) -> list[str]:
-    """The devices of this process, beginning with its `own`, "gpu:0": those that its launcher gave it, or else all that
-    Paddle sees. On a CPU that alone."""
-    kind, _, first = own.partition(":")
+def devices_of(main_device: str, variables: Mapping[str, str] = os.environ) -> list[str]:
+    """The devices of this process, beginning with its `main_device`, "gpu:0": those that its launcher gave it, or else
+    all that Paddle sees. On a CPU that alone."""
+    kind, _, first = main_device.partition(":")
     if not first:
-        return [own]
+        return [main_device]
     given = variables.get(f"FLAGS_selected_{kind}s")
     numbers = given.split(",") if given else map(str, range(_visible(kind)))
-    return [own, *(f"{kind}:{number}" for number in numbers if number != first)]
+    return [main_device, *(f"{kind}:{number}" for number in numbers if number != first)]
 
 
 def _visible(kind: str) -> int:
@@ -65,9 +65,9 @@ def moved(tensor: paddle.Tensor, device: str) -> paddle.Tensor:
     if here != "cpu":
         paddle.device.synchronize(here)
     with paddle.no_grad():
-        return tensor.to(place_of(device), blocking=True)
+        return tensor.to(device_from_name(device), blocking=True)
 
 
-def name_of(place: Any) -> str:
+def name_of(device: Any) -> str:
     """«Place(gpu:1)», of any of Paddle's classes of places, as a device is called: "gpu:1"."""
-    return str(place).removeprefix("Place(").removesuffix(")")
+    return str(device).removeprefix("Place(").removesuffix(")")

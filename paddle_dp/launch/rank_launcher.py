@@ -12,25 +12,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 
-from paddle_dp.launch.command import WORKER, Plan, worker_words
+from paddle_dp.launch.command import WORKER, Plan, worker_arguments
 from paddle_dp.launch.devices import visible_in
 from paddle_dp.launch.logs import worker_log
 from paddle_dp.launch.processes import alive, descendants, exit_of, tied_to
 from paddle_dp.launch.waiting import launched
 
 
-class OwnRanks:
+class RankLauncher:
     """The ranks of this node, as their supervisor sees them; `watch.Launcher` is the same for those of Paddle's."""
 
     returncode = 0  # how each has ended, the watch knows
 
     def __init__(self, plan: Plan, variables: Mapping[str, str], attempt: Path):
-        words = [sys.executable, "-u", str(WORKER), *worker_words(plan)]
+        arguments = [sys.executable, "-u", str(WORKER), *worker_arguments(plan)]
         self._ranks: dict[int, Popen[bytes]] = {}
-        for place, told in enumerate(environments(plan, variables, attempt)):
-            with worker_log(attempt, place).open("ab") as log:
-                self._ranks[plan.node * plan.ranks + place] = Popen(
-                    words, env=told, stdin=DEVNULL, stdout=log, stderr=STDOUT,
+        for local_rank, told in enumerate(environments(plan, variables, attempt)):
+            with worker_log(attempt, local_rank).open("ab") as log:
+                self._ranks[plan.node * plan.ranks + local_rank] = Popen(
+                    arguments, env=told, stdin=DEVNULL, stdout=log, stderr=STDOUT,
                     start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
                     preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only
                 )  # fmt: skip
@@ -60,24 +60,24 @@ def environments(plan: Plan, variables: Mapping[str, str], attempt: Path) -> lis
     """The variables of each rank of this node, as Paddle's launcher would give them; the devices are the workers'."""
     told = launched(plan.ranks, variables, attempt)
     first, host = plan.node * plan.ranks, "" if plan.meeting is None else plan.meeting.host
-    found = []
-    for place, own in enumerate(told):
+    rank_variables = []
+    for local_rank, rank_env in enumerate(told):
         if plan.meeting is not None:
-            endpoint = f"{host}:{own['PADDLE_CURRENT_ENDPOINT'].rpartition(':')[2]}"
-            number, ranks = str(first + place), str(plan.ranks * plan.nodes)
-            own |= {"PADDLE_MASTER": plan.meeting.master, "PADDLE_NNODES": str(plan.nodes)}
-            own |= {"PADDLE_TRAINER_ID": number, "PADDLE_GLOBAL_RANK": number}
-            own |= {"PADDLE_TRAINERS_NUM": ranks, "PADDLE_GLOBAL_SIZE": ranks}
-            own |= {"PADDLE_CURRENT_ENDPOINT": endpoint, "PADDLE_TRAINER_ENDPOINTS": endpoint}
-        found.append({**variables, **own, **_device(plan, place)})
-    return found
+            endpoint = f"{host}:{rank_env['PADDLE_CURRENT_ENDPOINT'].rpartition(':')[2]}"
+            number, ranks = str(first + local_rank), str(plan.ranks * plan.nodes)
+            rank_env |= {"PADDLE_MASTER": plan.meeting.master, "PADDLE_NNODES": str(plan.nodes)}
+            rank_env |= {"PADDLE_TRAINER_ID": number, "PADDLE_GLOBAL_RANK": number}
+            rank_env |= {"PADDLE_TRAINERS_NUM": ranks, "PADDLE_GLOBAL_SIZE": ranks}
+            rank_env |= {"PADDLE_CURRENT_ENDPOINT": endpoint, "PADDLE_TRAINER_ENDPOINTS": endpoint}
+        rank_variables.append({**variables, **rank_env, **_device(plan, local_rank)})
+    return rank_variables
 
 
-def _device(plan: Plan, place: int) -> dict[str, str]:
+def _device(plan: Plan, local_rank: int) -> dict[str, str]:
     """What says to the rank at this place of the node which device is its: none, on a server."""
     if not plan.devices:
         return {}
-    if place < plan.servers_here:
+    if local_rank < plan.servers_here:
         return {visible_in(plan.kind) if plan.kind in ("gpu", "xpu") else "CUSTOM_DEVICE_ROOT": ""}
-    device = plan.devices[place - plan.servers_here]
+    device = plan.devices[local_rank - plan.servers_here]
     return {f"FLAGS_selected_{plan.kind}s": str(plan.machine.devices.index(device))}
