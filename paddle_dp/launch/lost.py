@@ -47,8 +47,8 @@ class LostRanks:
             failure = failure_of(rank)
             self._reported[rank] = failure.rank_name
             text = (
-                f"{failure.rank_name} is lost: {failure.in_short}. The others go on without it, and compute what it had not "
-                "sent."
+                f"{failure.rank_name} is lost: {failure.in_short}. The others go on without it, and compute what it "
+                "had not sent."
             )
             print(text, file=sys.stderr, flush=True)
             self._notify_nodes(text)

@@ -56,8 +56,8 @@ def meet(
         ) from error
     if is_first and local_address != address:
         raise UsageError(
-            f"--master {master}: it is an address of node 0, and this is node 0, whose address is {local_address}. Give --master "
-            f"{local_address}:{port} on all nodes, or this node another --node-rank."
+            f"--master {master}: it is an address of node 0, and this is node 0, whose address is {local_address}. "
+            f"Give --master {local_address}:{port} on all nodes, or this node another --node-rank."
         )
     if is_first and not _is_free(int(port)):
         raise UsageError(

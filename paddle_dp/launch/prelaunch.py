@@ -18,7 +18,7 @@ from paddle_dp.launch.processes import tied_to
 from paddle_dp.launch.waiting import JOB_VARIABLES
 from paddle_dp.launch.watch import Launcher
 
-PROGRAM = Path(__file__).with_name("launcher_ahead.py")
+PROGRAM = Path(__file__).with_name("prelaunch_process.py")
 
 
 class PreparedLauncher:

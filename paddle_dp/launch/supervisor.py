@@ -40,7 +40,7 @@ GRACE = 5.0  # seconds for ranks to end by themselves after SIGTERM
 @dataclass(frozen=True, kw_only=True)
 class ExternalEvents:
     """What others than the ranks want: signals to this process; `must_end()`: whether the job is to end at once;
-    `must_stop()`: why its ranks are to stop in good order, "" while they are not. `tell_others(words)`: says something
+    `must_stop()`: why its ranks are to stop in good order, "" while they are not. `notify_nodes(text)`: says something
     on the screens of the other nodes."""
 
     signals: Signals

@@ -29,7 +29,7 @@ class Departure:
 
 class Started(Protocol):
     """A job's ranks and what started them: Paddle's launcher, processes that had waited (waiting.Forks), or the process
-    that watches them (own_ranks.OwnRanks)."""
+    that watches them (rank_launcher.RankLauncher)."""
 
     @property
     def pid(self) -> int: ...

@@ -45,10 +45,10 @@ def test_a_rank_in_data_is_named_with_its_sample_and_the_others_wait():
     standing = Standing(limits(sample=1.0))
     start = work(standing, ranks=4)
     beats = {
-        0: beat(7, "backward", waits=True, what="the exchange of gradients"),
+        0: beat(7, "backward", waits=True, activity="the exchange of gradients"),
         1: beat(9, "data", sample=4711),
-        2: beat(7, "backward", waits=True, what="the exchange of gradients"),
-        3: beat(7, "backward", waits=True, what="the exchange of gradients"),
+        2: beat(7, "backward", waits=True, activity="the exchange of gradients"),
+        3: beat(7, "backward", waits=True, activity="the exchange of gradients"),
     }
     found, seconds = look_for(standing, beats, start, 100)
     assert found and found.late_ranks == [1] and 60 <= seconds <= 62
@@ -120,7 +120,7 @@ def test_a_machine_that_was_stopped_as_a_whole_has_not_stood_still():
 
 def test_a_stopped_rank_is_named_wherever_it_is():
     standing = Standing(limits(sample=1.0))
-    beats = {rank: beat(9, "backward", waits=True, what="the exchange of gradients") for rank in range(4)}
+    beats = {rank: beat(9, "backward", waits=True, activity="the exchange of gradients") for rank in range(4)}
     found, _ = look_for(standing, beats, work(standing, ranks=4), 100, stopped=[2])
     assert found.late_ranks == [2] and "rank 2 is stopped (by SIGSTOP" in str(found)
     assert "ranks 0, 1, 3 wait in backward of step 13" in str(found)
@@ -128,7 +128,9 @@ def test_a_stopped_rank_is_named_wherever_it_is():
 
 def test_a_rank_that_never_began_or_does_not_end_is_named():
     late = Standing(limits(start="30 s"))
-    found, seconds = look_for(late, {0: beat(3, "start", step=0, waits=True, what="all"), 1: None}, 0.0, 60)
+    found, seconds = look_for(
+        late, {0: beat(3, "start", step=0, waits=True, activity="all"), 1: None}, 0.0, 60
+    )
     assert found.late_ranks == [1] and "rank 1 has not begun for 30 s" in str(found) and seconds <= 32
     leaving = Standing(limits(sample=1.0))
     found, _ = look_for(leaving, {1: beat(99, "done")}, work(leaving), 100)
@@ -138,7 +140,7 @@ def test_a_rank_that_never_began_or_does_not_end_is_named():
 def test_where_all_wait_the_earliest_exchange_is_told():
     standing = Standing(limits(sample=1.0))
     start = work(standing)
-    beats = {0: beat(9, "update", waits=True, what="b"), 1: beat(9, "backward", waits=True, what="a")}
+    beats = {0: beat(9, "update", waits=True, activity="b"), 1: beat(9, "backward", waits=True, activity="a")}
     found, _ = look_for(standing, beats, start, 100)
     assert found.late_ranks == [1]
     same = replace(found, beats={0: beats[1], 1: beats[1]})
@@ -177,7 +179,9 @@ def test_a_rank_that_waits_may_wait_for_a_callback_on_another_node(nodes, allowe
     """The first rank may write a long report: its own node sees that, the other one sees ranks that wait."""
     standing = Standing(replace(limits(sample=1.0), nodes=nodes))
     start = work(standing)
-    beats = {rank: beat(99, "backward", waits=True, what="the exchange of gradients") for rank in range(2)}
+    beats = {
+        rank: beat(99, "backward", waits=True, activity="the exchange of gradients") for rank in range(2)
+    }
     found, seconds = look_for(standing, beats, start, 2000)
     assert found and allowed <= seconds <= allowed + 2
 
@@ -194,7 +198,7 @@ def test_ranks_that_wait_in_forward_and_behind_it_may_have_skipped_a_layer() -> 
     standing = Standing(limits())
     start = work(standing)
     everywhere = "an exchange between all ranks"
-    beats = {0: beat(7, "exchange", waits=True), 1: beat(7, "forward", waits=True, what=everywhere)}
+    beats = {0: beat(7, "exchange", waits=True), 1: beat(7, "forward", waits=True, activity=everywhere)}
     found, _ = look_for(standing, beats, start, 100)
     assert str(found).endswith("unless strategy.sync_batch_norm=false (docs/same.md).")
     alike = {0: beat(8, "forward", waits=True), 1: beat(8, "forward", waits=True)}
