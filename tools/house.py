@@ -131,14 +131,14 @@ ROOMS: dict[str, tuple[int, str]] = {
     )),
     "why": (900, (
         "why/* extras/why/* train/measured.py train/processors.py train/stragglers.py plan/changes.py "
-        "plan/step_parts.py plan/why_lines.py plan/measured.py cli/why.py"
+        "plan/rank_times.py plan/why_lines.py plan/measured.py cli/why.py"
     )),
     "verbs": (1500, (
         "verbs/* extras/verbs/* export/* train/predict.py train/generate.py train/array_files.py "
         "train/forecast.py train/amounts.py"
     )),
     "certificate": (600, (
-        "certificate/* train/certificate.py train/verified.py proof/certified.py proof/again.py"
+        "certificate/* train/certificate.py train/verified.py proof/certified.py proof/retrain.py"
     )),
     "assembly": (800, (
         "assembly/* train/assemble.py train/build.py train/setup.py train/inputs.py train/entry_points.py "

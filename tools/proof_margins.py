@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_dp.errors import EndedError
 from paddle_dp.proof import Comparison, Verdict, compare_sides
-from paddle_dp.proof.compare import Part
+from paddle_dp.proof.compare import TraceComparison
 from paddle_dp.proof.report import number
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -83,7 +83,7 @@ CASES = (
 )
 
 
-def worst(parts: Sequence[Part | None], kind: str) -> float | None:
+def worst(parts: Sequence[TraceComparison | None], kind: str) -> float | None:
     """The largest r of a kind; None if nothing of it was compared."""
     found = [row.worst.r for part in parts if part is not None for row in part.rows if row.kind == kind]
     return max(found, default=None)
@@ -103,14 +103,14 @@ def measured(case: Case, steps: int) -> tuple[list[Verdict], dict[str, Verdict]]
         most = max(ranks for ranks, _ in case.layouts)
         comparison = Comparison(recipe, case.overrides, steps, most, Path(scratch))
         honest = [
-            comparison.many(ranks, words(layout), f"{place}")
+            comparison.run_candidate(ranks, words(layout), f"{place}")
             for place, (ranks, layout) in enumerate(case.layouts)
         ]
         faulty = {
-            fault: comparison.many(2, words("data"), fault, f"tests.proof.faults:{fault}")
+            fault: comparison.run_candidate(2, words("data"), fault, f"tests.proof.faults:{fault}")
             for fault in case.faults
         }
-        one = comparison.one([*honest, *faulty.values()])
+        one = comparison.run_reference([*honest, *faulty.values()])
         found = [compare_sides(one, side) for side in honest]
         return found, {fault: compare_sides(one, side) for fault, side in faulty.items()}
 
@@ -124,7 +124,7 @@ def rows(case: Case, honest: Sequence[Verdict], faulty: dict[str, Verdict]) -> t
         if (run, kind) != ("own", "state")
     ]
     same = sum(verdict.same for verdict in honest)
-    shows = max(verdict.own.visible(verdict.many.ranks) for verdict in honest)
+    shows = max(verdict.native.visible(verdict.candidate.ranks) for verdict in honest)
     first = f"| {case.name} | {same} of {len(honest)} | {' | '.join(cells)} | {100 * shows:.1g} % |"
     cells = []
     for fault, run in SEEN:

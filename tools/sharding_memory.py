@@ -22,7 +22,9 @@ HEAD = "| stage | parameters | gradients | optimizer states | together | ZeRO's 
 
 def counted(side: Side) -> StateBytes:
     """The bytes of the rank that holds most: gradients at their peak, the rest between updates."""
-    most = max(side.held, key=lambda rank: rank["parameters"] + rank["most gradients"] + rank["optimizer"])
+    most = max(
+        side.bytes_by_rank, key=lambda rank: rank["parameters"] + rank["most gradients"] + rank["optimizer"]
+    )
     return StateBytes(
         parameters=most["parameters"], gradients=most["most gradients"], optimizer=most["optimizer"]
     )
@@ -46,7 +48,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=2)
     given = parser.parse_args()
-    widths = Widths.of(read_recipe(given.recipe, given.overrides).optimizer.name)
+    widths = Widths.for_optimizer(read_recipe(given.recipe, given.overrides).optimizer.name)
     with tempfile.TemporaryDirectory(prefix="paddle-dp-held-") as scratch:
         overrides = tuple(given.overrides)
         sides = Comparison(
@@ -59,7 +61,7 @@ def main() -> int:
                 f"strategy.sharding_stage={stage or 1}",
             ]
             try:
-                side = sides.many(given.ranks, ["strategy.data=auto", *words], f"stage{stage}")
+                side = sides.run_candidate(given.ranks, ["strategy.data=auto", *words], f"stage{stage}")
             except PaddleDPError as error:
                 print(f"stage {stage}: {error}", file=sys.stderr)
                 return 1

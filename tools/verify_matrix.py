@@ -78,9 +78,9 @@ def tried(named: Variant, ranks: int, comparison: Comparison, twice: bool = Fals
     side, changed = None, None
     start = time.perf_counter()
     try:
-        side, why = comparison.many(ranks, words, layout.replace(" ", "")), ""
+        side, why = comparison.run_candidate(ranks, words, layout.replace(" ", "")), ""
         if twice:
-            again = comparison.many(ranks, words, f"{layout.replace(' ', '')}-again")
+            again = comparison.run_candidate(ranks, words, f"{layout.replace(' ', '')}-again")
             changed = first_change(side, again)
             shutil.rmtree(again.folder)
     except EndedError:
@@ -115,17 +115,17 @@ def row(tried: Tried, one: Side) -> tuple[str, bool]:
     verdict = compare_sides(one, tried.side)
     largest = [
         number(max(row.worst.r for row in part.rows)) if part is not None else ""
-        for part in (verdict.wide, verdict.own)
+        for part in (verdict.wide, verdict.native)
     ]
-    apart = max(step.loss.apart / max(abs(step.loss.one), 1e-30) for step in verdict.steps.steps)
+    apart = max(step.loss.distance / max(abs(step.loss.one), 1e-30) for step in verdict.steps.steps)
     said = "same"
-    if verdict.where is not None:
-        said = f"**different**: {verdict.where.sentence}"
+    if verdict.first_difference is not None:
+        said = f"**different**: {verdict.first_difference.sentence}"
     elif not verdict.same:
         said = verdict.sentences[-1]
     if tried.changed is not None:
         said += f"; **other bits** the second time: {tried.changed}" if tried.changed else "; same bits twice"
-    held = f"{max(sum(rank[what] for what in HELD) for rank in tried.side.held) / 2**10:.0f} kB"
+    held = f"{max(sum(rank[what] for what in HELD) for rank in tried.side.bytes_by_rank) / 2**10:.0f} kB"
     numbers = " | ".join([*largest, f"{apart:.1e}", f"{tried.seconds:.1f}"])
     return (
         f"| {tried.layout} | {tried.ranks} | {numbers} | {held} | {said} |",
@@ -151,7 +151,7 @@ def main() -> int:
     given = parser.parse_args()
     recipe = read_recipe(given.recipe, given.overrides)
     seen = anatomy(recipe.model.build)
-    shape = Shape.of(recipe.model.config, recipe.train.batch, recipe.train.micro_batches, seen)
+    shape = Shape.from_config(recipe.model.config, recipe.train.batch, recipe.train.micro_batches, seen)
     shape = shape.along(recipe.dataset.config, cut_lengths=False)
     counts = [given.ranks] if given.exactly else list(range(2, given.ranks + 1))
     layouts = [layout for ranks in counts for layout in legal_layouts(shape, ranks)]
@@ -172,7 +172,7 @@ def main() -> int:
         for layout, named in chosen:
             every.append(tried(named, layout.ranks, comparison, given.twice))
             print(f"{named[0]}: {every[-1].seconds:.1f} s {every[-1].why}", file=sys.stderr, flush=True)
-        one = comparison.one([found.side for found in every if found.side is not None])
+        one = comparison.run_reference([found.side for found in every if found.side is not None])
         for found in every:
             line, same = row(found, one)
             table, all_same = [*table, line], all_same and same

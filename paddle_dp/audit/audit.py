@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.audit.events import Divided
-from paddle_dp.audit.finding import ORDER, Finding, Section, plural
+from paddle_dp.audit.finding import ORDER, AuditFinding, Section, plural
 from paddle_dp.audit.judges.evaluation import evaluation
 from paddle_dp.audit.judges.gradients import distance, gradients, recorded
 from paddle_dp.audit.judges.norms import norms
 from paddle_dp.audit.judges.randomness import randomness
 from paddle_dp.audit.judges.samples import samples
 from paddle_dp.audit.judges.weights import weights
-from paddle_dp.audit.records import Trace
+from paddle_dp.audit.records import EventTrace
 from paddle_dp.audit.runner import VARIABLE
 from paddle_dp.errors import EndedError, UsageError
 from paddle_dp.launch.attempts import Command, watched
@@ -84,7 +84,7 @@ WIDTH = 110
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AuditResult:
     """The result of an audit. `failure`: a message on the script's own failure, "" if it ran as far as needed."""
 
     script: str
@@ -94,13 +94,13 @@ class Outcome:
     failure: str = ""
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[AuditFinding]:
         """All findings, the worst first; notes come last and do not count."""
-        found = [finding for section in self.sections for finding in section.findings]
-        return sorted(found, key=lambda finding: ORDER.index(finding.severity))
+        findings = [finding for section in self.sections for finding in section.findings]
+        return sorted(findings, key=lambda finding: ORDER.index(finding.severity))
 
     @property
-    def counted(self) -> list[Finding]:
+    def counted(self) -> list[AuditFinding]:
         return [finding for finding in self.findings if finding.severity != "note"]
 
     @property
@@ -138,16 +138,16 @@ class Outcome:
         yield self._verdict()
 
     def _verdict(self) -> str:
-        seen = f"{plural(self.steps, 'step')} on {plural(self.ranks, 'rank')}"
+        extent = f"{plural(self.steps, 'step')} on {plural(self.ranks, 'rank')}"
         if self.counted:
             kinds = [
                 plural(sum(each.severity == kind for each in self.counted), kind)
                 for kind in ("fault", "difference")
             ]
-            return f"{self.script}: {' and '.join(kinds)} found in {seen}."
+            return f"{self.script}: {' and '.join(kinds)} found in {extent}."
         if self.failure:
-            return f"{self.script}: could not be audited: {seen}."
-        return f"{self.script}: nothing found in {seen}."
+            return f"{self.script}: could not be audited: {extent}."
+        return f"{self.script}: nothing found in {extent}."
 
 
 def _filled(label: str, text: str) -> list[str]:
@@ -181,7 +181,9 @@ def audit(path: Path, arguments: Sequence[str], options: Options) -> int:
             "audit takes --ranks 2 or more, --steps 1 or more and a --patience above 0, "
             f"not --ranks {options.ranks} --steps {options.steps} --patience {options.patience:g}."
         )
-    _say(f"{path} is really run, with all that it writes: on {options.ranks} ranks, then on one process")
+    _print_note(
+        f"{path} is really run, with all that it writes: on {options.ranks} ranks, then on one process"
+    )
     with scratch_folder("paddle-dp-audit-") as scratch:
         script = Script(path, tuple(arguments), options.steps, options.patience)
         outcome = examine(script, options.ranks, scratch)
@@ -189,24 +191,26 @@ def audit(path: Path, arguments: Sequence[str], options: Options) -> int:
     return outcome.exit_status
 
 
-def _say(text: str) -> None:
+def _print_note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def examine(script: Script, ranks: int, scratch: Path) -> Outcome:
+def examine(script: Script, ranks: int, scratch: Path) -> AuditResult:
     """Runs the script on `ranks` ranks and on one process, in folders of `scratch`, and judges the events."""
     ended = script.run(ranks, scratch / "many")
-    trace = Trace.read(scratch / "many", ranks)
+    trace = EventTrace.read(scratch / "many", ranks)
     failure = _failure(trace, ended, ranks)
-    divided = [axis for rank in trace.ranks for event in rank.of(Divided) for axis in event.degrees.items()]
+    divided = [
+        axis for rank in trace.ranks for event in rank.events_of(Divided) for axis in event.degrees.items()
+    ]
     if divided:
         axes = ", ".join(f"{axis} {degree}" for axis, degree in sorted(set(divided)))
         reason = f"The script splits the model ({axes}); an audit can judge ranks that all hold the whole model only."
-        return Outcome(str(script.path), ranks, trace.steps, (), reason)
+        return AuditResult(str(script.path), ranks, trace.steps, (), reason)
     alone, (replay, why_not) = None, replay_of(trace)
     if replay is not None:
         status = script.run(1, scratch / "one", replay)
-        alone = Trace.read(scratch / "one", 1)
+        alone = EventTrace.read(scratch / "one", 1)
         why_not = _why_it_failed(alone, status)
     updates = list(recorded(trace, alone if not why_not else None))
     normed = norms(trace, next((distance(update) for update in updates), None))
@@ -216,10 +220,10 @@ def examine(script: Script, ranks: int, scratch: Path) -> Outcome:
     )  # fmt: skip
     if not trace.steps and not failure:
         failure = "The script did no update with a paddle.optimizer, so there is nothing to audit."
-    return Outcome(str(script.path), ranks, trace.steps, sections, failure)
+    return AuditResult(str(script.path), ranks, trace.steps, sections, failure)
 
 
-def replay_of(trace: Trace) -> tuple[dict[str, Any] | None, str]:
+def replay_of(trace: EventTrace) -> tuple[dict[str, Any] | None, str]:
     """The updates that one process can repeat (see hooks/replay.py), and ""; or None, and the reason why none can."""
     steps = [step for step in range(1, trace.equal_until + 1) if all(u.arrays for u in trace.together(step))]
     if not steps:
@@ -236,16 +240,16 @@ def replay_of(trace: Trace) -> tuple[dict[str, Any] | None, str]:
     return {"source": str(trace.folder), "loader": next(iter(trace.training)), "items": items}, ""
 
 
-def _item(trace: Trace, step: int) -> dict[str, Any] | None:
+def _item(trace: EventTrace, step: int) -> dict[str, Any] | None:
     updates = trace.together(step)
     sizes = [rank.sizes(update) for rank, update in zip(trace.ranks, updates, strict=True)]
-    kept = all((trace.folder / f"{update.arrays}.batches.npz").exists() for update in updates)
-    if not kept or len({len(each) for each in sizes}) > 1 or not sizes[0]:
+    complete = all((trace.folder / f"{update.arrays}.batches.npz").exists() for update in updates)
+    if not complete or len({len(each) for each in sizes}) > 1 or not sizes[0]:
         return None
     return {"step": step, "names": [update.arrays for update in updates], "sizes": sizes}
 
 
-def _why_it_failed(alone: Trace, status: Failure | int) -> str:
+def _why_it_failed(alone: EventTrace, status: Failure | int) -> str:
     """The reason why the run on one process gave no gradients; "" if it did."""
     if alone.ranks[0].ended is not None and alone.ranks[0].ended.reason == "limit":
         return ""
@@ -254,7 +258,7 @@ def _why_it_failed(alone: Trace, status: Failure | int) -> str:
     return "on one process the script ended before its first update"
 
 
-def _failure(trace: Trace, ended: Failure | int, ranks: int) -> str:
+def _failure(trace: EventTrace, ended: Failure | int, ranks: int) -> str:
     """The message for the script's own failure on N ranks; "" without one."""
     silent = [
         (rank.number, rank.ended) for rank in trace.ranks if rank.ended and rank.ended.reason == "silent"

@@ -36,7 +36,7 @@ class Seeded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoaderMade(Event):
+class LoaderCreated(Event):
     """The `loader`-th DataLoader of this rank; `samples` is its data set's length, None for a stream."""
 
     loader: int
@@ -92,7 +92,7 @@ class PassEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerMade(Event):
+class OptimizerCreated(Event):
     """The `optimizer`-th optimizer of this rank, with the digest of each of its parameters."""
 
     optimizer: int
@@ -179,7 +179,7 @@ KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclas
 E = TypeVar("E", bound=Event)
 
 
-class Journal:
+class EventJournal:
     """Writes events to a file of `folder`, each with one write, and counts them.
 
     Forked processes, such as a loader's workers, write nothing: their events are not the rank's.

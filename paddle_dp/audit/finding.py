@@ -12,7 +12,7 @@ ORDER: tuple[Severity, ...] = ("fault", "difference", "note")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class AuditFinding:
     """One row of the report; `rule` is a stable name for machines."""
 
     rule: str
@@ -29,7 +29,7 @@ class Section:
 
     subject: str
     looked: str
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
 
 
 def few(numbers: object, most: int = 6) -> str:

@@ -14,7 +14,7 @@ from paddle_dp.audit.events import (
     Ended,
     Event,
     Fetched,
-    LoaderMade,
+    LoaderCreated,
     PassBegan,
     PassEnded,
     Stepped,
@@ -32,32 +32,32 @@ class Rank:
     events: tuple[Event, ...]
     folder: Path
 
-    def of(self, kind: type[E]) -> list[E]:
+    def events_of(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
 
     @cached_property
     def ended(self) -> Ended | None:
-        return next(iter(self.of(Ended)), None)
+        return next(iter(self.events_of(Ended)), None)
 
     @cached_property
     def updates(self) -> list[Stepped]:
-        return self.of(Stepped)
+        return self.events_of(Stepped)
 
     @cached_property
-    def loaders(self) -> dict[int, LoaderMade]:
-        return {made.loader: made for made in self.of(LoaderMade)}
+    def loaders(self) -> dict[int, LoaderCreated]:
+        return {event.loader: event for event in self.events_of(LoaderCreated)}
 
     @cached_property
     def passes(self) -> dict[tuple[int, int], PassBegan]:
-        return {(begun.loader, begun.number): begun for begun in self.of(PassBegan)}
+        return {(begun.loader, begun.number): begun for begun in self.events_of(PassBegan)}
 
     @cached_property
     def fetched(self) -> dict[tuple[int, int, int], Fetched]:
-        return {(batch.loader, batch.number, batch.index): batch for batch in self.of(Fetched)}
+        return {(batch.loader, batch.number, batch.index): batch for batch in self.events_of(Fetched)}
 
     @cached_property
     def shortened(self) -> set[tuple[int, int]]:
-        return {(end.loader, end.number) for end in self.of(PassEnded) if end.shortened}
+        return {(end.loader, end.number) for end in self.events_of(PassEnded) if end.shortened}
 
     @cached_property
     def training(self) -> set[int]:
@@ -78,14 +78,14 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Trace:
+class EventTrace:
     """What one execution of the script left, on one rank or several."""
 
     ranks: tuple[Rank, ...]
     folder: Path
 
     @classmethod
-    def read(cls, folder: Path, ranks: int) -> Trace:
+    def read(cls, folder: Path, ranks: int) -> EventTrace:
         return cls(
             tuple(Rank(n, tuple(read(folder / f"rank-{n}.jsonl")), folder) for n in range(ranks)), folder
         )
@@ -118,6 +118,6 @@ class Trace:
         return self.steps
 
 
-def same_loader(trace: Trace, loader: int) -> LoaderMade | None:
+def same_loader(trace: EventTrace, loader: int) -> LoaderCreated | None:
     """The description of a loader by the first rank that has it."""
     return next((rank.loaders[loader] for rank in trace.ranks if loader in rank.loaders), None)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from paddle_dp.audit.events import Began, Ended, Journal
+from paddle_dp.audit.events import Began, Ended, EventJournal
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.script_rank import become_rank, execute, is_well
 from paddle_dp.launch.silence import import_paddle
@@ -38,7 +38,7 @@ def main() -> None:
     here = Environment.read()
     rank, ranks = here.rank, here.ranks
     folder = Path(options["folder"])
-    journal = Journal(folder, rank)
+    journal = EventJournal(folder, rank)
     journal.write(Began(rank=rank, ranks=ranks))
     import_paddle()
     faulthandler.enable()
@@ -48,29 +48,29 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if not status:
-        wait_for_others(folder, rank, ranks)
+        wait_for_ranks(folder, rank, ranks)
     os._exit(status)  # threads that the script left running must not delay the audit
 
 
-def install(journal: Journal, options: dict[str, Any]) -> Any:
+def install(journal: EventJournal, options: dict[str, Any]) -> Any:
     """Installs the hooks; returns a function to call after the script."""
     from paddle_dp.audit.hooks.collectives import let_fleet_run_alone, watch_collectives
     from paddle_dp.audit.hooks.data import Loaders
     from paddle_dp.audit.hooks.generators import watch_seeds
     from paddle_dp.audit.hooks.replay import Item, Replay
     from paddle_dp.audit.hooks.updates import Updates
-    from paddle_dp.audit.hooks.watch import Watch
+    from paddle_dp.audit.hooks.watch import ScriptMonitor
 
-    watch = Watch(journal, journal.folder, journal.rank, options["steps"])
+    watch = ScriptMonitor(journal, journal.folder, journal.rank, options["steps"])
     loaders = Loaders(watch)
     loaders.install()
     replay = None
-    if (given := options["replay"]) is not None:
+    if (replay_options := options["replay"]) is not None:
         items = [
             Item(item["step"], tuple(item["names"]), tuple(map(tuple, item["sizes"])))
-            for item in given["items"]
+            for item in replay_options["items"]
         ]
-        replay = Replay(watch, Path(given["source"]), given["loader"], items)
+        replay = Replay(watch, Path(replay_options["source"]), replay_options["loader"], items)
         replay.install(loaders)
         let_fleet_run_alone()
     updates = Updates(watch, None if replay is None else replay.on_step)
@@ -80,7 +80,7 @@ def install(journal: Journal, options: dict[str, Any]) -> Any:
     return updates.finish
 
 
-def run(script: str, arguments: Sequence[str], journal: Journal, finish: Any) -> int:
+def run(script: str, arguments: Sequence[str], journal: EventJournal, finish: Any) -> int:
     """Runs the script until it ends or the audit has enough; returns the exit status. Records a failure."""
     from paddle_dp.audit.hooks.watch import Enough
 
@@ -92,7 +92,7 @@ def run(script: str, arguments: Sequence[str], journal: Journal, finish: Any) ->
     return 0
 
 
-def record_failure(error: BaseException, journal: Journal) -> int:
+def record_failure(error: BaseException, journal: EventJournal) -> int:
     """Records the script's own failure for the supervisor, the log and the report."""
     failure = Failure.from_error(error, journal.rank)
     journal.write(Ended(reason="failed", message=failure.traceback))
@@ -101,7 +101,7 @@ def record_failure(error: BaseException, journal: Journal) -> int:
     return 1
 
 
-def wait_for_others(folder: Path, rank: int, ranks: int) -> None:
+def wait_for_ranks(folder: Path, rank: int, ranks: int) -> None:
     """Waits, by files, until all ranks are done: a rank that ended early would break the others' collectives."""
     (folder / f"done.{rank}").touch()
     deadline = time.monotonic() + WAIT
@@ -109,14 +109,14 @@ def wait_for_others(folder: Path, rank: int, ranks: int) -> None:
         time.sleep(0.02)
 
 
-def guard(journal: Journal, patience: float) -> None:
+def guard(journal: EventJournal, patience: float) -> None:
     """Ends this rank when no event was recorded for `patience` seconds, and records where the script stands."""
     main_thread = threading.main_thread().ident
-    seen, since = journal.written, time.monotonic()
+    written, since = journal.written, time.monotonic()
     while True:
         time.sleep(0.5)
-        if journal.written != seen:
-            seen, since = journal.written, time.monotonic()
+        if journal.written != written:
+            written, since = journal.written, time.monotonic()
         elif time.monotonic() - since > patience:
             frame = sys._current_frames().get(main_thread or 0)
             journal.write(Ended(reason="silent", message=f"{patience:g} s", where=_nearest(frame)))
@@ -124,7 +124,7 @@ def guard(journal: Journal, patience: float) -> None:
 
 
 def _nearest(frame: FrameType | None) -> str:
-    from paddle_dp.audit.hooks.place import nearest
+    from paddle_dp.audit.hooks.source_line import nearest
 
     return nearest(frame)
 

@@ -21,7 +21,7 @@ _LEFT = "1:02:03 left"
 
 
 class Bar:
-    """Draws on `screen`, a terminal; lines printed with `say` stay above the bar."""
+    """Draws on `screen`, a terminal; lines printed with `print_line` stay above the bar."""
 
     def __init__(self, screen: TextIO, steps_per_epoch: int, total_steps: int):
         self.screen, self.steps_per_epoch, self.total_steps = screen, max(steps_per_epoch, 1), total_steps
@@ -36,9 +36,9 @@ class Bar:
         self._began = (time.perf_counter(), progress.step)
         self._rich.start()
 
-    def show(self, progress: Progress, found: Mapping[str, float]) -> None:
+    def show(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Draws the numbers, unless it was drawn just before; those of the last step also stay as a line."""
-        now, self._last = time.perf_counter(), _lines.step(progress, found)
+        now, self._last = time.perf_counter(), _lines.step(progress, metrics)
         if now - self._drawn < _PAUSE and progress.step < self.total_steps:
             return
         self._fit()
@@ -46,26 +46,26 @@ class Bar:
             self._task,
             completed=progress.batch,
             description=self._epoch(progress.epoch + 1),
-            text=_lines.short(found, self._room()),
+            text=_lines.short(metrics, self._room()),
             left=f"{_lines.duration(self._left(now, progress.step))} left",
         )
         self._rich.refresh()
         self._drawn = time.perf_counter()
         if progress.step >= self.total_steps:
-            self._say_last()
+            self._print_last()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Prints a line above the bar."""
         self._rich.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Removes the bar; printed lines stay, and the numbers of the last step that it showed."""
-        self._say_last()
+        self._print_last()
         self._rich.stop()
 
-    def _say_last(self) -> None:
+    def _print_last(self) -> None:
         if self._last:
-            self.say(self._last)
+            self.print_line(self._last)
         self._last = ""
 
     def _left(self, now: float, step: int) -> float:

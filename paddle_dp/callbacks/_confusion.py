@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 _MAX_CELLS, _MAX_NAMES = 20, 40
 
 
-def draw(found: Evaluation, title: str) -> bytes:
+def draw(evaluation: Evaluation, title: str) -> bytes:
     """A PNG of `found.confusion`: true classes down, predicted across, shaded by the share of the true class."""
     # Not pyplot, which may open a window system and keeps every figure in a global list.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    counts = np.asarray(found.confusion)
-    names = found.classes or tuple(map(str, range(len(counts))))
+    counts = np.asarray(evaluation.confusion)
+    names = evaluation.classes or tuple(map(str, range(len(counts))))
     side = min(3.0 + 0.28 * len(counts), 14.0)
     figure = Figure(figsize=(side, side * 0.9), dpi=100)
     FigureCanvasAgg(figure)

@@ -30,22 +30,22 @@ WIDTH, LANE = 11.0, 1.05  # inches; inches of a rank
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a rank did from `start` to `stop`, seconds after the step's begin: `kind` is «work», in the phase `what`;
+class TimelineRow:
+    """What a rank did from `start` to `stop`, seconds after the step's begin: `kind` is «work», in the phase `label`;
     «wait», for others; «given», a gradient or a bucket that was handed over; «link», a message under way."""
 
     rank: int
     kind: str
-    what: str
+    label: str
     start: float
     stop: float
 
     @property
     def colour(self) -> str:
-        return COLOURS.get(self.what if self.kind == "work" else self.kind, OTHER)
+        return COLOURS.get(self.label if self.kind == "work" else self.kind, OTHER)
 
 
-def trace(rows: Sequence[Row], degrees: Degrees) -> dict[str, Any]:
+def trace(rows: Sequence[TimelineRow], degrees: Degrees) -> dict[str, Any]:
     """In the Trace Event Format, which Perfetto reads: a process for each rank, a thread for each of its lanes."""
     lanes = {
         "work": (1, "computes"),
@@ -66,7 +66,7 @@ def trace(rows: Sequence[Row], degrees: Degrees) -> dict[str, Any]:
         {
             "ph": "X", "pid": row.rank, "tid": lanes[row.kind][0], "ts": round(row.start * 1e6, 1),
             "dur": round((row.stop - row.start) * 1e6, 1),
-            "name": {"wait": "waits for others", "link": "message"}.get(row.kind, row.what),
+            "name": {"wait": "waits for others", "link": "message"}.get(row.kind, row.label),
         }
         for row in rows
     ]  # fmt: skip
@@ -78,7 +78,7 @@ def _called(rank: int, degrees: Degrees) -> str:
     return degrees.role(rank) or f"rank {rank}"
 
 
-def draw(rows: Sequence[Row], title: str, degrees: Degrees) -> bytes:
+def draw(rows: Sequence[TimelineRow], title: str, degrees: Degrees) -> bytes:
     """A PNG: for each rank a lane of what it computes, a line of what it hands over, and one of its link."""
     # Not pyplot: no window system is asked for, and nothing stays in a global list of figures.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -122,29 +122,29 @@ def draw(rows: Sequence[Row], title: str, degrees: Degrees) -> bytes:
     return stream.getvalue()
 
 
-def _named(rows: Sequence[Row]) -> list[Row]:
+def _named(rows: Sequence[TimelineRow]) -> list[TimelineRow]:
     """The buckets whose numbers have room on the picture: each rank's, where these are few."""
-    buckets = [row for row in rows if row.kind == "given" and row.what.startswith("bucket")]
+    buckets = [row for row in rows if row.kind == "given" and row.label.startswith("bucket")]
     return buckets if len(buckets) <= MOST_NAMED * (1 + max(row.rank for row in rows)) else []
 
 
-def _label(row: Row, end: float) -> str:
+def _label(row: TimelineRow, end: float) -> str:
     """A bucket's number, and its size where the bar has room for it."""
-    number, _, size = row.what.removeprefix("bucket ").partition(", ")
+    number, _, size = row.label.removeprefix("bucket ").partition(", ")
     return f"{number}: {size}" if row.stop - row.start > ROOM * end else number
 
 
-def _legend(figure: Any, rows: Sequence[Row]) -> None:
+def _legend(figure: Any, rows: Sequence[TimelineRow]) -> None:
     from matplotlib.patches import Patch
 
-    said = {
+    labels = {
         "wait": "waits for others",
         "given": "hands over a gradient or a bucket",
         "link": "messages under way",
     }
-    seen = {row.what if row.kind == "work" else row.kind for row in rows}
+    names = {row.label if row.kind == "work" else row.kind for row in rows}
     patches = [
-        Patch(color=colour, label=said.get(name, name)) for name, colour in COLOURS.items() if name in seen
+        Patch(color=colour, label=labels.get(name, name)) for name, colour in COLOURS.items() if name in names
     ]
     figure.legend(
         handles=patches,
@@ -167,7 +167,7 @@ class ExchangeTimeline(Callback):
         self._first = 0
         self._film: ExchangeTrace | None = None
         self._zero = 0.0
-        self.recorded: list[tuple[int, list[Row]]] = []  # steps, with what each rank did
+        self.recorded: list[tuple[int, list[TimelineRow]]] = []  # steps, with what each rank did
 
     def start(self, moment: Moment) -> None:
         self._first = moment.progress.step + self._start
@@ -183,8 +183,8 @@ class ExchangeTimeline(Callback):
 
     def _begin(self, moment: Moment) -> None:
         """Before an update of the window, unless the training measures itself in it. Collective."""
-        wanted = moment.progress.step >= self._first and len(self.recorded) < self._steps
-        if not wanted or heartbeat.tape is not None:
+        due = moment.progress.step >= self._first and len(self.recorded) < self._steps
+        if not due or heartbeat.tape is not None:
             return
         moment.trainer.learner.film_exchange()
         self._film = ExchangeTrace(*_waits(self.run.mesh.device))
@@ -199,17 +199,17 @@ class ExchangeTimeline(Callback):
             return
         heartbeat.end_tape()
         rows = [
-            [kind, what, start - self._zero, stop - self._zero]
-            for kind, what, start, stop in (
+            [kind, label, start - self._zero, stop - self._zero]
+            for kind, label, start, stop in (
                 *(("work", phase, start, stop) for phase, start, stop in film.spans),
                 *(("work" if w[5] else "wait", w[2], w[3], w[4]) for w in film.waits),
-                *(("given", what, start, stop) for what, start, stop in film.handovers),
+                *(("given", label, start, stop) for label, start, stop in film.handovers),
                 *(("link", "", start, stop) for start, stop in film.transfers),
                 *(("wait", "exchange", start, _end_around(start, film)) for start in film.computed_at),
             )
         ]
-        of_ranks = self.run.mesh.gather(rows)
-        self.recorded.append((moment.progress.step, [Row(*row) for row in _numbered(of_ranks)]))
+        rows_by_rank = self.run.mesh.gather(rows)
+        self.recorded.append((moment.progress.step, [TimelineRow(*row) for row in _numbered(rows_by_rank)]))
 
     def _finish(self) -> None:
         if not self.recorded:
@@ -218,7 +218,7 @@ class ExchangeTimeline(Callback):
                 flush=True,
             )
             return
-        step, rows = sorted(self.recorded, key=lambda one: max(row.stop for row in one[1]))[
+        step, rows = sorted(self.recorded, key=lambda record: max(row.stop for row in record[1]))[
             len(self.recorded) // 2
         ]
         files, folder = Files(), self.run.folder
@@ -231,8 +231,8 @@ class ExchangeTimeline(Callback):
         )
 
 
-def _numbered(of_ranks: list[list[list[Any]]]) -> list[list[Any]]:
-    return [[rank, *row] for rank, rows in enumerate(of_ranks) for row in rows]
+def _numbered(rows_by_rank: list[list[list[Any]]]) -> list[list[Any]]:
+    return [[rank, *row] for rank, rows in enumerate(rows_by_rank) for row in rows]
 
 
 def _end_around(time: float, film: ExchangeTrace) -> float:

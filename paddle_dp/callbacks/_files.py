@@ -12,22 +12,22 @@ class Files:
     """Writes files; those that a disk does not take are kept in memory, and tried again with the next one."""
 
     def __init__(self) -> None:
-        self._kept: dict[Path, bytes] = {}
-        self._said: set[Path] = set()
+        self._pending: dict[Path, bytes] = {}
+        self._reported: set[Path] = set()
 
     def write(self, path: Path, content: bytes) -> None:
         """Replaces the file, and makes its folder. One line on stderr says if it could not be written."""
-        self._kept[path] = content
-        for one in list(self._kept):
+        self._pending[path] = content
+        for target in list(self._pending):
             try:
-                one.parent.mkdir(parents=True, exist_ok=True)
-                replace(one, self._kept[one])
-                del self._kept[one]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                replace(target, self._pending[target])
+                del self._pending[target]
             except OSError as error:
-                if one not in self._said:
+                if target not in self._reported:
                     print(
-                        f"{one} was not written: {error.strerror}. The training goes on, and tries again.",
+                        f"{target} was not written: {error.strerror}. The training goes on, and tries again.",
                         file=sys.stderr,
                         flush=True,
                     )
-                self._said.add(one)
+                self._reported.add(target)

@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 
 _CLOSED = -1  # no file descriptor
-_MOST = 64 * 2**20  # bytes of entries that wait in memory
+_MAX_BYTES_WAITING = 64 * 2**20  # bytes of entries that wait in memory
 
 
 class Journal:
@@ -23,7 +23,7 @@ class Journal:
     def __init__(self, path: Path):
         self.path, self.lost = path, 0
         self._waiting: deque[bytes] = deque()
-        self._size_waiting, self._said = 0, False
+        self._size_waiting, self._reported = 0, False
         self._file = _CLOSED
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._file = os.open(path, flags, 0o666)
@@ -34,7 +34,7 @@ class Journal:
         self._waiting.append(entry)
         self._size_waiting += len(entry)
         self._write()
-        while self._size_waiting > _MOST:
+        while self._size_waiting > _MAX_BYTES_WAITING:
             self._size_waiting -= len(self._waiting.popleft())
             self.lost += 1
 
@@ -47,17 +47,19 @@ class Journal:
                 self._waiting.popleft()
                 self._size += len(entry)
                 self._size_waiting -= len(entry)
-            self._said = False
+            self._reported = False
         except OSError as error:
             # Half an entry would make every later one unreadable.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
-            if not self._said:
-                self._say(f"cannot be written: {error.strerror}. Its entries wait in memory until it can be.")
-            self._said = True
+            if not self._reported:
+                self._warn(
+                    f"cannot be written: {error.strerror}. Its entries wait in memory until it can be."
+                )
+            self._reported = True
 
-    def _say(self, what: str) -> None:
-        print(f"{self.path} {what}", file=sys.stderr, flush=True)
+    def _warn(self, message: str) -> None:
+        print(f"{self.path} {message}", file=sys.stderr, flush=True)
 
     def __del__(self) -> None:
         # Nothing is buffered, so there is no close() that a caller must not forget; what waits is tried once more.
@@ -66,5 +68,5 @@ class Journal:
         if self._waiting:
             self._write()
         if self._waiting or self.lost:
-            self._say(f"lacks {len(self._waiting) + self.lost} entries: it could not be written to the end.")
+            self._warn(f"lacks {len(self._waiting) + self.lost} entries: it could not be written to the end.")
         os.close(self._file)

@@ -61,16 +61,16 @@ def ranks(run: Run) -> str:
     return f"{mesh.ranks} ranks" + (f" ({run.layout})" if mesh.axes.data < mesh.ranks else "")
 
 
-def numbers(found: Mapping[str, float]) -> list[str]:
+def numbers(metrics: Mapping[str, float]) -> list[str]:
     """["loss 1.2345", "acc1 0.5312"]: the loss and the scores."""
     return [
-        f"{name} {value:.4f}" for name, value in found.items() if name == "loss" or name not in _NO_SCORES
+        f"{name} {value:.4f}" for name, value in metrics.items() if name == "loss" or name not in _NO_SCORES
     ]
 
 
-def step(progress: Progress, found: Mapping[str, float]) -> str:
+def step(progress: Progress, metrics: Mapping[str, float]) -> str:
     """[epoch 1, step 5] loss 1.2345  acc1 0.5312  lr 3.0e-03  1234 samples/s"""
-    return at(progress) + "  ".join([*numbers(found), *speed(found)])
+    return at(progress) + "  ".join([*numbers(metrics), *speed(metrics)])
 
 
 def at(progress: Progress) -> str:
@@ -78,31 +78,31 @@ def at(progress: Progress) -> str:
     return f"[epoch {progress.epoch + bool(progress.batch)}, step {progress.step}] "
 
 
-def speed(found: Mapping[str, float]) -> list[str]:
+def speed(metrics: Mapping[str, float]) -> list[str]:
     """["lr 3.0e-03", "1234 samples/s"], for texts tokens/s, and the share of time waiting for data if it is large."""
-    parts = [f"lr {found['lr']:.1e}", f"{found['samples_per_second']:.0f} samples/s"]
-    parts += [f"{found['tokens_per_second']:.0f} tokens/s"] if "tokens_per_second" in found else []
-    waiting = found.get("waiting", 0.0)
+    parts = [f"lr {metrics['lr']:.1e}", f"{metrics['samples_per_second']:.0f} samples/s"]
+    parts += [f"{metrics['tokens_per_second']:.0f} tokens/s"] if "tokens_per_second" in metrics else []
+    waiting = metrics.get("waiting", 0.0)
     return [*parts, f"{waiting:.0%} waiting for data"] if waiting >= _WAITING else parts
 
 
-def short(found: Mapping[str, float], room: int) -> str:
+def short(metrics: Mapping[str, float], room: int) -> str:
     """loss 1.2345  acc1 0.5312  lr 3.0e-03  1234/s: one score only, and what fits into so many columns: the rate goes
     first, then the score.
 
     For texts, tokens: 5678 tok/s.
     """
-    tokens = found.get("tokens_per_second")
-    pace = f"{tokens:.0f} tok/s" if tokens is not None else f"{found['samples_per_second']:.0f}/s"
-    scores = numbers(found)[:2]
-    parts = ([*scores, f"lr {found['lr']:.1e}", pace], [*scores, pace], [*scores[:1], pace], scores[:1])
-    lines = ["  ".join(of) for of in parts]
+    tokens = metrics.get("tokens_per_second")
+    pace = f"{tokens:.0f} tok/s" if tokens is not None else f"{metrics['samples_per_second']:.0f}/s"
+    scores = numbers(metrics)[:2]
+    parts = ([*scores, f"lr {metrics['lr']:.1e}", pace], [*scores, pace], [*scores[:1], pace], scores[:1])
+    lines = ["  ".join(fields) for fields in parts]
     return next((line for line in lines if len(line) <= room), lines[-1])
 
 
-def evaluated(progress: Progress, found: Evaluation) -> str:
+def evaluated(progress: Progress, evaluation: Evaluation) -> str:
     """[epoch 1, step 23] held-out: loss 0.5310  acc1 0.8917"""
-    return at(progress) + "held-out: " + "  ".join(numbers(found.numbers))
+    return at(progress) + "held-out: " + "  ".join(numbers(evaluation.numbers))
 
 
 def duration(seconds: float) -> str:
@@ -138,10 +138,10 @@ class Took:
         )
 
 
-def mean(of_steps: Sequence[tuple[int, float]]) -> float | None:
+def mean(counted_numbers: Sequence[tuple[int, float]]) -> float | None:
     """The mean over steps of (how many steps, a number of each of them); None without any."""
-    steps = sum(count for count, _ in of_steps)
-    return sum(count * number for count, number in of_steps) / steps if steps else None
+    steps = sum(count for count, _ in counted_numbers)
+    return sum(count * number for count, number in counted_numbers) / steps if steps else None
 
 
 def known(run: Run, training: Training, first: int) -> Iterable[str]:
@@ -150,21 +150,21 @@ def known(run: Run, training: Training, first: int) -> Iterable[str]:
     if _is_alone(run):
         return
     yield f"  {'; '.join(training.facts)}"
-    yield from _besides(run, training)
+    yield from _caveats(run, training)
     yield from _proof(run, first)
 
 
 def summary(
-    run: Run, took: Took, found: Evaluation | None, saved: Path | None, training: Training
+    run: Run, took: Took, evaluation: Evaluation | None, saved: Path | None, training: Training
 ) -> Iterable[str]:
     """The last lines: results, and commands for what to do next."""
-    if found is not None:  # its numbers are on the screen already
-        yield f"  {found.counted}"
+    if evaluation is not None:  # its numbers are on the screen already
+        yield f"  {evaluation.counted}"
     if took.steps and not _is_alone(run):
-        several = run.mesh.ranks > 1  # their weights were compared, or the training would have failed
-        equal = [f"shared weights bit-equal after step {took.first + took.steps}"] if several else []
+        is_distributed = run.mesh.ranks > 1  # their weights were compared, or the training would have failed
+        equal = [f"shared weights bit-equal after step {took.first + took.steps}"] if is_distributed else []
         yield f"  {'; '.join([*equal, *training.facts])}"
-        yield from _besides(run, training)
+        yield from _caveats(run, training)
     yield f"{took}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
@@ -177,7 +177,7 @@ def _is_alone(run: Run) -> bool:
     return run.mesh.ranks == 1 and not copies
 
 
-def _besides(run: Run, training: Training) -> Iterable[str]:
+def _caveats(run: Run, training: Training) -> Iterable[str]:
     """What differs from one process, and what could not be known."""
     if training.differences:
         copies = run.mesh.ranks == 1
@@ -194,13 +194,13 @@ def _proof(run: Run, first: int) -> Iterable[str]:
         yield f"  the proof    {proof.sentence}{since}"
     elif run.recipe is None:
         if run.mesh.ranks > 1:
-            yield f"  the proof    {_OF_A_SCRIPT}"
+            yield f"  the proof    {_PROOF_FOR_SCRIPT}"
     elif _is_alone(run) and not run.recipe.strategy.config.not_promised(run.recipe):
-        words = ["paddle-dp", "verify", str(run.folder / "recipe.yaml"), *_two_ranks(run, run.recipe)]
-        yield f"  the proof    {shlex.join(words)}"
+        arguments = ["paddle-dp", "verify", str(run.folder / "recipe.yaml"), *_two_ranks(run, run.recipe)]
+        yield f"  the proof    {shlex.join(arguments)}"
 
 
-_OF_A_SCRIPT = (
+_PROOF_FOR_SCRIPT = (
     "none that this is one process's result. `paddle-dp audit SCRIPT` watches a script, and "
     "`paddle-dp verify` proves a recipe that names its model (docs/proof.md)"
 )

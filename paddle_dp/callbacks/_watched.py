@@ -33,11 +33,11 @@ def refuse_unknown(name: str, moment: Moment, setting: str) -> None:
         raise UsageError(_unknown(name, names, setting))
 
 
-def read(name: str, found: Evaluation, setting: str) -> float:
+def read(name: str, evaluation: Evaluation, setting: str) -> float:
     """The number `name`. Raises UsageError that names the recipe's `setting` if there is no such number."""
-    if name not in found.numbers:
-        raise UsageError(_unknown(name, found.numbers, setting))
-    return float(found.numbers[name])
+    if name not in evaluation.numbers:
+        raise UsageError(_unknown(name, evaluation.numbers, setting))
+    return float(evaluation.numbers[name])
 
 
 def _unknown(name: str, known: Iterable[str], setting: str) -> str:

@@ -169,7 +169,7 @@ class Checkpoint(Callback):
         began = time.perf_counter()
         self._finish(moment)
         waited = time.perf_counter() - began
-        self._say_waited(step, waited)
+        self._warn_waited(step, waited)
         try:
             with heartbeat.within("checkpoint"):
                 snapshot = moment.trainer.snapshot(self._memory)
@@ -246,11 +246,11 @@ class Checkpoint(Callback):
         )
         if error.reason and error.reason == self._refused_for:
             if self.run.mesh.is_main:
-                self._say(checkpoints.still_not(progress.step, error.reason, self.folder))
+                self._warn(checkpoints.still_not(progress.step, error.reason, self.folder))
         elif at_the_end:
-            self._say(f"{error.what} One more is tried, the last: make room.")
+            self._warn(f"{error.what} One more is tried, the last: make room.")
         else:
-            self._say(
+            self._warn(
                 f"{error.what} The training goes on, and tries again at the next checkpoint: make room."
             )
         self._refused_for = error.reason
@@ -268,7 +268,7 @@ class Checkpoint(Callback):
         try:
             checkpoints.set_best(self.folder, path, numbers)
         except CheckpointError as error:
-            self._say(f"{error} The training goes on, and {path.name} is not kept as the best.")
+            self._warn(f"{error} The training goes on, and {path.name} is not kept as the best.")
         self._tidy(path)  # the previous best may be deleted
 
     def _tidy(self, path: Path) -> None:
@@ -277,20 +277,20 @@ class Checkpoint(Callback):
             try:
                 checkpoints.prune(self.folder, self.config.keep, trusted=path)
             except CheckpointError as error:
-                self._say(f"{error} The training goes on.")
+                self._warn(f"{error} The training goes on.")
 
-    def _say_waited(self, step: int, waited: float) -> None:
+    def _warn_waited(self, step: int, waited: float) -> None:
         if waited < _WAITED:
             return
         self._waits += 1
         if self._waits in (1, 10, 100, 1000):
             often = f" ({self._waits} times so far)" if self._waits > 1 else ""
-            self._say(
+            self._warn(
                 f"The checkpoint of step {step} waited {waited:.1f} s for the one before to be written{often}: they "
                 "come faster than this disk takes them. A longer callbacks.checkpoint.every avoids it."
             )
 
-    def _say(self, line: str) -> None:
+    def _warn(self, line: str) -> None:
         if self.run.mesh.is_main:
             print(line, file=sys.stderr, flush=True)
 

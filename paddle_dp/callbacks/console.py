@@ -32,10 +32,10 @@ class Sink(Protocol):
 
     def start(self, progress: Progress) -> None: ...
 
-    def show(self, progress: Progress, found: Mapping[str, float]) -> None:
+    def show(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """The numbers of a step."""
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """A line."""
 
     def close(self) -> None: ...
@@ -47,10 +47,10 @@ class Lines:
     def start(self, progress: Progress) -> None:
         """Nothing to open."""
 
-    def show(self, progress: Progress, found: Mapping[str, float]) -> None:
-        self.say(_lines.step(progress, found))
+    def show(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+        self.print_line(_lines.step(progress, metrics))
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         print(text, flush=True)
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Console(Callback):
         self.run, self.every = run, every
         self._sinks: list[Sink] = []
         self._began, self._first, self._read = 0.0, 0, 0
-        self._found: Evaluation | None = None
+        self._evaluation: Evaluation | None = None
         self._saved: Path | None = None
         # Steps, and what was sent in each: some strategies send in a few only.
         self._sent: list[tuple[int, float]] = []
@@ -78,13 +78,13 @@ class Console(Callback):
 
     def start(self, moment: Moment) -> None:
         self._began, self._first = time.perf_counter(), moment.progress.step
-        self._found = self._saved = None
+        self._evaluation = self._saved = None
         self._sent, self._read = [], moment.progress.step
         self._left_out.clear()
         self._sinks = self._opened(moment) if self.run.mesh.is_main else []
-        self._say(_lines.start(self.run, moment.progress, moment.trainer.total_steps))
+        self._print_line(_lines.start(self.run, moment.progress, moment.trainer.total_steps))
         for line in _lines.known(self.run, moment.trainer, moment.progress.step) if self._sinks else ():
-            self._say(line)
+            self._print_line(line)
         self._on_each(lambda sink: sink.start(moment.progress))
 
     def step(self, moment: Moment) -> None:
@@ -96,13 +96,13 @@ class Console(Callback):
     def measured(self, moment: Moment, measured: Measured) -> None:
         if measured.watched:
             for line in why_lines.lines(measured):
-                self._say(line)
+                self._print_line(line)
         elif starved := why_lines.starved(measured):
-            self._say(starved)
+            self._print_line(starved)
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
-        self._found = evaluation
-        self._say(_lines.evaluated(moment.progress, evaluation))
+        self._evaluation = evaluation
+        self._print_line(_lines.evaluated(moment.progress, evaluation))
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         if refusal.action == "skip":
@@ -117,14 +117,14 @@ class Console(Callback):
     def end(self, moment: Moment) -> None:
         self._close()
         if moment.trainer.stopped:
-            self._say(f"stopped at step {moment.progress.step}: {moment.trainer.stopped}")
+            self._print_line(f"stopped at step {moment.progress.step}: {moment.trainer.stopped}")
         seconds, steps = time.perf_counter() - self._began, moment.progress.step - self._first
         if self._left_out:
-            self._say(_lines.left_out(len(self._left_out), steps))
+            self._print_line(_lines.left_out(len(self._left_out), steps))
         sender = self.run.mesh.axes.role(self.run.mesh.rank) or "each rank"
         took = _lines.Took(steps, seconds, _lines.mean(self._sent), sender, self._first)
-        for line in _lines.summary(self.run, took, self._found, self._saved, moment.trainer):
-            self._say(line)
+        for line in _lines.summary(self.run, took, self._evaluation, self._saved, moment.trainer):
+            self._print_line(line)
 
     def failed(self, moment: Moment, error: BaseException) -> None:
         self._close()
@@ -137,8 +137,8 @@ class Console(Callback):
         # On a terminal from the launcher, stdout is a log file, which gets the lines, too.
         return [bar] if screen is sys.stdout else [bar, Lines()]
 
-    def _say(self, text: str) -> None:
-        self._on_each(lambda sink: sink.say(text))
+    def _print_line(self, text: str) -> None:
+        self._on_each(lambda sink: sink.print_line(text))
 
     def _close(self) -> None:
         self._on_each(lambda sink: sink.close())

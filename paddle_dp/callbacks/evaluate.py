@@ -38,7 +38,7 @@ class Evaluate(Callback):
     def __init__(self, run: Run, config: Config):
         self.run, self.config, self.every = run, config, config.every
         self._files = Files()
-        self._step, self._found = -1, Evaluation(numbers={}, samples=0)
+        self._step, self._evaluation = -1, Evaluation(numbers={}, samples=0)
 
     def due_at_epoch(self, epochs: int) -> bool:
         return self.config.every.due_at_epoch(epochs)
@@ -56,12 +56,12 @@ class Evaluate(Callback):
     def end(self, moment: Moment) -> None:
         """Evaluates, and draws the picture once: that may take longer than the evaluation."""
         self._evaluate(moment)
-        if self.run.mesh.is_main and self.config.confusion and self._found.confusion is not None:
-            self._files.write(self.run.folder / "confusion.png", draw(self._found, f"step {self._step}"))
+        if self.run.mesh.is_main and self.config.confusion and self._evaluation.confusion is not None:
+            self._files.write(self.run.folder / "confusion.png", draw(self._evaluation, f"step {self._step}"))
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         """Writes evaluation.json, also after an evaluation that another caller did."""
-        self._step, self._found = moment.progress.step, evaluation
+        self._step, self._evaluation = moment.progress.step, evaluation
         if not self.run.mesh.is_main:
             return
         content = as_json(self._content(moment, evaluation), indent=1).encode()
@@ -71,11 +71,11 @@ class Evaluate(Callback):
         if self.run.test_loader is not None and moment.progress.step != self._step:
             moment.trainer.evaluate()
 
-    def _content(self, moment: Moment, found: Evaluation) -> dict[str, Any]:
+    def _content(self, moment: Moment, evaluation: Evaluation) -> dict[str, Any]:
         content: dict[str, Any] = {"epoch": moment.progress.epoch, "step": moment.progress.step}
-        content |= {"samples": found.samples, **found.numbers}
-        if self.config.per_class and found.confusion is not None:
-            content["per_class"] = found.per_class()
-        if self.config.confusion and found.confusion is not None:
-            content["confusion"] = found.confusion.tolist()
+        content |= {"samples": evaluation.samples, **evaluation.numbers}
+        if self.config.per_class and evaluation.confusion is not None:
+            content["per_class"] = evaluation.per_class()
+        if self.config.confusion and evaluation.confusion is not None:
+            content["confusion"] = evaluation.confusion.tolist()
         return content

@@ -70,10 +70,10 @@ class Metrics(Callback):
     def _open(self, step: int) -> None:
         """Opens the journal, without what it says on steps after this one."""
         self._written = set()
-        replace(self.path, self._kept(step))
+        replace(self.path, self._lines_until(step))
         self._journal = Journal(self.path)
 
-    def _kept(self, step: int) -> Iterator[bytes]:
+    def _lines_until(self, step: int) -> Iterator[bytes]:
         """The complete lines of the file up to `step`, some at a time, for there may be millions: later steps will be
         done again."""
         if not self.path.exists():

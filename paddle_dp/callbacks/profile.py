@@ -67,7 +67,7 @@ class Profile(Callback):
     def __init__(self, run: Run, config: Config):
         self.run, self.config = run, config
         self.folder = run.folder / "profile"
-        self._wanted = config.all_ranks or run.mesh.is_main
+        self._records = config.all_ranks or run.mesh.is_main
         self._first = 0
         self._profiler: Any = None
 
@@ -81,7 +81,7 @@ class Profile(Callback):
     def end(self, moment: Moment) -> None:
         if self._profiler is not None:
             self._finish()
-        elif self._wanted and moment.progress.step <= self._first:
+        elif self._records and moment.progress.step <= self._first:
             print(
                 f"profile: nothing was recorded, the training ended before its step {self._first + 1}.",
                 flush=True,
@@ -93,7 +93,7 @@ class Profile(Callback):
 
     def _at(self, step: int) -> None:
         """Starts, continues or ends the recording after `step` updates."""
-        if self._wanted and step == self._first:
+        if self._records and step == self._first:
             self._begin()
         elif self._profiler is not None:
             if step >= self._first + self.config.steps:

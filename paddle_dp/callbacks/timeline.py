@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.callbacks._exchange_timeline import ExchangeTimeline
 from paddle_dp.callbacks._files import Files
 from paddle_dp.errors import UsageError
-from paddle_dp.plan.pipeline_schedule import Span, Work, bubble, idle, orders, timeline
+from paddle_dp.plan.pipeline_schedule import Work, WorkSpan, bubble, idle, orders, timeline
 from paddle_dp.train import Callback, Moment, Run
 from paddle_dp.units import Count, Positive
 
@@ -29,7 +29,7 @@ FORWARD, BACKWARD = ("#9cc5eb", "#3f7fbf"), ("#f9cf9a", "#e08a3c")  # of a rank'
 WIDTH, LANE, BAR = 11.0, 0.62, 0.78  # inches, inches of a stage, share of it that a bar fills
 
 
-def draw(spans: Sequence[Span], title: str, schedule: str, virtual_stages: int = 1) -> bytes:
+def draw(spans: Sequence[WorkSpan], title: str, schedule: str, virtual_stages: int = 1) -> bytes:
     """A PNG of a batch's spans, above the same batch with equal stages and sends that take no time."""
     # Not pyplot: no window system is asked for, and nothing stays in a global list of figures.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -50,9 +50,9 @@ def draw(spans: Sequence[Span], title: str, schedule: str, virtual_stages: int =
         (below, ideal, f"arithmetic, equal stages: (p−1) / ({'v·' * (virtual_stages > 1)}m+p−1)"
                        f" = {bubble(stages, micro_batches, virtual_stages):.1%}"),
     )  # fmt: skip
-    for axes, shown, what in rows:
+    for axes, shown, title_text in rows:
         _lanes(axes, shown, stages, virtual_stages, end)
-        axes.set_title(what, loc="left", fontsize=9.5, color=INK, pad=6)
+        axes.set_title(title_text, loc="left", fontsize=9.5, color=INK, pad=6)
     below.set_xlabel("milliseconds", fontsize=9, color=QUIET)
     each = f", {virtual_stages} stages on each" if virtual_stages > 1 else ""
     head = f"{title}: {schedule}, {stages} ranks{each}, {micro_batches} micro-batches"
@@ -63,7 +63,7 @@ def draw(spans: Sequence[Span], title: str, schedule: str, virtual_stages: int =
     return stream.getvalue()
 
 
-def _equal(spans: Sequence[Span]) -> Callable[[int, Work], float]:
+def _equal(spans: Sequence[WorkSpan]) -> Callable[[int, Work], float]:
     """Durations for the prediction: every forward takes the mean forward's time, every backward the mean backward's."""
     lengths = {
         kind: mean(span.stop - span.start for span in spans if span.work.kind == kind)
@@ -72,7 +72,7 @@ def _equal(spans: Sequence[Span]) -> Callable[[int, Work], float]:
     return lambda _, work: lengths[work.kind]
 
 
-def _lanes(axes: Any, spans: Sequence[Span], stages: int, virtual_stages: int, end: float) -> None:
+def _lanes(axes: Any, spans: Sequence[WorkSpan], stages: int, virtual_stages: int, end: float) -> None:
     """One lane per stage: grey when it is idle, a numbered bar for each forward or backward."""
     length = max(span.stop for span in spans)
     for stage, share in enumerate(idle(spans, stages)):
@@ -226,7 +226,7 @@ def _typical(batches: list[dict[str, Any]]) -> dict[str, Any]:
     return sorted(calm, key=lambda batch: sum(batch["idle"]))[len(calm) // 2]
 
 
-def _row(span: Span) -> dict[str, Any]:
+def _row(span: WorkSpan) -> dict[str, Any]:
     return {
         "stage": span.stage,
         **asdict(span.work),

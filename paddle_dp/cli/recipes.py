@@ -141,9 +141,9 @@ def doctor(
 
     Exit status: 0 ready; 1 something to mend, with what to do; 2 something to type differently.
     """
-    from paddle_dp.doctor import Asked, examine
+    from paddle_dp.doctor import PlannedJob, examine
 
-    asked = Asked(ranks=ranks, nodes=nodes or 1, master=master, node_rank=node_rank, folder=output_dir)
+    asked = PlannedJob(ranks=ranks, nodes=nodes or 1, master=master, node_rank=node_rank, folder=output_dir)
     raise typer.Exit(examine(asked, json=json))
 
 

@@ -19,10 +19,10 @@ from paddle_dp.plan.why_lines import lines
 def report(run: Path, json: bool = False) -> str:
     """The lines of a run's last measurement, or one JSON object. Raises UsageError for a run without any."""
     measurement = _last(run)
-    measured = Measured.of_fields(measurement)
+    measured = Measured.from_fields(measurement)
     if not json:
         return "\n".join(lines(measured))
-    advice = [asdict(change) for change in changes(measured.parts, measured.facts)]
+    advice = [asdict(change) for change in changes(measured.rank_times, measured.facts)]
     return json_text.dumps({**measured.as_fields(), "changes": advice}, indent=2)
 
 

@@ -4,7 +4,7 @@
 launcher. A job itself is started in `launch/`.
 """
 
-from paddle_dp.doctor.examine import Asked, examine
-from paddle_dp.doctor.finding import Finding
+from paddle_dp.doctor.examine import PlannedJob, examine
+from paddle_dp.doctor.finding import DoctorCheck
 
-__all__ = ["Asked", "Finding", "examine"]
+__all__ = ["DoctorCheck", "PlannedJob", "examine"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.doctor.finding import Finding
+from paddle_dp.doctor.finding import DoctorCheck
 from paddle_dp.doctor.rank import first_sum
 from paddle_dp.errors import EndedError
 from paddle_dp.launch import logs
@@ -30,10 +30,10 @@ ALONE, TOGETHER = 60.0, 300.0  # seconds for ranks on this machine, and for all 
 WIDEST = 1.0  # seconds between two nodes' clocks
 
 
-def run(plan: Plan) -> list[Finding]:
+def run(plan: Plan) -> list[DoctorCheck]:
     """Starts the plan's ranks, lets them add up numbers, and says what they saw. Raises EndedError on a signal."""
     if plan.ranks * plan.nodes == 1:
-        return [Finding(name=NAME, found="1 rank has nobody to exchange with")]
+        return [DoctorCheck(name=NAME, found="1 rank has nobody to exchange with")]
     with scratch_folder("paddle-dp-doctor-") as folder:
         began = time.perf_counter()
         outcome = _start(plan, folder)
@@ -45,16 +45,16 @@ def run(plan: Plan) -> list[Finding]:
 
 
 def _start(plan: Plan, folder: Path) -> Failure | int:
-    job, several = plan.job, plan.nodes > 1
-    meeting = meet(str(job.master), job.node_rank == 0) if several else None
+    job, is_multi_node = plan.job, plan.nodes > 1
+    meeting = meet(str(job.master), job.node_rank == 0) if is_multi_node else None
     if meeting is not None:
         meeting = replace(meeting, key=proof(users_secret(os.environ), meeting.master.encode()))
-    watch = Watch(start=Duration(TOGETHER if several else ALONE))
+    watch = Watch(start=Duration(TOGETHER if is_multi_node else ALONE))
     limits = Limits(watch=watch, sample=0.0, nodes=plan.nodes)
     plan = replace(plan, node=job.node_rank or 0, meeting=meeting, limits=limits)
     device = "auto" if plan.devices else "cpu"
-    words = [*launcher(plan, folder, meeting), str(RANK), device, str(folder / "report.json")]
-    command = Command(arguments=words, variables=environment(plan, os.environ, meeting))
+    argv = [*launcher(plan, folder, meeting), str(RANK), device, str(folder / "report.json")]
+    command = Command(arguments=argv, variables=environment(plan, os.environ, meeting))
     with Signals() as signals:
         outcome, _ = watched(command, plan, folder, ExternalEvents(signals=signals))
     if signals.number:
@@ -62,50 +62,52 @@ def _start(plan: Plan, folder: Path) -> Failure | int:
     return outcome
 
 
-def judged(seen: dict[str, Any], plan: Plan, seconds: float) -> list[Finding]:
+def judged(report: dict[str, Any], plan: Plan, seconds: float) -> list[DoctorCheck]:
     """What to say of the report of a rank (rank.py)."""
-    where = f"{seen['ranks']} ranks" + (f" on {plan.nodes} nodes" if plan.nodes > 1 else "")
-    speed = f"1 MB summed in {1e3 * seen['seconds']:.1f} ms"
-    found = f"{where} by {seen['library']} on {seen['device']}: {speed}, after {seconds:.1f} s in all"
-    findings = [Finding(name=NAME, found=found)]
-    if seen["wrong"]:
-        wrong = ", ".join(f"{rank} ({seen['hosts'][rank]})" for rank in seen["wrong"])
+    ranks_text = f"{report['ranks']} ranks" + (f" on {plan.nodes} nodes" if plan.nodes > 1 else "")
+    speed = f"1 MB summed in {1e3 * report['seconds']:.1f} ms"
+    detail = (
+        f"{ranks_text} by {report['library']} on {report['device']}: {speed}, after {seconds:.1f} s in all"
+    )
+    findings = [DoctorCheck(name=NAME, found=detail)]
+    if report["wrong"]:
+        wrong = ", ".join(f"{rank} ({report['hosts'][rank]})" for rank in report["wrong"])
         todo = "Memory or network of that machine give wrong numbers: test both before you train on it."
-        findings = [Finding(name=NAME, found=f"wrong sums on rank {wrong}", state="mend", todo=todo)]
-    return [*findings, _clocks(seen, plan.ranks)] if plan.nodes > 1 else findings
+        findings = [DoctorCheck(name=NAME, found=f"wrong sums on rank {wrong}", state="mend", todo=todo)]
+    return [*findings, _clocks(report, plan.ranks)] if plan.nodes > 1 else findings
 
 
-def _clocks(seen: dict[str, Any], each: int) -> Finding:
+def _clocks(report: dict[str, Any], each: int) -> DoctorCheck:
     """How far the nodes' clocks are apart; each has so many ranks."""
-    rank, skew = max(enumerate(seen["skews"]), key=lambda pair: abs(pair[1]))
-    who, first = (f"node {n // each} ({seen['hosts'][n]})" for n in (rank, 0))
-    found = f"{who} is {skew:+.3f} s from {first}, the farthest" if skew else "all nodes agree"
+    rank, skew = max(enumerate(report["skews"]), key=lambda pair: abs(pair[1]))
+    farthest, first = (f"node {n // each} ({report['hosts'][n]})" for n in (rank, 0))
+    detail = f"{farthest} is {skew:+.3f} s from {first}, the farthest" if skew else "all nodes agree"
     if abs(skew) > WIDEST:
         todo = (
             "Logs and the first cause of a failure are told by the clock: let all nodes follow a time server."
         )
-        return Finding(name="clocks", found=found, state="look", todo=todo)
-    return Finding(name="clocks", found=found)
+        return DoctorCheck(name="clocks", found=detail, state="look", todo=todo)
+    return DoctorCheck(name="clocks", found=detail)
 
 
-def _failed(plan: Plan, outcome: Failure | int, folder: Path) -> Finding:
+def _failed(plan: Plan, outcome: Failure | int, folder: Path) -> DoctorCheck:
     ranks = plan.ranks * plan.nodes
     if isinstance(outcome, Failure):
         ended_from_outside = outcome.kind.startswith(("SIG", "signal", "left"))
-        first, said = in_a_line(outcome, ranks), outcome.traceback if ended_from_outside else ""
+        first, output = in_a_line(outcome, ranks), outcome.traceback if ended_from_outside else ""
     else:
-        first, said = f"the launcher ended with {outcome}", logs.tail(folder / "launcher.log", 6)
-    lines = [line for line in said.splitlines() if line.strip()][-6:]
-    found = f"{ranks} ranks could not exchange anything"
+        first, output = f"the launcher ended with {outcome}", logs.tail(folder / "launcher.log", 6)
+    lines = [line for line in output.splitlines() if line.strip()][-6:]
+    detail = f"{ranks} ranks could not exchange anything"
     if first_sum(folder).exists():
-        found = f"{ranks} ranks added up numbers, and failed later"
-    return Finding(name=NAME, found=found, state="mend", todo="\n".join([first, *lines]))
+        detail = f"{ranks} ranks added up numbers, and failed later"
+    return DoctorCheck(name=NAME, found=detail, state="mend", todo="\n".join([first, *lines]))
 
 
 def job(ranks: int, nodes: int, master: str | None, node_rank: int | None) -> Job:
     """The doctor's job; its recipe is never read."""
-    several = nodes > 1
+    is_multi_node = nodes > 1
     return Job(
-        recipe=RANK, entry_point="doctor", ranks=ranks, nodes=nodes if several else None,
-        master=master if several else None, node_rank=node_rank if several else None, quiet=True,
+        recipe=RANK, entry_point="doctor", ranks=ranks, nodes=nodes if is_multi_node else None,
+        master=master if is_multi_node else None, node_rank=node_rank if is_multi_node else None, quiet=True,
     )  # fmt: skip

@@ -13,7 +13,7 @@ NAME, INDENT = 14, "      "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class DoctorCheck:
     """`found`, in a few words. "look": a training works, but perhaps not as wished; "mend": it will not. `todo`: what
     to do then."""
 
@@ -32,7 +32,7 @@ class Finding:
             )
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[DoctorCheck]) -> str:
     """The last line."""
     wrong = [finding.name for finding in findings if finding.state == "mend"]
     odd = [finding.name for finding in findings if finding.state == "look"]
@@ -41,9 +41,9 @@ def summary(findings: Sequence[Finding]) -> str:
     return "ready" + (f"; look at {', '.join(odd)}" if odd else "")
 
 
-def as_json(findings: Sequence[Finding]) -> str:
+def as_json(findings: Sequence[DoctorCheck]) -> str:
     return json.dumps({"ok": is_well(findings), "findings": [asdict(each) for each in findings]}, indent=1)
 
 
-def is_well(findings: Sequence[Finding]) -> bool:
+def is_well(findings: Sequence[DoctorCheck]) -> bool:
     return not any(finding.state == "mend" for finding in findings)

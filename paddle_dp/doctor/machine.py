@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from paddle_dp.doctor.finding import Finding
+from paddle_dp.doctor.finding import DoctorCheck
 from paddle_dp.launch.devices import built_for, paddle_folder, spoken, visible_in
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import RANK
@@ -23,28 +23,28 @@ FOLDER = "run folder"
 OLDEST = (3, 0)  # of Paddle, as in pyproject.toml
 GB, MB = 1 << 30, 1 << 20
 # What is written to measure the disk: bytes at once, bytes at most, and seconds at most.
-BLOCK, MOST, LONGEST = 8 * MB, 96 * MB, 1.0
+BLOCK, MAX_BYTES_WRITTEN, LONGEST = 8 * MB, 96 * MB, 1.0
 
 
-def paddle() -> Finding:
+def paddle() -> DoctorCheck:
     """Which Paddle is installed, from its version file: importing it takes over a second."""
     text = (paddle_folder() / "version" / "__init__.py").read_text()
     version = (re.search(r"^full_version\s*=\s*'([^']*)'", text, re.MULTILINE) or ["", "unknown"])[1]
-    what = f"Paddle {version} for {spoken(built_for())}, Python {platform.python_version()}, paddle_dp {__version__}"
+    label = f"Paddle {version} for {spoken(built_for())}, Python {platform.python_version()}, paddle_dp {__version__}"
     numbers = tuple(int(word) for word in re.findall(r"\d+", version)[:2])
     if numbers and numbers < OLDEST:
         todo = f"paddle_dp needs Paddle {OLDEST[0]}.{OLDEST[1]} or newer: pip install -U 'paddlepaddle>={OLDEST[0]}'"
-        return Finding(name="paddle", found=what, state="mend", todo=todo)
-    return Finding(name="paddle", found=what)
+        return DoctorCheck(name="paddle", found=label, state="mend", todo=todo)
+    return DoctorCheck(name="paddle", found=label)
 
 
-def device(machine: Machine, variables: Mapping[str, str], root: Path = Path("/")) -> Finding:
+def device(machine: Machine, variables: Mapping[str, str], root: Path = Path("/")) -> DoctorCheck:
     """What ranks compute on, and the driver."""
     driver = _driver(root)
     if machine.devices:
         kind, names = spoken(machine.kind), ",".join(machine.devices)
-        found = f"{len(machine.devices)} {kind}{'s' * (len(machine.devices) > 1)}: {names}"
-        return Finding(name="device", found=f"{found}{f', driver {driver}' if driver else ''}")
+        detail = f"{len(machine.devices)} {kind}{'s' * (len(machine.devices) > 1)}: {names}"
+        return DoctorCheck(name="device", found=f"{detail}{f', driver {driver}' if driver else ''}")
     if machine.kind != "cpu":
         kind, chosen = spoken(machine.kind), variables.get(visible_in(machine.kind))
         reason = (
@@ -53,16 +53,16 @@ def device(machine: Machine, variables: Mapping[str, str], root: Path = Path("/"
             else "no driver is loaded"
         )
         todo = f"{reason}: trainings would use the CPU. Look at nvidia-smi, or set train.device=cpu."
-        return Finding(
+        return DoctorCheck(
             name="device", found=f"Paddle is for {kind}s, and none is seen", state="look", todo=todo
         )
     if driver and any((root / "dev").glob("nvidia[0-9]*")):
         todo = "Install paddlepaddle-gpu from Paddle's own index (README, «On GPUs») to use them."
-        return Finding(
+        return DoctorCheck(
             name="device", found=f"GPUs are here (driver {driver}), but Paddle is the CPU package", state="look",
             todo=todo,
         )  # fmt: skip
-    return Finding(name="device", found="CPU")
+    return DoctorCheck(name="device", found="CPU")
 
 
 def _driver(root: Path) -> str:
@@ -73,94 +73,98 @@ def _driver(root: Path) -> str:
     return (re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", text) or ["", "unknown"])[1]
 
 
-def threads(cores: int, ranks: int, variables: Mapping[str, str]) -> Finding:
+def threads(cores: int, ranks: int, variables: Mapping[str, str]) -> DoctorCheck:
     """How many threads each rank computes with on CPUs."""
-    given = variables.get("OMP_NUM_THREADS")
-    each = given or str(max(1, cores // ranks))
-    found = f"{each} for each of {ranks} rank{'s' * (ranks > 1)} on {cores} processor{'s' * (cores > 1)}"
-    if given is not None and given.isdecimal() and int(given) * ranks > cores:
-        todo = f"OMP_NUM_THREADS={given} is set: the ranks would take turns. Unset it, or set {max(1, cores // ranks)}."
-        return Finding(name="threads", found=found, state="look", todo=todo)
+    limit = variables.get("OMP_NUM_THREADS")
+    each = limit or str(max(1, cores // ranks))
+    detail = f"{each} for each of {ranks} rank{'s' * (ranks > 1)} on {cores} processor{'s' * (cores > 1)}"
+    if limit is not None and limit.isdecimal() and int(limit) * ranks > cores:
+        todo = f"OMP_NUM_THREADS={limit} is set: the ranks would take turns. Unset it, or set {max(1, cores // ranks)}."
+        return DoctorCheck(name="threads", found=detail, state="look", todo=todo)
     if ranks > cores:
         todo = f"The ranks take turns: --ranks {cores} is as many as run at once here."
-        return Finding(name="threads", found=found, state="look", todo=todo)
-    return Finding(name="threads", found=found + (f" (OMP_NUM_THREADS={given})" if given else ""))
+        return DoctorCheck(name="threads", found=detail, state="look", todo=todo)
+    return DoctorCheck(name="threads", found=detail + (f" (OMP_NUM_THREADS={limit})" if limit else ""))
 
 
-def memory(available: int | None, ranks: int) -> Finding:
+def memory(available: int | None, ranks: int) -> DoctorCheck:
     """The memory that new processes can get, and what `ranks` of them take before there is a model."""
     if available is None:
-        return Finding(name="memory", found="the system does not say how much is available")
+        return DoctorCheck(name="memory", found="the system does not say how much is available")
     needed = ranks * RANK
     begin = "ranks begin" if ranks > 1 else "rank begins"
-    found = f"{available / GB:.1f} GB available; {ranks} {begin} with {needed / GB:.1f} GB"
+    detail = f"{available / GB:.1f} GB available; {ranks} {begin} with {needed / GB:.1f} GB"
     if needed > available:
         todo = f"End what takes the memory, or start {max(1, available // RANK)} ranks at most."
-        return Finding(name="memory", found=found, state="mend", todo=todo)
-    return Finding(name="memory", found=found)
+        return DoctorCheck(name="memory", found=detail, state="mend", todo=todo)
+    return DoctorCheck(name="memory", found=detail)
 
 
-def shared_memory(uses_nccl: bool, folder: Path = Path("/dev/shm")) -> Finding:
+def shared_memory(uses_nccl: bool, folder: Path = Path("/dev/shm")) -> DoctorCheck:
     """/dev/shm: NCCL's exchange within a machine; ours, and our data workers', is not there."""
     name = str(folder)
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
-        return Finding(
+        return DoctorCheck(
             name=name, found="there is none", state="look", todo="NCCL and Paddle's own DataLoader need it."
         )
-    found = f"{usage.free / GB:.2f} GB free of {usage.total / GB:.2f} GB"
+    detail = f"{usage.free / GB:.2f} GB free of {usage.total / GB:.2f} GB"
     if usage.free < 256 * MB:
         todo = "Start the container with --shm-size=8g (Kubernetes: an emptyDir of medium Memory)."
-        return Finding(name=name, found=found, state="mend" if uses_nccl else "look", todo=todo)
-    return Finding(name=name, found=found)
+        return DoctorCheck(name=name, found=detail, state="mend" if uses_nccl else "look", todo=todo)
+    return DoctorCheck(name=name, found=detail)
 
 
-def open_files(ranks: int, limits: tuple[int, int] | None = None) -> Finding:
+def open_files(ranks: int, limits: tuple[int, int] | None = None) -> DoctorCheck:
     """How many files and connections a process may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE) if limits is None else limits
     needed = 256 + 8 * ranks
-    found = f"{_number(soft)} for each process, {_number(hard)} at most"
+    detail = f"{_number(soft)} for each process, {_number(hard)} at most"
     if soft != resource.RLIM_INFINITY and soft < needed:
-        return Finding(name="open files", found=found, state="mend", todo=f"ulimit -n {max(needed, 4096)}")
-    return Finding(name="open files", found=found)
+        return DoctorCheck(
+            name="open files", found=detail, state="mend", todo=f"ulimit -n {max(needed, 4096)}"
+        )
+    return DoctorCheck(name="open files", found=detail)
 
 
 def _number(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
 
 
-def disk(folder: Path) -> list[Finding]:
+def disk(folder: Path) -> list[DoctorCheck]:
     """The disk of a run folder: whether it can be written, how fast, the space, locks, and its clock.
 
     Writes up to 96 MB beside where the folder is or would be, for a second at most, and removes it again.
     """
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    file = place / f".paddle-dp-doctor-{os.getpid()}"
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    file = existing / f".paddle-dp-doctor-{os.getpid()}"
     try:
         written, seconds, clock, locks = _write(file)
     except OSError as error:
         todo = f"Make it writable, or give another folder: --output-dir DIR. ({error.strerror or error})"
-        return [Finding(name=FOLDER, found=f"{place} cannot be written", state="mend", todo=todo)]
+        return [DoctorCheck(name=FOLDER, found=f"{existing} cannot be written", state="mend", todo=todo)]
     finally:
         with suppress(OSError):
             file.unlink()
-    free = shutil.disk_usage(place).free
-    found = f"{place}: {written / MB / seconds:,.0f} MB/s written and synced, {free / GB:,.1f} GB free"
-    findings = [Finding(name=FOLDER, found=found)]
+    free = shutil.disk_usage(existing).free
+    detail = f"{existing}: {written / MB / seconds:,.0f} MB/s written and synced, {free / GB:,.1f} GB free"
+    findings = [DoctorCheck(name=FOLDER, found=detail)]
     if free < GB:
         todo = "A checkpoint holds the weights, and twice that for the optimizer, before an older one goes."
-        findings = [Finding(name=FOLDER, found=found, state="mend", todo=todo)]
+        findings = [DoctorCheck(name=FOLDER, found=detail, state="mend", todo=todo)]
     elif written / seconds < 20 * MB:
         todo = "Checkpoints will take long: choose a faster disk with --output-dir DIR."
-        findings = [Finding(name=FOLDER, found=found, state="look", todo=todo)]
+        findings = [DoctorCheck(name=FOLDER, found=detail, state="look", todo=todo)]
     if not locks:
         todo = "Two jobs in one run folder would not notice each other there."
-        findings.append(Finding(name="locks", found="this disk has none", state="look", todo=todo))
+        findings.append(DoctorCheck(name="locks", found="this disk has none", state="look", todo=todo))
     if abs(clock) > 2:
         todo = "Files seem older or newer than they are: let both machines follow the same time server (chrony, ntp)."
         findings.append(
-            Finding(name="disk's clock", found=f"{clock:+.1f} s from this machine's", state="look", todo=todo)
+            DoctorCheck(
+                name="disk's clock", found=f"{clock:+.1f} s from this machine's", state="look", todo=todo
+            )
         )
     return findings
 
@@ -170,7 +174,7 @@ def _write(file: Path) -> tuple[int, float, float, bool]:
     locks."""
     block, written, began = os.urandom(BLOCK), 0, time.perf_counter()
     with file.open("wb") as out:
-        while written < MOST and time.perf_counter() - began < LONGEST:
+        while written < MAX_BYTES_WRITTEN and time.perf_counter() - began < LONGEST:
             written += out.write(block)
             out.flush()
             os.fsync(out.fileno())

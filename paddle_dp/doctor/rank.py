@@ -40,12 +40,12 @@ def main() -> None:
     try:
         import_paddle()
         first = first_sum(report.parent) if here.local_rank == 0 else None
-        seen = exchange(device, first)
+        report_fields = exchange(device, first)
     except Exception as error:
         Failure.from_error(error, here.rank).write(report.parent)
         raise
     if here.local_rank == 0:
-        report.write_text(json.dumps(seen))
+        report.write_text(json.dumps(report_fields))
     heartbeat.enter("done")
 
 
@@ -66,23 +66,23 @@ def exchange(device: str, first: Path | None = None) -> dict[str, Any]:
 
     mesh = join(0, device)
     ramp = np.arange(SIZE, dtype="float32") % 1024
-    given = paddle.to_tensor(ramp + mesh.rank)
-    got = mesh.sum_tensor(given.clone()).numpy()
+    tensor = paddle.to_tensor(ramp + mesh.rank)
+    got = mesh.sum_tensor(tensor.clone()).numpy()
     expected = mesh.ranks * ramp + mesh.ranks * (mesh.ranks - 1) / 2
     mesh.sum([0.0])
     if first is not None:
         first.touch()
     began = time.perf_counter()
     for _ in range(TIMES):
-        mesh.sum_tensor(given)
-    given.numpy()  # the device has carried out all of them, and mesh.sum waits for no device
+        mesh.sum_tensor(tensor)
+    tensor.numpy()  # the device has carried out all of them, and mesh.sum waits for no device
     mesh.sum([0.0])
     seconds = (time.perf_counter() - began) / TIMES
     clocks = []
     for _ in range(LOOKS):
         mesh.sum([0.0])  # all leave it within a millisecond or so
         clocks.append(time.time())
-    told = mesh.gather(
+    reports = mesh.gather(
         {"host": socket.gethostname(), "right": bool((got == expected).all()), "clocks": clocks}
     )
     return {
@@ -90,13 +90,13 @@ def exchange(device: str, first: Path | None = None) -> dict[str, Any]:
         "device": mesh.device,
         "library": _library(mesh.device),
         "seconds": seconds,
-        "hosts": [rank["host"] for rank in told],
-        "wrong": [number for number, rank in enumerate(told) if not rank["right"]],
+        "hosts": [rank["host"] for rank in reports],
+        "wrong": [number for number, rank in enumerate(reports) if not rank["right"]],
         "skews": [
             statistics.median(
-                own - first for own, first in zip(rank["clocks"], told[0]["clocks"], strict=True)
+                local - first for local, first in zip(rank["clocks"], reports[0]["clocks"], strict=True)
             )
-            for rank in told
+            for rank in reports
         ],
     }
 

@@ -68,7 +68,11 @@ def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     info = {
         "model": recipe.model.name,
         "checkpoint": str(checkpoint.folder),
-        **({"input": vars(read[0])} if len(read) == 1 else {"inputs": [vars(one) for one in read]}),
+        **(
+            {"input": vars(read[0])}
+            if len(read) == 1
+            else {"inputs": [vars(program_input) for program_input in read]}
+        ),
         "classes": list(class_names(data)),
         "parity": {name: vars(result) for name, result in parity.items()},
         "paddle": paddle.__version__,
@@ -76,7 +80,7 @@ def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     (folder / INFO).write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     size = sum(file.stat().st_size for file in folder.iterdir()) / 2**20
     lines = [f"{recipe.model.name} of {checkpoint.folder}, {size:.1f} MiB"]
-    lines += [f"input {one}" for one in read]
+    lines += [f"input {program_input}" for program_input in read]
     return lines + [f"{name}: {result}" for name, result in parity.items()]
 
 

@@ -39,18 +39,18 @@ def export(recipe: Recipe, options: dict[str, Any]) -> None:
     """
     folder, ema = Path(options["to"]), bool(options.get("ema"))
     check_target(folder)
-    found = find(options.get("checkpoint") or "newest", recipe.folder / "checkpoints")
-    if is_adapter(found):
+    checkpoint = find(options.get("checkpoint") or "newest", recipe.folder / "checkpoints")
+    if is_adapter(checkpoint):
         learner = plain_learner(recipe, join(seed=recipe.train.seed, device=recipe.train.device))
-        load_model(load(found), learner, ema=ema)
+        load_model(load(checkpoint), learner, ema=ema)
         merge_low_rank(learner.model)
         shards = {name: tensor_shard(name, tensor) for name, tensor in learner.model.state_dict().items()}
-        weights: Source = Shards(found, shards)
+        weights: Source = Shards(checkpoint, shards)
     else:
-        saved = load(found)
+        saved = load(checkpoint)
         if bad := saved.first_nan():
             raise CheckpointError(
-                f"'{bad}' in {found} holds NaN, so nothing was written: name an earlier one."
+                f"'{bad}' in {checkpoint} holds NaN, so nothing was written: name an earlier one."
             )
         weights = WeightsOf(saved, ema=ema)
     print(folder, write(recipe, weights, folder), sep="\n  ", flush=True)
@@ -75,9 +75,9 @@ class Shards:
     def read(
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
-        whole = self._shards[name].array
-        start, size = offset or (0,) * whole.ndim, whole.shape if shape is None else shape
-        return whole[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))].copy()
+        array = self._shards[name].array
+        start, size = offset or (0,) * array.ndim, array.shape if shape is None else shape
+        return array[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))].copy()
 
 
 def write(recipe: Recipe, weights: Source, folder: Path) -> str:
@@ -91,14 +91,14 @@ def write(recipe: Recipe, weights: Source, folder: Path) -> str:
     with lazily():
         model = recipe.model.build()
     tables = names_of(model).names
-    whose = HUGGING_FACE if HUGGING_FACE in tables else PYTORCH
-    config = written(recipe.model.config) if whose == HUGGING_FACE else None
-    origins = origins_of(tables[whose])
+    naming = HUGGING_FACE if HUGGING_FACE in tables else PYTORCH
+    config = written(recipe.model.config) if naming == HUGGING_FACE else None
+    origins = origins_of(tables[naming])
     forms, ours = _forms(weights, origins)
 
-    def read(theirs: str) -> np.ndarray:
-        name = ours[theirs]
-        return origins[name].written(weights.read(name))[theirs]
+    def read(target_name: str) -> np.ndarray:
+        name = ours[target_name]
+        return origins[name].written(weights.read(name))[target_name]
 
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -107,14 +107,14 @@ def write(recipe: Recipe, weights: Source, folder: Path) -> str:
         _compare(partial / WEIGHTS, weights, origins)
         if config is not None:
             (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-        info = {"model": recipe.model.name, "checkpoint": str(weights.folder), "names": whose}
+        info = {"model": recipe.model.name, "checkpoint": str(weights.folder), "names": naming}
         (partial / INFO).write_text(json.dumps(info, indent=2) + "\n", "utf-8")
         replace(folder, partial)
     except OSError as error:
         raise ExportError(f"{folder} was not written: {error.strerror}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    kind = f"for {config['architectures'][0]}" if config else f"with {whose} names, and no {CONFIG}"
+    kind = f"for {config['architectures'][0]}" if config else f"with {naming} names, and no {CONFIG}"
     return f"{recipe.model.name} of {weights.folder}: {len(forms)} tensors, {kind}"
 
 
@@ -127,9 +127,9 @@ def _forms(weights: Source, origins: dict[str, Origin]) -> tuple[Forms, dict[str
     ours: dict[str, str] = {}
     for name, origin in origins.items():
         zeros = np.broadcast_to(np.zeros((), DTYPES[weights.dtype(name)][1]), weights.shape(name))
-        for theirs, array in origin.written(zeros).items():
-            if theirs not in forms:
-                forms[theirs], ours[theirs] = (weights.dtype(name), tuple(array.shape)), name
+        for target_name, array in origin.written(zeros).items():
+            if target_name not in forms:
+                forms[target_name], ours[target_name] = (weights.dtype(name), tuple(array.shape)), name
     return forms, ours
 
 

@@ -73,12 +73,14 @@ def load(folder: Path) -> program.Call:
         )
     except Exception as error:  # onnxruntime's errors have no common base
         raise ExportError(f"onnxruntime cannot read {FILE}: {error}") from error
-    read = {one.name for one in session.get_inputs()}  # what a model does not use is not there
+    read = {
+        graph_input.name for graph_input in session.get_inputs()
+    }  # what a model does not use is not there
 
     def run(inputs: program.Inputs) -> list[program.Array]:
-        given = zip(program.names(inputs), leaves(inputs), strict=True)
+        named_arrays = zip(program.names(inputs), leaves(inputs), strict=True)
         try:
-            return list(session.run(None, {name: array for name, array in given if name in read}))
+            return list(session.run(None, {name: array for name, array in named_arrays if name in read}))
         except Exception as error:
             raise ExportError(f"onnxruntime cannot run {FILE}: {error}") from error
 

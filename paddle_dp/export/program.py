@@ -63,11 +63,11 @@ def outputs(model: nn.Layer, inputs: Inputs) -> list[Array]:
 
 def names(inputs: Inputs) -> list[str]:
     """What a program calls its inputs: «ids», «text_ids», «inputs_0»; «inputs» where there is one."""
-    found = []
+    input_names = []
     for name, _ in named_leaves(inputs):
-        word = name.replace("[", "_").replace("]", "").replace(".", "_")
-        found.append(f"{INPUT}{word}" if word.startswith("_") else word or INPUT)
-    return found
+        path = name.replace("[", "_").replace("]", "").replace(".", "_")
+        input_names.append(f"{INPUT}{path}" if path.startswith("_") else path or INPUT)
+    return input_names
 
 
 def _arrays(returned: Any) -> list[Array]:
@@ -130,7 +130,7 @@ def compare(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Input:
+class ProgramInput:
     """One input of a program; a dim that is None may be of any size."""
 
     name: str
@@ -142,36 +142,38 @@ class Input:
         return f"{self.name}: {self.dtype} [{dims}]"
 
 
-class Several(nn.Layer):
+class MultiInputModel(nn.Layer):
     """A model of several inputs, given as one list: a program has as many as the list."""
 
     def __init__(self, model: nn.Layer, structure: Structure):
         super().__init__()
         self.model, self.structure = model, structure
 
-    def forward(self, given: list[paddle.Tensor]) -> Any:
-        positional, named = self._arguments(given)
+    def forward(self, tensors: list[paddle.Tensor]) -> Any:
+        positional, named = self._arguments(tensors)
         return self.model(*positional, **named)
 
     @paddle.jit.not_to_static
-    def _arguments(self, given: list[paddle.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return arguments(plain_forward(self.model), unflatten(self.structure, given))
+    def _arguments(self, tensors: list[paddle.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return arguments(plain_forward(self.model), unflatten(self.structure, tensors))
 
 
-def write(model: nn.Layer, inputs: Sequence[Inputs], folder: Path) -> list[Input]:
+def write(model: nn.Layer, inputs: Sequence[Inputs], folder: Path) -> list[ProgramInput]:
     """Writes model.json and model.pdiparams; returns the program's inputs, in their order.
 
     The number of samples may be any, and so may every dim in which the batches differ.
     Raises ExportError, with Paddle's own message, for a model that cannot be written as a program.
     """
-    found = [
-        Input(name=name, dtype=str(arrays[0].dtype), shape=_shape(arrays))
+    program_inputs = [
+        ProgramInput(name=name, dtype=str(arrays[0].dtype), shape=_shape(arrays))
         for name, arrays in zip(names(inputs[0]), zip(*map(leaves, inputs), strict=True), strict=True)
     ]
     # A copy of the shape: InputSpec changes the list that it is given.
-    specs = [paddle.static.InputSpec([*one.shape], one.dtype, name=one.name) for one in found]
+    specs = [
+        paddle.static.InputSpec([*entry.shape], entry.dtype, name=entry.name) for entry in program_inputs
+    ]
     is_single = isinstance(inputs[0], np.ndarray)
-    saved = model if is_single else Several(model, structure_of(inputs[0]))
+    saved = model if is_single else MultiInputModel(model, structure_of(inputs[0]))
     saved.eval()
     try:
         with layer_by_layer(model):
@@ -179,13 +181,14 @@ def write(model: nn.Layer, inputs: Sequence[Inputs], folder: Path) -> list[Input
     except Exception as error:
         if "is not involved in the target_vars" in str(error):
             raise ExportError(
-                f"one of the inputs {', '.join(one.name for one in found)} does not matter to the model's outputs, and "
-                "Paddle writes no program with such an input: let forward, and the data set, do without it."
+                f"one of the inputs {', '.join(entry.name for entry in program_inputs)} does not matter to the "
+                "model's outputs, and Paddle writes no program with such an input: let forward, and the data set, do "
+                "without it."
             ) from error
         raise ExportError(
             f"this model cannot be written as a program: paddle.jit.save says {type(error).__name__}: {error}"
         ) from error
-    return found
+    return program_inputs
 
 
 def _shape(batches: Sequence[Array]) -> list[int | None]:

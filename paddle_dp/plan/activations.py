@@ -63,13 +63,13 @@ def activation_bytes(
 
     `in_flight`: the number of micro-batches of each of its stages that await backward at once (`in_flight`).
     """
-    mine = [number for stage in stages for number in stage]
-    layers = [number for number in mine if 0 < number < blocks - 1]
+    local_blocks = [number for stage in stages for number in stage]
+    layers = [number for number in local_blocks if 0 < number < blocks - 1]
     recomputed = [number for number in layers if recompute.blocks and number % recompute.blocks == 0]
     plain = tokens.block("selective" if recompute.attention else "none")
     size = in_flight * ((len(layers) - len(recomputed)) * plain + len(recomputed) * tokens.block("full"))
     size += plain if recomputed else 0.0  # of the one block whose backward is running
-    return size + (tokens.head() if blocks - 1 in mine else 0.0)
+    return size + (tokens.head() if blocks - 1 in local_blocks else 0.0)
 
 
 def in_flight(schedule: str, pipeline: int, pp_rank: int, micro_batches: int, virtual_stages: int) -> float:

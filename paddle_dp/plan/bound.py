@@ -28,7 +28,7 @@ class Compute:
     update: float = 0.0
 
     @classmethod
-    def of(cls, seconds: float) -> Compute:
+    def from_seconds(cls, seconds: float) -> Compute:
         """A step of `seconds`, of which backward takes two thirds: two products for each of forward."""
         return cls(forward=seconds / 3, backward=seconds * 2 / 3)
 
@@ -43,7 +43,7 @@ class Compute:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class WorkOrder:
     """The order of a rank's work: micro-batches, and a pipeline's stages and schedule."""
 
     micro_batches: int = 1
@@ -53,7 +53,11 @@ class Order:
 
 
 def bound(
-    compute: Compute, exchange: Sequence[Sent], link: float, order: Order | None = None, overlap: bool = True
+    compute: Compute,
+    exchange: Sequence[Sent],
+    link: float,
+    order: WorkOrder | None = None,
+    overlap: bool = True,
 ) -> float:
     """Seconds of the shortest step over a link of `link` bytes a second in each direction.
 
@@ -61,36 +65,36 @@ def bound(
     All stages of a pipeline count as equal, with this rank's numbers. `overlap` False: of a step in which nothing is
     sent while the rank computes.
     """
-    order = order or Order()
+    order = order or WorkOrder()
     spans_of_a_kind = order.micro_batches * order.virtual_stages
 
     def seconds_of(when: When, hides: bool) -> float:
         chosen = [s for s in exchange if s.when == when and (s.hides and overlap) == hides]
-        return max(sum(s.bytes for s in chosen), sum(s.taken for s in chosen)) / link
+        return max(sum(s.bytes for s in chosen), sum(s.received_bytes for s in chosen)) / link
 
-    def of_one_span(kind: Kind) -> tuple[float, float, float]:
+    def span_seconds(kind: Kind) -> tuple[float, float, float]:
         """Its compute, what hides behind it, what is waited for."""
         every: When = "every forward" if kind == "forward" else "every backward"
         computed = compute.forward if kind == "forward" else compute.backward
-        whole = computed, seconds_of(every, True), seconds_of(every, False)
-        own, hidden, waited = (each / spans_of_a_kind for each in whole)
-        return own, hidden, waited
+        totals = computed, seconds_of(every, True), seconds_of(every, False)
+        work_seconds, hidden, waited = (each / spans_of_a_kind for each in totals)
+        return work_seconds, hidden, waited
 
     def seconds(_: int, work: Work) -> float:
-        own, hidden, waited = of_one_span(work.kind)
+        work_seconds, hidden, waited = span_seconds(work.kind)
         if work.kind == "forward" and work.micro_batch == 0:
             hidden += seconds_of("first forward", True) / order.virtual_stages
             waited += seconds_of("first forward", False) / order.virtual_stages
-        return max(own, hidden) + waited
+        return max(work_seconds, hidden) + waited
 
     work = orders(order.schedule, order.stages, order.micro_batches, order.virtual_stages)
     crossing = sum(s.bytes / s.transfers for s in exchange if s.when == "between stages")
     spans = timeline(work, seconds, crossing / order.micro_batches / link)
-    own, hidden, waited = of_one_span("backward")
+    work_seconds, hidden, waited = span_seconds("backward")
     ends = []
     for stage in range(order.stages):
-        mine = [s for s in spans if s.stage == stage and s.work.kind == "backward"]
-        begun = min(span.start for span in mine if span.work.micro_batch == order.micro_batches - 1)
-        computed = max(span.stop for span in mine) - max(0.0, hidden - own) + compute.update
+        stage_spans = [s for s in spans if s.stage == stage and s.work.kind == "backward"]
+        begun = min(span.start for span in stage_spans if span.work.micro_batch == order.micro_batches - 1)
+        computed = max(span.stop for span in stage_spans) - max(0.0, hidden - work_seconds) + compute.update
         ends.append(max(computed, begun + waited + hidden + seconds_of("last backward", True)))
     return max(ends) + seconds_of("last backward", False)

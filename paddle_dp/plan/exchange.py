@@ -32,18 +32,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paddle_dp.plan.besides import factors, is_worthwhile
+from paddle_dp.plan.extra_memory import factors, is_worthwhile
 from paddle_dp.plan.pipeline_schedule import Kind
 from paddle_dp.plan.rank_memory import (
     Blocks,
-    Branches,
+    BranchTraffic,
     Layout,
     RankMemory,
     Weight,
     distinct,
+    distinct_weights,
     layer_loads,
     layers,
-    of_blocks,
     on_rank,
     owned,
     rank_memory,
@@ -55,7 +55,7 @@ from paddle_dp.plan.sharded import travels
 When = Literal["every forward", "first forward", "every backward", "last backward", "between stages"]
 
 
-What = Literal["gradients", "parameters", "activations"]
+Payload = Literal["gradients", "parameters", "activations"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Sent:
     one micro-batch."""
 
     axis: str
-    what: What
+    payload: Payload
     bytes: float
     when: When
     hides: bool = True
@@ -73,7 +73,7 @@ class Sent:
     transfers: int = 1
 
     @property
-    def taken(self) -> float:
+    def received_bytes(self) -> float:
         """The bytes that come in."""
         return self.bytes if self.received is None else self.received
 
@@ -104,44 +104,53 @@ def sent(
     memory = rank_memory(blocks, layout, rank)
     if layout.branches is not None:
         return [each for each in _with_branches(layout, layout.branches, memory, blocks) if each.bytes]
-    found = [*_gradients(blocks, layout, memory, of_blocks(blocks, memory.blocks), micro_batches)]
+    transfers = [*_gradients(blocks, layout, memory, distinct_weights(blocks, memory.blocks), micro_batches)]
     if between is not None:
-        found += [
+        transfers += [
             *_activations(layout, memory, len(blocks), between),
             *_between_stages(layout, memory, between),
         ]
     if tied := _shared_by_stages(blocks, layout, memory):
-        found.append(Sent(axis="pipeline", what="gradients", bytes=tied, when="last backward", hides=False))
-    return [each for each in found if each.bytes or each.taken]
+        transfers.append(
+            Sent(axis="pipeline", payload="gradients", bytes=tied, when="last backward", hides=False)
+        )
+    return [each for each in transfers if each.bytes or each.received_bytes]
 
 
-def _with_branches(layout: Layout, branches: Branches, memory: RankMemory, blocks: Blocks) -> Iterator[Sent]:
+def _with_branches(
+    layout: Layout, branches: BranchTraffic, memory: RankMemory, blocks: Blocks
+) -> Iterator[Sent]:
     """Each rank's outputs to each of the others, the sums of their layers' inputs' gradients, and the weights'."""
-    place, ranks, every = memory.coords["tensor"], layout.degrees.tensor, layout.degrees.ranks
-    weights = of_blocks(on_rank(blocks, place), range(len(blocks)))
+    tp_rank, ranks, every = memory.coords["tensor"], layout.degrees.tensor, layout.degrees.ranks
+    weights = distinct_weights(on_rank(blocks, tp_rank), range(len(blocks)))
     yield from _gradients(blocks, layout, memory, [weight for weight in weights if len(weight.at) < 2], 1)
     shared = sum(weight.size for weight in weights if len(weight.at) > 1 and not weight.frozen)
     size = 2 * (every - 1) / every * shared * layout.widths.gradient
-    yield Sent(axis="branches", what="gradients", bytes=size, when="last backward")
+    yield Sent(axis="branches", payload="gradients", bytes=size, when="last backward")
     if branches.outputs:
-        out = (ranks - 1) * branches.outputs[place]
-        into = sum(branches.outputs) - branches.outputs[place]
+        out = (ranks - 1) * branches.outputs[tp_rank]
+        into = sum(branches.outputs) - branches.outputs[tp_rank]
         yield Sent(
-            axis="branches", what="activations", bytes=out, received=into, when="every forward", hides=False
+            axis="branches",
+            payload="activations",
+            bytes=out,
+            received=into,
+            when="every forward",
+            hides=False,
         )
         yield _inside("branches", 2 * (ranks - 1) / ranks * branches.inputs, "every backward")
 
 
 def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> Iterator[Sent]:
     """A worker sends all gradients and takes all parameters; a server the other way, its part, for each worker."""
-    own, degrees, serves = served(blocks, layout), layout.degrees, rank < layout.degrees.servers
-    moved = own[rank] * degrees.dp_size if serves else sum(own)
+    server_elements, degrees, serves = served(blocks, layout), layout.degrees, rank < layout.degrees.servers
+    moved = server_elements[rank] * degrees.dp_size if serves else sum(server_elements)
 
-    def way(what: What, width: int, when: When, out: bool, hides: bool) -> Sent:
+    def way(payload: Payload, width: int, when: When, out: bool, hides: bool) -> Sent:
         size = float(moved * width)
         return Sent(
             axis="servers",
-            what=what,
+            payload=payload,
             bytes=size if out else 0.0,
             received=0.0 if out else size,
             when=when,
@@ -168,22 +177,26 @@ def _gradients(
     degrees, ranks, stage = layout.degrees, layout.degrees.sharding, layout.sharding_stage
     owner_of = owned(weights, layout)
 
-    def shares(some: Sequence[Weight]) -> tuple[int, int]:
+    def shares(selection: Sequence[Weight]) -> tuple[int, int]:
         """The elements of these that this rank owns, and that others own."""
-        parts = [(w.part(degrees.tensor), owner_of[w.name]) for w in some if w.name in owner_of]
-        mine = sum(size for size, owner in parts if owner == memory.coords["sharding"])
-        return mine, sum(size for size, _ in parts) - mine
+        owned_sizes = [
+            (w.local_size(degrees.tensor), owner_of[w.name]) for w in selection if w.name in owner_of
+        ]
+        local = sum(size for size, owner in owned_sizes if owner == memory.coords["sharding"])
+        return local, sum(size for size, _ in owned_sizes) - local
 
     trained = [weight for weight in weights if not weight.frozen]
-    own, _ = shares(trained)
+    local_trained, _ = shares(trained)
 
-    def moved(what: What, when: When, times: int, owners_send: bool, some: Sequence[Weight]) -> Sent:
-        mine, of_others = shares(some)
-        to_others = (ranks - 1) * mine
-        each = layout.gradient_on_its_way if what == "gradients" else layout.widths.parameter
-        out, into = (to_others, of_others) if owners_send else (of_others, to_others)
+    def moved(
+        payload: Payload, when: When, times: int, owners_send: bool, selection: Sequence[Weight]
+    ) -> Sent:
+        local, remote = shares(selection)
+        to_others = (ranks - 1) * local
+        each = layout.gradient_on_its_way if payload == "gradients" else layout.widths.parameter
+        out, into = (to_others, remote) if owners_send else (remote, to_others)
         out, into = times * each * out, times * each * into
-        return Sent(axis="sharding", what=what, bytes=out, received=into, when=when)
+        return Sent(axis="sharding", payload=payload, bytes=out, received=into, when=when)
 
     if ranks > 1 and stage == 1:
         yield moved("gradients", "last backward", 1, False, trained)
@@ -199,15 +212,15 @@ def _gradients(
         if degrees[axis] > 1:
             together = degrees.data * degrees.sequence
             share = (degrees[axis] - 1) / sum(degrees[a] - 1 for a in ("data", "sequence"))
-            count = share * 2 * (together - 1) / together * own
+            count = share * 2 * (together - 1) / together * local_trained
             if layout.averaged_every:
                 width = layout.widths.parameter + layout.averaged_states * layout.widths.optimizer
                 size = count * width / layout.averaged_every
                 hides = layout.asynchronous
-                yield Sent(axis=axis, what="parameters", bytes=size, when="last backward", hides=hides)
+                yield Sent(axis=axis, payload="parameters", bytes=size, when="last backward", hides=hides)
             else:
                 size = count * layout.gradient_on_its_way * _compressed(trained, layout)
-                yield Sent(axis=axis, what="gradients", bytes=size, when="last backward")
+                yield Sent(axis=axis, payload="gradients", bytes=size, when="last backward")
 
 
 def _fetched(
@@ -218,62 +231,67 @@ def _fetched(
     Not again what is still here since the last use. In a pipeline, whose order is another on each stage, all travels:
     the most that it can be.
     """
-    found = [(number, layer) for number in memory.blocks for layer in layers(blocks[number])]
-    first = next((at for at, (_, layer) in enumerate(found) if not all(w.frozen for w in layer)), len(found))
-    forward: list[tuple[Kind, int]] = [("forward", at) for at in range(len(found))]
+    numbered_layers = [(number, layer) for number in memory.blocks for layer in layers(blocks[number])]
+    first = next(
+        (at for at, (_, layer) in enumerate(numbered_layers) if not all(w.frozen for w in layer)),
+        len(numbered_layers),
+    )
+    forward: list[tuple[Kind, int]] = [("forward", at) for at in range(len(numbered_layers))]
     backward: list[tuple[Kind, int]] = []  # it ends at the first that learns
     every = layout.recompute.blocks
     for number in reversed(memory.blocks):
-        own = [at for at in range(len(found)) if found[at][0] == number and at >= first]
-        again = own if every and 0 < number < len(blocks) - 1 and number % every == 0 else []
-        backward += [("backward", at) for at in (*again, *reversed(own))]
-    one = [*forward, *backward]
+        block_layers = [
+            at for at in range(len(numbered_layers)) if numbered_layers[at][0] == number and at >= first
+        ]
+        recomputed = block_layers if every and 0 < number < len(blocks) - 1 and number % every == 0 else []
+        backward += [("backward", at) for at in (*recomputed, *reversed(block_layers))]
+    single_pass = [*forward, *backward]
     if layout.degrees.pipeline > 1:
-        passes, goes = [one], [True] * len(one)
+        passes, goes = [single_pass], [True] * len(single_pass)
     else:  # from the second micro-batch on each is as the second
-        passes = [one] * min(micro_batches, 2)
-        loads = layer_loads([layer for _, layer in found], owner_of, layout)
+        passes = [single_pass] * min(micro_batches, 2)
+        loads = layer_loads([layer for _, layer in numbered_layers], owner_of, layout)
         order = tuple(at for each in passes for _, at in each)
         goes = travels(order, tuple(map(tuple, loads)), layout.prefetch)
     fetched: dict[Kind, list[Weight]] = {"forward": [], "backward": []}
     for number, each in enumerate(passes):
         times = micro_batches - number if number == len(passes) - 1 else 1
-        for (kind, at), go in zip(each, goes[number * len(one) :], strict=False):
-            fetched[kind] += found[at][1] * (times if go else 0)
+        for (kind, at), go in zip(each, goes[number * len(single_pass) :], strict=False):
+            fetched[kind] += numbered_layers[at][1] * (times if go else 0)
     return fetched
 
 
 def _compressed(weights: Sequence[Weight], layout: Layout) -> float:
     """The part of their gradients' bytes that is sent. Factors are in the dtype of the sums, float32 at least."""
     compress, width = layout.compress, layout.widths.gradient
-    whole = sum(weight.size * width for weight in weights)
-    if not compress or not whole:
+    total = sum(weight.size * width for weight in weights)
+    if not compress or not total:
         return 1.0
     if compress.kind != "power_sgd":
         return min(2 / width, 1.0)
     low = [weight for weight in weights if is_worthwhile(weight.shape, compress.rank)]
     saved = sum(weight.size * width - factors(weight.shape, compress.rank) * max(width, 4) for weight in low)
-    return 1 - saved / whole
+    return 1 - saved / total
 
 
 def _activations(layout: Layout, memory: RankMemory, blocks: int, between: Between) -> Iterator[Sent]:
     """What is exchanged inside of blocks, for which the rank has to wait."""
     tensor, sequence = layout.degrees.tensor, layout.degrees.sequence
     layers = [number for number in memory.blocks if 0 < number < blocks - 1]
-    again = sum(1 for n in layers if layout.recompute.blocks and n % layout.recompute.blocks == 0)
+    recomputed = sum(1 for n in layers if layout.recompute.blocks and n % layout.recompute.blocks == 0)
     first, last = 0 in memory.blocks, blocks - 1 in memory.blocks
     if tensor > 1:
         size = 2 * (tensor - 1) / tensor * between.size / sequence
         yield _inside("tensor", size * (2 * len(layers) + first), "every forward")
-        yield _inside("tensor", size * (2 * (len(layers) + again) + last), "every backward")
+        yield _inside("tensor", size * (2 * (len(layers) + recomputed) + last), "every backward")
     if sequence > 1:
         size = (sequence - 1) / sequence**2 * between.size * between.attention
         yield _inside("sequence", size * len(layers), "every forward")
-        yield _inside("sequence", size * (len(layers) + again), "every backward")
+        yield _inside("sequence", size * (len(layers) + recomputed), "every backward")
 
 
 def _inside(axis: str, size: float, when: When) -> Sent:
-    return Sent(axis=axis, what="activations", bytes=size, when=when, hides=False)
+    return Sent(axis=axis, payload="activations", bytes=size, when=when, hides=False)
 
 
 def _between_stages(layout: Layout, memory: RankMemory, between: Between) -> Iterator[Sent]:
@@ -285,7 +303,7 @@ def _between_stages(layout: Layout, memory: RankMemory, between: Between) -> Ite
         size = between.size / degrees.sequence / (degrees.tensor if layout.sequence_parallel else 1)
         times = 2 * here - first - last
         yield Sent(
-            axis="pipeline", what="activations", bytes=size * times, when="between stages", transfers=times
+            axis="pipeline", payload="activations", bytes=size * times, when="between stages", transfers=times
         )
 
 
@@ -293,8 +311,8 @@ def _shared_by_stages(blocks: Blocks, layout: Layout, memory: RankMemory) -> flo
     """Bytes of the all-reduce of weights that two stages share."""
     if layout.degrees.pipeline == 1:
         return 0.0
-    tensor, mine = layout.degrees.tensor, {w.name for number in memory.blocks for w in blocks[number]}
-    others = [number for number in range(len(blocks)) if number not in memory.blocks]
-    shared = [[w for w in blocks[number] if w.name in mine] for number in others]
+    tensor, local_names = layout.degrees.tensor, {w.name for number in memory.blocks for w in blocks[number]}
+    remote_blocks = [number for number in range(len(blocks)) if number not in memory.blocks]
+    shared = [[w for w in blocks[number] if w.name in local_names] for number in remote_blocks]
     sizes = distinct(shared, range(len(shared)), tensor, frozen=False)
     return float(sum(sizes)) * layout.widths.gradient  # 2(k−1)/k of two stages

@@ -40,7 +40,7 @@ class Shape:
 
     `anatomy` is None if only a rank can build the model: then it is not checked here. `partition` deals blocks to
     stages, a rank has `virtual_stages` of these, and `pipeline_schedule` orders its micro-batches. `cut_lengths`: the
-    tensor axis splits sequences, too. `loss_parts`: the loss can be computed from some of the classes, or the tokens.
+    tensor axis splits sequences, too. `partial_loss`: the loss can be computed from some of the classes, or the tokens.
     """
 
     heads: int = 0
@@ -50,7 +50,7 @@ class Shape:
     classes: int = 0
     length: int = 0
     cut_lengths: bool = False
-    loss_parts: bool = True
+    partial_loss: bool = True
     anatomy: Anatomy | None = None
     batch: int = 1
     micro_batches: int = 1
@@ -59,7 +59,7 @@ class Shape:
     partition: Partition = "uniform"
 
     @classmethod
-    def of(cls, model: Any, batch: int, micro_batches: int, anatomy: Anatomy | None = None) -> Shape:
+    def from_config(cls, model: Any, batch: int, micro_batches: int, anatomy: Anatomy | None = None) -> Shape:
         """The shape of a model's Config, from its settings `heads`, `kv_heads`, `vocab`, …, if it has them."""
         names = ("heads", "kv_heads", "hidden", "vocab", "length")
         sizes: dict[str, Any] = {
@@ -76,12 +76,12 @@ class Shape:
 
 def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
     """Every reason why the layout cannot run, one sentence each; empty if it can."""
-    found = []
+    reasons = []
     if degrees.ranks != ranks:
         factors = [str(degrees[axis]) for axis in AXES if degrees[axis] > 1]
         product = f"{' × '.join(factors)} = " if len(factors) > 1 else ""
         needed = f"{product}{degrees.ranks} rank{'s' * (degrees.ranks > 1)}"
-        found.append(f"the degrees make {needed}, and there are {ranks}")
+        reasons.append(f"the degrees make {needed}, and there are {ranks}")
     heads = {"heads": shape.heads, "kv_heads": shape.kv_heads}
     divided = {
         "tensor": {**heads, "hidden": shape.hidden, "vocab": shape.vocab, "classes": shape.classes},
@@ -90,17 +90,17 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
     for axis, sizes in divided.items():
         for name, size in sizes.items():
             if size and size % degrees[axis]:
-                whose = "the" if name == "length" else "the model's"
-                found.append(f"{axis} {degrees[axis]} does not divide {whose} {name} ({size})")
-    found += _uneven(degrees, shape)
+                owner = "the" if name == "length" else "the model's"
+                reasons.append(f"{axis} {degrees[axis]} does not divide {owner} {name} ({size})")
+    reasons += _uneven(degrees, shape)
     if degrees.pipeline > 1:
-        found += check_schedule(
+        reasons += check_schedule(
             shape.pipeline_schedule, degrees.pipeline, shape.micro_batches, shape.virtual_stages
         )
     if shape.anatomy is not None:
-        named = any(sentence.startswith("tensor") for sentence in found)
-        found += _unsplittable(degrees, shape, shape.anatomy, named)
-    return found
+        named = any(sentence.startswith("tensor") for sentence in reasons)
+        reasons += _unsplittable(degrees, shape, shape.anatomy, named)
+    return reasons
 
 
 def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, named: bool) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, named: bool) -
         yield from _uncuttable(degrees.tensor, shape, model, named)
     if degrees.sequence > 1 and not (model.attention_methods and model.blocks):
         yield f"sequence {degrees.sequence} needs a model with `blocks` that names its attention in `attention_methods`"
-    elif degrees.sequence > 1 and not shape.loss_parts:
+    elif degrees.sequence > 1 and not shape.partial_loss:
         yield f"sequence {degrees.sequence} needs a loss of each token, which this one is not"
 
 
@@ -138,7 +138,7 @@ def _uncuttable(tensor: int, shape: Shape, model: Anatomy, named: bool) -> Itera
     uneven = [(name, size) for name, size in model.cut if size % tensor]
     if not model.cut:
         yield f"tensor {tensor} needs a model with `cuts` tables, and this one has none"
-    elif model.cut_classes and not shape.loss_parts:
+    elif model.cut_classes and not shape.partial_loss:
         yield f"tensor {tensor} cuts the classes of the scores, which this loss needs whole: it has no `parallel`"
     if uneven and not named:
         yield f"tensor {tensor} does not divide {uneven[0][0]} ({uneven[0][1]})"
@@ -184,10 +184,13 @@ def legal_layouts(
 
 def refusal(degrees: Degrees, shape: Shape, ranks: int, axes: tuple[str, ...] = AXES) -> str | None:
     """One sentence on why the layout cannot run and which near ones over `axes` can; None if it can."""
-    found = problems(degrees, shape, ranks)
-    if not found:
+    reasons = problems(degrees, shape, ranks)
+    if not reasons:
         return None
     near = [str(layout) for layout in legal_layouts(shape, ranks, degrees, axes)[:3]]
     if not near:
-        return f"strategy: {'; '.join(found)}. No layout of {ranks} ranks fits."
-    return f"strategy: {'; '.join(found)}. Legal on {ranks} rank{'s' * (ranks != 1)}, nearest first: {'; '.join(near)}."
+        return f"strategy: {'; '.join(reasons)}. No layout of {ranks} ranks fits."
+    return (
+        f"strategy: {'; '.join(reasons)}. Legal on {ranks} rank{'s' * (ranks != 1)}, nearest first: "
+        f"{'; '.join(near)}."
+    )

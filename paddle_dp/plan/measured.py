@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paddle_dp.plan.changes import Facts
-from paddle_dp.plan.step_parts import RankParts
+from paddle_dp.plan.rank_times import RankTimes
 
 NOT_MEASURED = (
     "Ranks that do not wait for one another (async_average, parameter_server with mode: async) are not measured: they "
@@ -21,17 +21,19 @@ class Measured:
 
     first: int
     last: int
-    parts: list[RankParts]
+    rank_times: list[RankTimes]
     facts: Facts
     watched: bool = False
 
     def as_fields(self) -> dict[str, Any]:
         """For a line of JSON."""
-        ranks = [part.as_json() for part in self.parts]
+        ranks = [times.as_json() for times in self.rank_times]
         return {"first": self.first, "last": self.last, "ranks": ranks, "facts": asdict(self.facts)}
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any]) -> Measured:
+    def from_fields(cls, fields: Mapping[str, Any]) -> Measured:
         """From a line of metrics.jsonl."""
-        parts = [RankParts.of_json(row) for row in fields["ranks"]]
-        return cls(first=fields["first"], last=fields["last"], parts=parts, facts=Facts(**fields["facts"]))
+        rank_times = [RankTimes.from_json(row) for row in fields["ranks"]]
+        return cls(
+            first=fields["first"], last=fields["last"], rank_times=rank_times, facts=Facts(**fields["facts"])
+        )

@@ -31,7 +31,7 @@ class Widths:
     optimizer: int = 8
 
     @classmethod
-    def of(cls, optimizer: str, low: bool = False, double: bool = False) -> Widths:
+    def for_optimizer(cls, optimizer: str, low: bool = False, double: bool = False) -> Widths:
         """The widths for a recipe's optimizer. `low`: weights and gradients in 2 bytes, with float32 masters (O2);
         `double`: everything in float64.
 
@@ -58,12 +58,12 @@ class StateBytes:
 
 def formula(parameters: int, ranks: int, stage: int, widths: Widths | None = None) -> StateBytes:
     """ZeRO's formula, which splits parameters evenly over `ranks`. `stage` 0: without sharding."""
-    widths, whole = widths or Widths(), float(parameters)
-    part = whole / ranks
+    widths, full = widths or Widths(), float(parameters)
+    shard = full / ranks
     return StateBytes(
-        parameters=widths.parameter * (part if stage >= 3 else whole),
-        gradients=widths.gradient * (part if stage >= 2 else whole),
-        optimizer=widths.optimizer * (part if stage >= 1 else whole),
+        parameters=widths.parameter * (shard if stage >= 3 else full),
+        gradients=widths.gradient * (shard if stage >= 2 else full),
+        optimizer=widths.optimizer * (shard if stage >= 1 else full),
     )
 
 
@@ -95,24 +95,29 @@ def _nearest(numbers: Sequence[int], number: int) -> float:
 def deal(trained: Sequence[int], frozen: Sequence[int], ranks: int) -> tuple[list[int], list[int]]:
     """The owners of trained parameters of these sizes, and of frozen ones, which stage 3 shards, too: those level out
     what the trained ones leave unequal."""
-    dealt = owners(trained, ranks)
-    own = [sum(size for size, owner in zip(trained, dealt, strict=True) if owner == r) for r in range(ranks)]
-    return dealt, owners(frozen, ranks, own)
+    owner_ranks = owners(trained, ranks)
+    loads = [
+        sum(size for size, owner in zip(trained, owner_ranks, strict=True) if owner == r)
+        for r in range(ranks)
+    ]
+    return owner_ranks, owners(frozen, ranks, loads)
 
 
 def state_bytes(
     sizes: Sequence[int], ranks: int, stage: int, widths: Widths | None = None
 ) -> list[StateBytes]:
     """The bytes on each rank of the sharding axis, for parameters of these sizes that are not split."""
-    dealt = owners(sizes, ranks)
-    own = [sum(size for size, owner in zip(sizes, dealt, strict=True) if owner == s) for s in range(ranks)]
-    whole = formula(sum(sizes), 1, 0, widths)
-    parts = [formula(size, 1, 0, widths) for size in own]
+    owner_ranks = owners(sizes, ranks)
+    loads = [
+        sum(size for size, owner in zip(sizes, owner_ranks, strict=True) if owner == s) for s in range(ranks)
+    ]
+    full = formula(sum(sizes), 1, 0, widths)
+    shards = [formula(size, 1, 0, widths) for size in loads]
     return [
         StateBytes(
-            parameters=part.parameters if stage >= 3 else whole.parameters,
-            gradients=part.gradients if stage >= 2 else whole.gradients,
-            optimizer=part.optimizer if stage >= 1 else whole.optimizer,
+            parameters=shard.parameters if stage >= 3 else full.parameters,
+            gradients=shard.gradients if stage >= 2 else full.gradients,
+            optimizer=shard.optimizer if stage >= 1 else full.optimizer,
         )
-        for part in parts
+        for shard in shards
     ]

@@ -39,17 +39,17 @@ def check_partition(partition: Partition, blocks: int, stages: int) -> list[str]
 def unlearning(bounds: Sequence[int], ranks: int, learns: Sequence[int]) -> list[str]:
     """Ranks of a pipeline that train nothing, one sentence each. `learns`: the number of trained parameters of each
     block."""
-    found = []
+    reasons = []
     for rank in range(ranks):
         stages = range(rank, len(bounds) - 1, ranks)
         numbers = [number for stage in stages for number in range(bounds[stage], bounds[stage + 1])]
         count, blocks = sum(learns[number] for number in numbers), ", ".join(map(str, numbers))
         if not count:
-            found.append(
+            reasons.append(
                 f"stage {rank} of the pipeline would hold nothing that learns (block {blocks}): "
                 "set strategy.partition to parameters, or to a list"
             )
-    return found
+    return reasons
 
 
 def _balanced(before: list[int], stages: int) -> list[int]:

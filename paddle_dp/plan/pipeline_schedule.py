@@ -23,7 +23,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class WorkSpan:
     """Start and stop of a stage's work, in seconds (or units) from the beginning of the batch."""
 
     stage: int
@@ -43,18 +43,18 @@ def bubble(stages: int, micro_batches: int, virtual_stages: int = 1) -> float:
 
 def check_schedule(schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1) -> list[str]:
     """Why a schedule cannot run, one sentence each; empty if it can."""
-    found = []
+    reasons = []
     if schedule == "1f1b" and virtual_stages > 1:
-        found.append(
+        reasons.append(
             f"schedule 1f1b has one stage on each rank, and virtual_stages is {virtual_stages}: take interleaved"
         )
     if schedule == "interleaved" and virtual_stages == 1:
-        found.append("schedule interleaved needs virtual_stages of 2 or more")
+        reasons.append("schedule interleaved needs virtual_stages of 2 or more")
     if virtual_stages > 1 and micro_batches % stages:
-        found.append(
+        reasons.append(
             f"several stages on a rank need micro_batches ({micro_batches}) to be a multiple of pipeline {stages}"
         )
-    return found
+    return reasons
 
 
 def orders(schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1) -> list[list[Work]]:
@@ -63,8 +63,8 @@ def orders(schedule: str, stages: int, micro_batches: int, virtual_stages: int =
     interleaved, and f_then_b with several stages per rank, need micro-batches in multiples of `stages`.
     """
     forwards, backwards = _directions(schedule, stages, micro_batches, virtual_stages)
-    ahead = [_ahead(schedule, stages, micro_batches, virtual_stages, stage) for stage in range(stages)]
-    return [list(_in_turn(forwards, backwards, first)) for first in ahead]
+    warmups = [_warmup(schedule, stages, micro_batches, virtual_stages, stage) for stage in range(stages)]
+    return [list(_in_turn(forwards, backwards, first)) for first in warmups]
 
 
 def _directions(
@@ -75,18 +75,21 @@ def _directions(
     rounds = [range(first, min(first + turn, micro_batches)) for first in range(0, micro_batches, turn)]
     chunks = range(virtual_stages)
     forwards = [
-        Work("forward", micro_batch, chunk) for some in rounds for chunk in chunks for micro_batch in some
+        Work("forward", micro_batch, chunk)
+        for turn_batches in rounds
+        for chunk in chunks
+        for micro_batch in turn_batches
     ]
     backwards = [
         Work("backward", micro_batch, chunk)
-        for some in rounds
+        for turn_batches in rounds
         for chunk in reversed(chunks)
-        for micro_batch in some
+        for micro_batch in turn_batches
     ]
     return forwards, backwards
 
 
-def _ahead(schedule: str, stages: int, micro_batches: int, virtual_stages: int, stage: int) -> int:
+def _warmup(schedule: str, stages: int, micro_batches: int, virtual_stages: int, stage: int) -> int:
     """The number of a stage's warm-up forwards, before it alternates forward and backward."""
     later_stages = stages - stage - 1
     if schedule == "f_then_b":
@@ -96,19 +99,19 @@ def _ahead(schedule: str, stages: int, micro_batches: int, virtual_stages: int, 
     return min(2 * later_stages + (virtual_stages - 1) * stages, micro_batches * virtual_stages)
 
 
-def _in_turn(forwards: list[Work], backwards: list[Work], ahead: int) -> Iterable[Work]:
-    """`ahead` forwards, then a forward and a backward alternately, then the remaining backwards."""
-    yield from forwards[:ahead]
-    for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+def _in_turn(forwards: list[Work], backwards: list[Work], warmup: int) -> Iterable[Work]:
+    """`warmup` forwards, then a forward and a backward alternately, then the remaining backwards."""
+    yield from forwards[:warmup]
+    for forward, backward in zip(forwards[warmup:], backwards, strict=False):
         yield from (forward, backward)
-    yield from backwards[len(forwards) - ahead :]
+    yield from backwards[len(forwards) - warmup :]
 
 
 def timeline(
     ordered: Sequence[Sequence[Work]],
     seconds: Callable[[int, Work], float] | None = None,
     sending: float = 0.0,
-) -> list[Span]:
+) -> list[WorkSpan]:
     """The spans of all work if every stage begins each piece as soon as it can.
 
     `seconds(stage, work)`: its duration; `sending`: how long what it made is on its way to another stage. Raises
@@ -117,35 +120,39 @@ def timeline(
     last = len(ordered) * (1 + max(work.chunk for order in ordered for work in order)) - 1
     takes = seconds or (lambda _, work: 1.0 if work.kind == "forward" else 2.0)
     done: dict[tuple[Kind, int, int], float] = {}
-    spans: list[Span] = []
+    spans: list[WorkSpan] = []
     free, at = [0.0] * len(ordered), [0] * len(ordered)
     while any(position < len(order) for position, order in zip(at, ordered, strict=True)):
         before = len(spans)
         for stage, order in enumerate(ordered):
             while at[stage] < len(order):
                 work = order[at[stage]]
-                place = work.chunk * len(ordered) + stage
-                needs = _needs(work, place, last)
+                virtual_stage = work.chunk * len(ordered) + stage
+                needs = _needs(work, virtual_stage, last)
                 if needs is not None and needs not in done:
                     break
-                crossing = sending if needs and needs[2] != place else 0.0
+                crossing = sending if needs and needs[2] != virtual_stage else 0.0
                 start = max(free[stage], done[needs] + crossing if needs else 0.0)
-                free[stage] = done[work.kind, work.micro_batch, place] = start + takes(stage, work)
-                spans.append(Span(stage, work, start, free[stage]))
+                free[stage] = done[work.kind, work.micro_batch, virtual_stage] = start + takes(stage, work)
+                spans.append(WorkSpan(stage, work, start, free[stage]))
                 at[stage] += 1
         if len(spans) == before:
             raise ValueError("deadlock: with these orders the stages wait for each other for ever")
     return spans
 
 
-def _needs(work: Work, place: int, last: int) -> tuple[Kind, int, int] | None:
+def _needs(work: Work, virtual_stage: int, last: int) -> tuple[Kind, int, int] | None:
     """The work that must come before: the micro-batch's forward on the previous stage, or backward on the next."""
     if work.kind == "forward":
-        return ("forward", work.micro_batch, place - 1) if place else None
-    return ("backward", work.micro_batch, place + 1) if place < last else ("forward", work.micro_batch, place)
+        return ("forward", work.micro_batch, virtual_stage - 1) if virtual_stage else None
+    return (
+        ("backward", work.micro_batch, virtual_stage + 1)
+        if virtual_stage < last
+        else ("forward", work.micro_batch, virtual_stage)
+    )
 
 
-def idle(spans: Sequence[Span], stages: int) -> list[float]:
+def idle(spans: Sequence[WorkSpan], stages: int) -> list[float]:
     """The share of a batch's time, first start to last stop, in which each stage is idle."""
     length = max(span.stop for span in spans) - min(span.start for span in spans)
     busy = [sum(span.stop - span.start for span in spans if span.stage == stage) for stage in range(stages)]

@@ -8,11 +8,11 @@ from itertools import groupby
 from typing import Literal
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.besides import come, flat, owed
+from paddle_dp.plan.extra_memory import flat_gradient_bytes, inbound_bytes, residual_bytes
 from paddle_dp.plan.memory import StateBytes, Widths, deal, owners, state_bytes
 from paddle_dp.plan.partition import Partition, stage_bounds
 from paddle_dp.plan.pipeline_schedule import Schedule
-from paddle_dp.plan.sharded import most_lent, most_on_accelerator
+from paddle_dp.plan.sharded import max_fetched, most_on_accelerator
 from paddle_dp.units import Compress, Recompute
 
 
@@ -31,7 +31,7 @@ class Weight:
     statistic: bool = False
     at: tuple[int, ...] = ()
 
-    def part(self, tp_size: int) -> int:
+    def local_size(self, tp_size: int) -> int:
         """The number of its elements on one rank of the tensor axis."""
         return self.size // tp_size if self.cut else self.size
 
@@ -41,7 +41,7 @@ Blocks = Sequence[Sequence[Weight]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Branches:
+class BranchTraffic:
     """What the branches of a model exchange in one step, in bytes, of all samples of a dp_rank: the `outputs` of each
     rank of the tensor axis, and those `inputs` of their layers that have a gradient. Without outputs: nobody looked."""
 
@@ -61,7 +61,7 @@ class Layout:
     so many `copies` of the trained weights are kept besides. `asynchronous`: no rank waits for another one to compute.
     `exchange`: data_parallel's word for it, with Paddle's buckets of so many bytes (`bucket`); "": ours.
     `branches`: the ranks of the tensor axis have branches of layers, and no slices.
-    `replicas`: of the whole model in each process; `apart`: on an accelerator each where there are some.
+    `replicas`: of the whole model in each process; `separate_devices`: on an accelerator each where there are some.
     `widths`, the bytes per element, follow from optimizer and precision.
     """
 
@@ -81,9 +81,9 @@ class Layout:
     averaged_states: bool = False
     copies: float = 0.0
     asynchronous: bool = False
-    branches: Branches | None = None
+    branches: BranchTraffic | None = None
     replicas: int = 1
-    apart: bool = False
+    separate_devices: bool = False
     widths: Widths = field(default_factory=Widths)
     accelerator: bool = False
 
@@ -94,15 +94,17 @@ class Layout:
     @property
     def gradient_on_its_way(self) -> int:
         """Bytes per element of gradients that travel along data, sharding and sequence; float64 travels as it is."""
-        own = self.widths.gradient
+        width = self.widths.gradient
         return (
-            own if self.reduce_dtype is None or own == 8 else {"bfloat16": 2, "float32": 4}[self.reduce_dtype]
+            width
+            if self.reduce_dtype is None or width == 8
+            else {"bfloat16": 2, "float32": 4}[self.reduce_dtype]
         )
 
     @property
     def devices(self) -> int:
         """On which the replicas of one process are."""
-        return self.replicas if self.apart and self.accelerator else 1
+        return self.replicas if self.separate_devices and self.accelerator else 1
 
     def __str__(self) -> str:
         return str(self.degrees).replace("tensor", self.called("tensor"))
@@ -113,9 +115,9 @@ class RankMemory:
     """One rank: its coordinates, its blocks by number (one tuple per stage), number of parameters, how many of them are
     `trained`, and bytes. Of a process with replicas, the state of those on its first device.
 
-    Besides these, at most (`plan.besides`): `kept`, copies of the weights, errors of compression, flat gradients;
-    `lent`, in stage 3 other owners' parameters that are here or under way at once, and on an accelerator copies and
-    gradients that are being exchanged; on a server the workers' gradients that have come.
+    Besides these, at most (`plan.extra_memory`): `extra`, copies of the weights, errors of compression, flat gradients;
+    `transient`, in stage 3 other owners' parameters that are here or under way at once, and on an accelerator copies
+    and gradients that are being exchanged; on a server the workers' gradients that have come.
     """
 
     rank: int
@@ -124,12 +126,12 @@ class RankMemory:
     parameters: int
     trained: int
     state: StateBytes
-    kept: float = 0.0
-    lent: float = 0.0
+    extra: float = 0.0
+    transient: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.state.total + self.kept + self.lent
+        return self.state.total + self.extra + self.transient
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -146,29 +148,31 @@ def distinct(
 ) -> list[int]:
     """The sizes of these blocks' weights on one rank of the tensor axis; one that several share counts once. Only those
     that are `frozen`, or are not, where that is given."""
-    weights = of_blocks(blocks, numbers)
-    return [weight.part(tensor) for weight in weights if frozen in (None, weight.frozen)]
+    weights = distinct_weights(blocks, numbers)
+    return [weight.local_size(tensor) for weight in weights if frozen in (None, weight.frozen)]
 
 
-def of_blocks(blocks: Blocks, numbers: Sequence[int] | range) -> list[Weight]:
+def distinct_weights(blocks: Blocks, numbers: Sequence[int] | range) -> list[Weight]:
     """The weights of these blocks, each once."""
     return list({weight.name: weight for number in numbers for weight in blocks[number]}.values())
 
 
-def on_rank(blocks: Blocks, place: int) -> Blocks:
+def on_rank(blocks: Blocks, tp_rank: int) -> Blocks:
     """The blocks as a rank of the tensor axis has them, without the branches of others."""
-    return [[weight for weight in block if not weight.at or place in weight.at] for block in blocks]
+    return [[weight for weight in block if not weight.at or tp_rank in weight.at] for block in blocks]
 
 
 def owned(weights: Sequence[Weight], layout: Layout) -> dict[str, int]:
     """The rank of the sharding axis that owns each weight that has an owner, by name."""
     kinds = [[w for w in weights if w.frozen == kind and not w.statistic] for kind in (False, True)]
-    trained, frozen = ([weight.part(layout.degrees.tensor) for weight in of_kind] for of_kind in kinds)
+    trained, frozen = (
+        [weight.local_size(layout.degrees.tensor) for weight in weights_of_kind] for weights_of_kind in kinds
+    )
     dealt = deal(trained, frozen, layout.degrees.sharding)
     return {
         weight.name: owner
-        for of_kind, owners_of_kind in zip(kinds, dealt, strict=True)
-        for weight, owner in zip(of_kind, owners_of_kind, strict=True)
+        for weights_of_kind, owners_of_kind in zip(kinds, dealt, strict=True)
+        for weight, owner in zip(weights_of_kind, owners_of_kind, strict=True)
         if layout.sharding_stage == 3 or not weight.frozen
     }
 
@@ -183,25 +187,27 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     loads = [sum(distinct(blocks, [number], degrees.tensor)) for number in range(len(blocks))]
     bounds = stage_bounds(loads, degrees.pipeline * layout.virtual_stages, layout.partition)
     stages = tuple(
-        tuple(range(bounds[place], bounds[place + 1]))
-        for place in range(coords["pipeline"], degrees.pipeline * layout.virtual_stages, degrees.pipeline)
+        tuple(range(bounds[virtual_stage], bounds[virtual_stage + 1]))
+        for virtual_stage in range(
+            coords["pipeline"], degrees.pipeline * layout.virtual_stages, degrees.pipeline
+        )
     )
     here = [number for stage in stages for number in stage]
     trained, frozen = (distinct(blocks, here, degrees.tensor, frozen=kind) for kind in (False, True))
     zero = layout.sharding_stage if degrees.sharding > 1 else 0
     state = state_bytes(trained, degrees.sharding, zero, layout.widths)[coords["sharding"]]
-    held = frozen
+    frozen_sizes = frozen
     if zero == 3:
-        weights = of_blocks(blocks, here)
+        weights = distinct_weights(blocks, here)
         owner_of = owned(weights, layout)
-        kept_here = (
+        owned_frozen = (
             w for w in weights if w.frozen and owner_of.get(w.name, coords["sharding"]) == coords["sharding"]
         )
-        held = [weight.part(degrees.tensor) for weight in kept_here]
+        frozen_sizes = [weight.local_size(degrees.tensor) for weight in owned_frozen]
     times = layout.replicas // layout.devices  # copies in one memory
-    parameters = state.parameters + sum(held) * layout.widths.parameter
+    parameters = state.parameters + sum(frozen_sizes) * layout.widths.parameter
     state = replace(state, parameters=times * parameters, gradients=times * state.gradients)
-    lent = _lent(blocks, here, layout, coords["sharding"]) if zero == 3 else 0.0
+    transient = _fetched_bytes(blocks, here, layout, coords["sharding"]) if zero == 3 else 0.0
     return RankMemory(
         rank=rank,
         coords=coords,
@@ -209,20 +215,20 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
         parameters=sum(trained) + sum(frozen),
         trained=sum(trained),
         state=state,
-        kept=_besides(blocks, here, layout),
-        lent=lent,
+        extra=_extra_bytes(blocks, here, layout),
+        transient=transient,
     )
 
 
-def _besides(blocks: Blocks, here: Sequence[int], layout: Layout) -> float:
+def _extra_bytes(blocks: Blocks, here: Sequence[int], layout: Layout) -> float:
     """Bytes of copies of the trained weights, of the errors of compression, and of flat gradients."""
-    trained = [weight for weight in of_blocks(blocks, here) if not weight.frozen]
-    sizes = [weight.part(layout.degrees.tensor) for weight in trained]
+    trained = [weight for weight in distinct_weights(blocks, here) if not weight.frozen]
+    sizes = [weight.local_size(layout.degrees.tensor) for weight in trained]
     shapes = [weight.shape for weight in trained]
     width = layout.widths.parameter
-    errors = owed(layout.compress, zip(sizes, shapes, strict=True), width, layout.accelerator)
+    errors = residual_bytes(layout.compress, zip(sizes, shapes, strict=True), width, layout.accelerator)
     way = "bucketed" if layout.exchange == "auto" and layout.accelerator else layout.exchange
-    buffers = flat(way, float(sum(sizes) * layout.widths.gradient), layout.bucket)
+    buffers = flat_gradient_bytes(way, float(sum(sizes) * layout.widths.gradient), layout.bucket)
     width_there = layout.gradient_on_its_way
     if layout.accelerator and layout.degrees.sharding == 1 and width_there != layout.widths.gradient:
         buffers += sum(sizes) * width_there  # sums as they came, until gradients are made of them
@@ -235,19 +241,21 @@ def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
     degrees, every = layout.degrees, range(len(blocks))
     trained, frozen = (sum(distinct(blocks, every, 1, frozen=kind)) for kind in (False, True))
     serves = rank < degrees.servers
-    own = served(blocks, layout)[rank] if serves else trained
+    elements = served(blocks, layout)[rank] if serves else trained
     return RankMemory(
         rank=rank,
         coords=degrees.coords(rank),
         stages=(tuple(every),),
-        parameters=own + frozen,
-        trained=own,
+        parameters=elements + frozen,
+        trained=elements,
         state=StateBytes(
-            parameters=float((own + frozen) * layout.widths.parameter),
-            gradients=float(own * layout.widths.gradient),
-            optimizer=float(own * layout.widths.optimizer if serves else 0),
+            parameters=float((elements + frozen) * layout.widths.parameter),
+            gradients=float(elements * layout.widths.gradient),
+            optimizer=float(elements * layout.widths.optimizer if serves else 0),
         ),
-        lent=come(own, layout.widths.gradient, degrees.dp_size, not layout.asynchronous) if serves else 0.0,
+        transient=inbound_bytes(elements, layout.widths.gradient, degrees.dp_size, not layout.asynchronous)
+        if serves
+        else 0.0,
     )
 
 
@@ -265,26 +273,26 @@ def layers(block: Sequence[Weight]) -> list[list[Weight]]:
 
 
 def layer_loads(
-    found: Sequence[Sequence[Weight]], owner_of: Mapping[str, int], layout: Layout
+    weights_by_layer: Sequence[Sequence[Weight]], owner_of: Mapping[str, int], layout: Layout
 ) -> list[list[int]]:
     """Of each layer the number of elements at each owner, [layers, owners]."""
-    loads = [[0] * layout.degrees.sharding for _ in found]
-    for load, layer in zip(loads, found, strict=True):
+    loads = [[0] * layout.degrees.sharding for _ in weights_by_layer]
+    for load, layer in zip(loads, weights_by_layer, strict=True):
         for weight in layer:
-            load[owner_of[weight.name]] += weight.part(layout.degrees.tensor)
+            load[owner_of[weight.name]] += weight.local_size(layout.degrees.tensor)
     return loads
 
 
-def _lent(blocks: Blocks, here: Sequence[int], layout: Layout, owner: int) -> float:
+def _fetched_bytes(blocks: Blocks, here: Sequence[int], layout: Layout, owner: int) -> float:
     """As if layers ran in the order of their weights."""
-    found = [layer for number in here for layer in layers(blocks[number])]
-    loads = layer_loads(found, owned(of_blocks(blocks, here), layout), layout)
-    learns = [any(not weight.frozen for weight in layer) for layer in found]
+    weights_by_layer = [layer for number in here for layer in layers(blocks[number])]
+    loads = layer_loads(weights_by_layer, owned(distinct_weights(blocks, here), layout), layout)
+    learns = [any(not weight.frozen for weight in layer) for layer in weights_by_layer]
     if layout.accelerator and layout.prefetch:  # with frozen ones too much: as if they had gradients
         most = most_on_accelerator(loads, owner, layout.prefetch)
     else:
         first = learns.index(True) if any(learns) else len(loads)
-        most = most_lent(loads, owner, layout.prefetch, first)
+        most = max_fetched(loads, owner, layout.prefetch, first)
     return float(most * layout.widths.parameter)
 
 
@@ -295,8 +303,8 @@ def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:
     if degrees.servers:
         return [rank_memory(blocks, layout, rank) for rank in range(degrees.servers + 1)]
     return [
-        rank_memory(blocks, layout, degrees.rank({"pipeline": stage, "sharding": owner, "tensor": place}))
+        rank_memory(blocks, layout, degrees.rank({"pipeline": stage, "sharding": owner, "tensor": tp_rank}))
         for stage in range(degrees.pipeline)
         for owner in range(degrees.sharding)
-        for place in range(degrees.tensor if layout.branches is not None else 1)
+        for tp_rank in range(degrees.tensor if layout.branches is not None else 1)
     ]

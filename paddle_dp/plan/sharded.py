@@ -62,64 +62,75 @@ def chunks(loads: Sequence[Sequence[int]]) -> list[int]:
 
 
 @lru_cache(maxsize=8)
-def travels(order: tuple[int, ...], loads: tuple[tuple[int, ...], ...], ahead: int) -> list[bool]:
+def travels(order: tuple[int, ...], loads: tuple[tuple[int, ...], ...], prefetch: int) -> list[bool]:
     """Whether the parameters of each layer in this `order` have to be fetched: not those that are still here since the
-    layer was at work before, for that they come again within the `ahead` chunks under way. `loads`: of each layer the
-    bytes at each owner, [layers, owners]."""
-    numbers = chunks([loads[layer] for layer in order]) if ahead else range(len(order))
+    layer was at work before, for that they come again within the `prefetch` chunks under way. `loads`: of each layer
+    the bytes at each owner, [layers, owners]."""
+    numbers = chunks([loads[layer] for layer in order]) if prefetch else range(len(order))
     last: dict[int, int] = {}
-    found = []
-    for place, layer in enumerate(order):
+    fetches = []
+    for position, layer in enumerate(order):
         before = last.get(layer)
-        found.append(before is None or numbers[place] > numbers[before + 1] + ahead)
-        last[layer] = place
-    return found
+        fetches.append(before is None or numbers[position] > numbers[before + 1] + prefetch)
+        last[layer] = position
+    return fetches
 
 
-def most_lent(loads: Sequence[Sequence[int]], owner: int, ahead: int, first: int = 0) -> int:
+def max_fetched(loads: Sequence[Sequence[int]], owner: int, prefetch: int, first: int = 0) -> int:
     """The bytes of the other owners' parameters that are with one owner at most, where layers of these `loads` run one
-    after the other, forth and back, and `ahead` chunks are under way besides the one at work. `first`: the first layer
-    that learns; backward ends there."""
+    after the other, forth and back, and `prefetch` chunks are under way besides the one at work. `first`: the first
+    layer that learns; backward ends there."""
     order = [*loads, *reversed(loads[first:])]
-    numbers = chunks(order) if ahead else range(len(order))
-    of_chunks = [0] * len(order)
+    numbers = chunks(order) if prefetch else range(len(order))
+    chunk_loads = [0] * len(order)
     for number, load in zip(numbers, order, strict=True):
-        of_chunks[number] += sum(load) - load[owner]
-    return max(sum(of_chunks[at : at + 1 + ahead]) for at in range(len(order)))
+        chunk_loads[number] += sum(load) - load[owner]
+    return max(sum(chunk_loads[at : at + 1 + prefetch]) for at in range(len(order)))
 
 
-def most_on_accelerator(loads: Sequence[Sequence[int]], owner: int, ahead: int) -> int:
+def most_on_accelerator(loads: Sequence[Sequence[int]], owner: int, prefetch: int) -> int:
     """The bytes that one owner has at most beside its own parameters and the sums of their gradients, on an accelerator
-    where at least one chunk is `ahead`.
+    where `prefetch` is 1 at least.
 
-    The other owners' parameters, as in `most_lent`; the copies of its own that are sent with these, which go when a
+    The other owners' parameters, as in `max_fetched`; the copies of its own that are sent with these, which go when a
     chunk is read first; the gradients of a chunk that is being computed; and of the chunk before it the gradients, what
     is sent of them, and what has come (`parallel/sharding/chunk.py`). They use the room of sums that are still to come.
     `loads` as there, in bytes of parameters; gradients are as wide.
     """
     layers, ranks = len(loads), len(loads[0])
     order = [*loads, *reversed(loads)]
-    numbers, of_gradients = chunks(order), [*chunks(order[layers:]), -1]
-    own, others = ([0] * (numbers[-1] + 1 + ahead) for _ in range(2))  # of each chunk
+    numbers, gradient_chunks = chunks(order), [*chunks(order[layers:]), -1]
+    local, remote = ([0] * (numbers[-1] + 1 + prefetch) for _ in range(2))  # of each chunk
     for number, load in zip(numbers, order, strict=True):
-        own[number] += load[owner]
-        others[number] += sum(load) - load[owner]
+        local[number] += load[owner]
+        remote[number] += sum(load) - load[owner]
     most = sums = 0
-    mine = theirs = 0  # gradients of the chunk that is being computed
+    local_gradients = remote_gradients = 0  # gradients of the chunk that is being computed
     my_sent = their_sent = 0  # and of the one before
     for at, number in enumerate(numbers):
         is_read = at > 0 and numbers[at - 1] == number
-        lent = sum(others[number : number + 1 + ahead])
-        copies = (ranks - 1) * sum(own[number + is_read : number + 1 + ahead])
-        most = max(most, lent + copies)
+        fetched = sum(remote[number : number + 1 + prefetch])
+        copies = (ranks - 1) * sum(local[number + is_read : number + 1 + prefetch])
+        most = max(most, fetched + copies)
         if at < layers:
             continue
-        mine, theirs = mine + order[at][owner], theirs + sum(order[at]) - order[at][owner]
+        local_gradients, remote_gradients = (
+            local_gradients + order[at][owner],
+            remote_gradients + sum(order[at]) - order[at][owner],
+        )
         before = my_sent + their_sent + (ranks - 1) * my_sent
-        most = max(most, lent + copies + mine + theirs + before + sums)
-        if of_gradients[at - layers] != of_gradients[at - layers + 1]:  # the chunk is complete
-            most = max(most, lent + copies + mine + theirs + before + sums + my_sent)
+        most = max(most, fetched + copies + local_gradients + remote_gradients + before + sums)
+        if gradient_chunks[at - layers] != gradient_chunks[at - layers + 1]:  # the chunk is complete
+            most = max(most, fetched + copies + local_gradients + remote_gradients + before + sums + my_sent)
             sums += my_sent
-            most = max(most, lent + copies + mine + 2 * theirs + (ranks - 1) * mine + sums)
-            my_sent, their_sent, mine, theirs = mine, theirs, 0, 0
+            most = max(
+                most,
+                fetched
+                + copies
+                + local_gradients
+                + 2 * remote_gradients
+                + (ranks - 1) * local_gradients
+                + sums,
+            )
+            my_sent, their_sent, local_gradients, remote_gradients = local_gradients, remote_gradients, 0, 0
     return most - sum(load[owner] for load in loads)

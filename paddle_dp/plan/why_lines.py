@@ -6,12 +6,12 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from paddle_dp.plan.changes import MATTERS, SHORT, Change, Facts, changes, workers_that_would_do
+from paddle_dp.plan.changes import MATTERS, SHORT, Facts, TuningAdvice, changes, workers_that_would_do
 from paddle_dp.plan.measured import Measured
-from paddle_dp.plan.step_parts import RankParts, slowest
+from paddle_dp.plan.rank_times import RankTimes, slowest
 
 WIDTH = 80
-MOST = 8  # ranks in the table: of more, those with the longest own time
+MAX_RANKS_SHOWN = 8  # ranks in the table: of more, those with the longest own time
 ENOUGH = 10  # steps from which something is concluded
 BUSY = 1.5  # processes that want to compute for each core, from which the machine is also somebody else's
 STARVED = 0.2  # of the time waiting for data, from which on the screen says so during training
@@ -21,18 +21,18 @@ _WIDTHS = (7, 8, 9, 9, 7, 11, 7, 10, 6)
 
 def lines(measured: Measured) -> list[str]:
     """All that is to be said of the steps that were measured."""
-    parts, facts, first, last = measured.parts, measured.facts, measured.first, measured.last
-    step = max(part.step for part in parts)
-    found = [
+    rank_times, facts, first, last = measured.rank_times, measured.facts, measured.first, measured.last
+    step = max(times.step for times in rank_times)
+    report = [
         f"Where a step of {_shown(step)} ms goes, in ms (steps {first} to {last}):",
-        *_table(parts),
+        *_table(rank_times),
         *_servers(facts.servers),
-        *_wrapped(_sentence(parts)),
-        *_sent(facts, len(parts)),
+        *_wrapped(_sentence(rank_times)),
+        *_sent(facts, len(rank_times)),
     ]
     if doubt := unsure(measured):
-        return [*found, *_wrapped(doubt)]
-    return [*found, *_advice(step, changes(parts, facts))]
+        return [*report, *_wrapped(doubt)]
+    return [*report, *_advice(step, changes(rank_times, facts))]
 
 
 def unsure(measured: Measured) -> str:
@@ -50,9 +50,9 @@ def unsure(measured: Measured) -> str:
 
 def starved(measured: Measured) -> str:
     """«82 % of the time waits for data: loader.num_workers=3 would do …»; "" unless it is a fifth and workers help."""
-    parts, facts = measured.parts, measured.facts
-    step, read = max(part.step for part in parts), max(part.data for part in parts)
-    needed, seconds = workers_that_would_do(parts, facts)
+    rank_times, facts = measured.rank_times, measured.facts
+    step, read = max(times.step for times in rank_times), max(times.data for times in rank_times)
+    needed, seconds = workers_that_would_do(rank_times, facts)
     if step < SHORT or read < STARVED * step or needed == facts.num_workers or seconds > 0.9 * step:
         return ""
     return (
@@ -61,17 +61,23 @@ def starved(measured: Measured) -> str:
     )
 
 
-def _table(parts: Sequence[RankParts]) -> Iterator[str]:
+def _table(rank_times: Sequence[RankTimes]) -> Iterator[str]:
     yield "rank" + "".join(name.rjust(width) for name, width in zip(_COLUMNS, _WIDTHS, strict=True))
-    shown = sorted(sorted(parts, key=lambda part: -part.own)[:MOST], key=lambda part: part.rank)
-    for part in shown:
-        cells = [part.data, part.forward, part.backward, part.exchange, part.hidden]
-        words = [*map(_number, cells), _waits(part), *map(_number, (part.update, part.callbacks, part.other))]
-        yield f"{part.rank:4}" + "".join(
-            word.rjust(width) for word, width in zip(words, _WIDTHS, strict=True)
+    shown = sorted(
+        sorted(rank_times, key=lambda times: -times.work)[:MAX_RANKS_SHOWN], key=lambda times: times.rank
+    )
+    for times in shown:
+        cells = [times.data, times.forward, times.backward, times.exchange, times.hidden]
+        texts = [
+            *map(_number, cells),
+            _waits(times),
+            *map(_number, (times.update, times.callbacks, times.other)),
+        ]
+        yield f"{times.rank:4}" + "".join(
+            text.rjust(width) for text, width in zip(texts, _WIDTHS, strict=True)
         )
-    if len(parts) > len(shown):
-        yield f"({len(parts) - len(shown)} ranks with less work of their own are not shown)"
+    if len(rank_times) > len(shown):
+        yield f"({len(rank_times) - len(shown)} ranks with less work of their own are not shown)"
 
 
 def _servers(count: int) -> Iterator[str]:
@@ -85,47 +91,47 @@ def _sent(facts: Facts, ranks: int) -> Iterator[str]:
         yield f"A rank sends {facts.sent / 1e6:.3g} MB a step{mean}."
 
 
-def _waits(part: RankParts) -> str:
+def _waits(times: RankTimes) -> str:
     """«12.3 r1»: how long, and for which rank most of it."""
-    if _number(part.waiting) == "·":
+    if _number(times.waiting) == "·":
         return "·"
-    return f"{_number(part.waiting)} r{max(part.waits_for, key=lambda rank: part.waits_for[rank])}"
+    return f"{_number(times.waiting)} r{max(times.waits_for, key=lambda rank: times.waits_for[rank])}"
 
 
-def _sentence(parts: Sequence[RankParts]) -> str:
-    step, found = max(part.step for part in parts), slowest(parts)
-    if found is None or found[1] < 0.02 * step:
-        one = max(parts, key=lambda part: part.own)
-        where = max(
-            ("data", "forward", "backward", "exchange", "update", "callbacks"), key=lambda p: getattr(one, p)
+def _sentence(rank_times: Sequence[RankTimes]) -> str:
+    step, straggler = max(times.step for times in rank_times), slowest(rank_times)
+    if straggler is None or straggler[1] < 0.02 * step:
+        late = max(rank_times, key=lambda times: times.work)
+        component = max(
+            ("data", "forward", "backward", "exchange", "update", "callbacks"), key=lambda p: getattr(late, p)
         )
-        even = "No rank waits for another; most" if len(parts) > 1 else "Most"
-        return f"{even} of the step is {where}: {getattr(one, where) / step:.0%}.{_called(one, where)}"
-    one, lost, where = found
-    others = [getattr(other, where) for other in parts if other is not one]
-    if one.own - median(other.own for other in parts if other is not one) < lost / 4:
+        even = "No rank waits for another; most" if len(rank_times) > 1 else "Most"
+        return f"{even} of the step is {component}: {getattr(late, component) / step:.0%}.{_called(late, component)}"
+    late, lost, component = straggler
+    usual = [getattr(other, component) for other in rank_times if other is not late]
+    if late.work - median(other.work for other in rank_times if other is not late) < lost / 4:
         return f"The ranks wait for each other, {_shown(lost)} ms of each step, though none has more to do than others."
     return (
-        f"Slowest is rank {one.rank} on {one.host}: the others wait {_shown(lost)} ms of each step for it. Most of "
-        f"that is {where}, {_shown(getattr(one, where))} ms, for the others {_shown(sum(others) / len(others))}."
-        f"{_called(one, where)}"
+        f"Slowest is rank {late.rank} on {late.host}: the others wait {_shown(lost)} ms of each step for it. Most of "
+        f"that is {component}, {_shown(getattr(late, component))} ms, for the others {_shown(sum(usual) / len(usual))}."
+        f"{_called(late, component)}"
     )
 
 
-def _called(one: RankParts, where: str) -> str:
-    if where != "callbacks" or not one.works:
+def _called(times: RankTimes, component: str) -> str:
+    if component != "callbacks" or not times.works:
         return ""
-    name = max(one.works, key=lambda each: one.works[each])
-    return f" {name} takes {_shown(one.works[name])} ms of it."
+    name = max(times.works, key=lambda each: times.works[each])
+    return f" {name} takes {_shown(times.works[name])} ms of it."
 
 
-def _advice(step: float, found: Sequence[Change]) -> Iterator[str]:
-    if not found:
+def _advice(step: float, proposals: Sequence[TuningAdvice]) -> Iterator[str]:
+    if not proposals:
         yield f"Nothing that is known here would gain {100 * MATTERS:.0f} %."
         return
-    for change, word in zip(found[:3], ("Change", "or", "or"), strict=False):
+    for change, prefix in zip(proposals[:3], ("Change", "or", "or"), strict=False):
         faster = f"{_shown(step)} → {_shown(change.seconds)} ms, {step / change.seconds:.3g} × as fast"
-        yield from _wrapped(f"{word}: {change.what}: {faster}. {change.why[:1].upper()}{change.why[1:]}.")
+        yield from _wrapped(f"{prefix}: {change.what}: {faster}. {change.why[:1].upper()}{change.why[1:]}.")
 
 
 def _wrapped(text: str) -> list[str]:

@@ -17,8 +17,8 @@ from paddle_dp.checkpoint import UnusableError, checkpoints, load, step_of
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.proof.again import RESULT, judged
 from paddle_dp.proof.compare import K
+from paddle_dp.proof.retrain import RESULT, judged
 from paddle_dp.proof.sides import run_alone
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import yaml_text
@@ -26,7 +26,7 @@ from paddle_dp.train import certificate as certificates
 from paddle_dp.train.certificate import Content
 
 GOOD, BAD = 0, 1
-ENTRY_POINT = "paddle_dp.proof.again:again"
+ENTRY_POINT = "paddle_dp.proof.retrain:retrain"
 DIGITS = 12  # hex digits of a digest on the screen; the file has all 32
 ALONE = ("strategy.use=single", "callbacks=[]", "train.max_time=null")
 
@@ -39,17 +39,17 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
     trained again; JobError if the process that does it fails.
     """
     content = _read(run)
-    print("\n".join(told(content, run)))
-    found = [*checked(content, run)]
-    print("\n".join(f"  {'ok ' if good else 'NO '} {line}" for good, line in found))
-    good = all(good for good, _ in found)
-    wanted = (
+    print("\n".join(certificate_lines(content, run)))
+    checks = [*checked(content, run)]
+    print("\n".join(f"  {'ok ' if good else 'NO '} {line}" for good, line in checks))
+    good = all(good for good, _ in checks)
+    selected = (
         [interval_to(content, run, step)] if step is not None else chosen(intervals(content, run), replay)
     )
-    for number, interval in enumerate(wanted, start=1):
-        same = train_again(interval.cut(steps), content, run, f" ({number} of {len(wanted)})")
+    for number, interval in enumerate(selected, start=1):
+        same = retrain_interval(interval.cut(steps), content, run, f" ({number} of {len(selected)})")
         good = good and same
-    if not wanted and content["replay"]:
+    if not selected and content["replay"]:
         print(f"any step again, on one process: {certificates.replay_command(run)}")
     return GOOD if good else BAD
 
@@ -66,7 +66,7 @@ def _read(run: Path) -> Content:
         raise UsageError(f"{run / certificates.NAME} cannot be used: it {error}.") from None
 
 
-def told(content: Content, run: Path) -> Iterator[str]:
+def certificate_lines(content: Content, run: Path) -> Iterator[str]:
     """The certificate, to be read by a person."""
     yield f"{content['name']}: {content['steps']} updates, in {run}"
     for split, facts in content["data"].items():
@@ -100,15 +100,15 @@ def short(digest: object) -> str:
 
 def checked(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
     """What the folder holds, and whether it is as certified; every byte of its checkpoints is read."""
-    kept = certificates.saves(content)
+    saves = certificates.saves(content)
     folder = run / "checkpoints"
     for path in checkpoints(folder):
         step = step_of(path)
-        if step not in kept:
+        if step not in saves:
             yield False, f"{path}: the certificate does not know it"
             continue
         try:
-            same = certificates.digests_are(load(path), kept[step])
+            same = certificates.digests_are(load(path), saves[step])
         except CheckpointError as error:
             yield False, str(error)
             continue
@@ -126,8 +126,8 @@ def checked(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
 
 
 def _sizes(before: Content, after: Content) -> str:
-    one, other = (f"{a['ranks']} rank{'s' * (a['ranks'] > 1)}" for a in (before, after))
-    return f"{one} stopped, {other} went on"
+    stopped, resumed = (f"{a['ranks']} rank{'s' * (a['ranks'] > 1)}" for a in (before, after))
+    return f"{stopped} stopped, {resumed} went on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,45 +151,59 @@ class Interval:
 
 def intervals(content: Content, run: Path) -> list[Interval]:
     """From the beginning, and from each checkpoint that is there, to the next one. Raises UsageError for none."""
-    places = _places(content, run)
-    found = [
-        Interval(start=a, to=b, begin=places[a], end=places[b], recipe=_recipe(places[b]))
-        for a, b in zip(places, [*places][1:], strict=False)
+    checkpoint_steps = _checkpoint_steps(content, run)
+    spans = [
+        Interval(
+            start=a,
+            to=b,
+            begin=checkpoint_steps[a],
+            end=checkpoint_steps[b],
+            recipe=_recipe(checkpoint_steps[b]),
+        )
+        for a, b in zip(checkpoint_steps, [*checkpoint_steps][1:], strict=False)
     ]
-    if not found:
+    if not spans:
         raise UsageError(f"{run} cannot be trained again: there is no checkpoint to compare with.")
-    return found
+    return spans
 
 
 def interval_to(content: Content, run: Path, step: int) -> Interval:
     """From the newest checkpoint before an update, or from the beginning, to that update."""
-    places = _places(content, run)
+    checkpoint_steps = _checkpoint_steps(content, run)
     try:
         certificates.attempt_of(content, step)
-        start = max(place for place in places if place < step)
+        start = max(start_step for start_step in checkpoint_steps if start_step < step)
     except (KeyError, ValueError):
         raise UsageError(
             f"--step {step}: the run did its updates 1 to {content['attempts'][-1]['to']}"
-            + (f", and the first checkpoint is of step {min(places)}." if places and min(places) else ".")
+            + (
+                f", and the first checkpoint is of step {min(checkpoint_steps)}."
+                if checkpoint_steps and min(checkpoint_steps)
+                else "."
+            )
         ) from None
-    later = next((places[place] for place in places if place >= step), None)
-    recipe = _recipe(later if later is not None else places[start])
-    return Interval(start=start, to=step, begin=places[start], end=places.get(step), recipe=recipe)
+    later = next(
+        (checkpoint_steps[start_step] for start_step in checkpoint_steps if start_step >= step), None
+    )
+    recipe = _recipe(later if later is not None else checkpoint_steps[start])
+    return Interval(
+        start=start, to=step, begin=checkpoint_steps[start], end=checkpoint_steps.get(step), recipe=recipe
+    )
 
 
-def _places(content: Content, run: Path) -> dict[int, Path | None]:
+def _checkpoint_steps(content: Content, run: Path) -> dict[int, Path | None]:
     """The steps at which training can begin again, in order: 0, and those of the checkpoints that can be used."""
-    kept = certificates.saves(content)
+    saves = certificates.saves(content)
     first = content["attempts"][0]
-    found: dict[int, Path | None] = {} if first["resumed"] else {0: None}
+    checkpoint_steps: dict[int, Path | None] = {} if first["resumed"] else {0: None}
     for path in checkpoints(run / "checkpoints"):
         try:
             load(path)
         except UnusableError:
             continue
-        if step_of(path) in kept:
-            found[step_of(path)] = path
-    return dict(sorted(found.items()))
+        if step_of(path) in saves:
+            checkpoint_steps[step_of(path)] = path
+    return dict(sorted(checkpoint_steps.items()))
 
 
 def _recipe(checkpoint: Path | None) -> Mapping[str, Any]:
@@ -203,23 +217,23 @@ def _recipe(checkpoint: Path | None) -> Mapping[str, Any]:
     return found
 
 
-def chosen(found: Sequence[Interval], count: int) -> list[Interval]:
+def chosen(spans: Sequence[Interval], count: int) -> list[Interval]:
     """`count` of the intervals, evenly spread."""
-    places = np.linspace(0, len(found) - 1, min(count, len(found))).round().astype(int)
-    return [found[place] for place in places]
+    indices = np.linspace(0, len(spans) - 1, min(count, len(spans))).round().astype(int)
+    return [spans[index] for index in indices]
 
 
-def train_again(interval: Interval, content: Content, run: Path, which: str = "") -> bool:
+def retrain_interval(interval: Interval, content: Content, run: Path, which: str = "") -> bool:
     """Trains an interval on one process, prints how it compares, and returns whether it is the same.
 
     `which`: « (1 of 3)», for the line at its beginning: nothing more is printed until it is done.
     """
     attempt = certificates.attempt_of(content, interval.to)
-    kept = certificates.saves(content).get(interval.to, {})
+    digests = certificates.saves(content).get(interval.to, {})
     options = {
         "start": None if interval.begin is None else str(interval.begin),
         "saved": None if interval.end is None else str(interval.end),
-        "to": interval.to, "ranks": max(2, attempt["ranks"]), "data": content["data"], "digest": kept.get("model"),
+        "to": interval.to, "ranks": max(2, attempt["ranks"]), "data": content["data"], "digest": digests.get("model"),
         "losses": {step: loss for step, loss in losses(run).items() if interval.start < step <= interval.to},
     }  # fmt: skip
     if not options["losses"] and options["digest"] is None:
@@ -232,8 +246,8 @@ def train_again(interval: Interval, content: Content, run: Path, which: str = ""
     with scratch_folder("paddle-dp-certificate-") as scratch:
         try:
             recipe.write_text(yaml_text(interval.recipe), "utf-8")
-            asked = read_recipe(recipe)
-            if why := asked.strategy.config.not_promised(asked):
+            interval_recipe = read_recipe(recipe)
+            if why := interval_recipe.strategy.config.not_promised(interval_recipe):
                 raise UsageError(f"nothing was trained again: {why}")
             steps = f"steps {interval.start + 1} to {interval.to}"
             print(f"training {steps} again on one process{which} …", flush=True)
@@ -250,7 +264,7 @@ def train_again(interval: Interval, content: Content, run: Path, which: str = ""
             result = json.loads((scratch / RESULT).read_text())
         finally:
             recipe.unlink(missing_ok=True)
-    alone = attempt["ranks"] == 1 and asked.strategy.config.parts == 1
+    alone = attempt["ranks"] == 1 and interval_recipe.strategy.config.parts == 1
     same, lines = verdict(result, exact=alone and attempt["host"] == socket.gethostname())
     print(
         f"{steps}, done on {attempt['ranks']} rank{'s' * (attempt['ranks'] > 1)}, "
@@ -264,15 +278,15 @@ def train_again(interval: Interval, content: Content, run: Path, which: str = ""
 
 def losses(run: Path) -> dict[int, float]:
     """The losses that metrics.jsonl has, by step."""
-    path, found = run / "metrics.jsonl", {}
+    path, loss_by_step = run / "metrics.jsonl", {}
     for text in path.read_text().splitlines() if path.exists() else []:
         try:
             row = json.loads(text)
             if row["event"] == "step":
-                found[int(row["step"])] = float(row["loss"])
+                loss_by_step[int(row["step"])] = float(row["loss"])
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return loss_by_step
 
 
 def verdict(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[str]]:
@@ -282,10 +296,10 @@ def verdict(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[
     if result["bits"]:
         lines.append(f"the weights are bit-equal: {short(result['digest'])}")
     elif result["weights"] is not None:
-        apart, drift, moved = result["weights"]
-        far = judged(apart, drift, moved)
+        difference, drift, moved = result["weights"]
+        far = judged(difference, drift, moved)
         same = far is None or far <= K
-        lines.append(f"weights {apart:.2e} apart, {_units(far)}; they moved by {moved:.2e}")
+        lines.append(f"weights {difference:.2e} apart, {_units(far)}; they moved by {moved:.2e}")
     elif result["bits"] is False:
         lines.append(
             "the weights are not bit-equal, and the checkpoint with their numbers is not there any more"

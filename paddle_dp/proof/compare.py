@@ -56,7 +56,7 @@ _MASKED = ("gradient", "probe")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ProofDifference:
     """One quantity on both sides. `r` is infinite if only one side has it."""
 
     key: Key
@@ -80,7 +80,7 @@ class Row:
 
     kind: str
     count: int
-    worst: Finding
+    worst: ProofDifference
 
     @property
     def same(self) -> bool:
@@ -88,46 +88,46 @@ class Row:
 
 
 @dataclass
-class Part:
+class TraceComparison:
     """The trace of one process and that of many ranks, in one precision.
 
     `truth`: one process's trace in float64, if there is one; it shows which gradients are truly zero. `replayed`: what
-    one process computes from the gradients of `many`; without it, updates and states are compared with its own.
+    one process computes from the gradients of `candidate`; without it, updates and states are compared with its own.
     `turns`: rounding may turn something in the model over, a ReLU or a pooling.
     """
 
-    one: Trace
-    many: Trace
+    reference: Trace
+    candidate: Trace
     truth: Trace | None = None
     replayed: Trace | None = None
     turns: bool = True
-    findings: list[Finding] = field(init=False)
+    findings: list[ProofDifference] = field(init=False)
     # r of each gradient of a first batch that probes speak against, by name.
     turned: dict[str, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.dtype: str = self.one.facts["dtype"]
+        self.dtype: str = self.reference.facts["dtype"]
         self._sizes: dict[tuple[str, int, str], float] = {}
         self.findings = self._cleared(list(self._findings()))
 
     @property
     def same(self) -> bool:
-        return not self.amiss and all(finding.same for finding in self.findings)
+        return not self.divergence and all(finding.same for finding in self.findings)
 
     @property
-    def amiss(self) -> str | None:
+    def divergence(self) -> str | None:
         """The error of the ranks' own comparison of their weights, or None."""
-        found: str | None = self.many.facts.get("amiss")
+        found: str | None = self.candidate.facts.get("amiss")
         return found
 
     @cached_property
     def rows(self) -> list[Row]:
-        found = []
+        rows = []
         for kind in JUDGED:
             some = [finding for finding in self.findings if finding.key.kind == kind]
             if some:
-                found.append(Row(kind=kind, count=len(some), worst=max(some, key=lambda one: one.r)))
-        return found
+                rows.append(Row(kind=kind, count=len(some), worst=max(some, key=lambda finding: finding.r)))
+        return rows
 
     @property
     def noise(self) -> float:
@@ -135,7 +135,7 @@ class Part:
         first = [
             f for f in self.findings if f.key.kind == "gradient" and f.undetermined < 1 and not f.missing
         ]
-        steps = [f.noise for f in first if f.key.step == min(one.key.step for one in first)]
+        steps = [f.noise for f in first if f.key.step == min(finding.key.step for finding in first)]
         return float(np.median(steps)) if steps else 0.0
 
     def visible(self, ranks: int) -> float:
@@ -148,150 +148,157 @@ class Part:
         """By parameter: the smallest relative fault of its gradient on all ranks that would be detected in every step
         recorded."""
         worst: dict[str, float] = {}
-        for found in self.findings:
-            if found.key.kind == "gradient" and not found.missing and np.isfinite(found.shows):
-                worst[found.key.name] = max(worst.get(found.key.name, 0.0), found.shows)
+        for finding in self.findings:
+            if finding.key.kind == "gradient" and not finding.missing and np.isfinite(finding.shows):
+                worst[finding.key.name] = max(worst.get(finding.key.name, 0.0), finding.shows)
         return worst
 
     @cached_property
     def rounded(self) -> float:
         """The median over parameters of what rounding may take of the first gradient."""
-        first = [n for n in sorted(self.many.keys) if Key.read(n)[:2] == ("gradient", 1)]
-        parts = [ratio(self.many.rounded(n), _norm(self.many.array(n))) for n in first]
+        first = [n for n in sorted(self.candidate.keys) if Key.read(n)[:2] == ("gradient", 1)]
+        parts = [ratio(self.candidate.rounded(n), _norm(self.candidate.array(n))) for n in first]
         return float(np.median(parts)) if parts else 0.0
 
     @property
-    def without_gradient(self) -> list[Finding]:
+    def without_gradient(self) -> list[ProofDifference]:
         """Gradients of which a tenth or more is noise."""
         return [f for f in self.findings if f.key.kind == "gradient" and f.undetermined >= 0.1]
 
-    def of_one(self, number: str) -> np.ndarray:
+    def reference_array(self, number: str) -> np.ndarray:
         """One process's value of a whole quantity; for updates and states, computed from the ranks' gradients."""
-        again = self.replayed is not None and Key.read(number).kind in REPLAYED
-        trace = self.replayed if again and self.replayed is not None else self.one
+        is_replayed = self.replayed is not None and Key.read(number).kind in REPLAYED
+        trace = self.replayed if is_replayed and self.replayed is not None else self.reference
         return trace.array(number)
 
-    def _findings(self) -> Iterator[Finding]:
+    def _findings(self) -> Iterator[ProofDifference]:
         kinds = set(JUDGED)
-        watched = set(self.one.facts["recorded"]) | set(self.many.facts["recorded"])
-        for number in sorted(self.one.keys | self.many.keys):
-            what = Key.read(number)
-            if what.kind not in kinds or (what.kind in _NUMBERS and what.step not in watched):
+        watched = set(self.reference.facts["recorded"]) | set(self.candidate.facts["recorded"])
+        for number in sorted(self.reference.keys | self.candidate.keys):
+            quantity = Key.read(number)
+            if quantity.kind not in kinds or (quantity.kind in _NUMBERS and quantity.step not in watched):
                 continue
-            if what.kind in _NUMBERS and number not in self.many.keys:
+            if quantity.kind in _NUMBERS and number not in self.candidate.keys:
                 continue  # ranks do not read every step
-            if number not in self.one.keys or number not in self.many.keys:
-                side = "one" if number not in self.one.keys else "many"
-                yield Finding(key=what, r=float("inf"), missing=side)
+            if number not in self.reference.keys or number not in self.candidate.keys:
+                side = "one" if number not in self.reference.keys else "many"
+                yield ProofDifference(key=quantity, r=float("inf"), missing=side)
             else:
-                found = self._finding(what, self.of_one(number), self.many.array(number))
-                if what.kind == "probe" and not found.same and found.r * found.unit <= TURNED:
-                    found = replace(found, r=min(self._probes(what.name)))
-                yield found
+                finding = self._finding(quantity, self.reference_array(number), self.candidate.array(number))
+                if quantity.kind == "probe" and not finding.same and finding.r * finding.unit <= TURNED:
+                    finding = replace(finding, r=min(self._probes(quantity.name)))
+                yield finding
 
-    def _cleared(self, findings: list[Finding]) -> list[Finding]:
+    def _cleared(self, findings: list[ProofDifference]) -> list[ProofDifference]:
         """The findings, with the smallest r of several batches for gradients at equal weights.
 
         A fault shows in every batch. A ReLU or a max pooling that switches because of the last place of its input does
         not: it concerns one sample at one place.
         """
-        cleared, of_step = [], {(f.key.step, f.key.name): f.r for f in findings if f.key.kind == "gradient"}
+        cleared, r_by_step = [], {(f.key.step, f.key.name): f.r for f in findings if f.key.kind == "gradient"}
         turned: dict[str, float] = {}
-        for found in findings:
-            if found.key.kind == "gradient" and not found.same and not found.missing:
-                rs = [found.r, *self._of_other_batches(found.key, of_step)]
-                may_turn = self.turns and found.r < LARGEST_TURN and found.r * found.unit <= TURNED
+        for finding in findings:
+            if finding.key.kind == "gradient" and not finding.same and not finding.missing:
+                rs = [finding.r, *self._r_in_other_batches(finding.key, r_by_step)]
+                may_turn = self.turns and finding.r < LARGEST_TURN and finding.r * finding.unit <= TURNED
                 if may_turn and min(rs) <= K:
-                    turned[found.key.name] = found.r
-                    found = replace(found, r=min(rs))
-            cleared.append(found)
+                    turned[finding.key.name] = finding.r
+                    finding = replace(finding, r=min(rs))
+            cleared.append(finding)
         if not turned:
             return cleared
-        left = [found for found in cleared if found.key.kind != "gradient norm"]
+        left = [finding for finding in cleared if finding.key.kind != "gradient norm"]
         if not all(
-            found.same for found in left
+            finding.same for finding in left
         ):  # what is left is a fault, which may be the cause of all of it
             return findings
         self.turned = turned
         return left
 
-    def _of_other_batches(self, what: Key, of_step: dict[tuple[int, str], float]) -> Iterator[float]:
+    def _r_in_other_batches(self, quantity: Key, r_by_step: dict[tuple[int, str], float]) -> Iterator[float]:
         """r of a parameter's gradient in batches that a fault of this step would show in, too: further ones at the
         initial weights; of ranks that round, whose steps are all compared at equal weights, also in the next two, or at
         the end in the two before."""
-        if not self.many.facts.get("rounded"):
-            yield from self._probes(what.name)
+        if not self.candidate.facts.get("rounded"):
+            yield from self._probes(quantity.name)
             return
-        steps = sorted(step for step, name in of_step if name == what.name)
-        at = steps.index(what.step)
-        others = steps[at + 1 : at + 3] or steps[max(at - 2, 0) : at]
-        yield from (of_step[step, what.name] for step in others)
+        steps = sorted(step for step, name in r_by_step if name == quantity.name)
+        at = steps.index(quantity.step)
+        compared_steps = steps[at + 1 : at + 3] or steps[max(at - 2, 0) : at]
+        yield from (r_by_step[step, quantity.name] for step in compared_steps)
         if at == 0:
-            yield from self._probes(what.name)
+            yield from self._probes(quantity.name)
 
     def _probes(self, name: str) -> Iterator[float]:
         """r of a parameter's gradient in each further batch."""
-        for number in sorted(n for n in self.one.keys & self.many.keys if n.startswith("probe|")):
-            what = Key.read(number)
-            if what.name == name:
-                yield self._finding(what, self.one.array(number), self.many.array(number)).r
+        for number in sorted(n for n in self.reference.keys & self.candidate.keys if n.startswith("probe|")):
+            quantity = Key.read(number)
+            if quantity.name == name:
+                yield self._finding(quantity, self.reference.array(number), self.candidate.array(number)).r
 
-    def _finding(self, what: Key, one: np.ndarray, many: np.ndarray) -> Finding:
-        if one.shape != many.shape:
-            return Finding(key=what, r=float("inf"))
-        apart, broken = _apart(one, many)
-        if broken or what.kind in EXACT:
-            return Finding(key=what, r=float("inf") if broken or np.any(apart) else 0.0)
-        size, nothing = _norm(one), NOTHING.get(self.dtype, SLIGHT) * self._size(what)
-        if what.kind in REPLAYED:
-            last_places = max(_arithmetic(self.dtype) * size, self._last_place(what), nothing)
-            return Finding(key=what, r=ratio(_norm(apart), last_places))
-        noise = self.one.noise(key(*what))
-        most, floor = noise if noise is not None else (np.zeros(one.shape), 0.0)
-        if what.kind == "score":
-            floor = max(floor, least_of_a_score(self.dtype, self.one.facts["rows"][what.step - 1]["samples"]))
-        mask, rounded = self._undetermined(what, one.shape), self.many.rounded(key(*what))
+    def _finding(self, quantity: Key, reference: np.ndarray, candidate: np.ndarray) -> ProofDifference:
+        if reference.shape != candidate.shape:
+            return ProofDifference(key=quantity, r=float("inf"))
+        difference, broken = _subtract(reference, candidate)
+        if broken or quantity.kind in EXACT:
+            return ProofDifference(key=quantity, r=float("inf") if broken or np.any(difference) else 0.0)
+        size, nothing = _norm(reference), NOTHING.get(self.dtype, SLIGHT) * self._size(quantity)
+        if quantity.kind in REPLAYED:
+            ulps = max(_arithmetic(self.dtype) * size, self._ulp_error(quantity), nothing)
+            return ProofDifference(key=quantity, r=ratio(_norm(difference), ulps))
+        noise = self.reference.noise(key(*quantity))
+        most, floor = noise if noise is not None else (np.zeros(reference.shape), 0.0)
+        if quantity.kind == "score":
+            floor = max(
+                floor,
+                least_of_a_score(self.dtype, self.reference.facts["rows"][quantity.step - 1]["samples"]),
+            )
+        mask, rounded = self._undetermined(quantity, reference.shape), self.candidate.rounded(key(*quantity))
 
         def allowed(chosen: np.ndarray, at_least: float) -> float:
             noisy = floor if chosen.all() else _norm(most[chosen])
             return max(noisy, EPS[self.dtype] * at_least, nothing) + rounded / K
 
         def r(chosen: np.ndarray, at_least: float) -> float:
-            return ratio(_norm(apart[chosen]), allowed(chosen, at_least))
+            return ratio(_norm(difference[chosen]), allowed(chosen, at_least))
 
-        part = float(mask.mean()) if mask.size else 0.0
-        found = max(r(~mask, size), r(mask, 0.0))
+        fraction = float(mask.mean()) if mask.size else 0.0
+        largest_r = max(r(~mask, size), r(mask, 0.0))
         unit = ratio(allowed(~mask, size), size)
         shows = 0.0
-        if what.kind == "gradient":
-            smallest = max(size, BEYOND.get(self.dtype, 0.0) * self._size(what))
+        if quantity.kind == "gradient":
+            smallest = max(size, BEYOND.get(self.dtype, 0.0) * self._size(quantity))
             shows = K * ratio(max(floor, EPS[self.dtype] * size) + rounded / K, smallest)
-        return Finding(key=what, r=found, noise=ratio(floor, size), unit=unit, undetermined=part, shows=shows)
+        return ProofDifference(
+            key=quantity, r=largest_r, noise=ratio(floor, size), unit=unit, undetermined=fraction, shows=shows
+        )
 
-    def _last_place(self, what: Key) -> float:
+    def _ulp_error(self, quantity: Key) -> float:
         """The error of an update that comes from the last place of the two weights it is the difference of."""
-        number = key("initial", 0, what.name)
-        if what.kind != "update" or number not in self.one.keys:
+        number = key("initial", 0, quantity.name)
+        if quantity.kind != "update" or number not in self.reference.keys:
             return 0.0
-        return _arithmetic(self.dtype) * _norm(self.one.array(number))
+        return _arithmetic(self.dtype) * _norm(self.reference.array(number))
 
-    def _undetermined(self, what: Key, shape: tuple[int, ...]) -> np.ndarray:
+    def _undetermined(self, quantity: Key, shape: tuple[int, ...]) -> np.ndarray:
         """A mask of the elements without a true gradient; empty for quantities that are not gradients."""
-        trace, step = self.one, what.step
+        trace, step = self.reference, quantity.step
         if self.truth is not None:
             trace, step = self.truth, next(iter(self.truth.facts["recorded"]), 1)
-        number = key("probe" if what.kind == "probe" and self.truth is None else "gradient", step, what.name)
-        noise = trace.noise(number) if what.kind in _MASKED else None
+        number = key(
+            "probe" if quantity.kind == "probe" and self.truth is None else "gradient", step, quantity.name
+        )
+        noise = trace.noise(number) if quantity.kind in _MASKED else None
         if noise is None:
             return np.zeros(shape, bool)
         return undetermined(trace.array(number), noise[0])
 
-    def _size(self, what: Key) -> float:
+    def _size(self, quantity: Key) -> float:
         """The 2-norm over all quantities of one kind and step; of optimizer states, over one accumulator's."""
-        alike = _alike(what)
+        alike = _alike(quantity)
         if alike not in self._sizes:
-            some = [n for n in self.one.keys if _alike(Key.read(n)) == alike]
-            self._sizes[alike] = _norm(np.array([_norm(self.one.array(n)) for n in some]))
+            some = [n for n in self.reference.keys if _alike(Key.read(n)) == alike]
+            self._sizes[alike] = _norm(np.array([_norm(self.reference.array(n)) for n in some]))
         return self._sizes[alike]
 
 
@@ -306,9 +313,9 @@ def _arithmetic(dtype: str) -> float:
     return min(EPS[dtype], EPS["float32"])
 
 
-def _alike(what: Key) -> tuple[str, int, str]:
+def _alike(quantity: Key) -> tuple[str, int, str]:
     """Quantities of one size have this in common; optimizer states only within one accumulator."""
-    return what.kind, what.step, what.name.rpartition("/")[2] if what.kind == "state" else ""
+    return quantity.kind, quantity.step, quantity.name.rpartition("/")[2] if quantity.kind == "state" else ""
 
 
 def undetermined(gradient: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -316,19 +323,19 @@ def undetermined(gradient: np.ndarray, noise: np.ndarray) -> np.ndarray:
     return (noise > NO_GRADIENT * np.abs(gradient)) & (noise > 0)
 
 
-def ratio(apart: float, allowed: float) -> float:
+def ratio(distance: float, allowed: float) -> float:
     """apart / allowed; 0 if apart is 0."""
-    if apart == 0:
+    if distance == 0:
         return 0.0
-    return apart / allowed if allowed > 0 else float("inf")
+    return distance / allowed if allowed > 0 else float("inf")
 
 
 def _norm(array: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(array, "float64").reshape(-1)))
 
 
-def _apart(one: np.ndarray, many: np.ndarray) -> tuple[np.ndarray, bool]:
+def _subtract(reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, bool]:
     """many - one, with 0 where both are the same infinity or both NaN; and whether any element differs otherwise."""
-    finite = np.isfinite(one) & np.isfinite(many)
-    equal = finite | (one == many) | (np.isnan(one) & np.isnan(many))
-    return np.where(finite, many, 0.0) - np.where(finite, one, 0.0), not bool(equal.all())
+    finite = np.isfinite(reference) & np.isfinite(candidate)
+    equal = finite | (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
+    return np.where(finite, candidate, 0.0) - np.where(finite, reference, 0.0), not bool(equal.all())

@@ -62,7 +62,7 @@ def find_dependence(run: Run, plain: Curve, dtype: str) -> Dependence | None:
     """
     if dtype not in BEYOND:
         return None
-    kinds = {one.name: one for one in noise.runs(dtype, 1)}
+    kinds = {kind.name: kind for kind in noise.runs(dtype, 1)}
     permuted = run(kinds["permuted 1"])
     beyond = BEYOND[dtype]
     if _departure("order", plain, permuted, beyond) is None:
@@ -83,10 +83,10 @@ def _departure(
             sizes[name] = max(sizes.get(name, 0.0), _norm(x))
             if nudged is not None:
                 moved[name] = max(moved.get(name, 0.0), _distance(nudged[step - 1].get(name, x), x))
-            apart = _distance(y, x)
-            if apart > max(beyond * sizes[name], FAR * moved.get(name, 0.0)):
+            distance = _distance(y, x)
+            if distance > max(beyond * sizes[name], FAR * moved.get(name, 0.0)):
                 numbers = (float(x), float(y)) if x.ndim == 0 else (None, None)
-                relative = min(apart / sizes[name], 1e9) if sizes[name] else 1.0
+                relative = min(distance / sizes[name], 1e9) if sizes[name] else 1.0
                 return Dependence(
                     kind=kind, step=step, name=name, plain=numbers[0], other=numbers[1], apart=relative
                 )
@@ -128,19 +128,19 @@ def train(side: Watchable, learner: Learner, order: Callable[[int], np.ndarray] 
 def kinks(learner: Learner) -> Iterator[set[str]]:
     """Within it the set gets the operators of the learner's forwards, and of its loss, that jump or bend: relu, max
     pooling, argmax, comparisons. A compiled forward shows none of its own, and counts as one."""
-    seen = {"a compiled forward"} if is_compiled(learner.model) else set()
+    operators = {"a compiled forward"} if is_compiled(learner.model) else set()
     forward = learner._forward
 
-    def counted(*given: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         core.clear_low_precision_op_list()
-        answer = forward(*given)
-        seen.update(name for name in core.get_low_precision_op_list() if _KINKED.search(name))
+        answer = forward(*arguments)
+        operators.update(name for name in core.get_low_precision_op_list() if _KINKED.search(name))
         return answer
 
     paddle.set_flags({"FLAGS_low_precision_op_list": 1})
     learner._forward = counted  # type: ignore[method-assign, assignment]
     try:
-        yield seen
+        yield operators
     finally:
         learner._forward = forward  # type: ignore[method-assign]
         paddle.set_flags({"FLAGS_low_precision_op_list": 0})

@@ -15,30 +15,30 @@ NEARLY = 0.05  # below this relative difference no factor is named
 LN_NEAR = 0.05
 
 
-def samples(one: Sequence[int], many: Sequence[tuple[int, Sequence[int]]]) -> str | None:
-    """What is wrong with the samples of one global batch; None if each sample of `one` was read exactly once.
+def samples(reference: Sequence[int], candidate: Sequence[tuple[int, Sequence[int]]]) -> str | None:
+    """What is wrong with the samples of one global batch; None if each sample of `reference` was read exactly once.
 
-    `many`: of each rank, its dp_rank and the numbers of its samples; ranks with one dp_rank must read the same.
+    `candidate`: of each rank, its dp_rank and the numbers of its samples; ranks with one dp_rank must read the same.
     """
     shares: dict[int, list[int]] = {}
-    for dp_rank, numbers in many:
+    for dp_rank, numbers in candidate:
         if shares.setdefault(dp_rank, list(numbers)) != list(numbers):
             return f"ranks that hold parts of one model (data rank {dp_rank}) read different samples"
     read = Counter(number for numbers in shares.values() for number in numbers)
-    wanted = Counter(one)
-    twice, never = sorted((read - wanted).elements()), sorted((wanted - read).elements())
+    expected = Counter(reference)
+    twice, never = sorted((read - expected).elements()), sorted((expected - read).elements())
     if not twice and not never:
         return None
-    words = []
-    again = [n for n in twice if n in wanted]
-    foreign = [n for n in twice if n not in wanted]
-    if again:
-        words.append(f"{_things('sample', again)} read {_times(read[again[0]])}")
+    phrases = []
+    repeated = [n for n in twice if n in expected]
+    foreign = [n for n in twice if n not in expected]
+    if repeated:
+        phrases.append(f"{_things('sample', repeated)} read {_times(read[repeated[0]])}")
     if foreign:
-        words.append(f"{_things('sample', foreign)} read, which one process does not read in this step")
+        phrases.append(f"{_things('sample', foreign)} read, which one process does not read in this step")
     if never:
-        words.append(f"{_numbers(never)} never" if words else f"{_things('sample', never)} never read")
-    return ", ".join(words)
+        phrases.append(f"{_numbers(never)} never" if phrases else f"{_things('sample', never)} never read")
+    return ", ".join(phrases)
 
 
 def _times(count: int) -> str:
@@ -46,26 +46,26 @@ def _times(count: int) -> str:
 
 
 def _things(thing: str, numbers: Sequence[int]) -> str:
-    several = len(set(numbers)) > 1
-    return f"{thing}{'s' * several} {_numbers(numbers)} {'were' if several else 'was'}"
+    is_plural = len(set(numbers)) > 1
+    return f"{thing}{'s' * is_plural} {_numbers(numbers)} {'were' if is_plural else 'was'}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    some = list(dict.fromkeys(numbers))
-    return ", ".join(map(str, some[:3])) + (f" and {len(some) - 3} more" if len(some) > 3 else "")
+    distinct = list(dict.fromkeys(numbers))
+    return ", ".join(map(str, distinct[:3])) + (f" and {len(distinct) - 3} more" if len(distinct) > 3 else "")
 
 
-def factor(one: np.ndarray, many: np.ndarray) -> tuple[float, float]:
+def factor(reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float]:
     """c = <many, one> / <one, one>, the factor to one process's value, and |many - c · one| / |many|, the part that it
     does not explain. (nan, 1) if one process's value is 0."""
-    a, b = one.reshape(-1).astype("float64"), many.reshape(-1).astype("float64")
+    a, b = reference.reshape(-1).astype("float64"), candidate.reshape(-1).astype("float64")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.nan, math.nan
     size = float(a @ a)
     if size == 0:
         return math.nan, 1.0
-    c, whole = float(a @ b) / size, float(np.linalg.norm(b))
-    return c, float(np.linalg.norm(b - c * a)) / whole if whole else 0.0
+    c, norm = float(a @ b) / size, float(np.linalg.norm(b))
+    return c, float(np.linalg.norm(b - c * a)) / norm if norm else 0.0
 
 
 def scaled(c: float, rest: float, degrees: Degrees, cut: bool) -> str:
@@ -114,7 +114,10 @@ def _either(axes: Sequence[str], cut: bool) -> str:
 
 
 def unmet(
-    one: np.ndarray, copies: Mapping[int, np.ndarray], coords: Sequence[Mapping[str, int]], degrees: Degrees
+    reference: np.ndarray,
+    copies: Mapping[int, np.ndarray],
+    coords: Sequence[Mapping[str, int]],
+    degrees: Degrees,
 ) -> str:
     """A sentence on ranks that hold different copies of one gradient, with the axis over which a sum is missing.
 
@@ -128,18 +131,18 @@ def unmet(
         if degree < 2 or len(line) != degree:
             continue
         total = np.sum([copies[rank] for rank in line], axis=0)
-        for whole in (total, total / degree):
-            if _near(whole, one):
-                c, _ = factor(one, copies[line[0]])
+        for joint in (total, total / degree):
+            if _near(joint, reference):
+                c, _ = factor(reference, copies[line[0]])
                 return (
                     f"on the {axis} axis is {c:.2g} × one process's on rank {line[0]}: a sum over the axis is missing "
-                    f"(what ranks {', '.join(map(str, line))} hold {'adds up to' if whole is total else 'averages to'} "
+                    f"(what ranks {', '.join(map(str, line))} hold {'adds up to' if joint is total else 'averages to'} "
                     "one process's)"
                 )
-    right = [rank for rank in holders if _near(copies[rank], one)]
+    right = [rank for rank in holders if _near(copies[rank], reference)]
     wrong = [rank for rank in holders if rank not in right]
     if right and wrong:
-        c, rest = factor(one, copies[wrong[0]])
+        c, rest = factor(reference, copies[wrong[0]])
         return f"is one process's on {ranks(right)}; on {ranks(wrong)} it {scaled(c, rest, degrees, False)}"
     return f"differs between {ranks(holders)}, which should hold the same"
 
@@ -153,23 +156,23 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-def loss(one: float, many: float, degrees: Degrees) -> str:
+def loss(reference: float, candidate: float, degrees: Degrees) -> str:
     """A sentence on a loss that differs, with the likely mistake for a known difference or factor."""
-    if not math.isfinite(one) or not math.isfinite(many):
-        return f"loss is {many:g}, one process's {one:g}"
+    if not math.isfinite(reference) or not math.isfinite(candidate):
+        return f"loss is {candidate:g}, one process's {reference:g}"
     for axis, degree in degrees.items():
-        if degree > 1 and abs(abs(many - one) / math.log(degree) - 1) < LN_NEAR:
-            how = "high" if many > one else "low"
+        if degree > 1 and abs(abs(candidate - reference) / math.log(degree) - 1) < LN_NEAR:
+            how = "high" if candidate > reference else "low"
             which = {2: "half", 3: "a third", 4: "a quarter"}.get(degree, f"1/{degree}")
             return (
-                f"loss is ln {degree} too {how} ({many:.6g}, one process's {one:.6g}): softmax over {which} of the "
-                f"classes, or over classes counted {degree} times ({axis} {degree})"
+                f"loss is ln {degree} too {how} ({candidate:.6g}, one process's {reference:.6g}): softmax over {which} "
+                f"of the classes, or over classes counted {degree} times ({axis} {degree})"
             )
-    c = many / one if one else math.inf
+    c = candidate / reference if reference else math.inf
     likely = _axis(c, degrees, False, EXACTLY)
     if likely:
         return f"loss is {c:.4g} × one process's: {likely}"
-    return f"loss is {many:.9g}, one process's {one:.9g} ({many - one:+.1e})"
+    return f"loss is {candidate:.9g}, one process's {reference:.9g} ({candidate - reference:+.1e})"
 
 
 def uneven(shares: Sequence[int]) -> str:
@@ -204,15 +207,17 @@ Remembered = Mapping[str, Mapping[str, Any]]
 """By step, as text, and name: a JSON value that has changed since the beginning of a run (proof.memory)."""
 
 
-def memory(one: Remembered, many: Sequence[Remembered], groups: Sequence[Any], close: float) -> str | None:
+def memory(
+    reference: Remembered, candidate: Sequence[Remembered], groups: Sequence[Any], close: float
+) -> str | None:
     """A sentence on the first thing beside the weights that changes otherwise on some rank; None if all change alike.
 
     `groups`: by rank what ranks that run the same layers on other samples have in common. Numbers are alike up to
     `close`, relative. A checksum is compared within a group only: rounding changes it, but not between ranks with equal
     weights.
     """
-    for step in sorted({*one}.union(*many), key=int):
-        alone, ranks = one.get(step, {}), [rank.get(step, {}) for rank in many]
+    for step in sorted({*reference}.union(*candidate), key=int):
+        alone, ranks = reference.get(step, {}), [rank.get(step, {}) for rank in candidate]
         unlike = {}
         for name in sorted({*alone}.union(*ranks)):
             pair = _unlike(name, alone, ranks, groups, close)
@@ -238,7 +243,7 @@ def _unlike(
     close: float,
 ) -> tuple[tuple[str, Any], tuple[str, Any]] | None:
     """Two holders that are not alike, each with its value; None for one that has not changed."""
-    holders = [rank for rank, held in enumerate(ranks) if name in held]
+    holders = [rank for rank, values in enumerate(ranks) if name in values]
     if not holders:
         shared = name in alone and all(
             group == groups[0] for group in groups

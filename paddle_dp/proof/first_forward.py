@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddle_dp.errors import JobError, PaddleDPError, gist
-from paddle_dp.proof.trace import Side
+from paddle_dp.proof.trace import RecordedSide
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.first_forward import user_frame
 
@@ -17,7 +17,7 @@ def first_forward(recipe: Recipe, options: dict[str, Any]) -> None:
     """
     doing = "The data set, the model or the optimizer of this recipe cannot be made"
     try:
-        side = Side(recipe.model_copy(update={"callbacks": []}), options)
+        side = RecordedSide(recipe.model_copy(update={"callbacks": []}), options)
         learner = side.learner()
         doing = "The model or the loss of this recipe fails on its first batch"
         learner.compute_alone(learner.mixed.cast_batch(next(side.batches(wide=False))))

@@ -52,11 +52,11 @@ def runs(dtype: str, ranks: int, tensor: int = 1) -> Iterator[Noise]:
     for seed in (1, 2):
         yield Noise(f"permuted {seed}", order=_shuffled(seed), long=True)
     if dtype in ("bfloat16", "float16"):
-        for parts, order in ((ranks, None), (ranks + 1, None), (ranks, _shuffled(3))):
+        for count, order in ((ranks, None), (ranks + 1, None), (ranks, _shuffled(3))):
             also = "" if order is None else ", permuted"
-            yield Noise(f"shares {parts}{also}", partial(in_shares, parts=parts), order, long=order is None)
-        for parts in (tensor, tensor + 1) if tensor > 1 else ():
-            yield Noise(f"blocks {parts}", partial(in_blocks, parts=parts), long=True)
+            yield Noise(f"shares {count}{also}", partial(in_shares, count=count), order, long=order is None)
+        for count in (tensor, tensor + 1) if tensor > 1 else ():
+            yield Noise(f"blocks {count}", partial(in_blocks, count=count), long=True)
 
 
 def nudge(model: nn.Layer, dtype: str, seed: int) -> None:
@@ -86,35 +86,35 @@ def permute(batch: Batch, order: Callable[[int], np.ndarray]) -> Batch:
         at = paddle.to_tensor(moved)
         read = [micro_batch.inputs, micro_batch.targets]
         inputs, targets = paddle.utils.map_structure(lambda t: t[at], read)  # noqa: B023 - now
-        places = tuple((micro_batch.first + moved).tolist())
-        micro_batches.append(replace(micro_batch, inputs=inputs, targets=targets, places=places))
+        positions = tuple((micro_batch.first + moved).tolist())
+        micro_batches.append(replace(micro_batch, inputs=inputs, targets=targets, places=positions))
     return replace(batch, micro_batches=tuple(micro_batches))
 
 
-def in_shares(model: nn.Layer, parts: int) -> None:
-    """Makes every product and convolution of a model compute its rows in `parts` shares, one after another, in place.
+def in_shares(model: nn.Layer, count: int) -> None:
+    """Makes every product and convolution of a model compute its rows in `count` shares, one after another, in place.
 
     Other layers, such as BatchNorm, still get all samples.
     """
     for layer in model.sublayers(include_self=True):
         if isinstance(layer, ROUNDED):
             kind = type(layer)
-            layer.__class__ = type(kind.__name__, (kind,), {"__call__": _in_shares(kind, parts)})
+            layer.__class__ = type(kind.__name__, (kind,), {"__call__": _in_shares(kind, count)})
 
 
-def _in_shares(kind: type[nn.Layer], parts: int) -> Callable[..., Any]:
+def _in_shares(kind: type[nn.Layer], count: int) -> Callable[..., Any]:
     """`kind.__call__`, hooks included, once per share: so each share's gradient is rounded, like a rank's."""
 
     def called(layer: nn.Layer, x: paddle.Tensor, *more: Any, **named: Any) -> Any:
-        bounds = [cut(x.shape[0], part, parts) for part in range(parts)]
+        bounds = [cut(x.shape[0], index, count) for index in range(count)]
         outputs = [kind.__call__(layer, x[a:b], *more, **named) for a, b in bounds if b > a]
         return outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
 
     return called
 
 
-def in_blocks(model: nn.Layer, parts: int) -> None:
-    """Makes every linear and convolution compute with `parts` × `parts` blocks of its weight, in place.
+def in_blocks(model: nn.Layer, count: int) -> None:
+    """Makes every linear and convolution compute with `count` × `count` blocks of its weight, in place.
 
     The products with some of the inputs are summed, as those of row-parallel ranks, and with some of the outputs
     concatenated, so that their inputs' gradients are summed, as those of column-parallel ranks.
@@ -122,17 +122,17 @@ def in_blocks(model: nn.Layer, parts: int) -> None:
     for layer in model.sublayers(include_self=True):
         kind = type(layer)
         if isinstance(layer, nn.Linear):
-            blocks = partialmethod(_in_blocks, parts)
+            blocks = partialmethod(_in_blocks, count)
         elif isinstance(layer, CONVOLUTIONS) and not is_grouped(layer):
-            blocks = partialmethod(_by_channels, kind, parts)
+            blocks = partialmethod(_by_channels, kind, count)
         else:
             continue
         layer.__class__ = type(kind.__name__, (kind,), {"forward": blocks})
 
 
-def _in_blocks(layer: nn.Linear, parts: int, x: paddle.Tensor) -> paddle.Tensor:
+def _in_blocks(layer: nn.Linear, count: int, x: paddle.Tensor) -> paddle.Tensor:
     weight, bias = layer.weight, layer.bias
-    rows, columns = ([cut(size, part, parts) for part in range(parts)] for size in weight.shape)
+    rows, columns = ([cut(size, index, count) for index in range(count)] for size in weight.shape)
     outputs = []
     for a, b in columns:
         products = [F.linear(x[..., c:d], weight[c:d, a:b]) for c, d in rows if d > c]
@@ -141,15 +141,15 @@ def _in_blocks(layer: nn.Linear, parts: int, x: paddle.Tensor) -> paddle.Tensor:
     return paddle.concat([output for output in outputs if output.shape[-1]], axis=-1)
 
 
-def _by_channels(layer: Any, kind: type[nn.Layer], parts: int, x: paddle.Tensor) -> paddle.Tensor:
+def _by_channels(layer: Any, kind: type[nn.Layer], count: int, x: paddle.Tensor) -> paddle.Tensor:
     weight, bias, dim = layer.weight, layer.bias, channel_dim(layer)
-    outputs, inputs = ([cut(size, part, parts) for part in range(parts)] for size in weight.shape[:2])
+    outputs, inputs = ([cut(size, index, count) for index in range(count)] for size in weight.shape[:2])
     slices = [(paddle.slice(x, [dim], [c], [d]), c, d) for c, d in inputs if d > c]
-    found = []
+    sums = []
     for a, b in outputs:
         products = []
         for channels, c, d in slices if b > a else []:
             with instead(layer, weight=weight[a:b, c:d], bias=None):
                 products.append(kind.forward(layer, channels))
-        found += [reduce(paddle.add, products)] if products else []
-    return with_bias(layer, paddle.concat(found, axis=dim), bias)
+        sums += [reduce(paddle.add, products)] if products else []
+    return with_bias(layer, paddle.concat(sums, axis=dim), bias)

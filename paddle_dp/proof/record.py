@@ -25,11 +25,11 @@ from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.compiled import is_compiled
 from paddle_dp.parallel.exchange.roundings import roundings
-from paddle_dp.proof.trace_files import WHOLE, key
+from paddle_dp.proof.trace_files import MODEL_LAYER, key
 from paddle_dp.train.state import optimizer_states, placed_shard
 
 
-class Outputs:
+class OutputHooks:
     """Hooks on every layer of a learner, active inside `with`; `take` returns what they recorded since then."""
 
     def __init__(self, learner: Learner):
@@ -37,7 +37,7 @@ class Outputs:
         self._calls: dict[str, list[tuple[bool, np.ndarray]]] = {}
         self.active = False
         self._hooks = [
-            layer.register_forward_post_hook(partial(self._see, name or WHOLE))
+            layer.register_forward_post_hook(partial(self._see, name or MODEL_LAYER))
             for name, layer in learner.named_layers()
             if layer is learner.model
             or not is_compiled(learner.model)  # whose layers are called while it is traced
@@ -65,28 +65,30 @@ class Outputs:
                 self._calls[name].append((paddle.is_grad_enabled(), _sums(tensor)))
                 return  # the first tensor of several: an LSTM's outputs, not its states
 
-    def taken(self, rows: list[int], counted: list[int]) -> dict[str, np.ndarray]:
+    def take(self, rows: list[int], counted: list[int]) -> dict[str, np.ndarray]:
         """By "layer#call", [samples of this rank, 2], for micro-batches of `rows` samples, of which `counted` count.
 
         A layer under recompute is called without gradients and again with them: the first call counts. An output whose
         rows are not a multiple of the samples is left out.
         """
-        found, self._calls = self._calls, {}
+        calls, self._calls = self._calls, {}
         result: dict[str, np.ndarray] = {}
-        for name, seen in found.items():
-            first = [sums for graded, sums in seen if not graded] or [sums for _, sums in seen]
+        for name, outputs in calls.items():
+            first = [sums for graded, sums in outputs if not graded] or [sums for _, sums in outputs]
             each, rest = divmod(len(first), len(rows))
             if rest:
                 continue
             for call in range(each):
-                parts = [first[micro_batch * each + call] for micro_batch in range(len(rows))]
-                if all(len(part) % n == 0 for part, n in zip(parts, rows, strict=True)):
-                    kept = [
-                        part.reshape(n, -1, 2).sum(1)
-                        for part, n, counts in zip(parts, rows, counted, strict=True)
+                micro_sums = [first[micro_batch * each + call] for micro_batch in range(len(rows))]
+                if all(len(rows_sums) % n == 0 for rows_sums, n in zip(micro_sums, rows, strict=True)):
+                    sample_sums = [
+                        rows_sums.reshape(n, -1, 2).sum(1)
+                        for rows_sums, n, counts in zip(micro_sums, rows, counted, strict=True)
                         if counts
                     ]
-                    result[f"{name}#{call}"] = np.concatenate(kept) if kept else np.zeros((0, 2))
+                    result[f"{name}#{call}"] = (
+                        np.concatenate(sample_sums) if sample_sums else np.zeros((0, 2))
+                    )
         return result
 
 
@@ -100,10 +102,10 @@ def _sums(tensor: paddle.Tensor) -> np.ndarray:
 Put = Callable[[str, TensorShard], None]
 
 
-class Recorder:
+class ProofRecorder:
     """Records one learner's updates. Passes this rank's shard of each quantity to `put`, by key; `copies`: its copies
     of those that differ between ranks; `rounded`: by key, the 2-norm of what this rank may have rounded of a gradient.
-    Calls `given` between the gradients of an update that it records and the update. Without `updates`,
+    Calls `before_update` between the gradients of an update that it records and the update. Without `updates`,
     neither updates nor optimizer states are recorded."""
 
     def __init__(
@@ -111,14 +113,14 @@ class Recorder:
         learner: Learner,
         put: Put,
         updates: bool = True,
-        given: Callable[[int], None] = lambda step: None,
+        before_update: Callable[[int], None] = lambda step: None,
     ):
         self.learner, self.mesh = learner, learner.mesh
-        self._hand_on, self._updates, self._given = put, updates, given
+        self._hand_on, self._updates, self._before_update = put, updates, before_update
         self.rounded: dict[str, float] = {}
         roundings.watch()
         self.copies: dict[str, np.ndarray] = {}
-        self.apart: dict[str, list[list[int]]] = {}  # by key: ranks that hold the same bits, in groups
+        self.copy_groups: dict[str, list[list[int]]] = {}  # by key: ranks that hold the same bits, in groups
         self.recorded: list[int] = []  # the steps whose update was recorded
         self._do, self._step = learner._step, 0
         learner._step = self._watched_step  # type: ignore[method-assign]
@@ -135,7 +137,7 @@ class Recorder:
         loss scale do not change."""
         learner, scale = self.learner, self.learner.mixed.scale
         do, rate_step = learner._step, learner.rate.step
-        kept = scale.state() if scale is not None else {}
+        scale_state = scale.state() if scale is not None else {}
         learner._step = partial(self._probed, step)  # type: ignore[method-assign]
         learner.rate.step = lambda: None  # type: ignore[method-assign]
         try:
@@ -144,7 +146,7 @@ class Recorder:
             learner._step = do  # type: ignore[method-assign]
             learner.rate.step = rate_step  # type: ignore[method-assign]
             if scale is not None:
-                scale.load(kept)
+                scale.load(scale_state)
 
     def _probed(self, step: int) -> None:
         self._step = step
@@ -164,7 +166,7 @@ class Recorder:
             self._compare_copies("gradient", gradients)
         del gradients
         self._note_rounded("gradient")
-        self._given(self._step)
+        self._before_update(self._step)
         before = {shard.name: _numbers(shard) for shard in self._weights()} if self._updates else {}
         self._do()
         self.learner.settle()
@@ -173,7 +175,7 @@ class Recorder:
         frozen = {name for name, p in self._named if p.stop_gradient}
         for after in self._weights() if self._updates else ():
             kind = "frozen" if after.name in frozen else "update"
-            self._put(kind, after, _apart(before.pop(after.name), _numbers(after)))
+            self._put(kind, after, _subtract(before.pop(after.name), _numbers(after)))
         self.recorded.append(self._step)
 
     def _note_rounded(self, kind: str) -> None:
@@ -192,11 +194,11 @@ class Recorder:
 
         Returns the error if ranks that should hold equal weights do not.
         """
-        amiss = None
+        divergence = None
         try:
             self.learner.check(f"after step {step}")
         except DivergenceError as error:
-            amiss = str(error)
+            divergence = str(error)
         except NotFiniteError:
             pass  # the numbers themselves are compared; both sides may have the same ones
         if self._updates:
@@ -208,7 +210,7 @@ class Recorder:
         for name, tensor, placement in self.learner.shards():
             if id(tensor) not in weights:
                 self._put("statistic" if name in running else "buffer", placed_shard(name, tensor, placement))
-        return amiss
+        return divergence
 
     def states(self, step: int) -> None:
         """Records the optimizer states after `step`."""
@@ -237,23 +239,23 @@ class Recorder:
         number = key(kind, self._step, shard.name)
         self._hand_on(number, TensorShard(number, shard.global_shape, shard.offset, array))
 
-    def _compare_copies(self, kind: str, held: Sequence[tuple[str, Any, Any]]) -> None:
+    def _compare_copies(self, kind: str, placed_tensors: Sequence[tuple[str, Any, Any]]) -> None:
         """Finds the tensors whose copies differ between ranks, and keeps this rank's. Collective."""
         if self.mesh.ranks == 1:
             return
         placements = self.learner.placements
-        parts = {name: placements.of(tensor, p).part for name, tensor, p in held}
-        tensors = {name: tensor for name, tensor, _ in held}
-        rows = [[name, parts[name], _digest(tensor)] for name, tensor in tensors.items()]
-        found: dict[tuple[str, int], dict[str, list[int]]] = {}
-        for rank, told in enumerate(self.mesh.gather(rows)):
-            for name, part, digest in told:
-                found.setdefault((name, part), {}).setdefault(digest, []).append(rank)
-        for (name, part), groups in found.items():
+        slice_indices = {name: placements.of(tensor, p).part for name, tensor, p in placed_tensors}
+        tensors = {name: tensor for name, tensor, _ in placed_tensors}
+        rows = [[name, slice_indices[name], _digest(tensor)] for name, tensor in tensors.items()]
+        ranks_by_digest: dict[tuple[str, int], dict[str, list[int]]] = {}
+        for rank, rank_rows in enumerate(self.mesh.gather(rows)):
+            for name, slice_index, digest in rank_rows:
+                ranks_by_digest.setdefault((name, slice_index), {}).setdefault(digest, []).append(rank)
+        for (name, slice_index), groups in ranks_by_digest.items():
             if len(groups) > 1:
                 number = key(kind, self._step, name)
-                self.apart[number] = list(groups.values())
-                if parts.get(name) == part:
+                self.copy_groups[number] = list(groups.values())
+                if slice_indices.get(name) == slice_index:
                     self.copies[number] = tensors[name].numpy().astype("float64")
 
 
@@ -268,17 +270,17 @@ def _numbers(shard: TensorShard) -> np.ndarray:
     return shard.array
 
 
-def _apart(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+def _subtract(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     """after - before in float64; in place if `before` is float64, too."""
-    place = before if before.dtype == np.float64 else None
-    return np.asarray(np.subtract(after, before, out=place, dtype="float64"))
+    out = before if before.dtype == np.float64 else None
+    return np.asarray(np.subtract(after, before, out=out, dtype="float64"))
 
 
 def running_statistics(learner: Learner) -> set[str]:
     """The names of BatchNorm's running means and variances, by the kind of the layer that holds them."""
-    found = set()
+    names = set()
     for name, layer in learner.named_layers():
         if "BatchNorm" in type(layer).__name__ and hasattr(layer, "_mean") and hasattr(layer, "_variance"):
             prefix = f"{name}." if name else ""
-            found |= {f"{prefix}_mean", f"{prefix}_variance"}
-    return found
+            names |= {f"{prefix}_mean", f"{prefix}_variance"}
+    return names

@@ -22,12 +22,12 @@ from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Learner, Task
 from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.noise import nudge
-from paddle_dp.proof.record import Recorder
-from paddle_dp.proof.rehearsed import EVALUATED, SAVED, STEPS, TOLD
+from paddle_dp.proof.record import ProofRecorder
+from paddle_dp.proof.rehearsed import EVALUATED, NUMBER_NAMES, SAVED, STEPS
 from paddle_dp.proof.replay import NAME, Followed, recorded
 from paddle_dp.proof.sides import short
 from paddle_dp.proof.trace_files import SCORE, Trace
-from paddle_dp.proof.watched import taken
+from paddle_dp.proof.watched import take_first
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment
 from paddle_dp.train.assemble import TrainerBuilder
@@ -37,7 +37,7 @@ from paddle_dp.train.setup import Split, TrainerSpec
 from paddle_dp.train.trainer import Trainer
 from paddle_dp.units import Every, Length
 
-HELD_OUT = 3  # times the ranks, and one more: no number of ranks shares them equally
+TEST_SAMPLES_PER_RANK = 3  # times the ranks, and one more: no number of ranks shares them equally
 
 
 @dataclass(frozen=True)
@@ -57,36 +57,41 @@ class Few:
         return self.dataset[int(i)]
 
 
-class Watch(Callback):
+class RehearsalMonitor(Callback):
     """Records each step's samples, learning rate and loss scale, and loss, gradient norm and scores where they are
     read: in every step of one process, in every second one of ranks, for most updates of a training are not read."""
 
     weights = False  # where it read them, ranks would wait for each other's values after each step
 
-    def __init__(self, read: list[int], mesh: Mesh, whole: bool, seed: int, alone: bool):
-        """`whole`: every rank reads whole global batches. `seed`: which rank is late in a step is drawn from it."""
-        self.read, self.mesh, self.whole, self.seed = read, mesh, whole, seed
+    def __init__(self, read: list[int], mesh: Mesh, reads_global_batches: bool, seed: int, alone: bool):
+        """`reads_global_batches`: every rank reads whole global batches. `seed`: which rank is late in a step is drawn
+        from it."""
+        self.read, self.mesh, self.reads_global_batches, self.seed = read, mesh, reads_global_batches, seed
         self.every = None if alone else Every(2, "steps")
         self.rows: list[dict[str, Any]] = []
         self._reads: list[list[int]] = []  # by step: this rank's samples
         self._step = 0
 
-    def watch(self, learner: Learner, recorder: Recorder | None = None) -> None:
+    def watch(self, learner: Learner, recorder: ProofRecorder | None = None) -> None:
         """Records the batches that the learner gets, whose gradients the `recorder` records."""
         make_late(learner, self.seed)
         train_batch = learner.train_batch
 
-        def watched(batch: Batch, *given: Any, **named: Any) -> Any:
-            rows = batch.samples if self.whole else sum(part.rows for part in batch.micro_batches)
-            self._reads.append(taken(self.read, rows))
+        def watched(batch: Batch, *arguments: Any, **named: Any) -> Any:
+            rows = (
+                batch.samples
+                if self.reads_global_batches
+                else sum(micro_batch.rows for micro_batch in batch.micro_batches)
+            )
+            self._reads.append(take_first(self.read, rows))
             self._step += 1
             row = {"step": self._step, "samples": batch.samples, "lr": learner.optimizer.get_lr()}
             if recorder is not None:
                 recorder.watch(len(self.rows) + 1)
-            metrics = train_batch(batch, *given, **named)
+            metrics = train_batch(batch, *arguments, **named)
             if (scale := learner.mixed.scale) is not None:
                 row["loss_scale"] = scale.scale
-            names = {name: name if name in TOLD else SCORE + name for name in metrics or ()}
+            names = {name: name if name in NUMBER_NAMES else SCORE + name for name in metrics or ()}
             self.rows.append(row | {names[name]: value for name, value in (metrics or {}).items()})
             return metrics
 
@@ -103,7 +108,7 @@ class Watch(Callback):
         """Adds to each row the samples that all ranks read. Collective: not between two steps, where it would hide that
         a rank does not wait for another."""
         for row, *reads in zip(self.rows, *self.mesh.gather(self._reads), strict=True):
-            row["read"] = sorted({n for of_rank in reads for n in of_rank})
+            row["read"] = sorted({n for rank_reads in reads for n in rank_reads})
 
 
 def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
@@ -122,13 +127,13 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
         if joined.is_main:
             _write(folder, results)
         return
-    beside = [Trace.read(Path(side), NAME, ranks) for side, ranks in options.get("beside", ())]
-    if not beside or None in beside:
+    candidates = [Trace.read(Path(side), NAME, ranks) for side, ranks in options.get("beside", ())]
+    if not candidates or None in candidates:
         _write(folder, rehearsal.alone(recipe.train.precision.dtype))
-    for number, many in enumerate(beside):
-        if many is not None:
-            found = rehearsal.alone(recipe.train.precision.dtype, many)
-            _write(folder / f"follow{number}", found)
+    for number, candidate in enumerate(candidates):
+        if candidate is not None:
+            alone_results = rehearsal.alone(recipe.train.precision.dtype, candidate)
+            _write(folder / f"follow{number}", alone_results)
 
 
 def _write(folder: Path, results: dict[str, Any]) -> None:
@@ -142,30 +147,30 @@ class Rehearsal:
     def __init__(self, setup: TrainerSpec, mesh: Mesh, ranks: int, is_alone: bool):
         self.setup, self.mesh, self.is_alone = setup, mesh, is_alone
         self.batch = setup.batch
-        self.held_out = HELD_OUT * ranks + 1
+        self.test_samples = TEST_SAMPLES_PER_RANK * ranks + 1
         self.short = short(self.batch, ranks)
 
-    def alone(self, dtype: str, many: Trace | None = None) -> dict[str, Any]:
-        """One process, and again with noise; with the gradients of `many`, where there are some."""
-        beside = None if many is None else Followed(many)
+    def alone(self, dtype: str, candidate: Trace | None = None) -> dict[str, Any]:
+        """One process, and again with noise; with the gradients of `candidate`, where there are some."""
+        followed = None if candidate is None else Followed(candidate)
         changes = [None, *(_nudged(dtype, seed) for seed in (1, 2))]
-        plain, *noise = [self._plain(change, beside) for change in changes]
+        plain, *noise = [self._plain(change, followed) for change in changes]
         return {"plain": plain, "noise": noise, "dtype": dtype}
 
-    def _plain(self, change: Callable[[Task], None] | None, beside: Followed | None) -> dict[str, Any]:
+    def _plain(self, change: Callable[[Task], None] | None, followed: Followed | None) -> dict[str, Any]:
         """One process from the first step to the last, then evaluated."""
         trainer, watch = self._trainer(change=change)
-        watch.watch(trainer.learner, None if beside is None else beside.recorder(trainer.learner))
+        watch.watch(trainer.learner, None if followed is None else followed.recorder(trainer.learner))
         trainer.fit(Length(STEPS, "steps"))
-        if beside is not None:
-            beside.tell(watch.rows)
-        return self._told(trainer, watch)
+        if followed is not None:
+            followed.tell(watch.rows)
+        return self._results(trainer, watch)
 
     def interrupted(self) -> dict[str, Any]:
         """The ranks, evaluated and saved on the way, and resumed from that checkpoint. Gradients that they round are
         written for the one process."""
         trainer, watch = self._trainer()
-        written: AbstractContextManager[Recorder | None] = nullcontext()
+        written: AbstractContextManager[ProofRecorder | None] = nullcontext()
         if trainer.learner.rounds_to is not None:
             written = recorded(trainer.learner, self.setup.folder.parent)
         with written as recorder:
@@ -177,44 +182,44 @@ class Rehearsal:
             save(trainer.snapshot(), self.setup.folder / "checkpoints", trainer.mesh)
             trainer.fit(Length(STEPS, "steps"))
         ended = digests(trainer)
-        told = self._told(trainer, watch)
-        again, watch = self._trainer(resume="newest")
-        watch.watch(again.learner)
-        again.fit(Length(STEPS, "steps"))
-        changed = sorted(name for name, bits in digests(again).items() if ended.get(name) != bits)
+        results = self._results(trainer, watch)
+        resumed, watch = self._trainer(resume="newest")
+        watch.watch(resumed.learner)
+        resumed.fit(Length(STEPS, "steps"))
+        changed = sorted(name for name, bits in digests(resumed).items() if ended.get(name) != bits)
         names = sorted({name for names in trainer.mesh.gather(changed) for name in names})
-        return told | {"resumed": {**self._told(again, watch), "changed": names}}
+        return results | {"resumed": {**self._results(resumed, watch), "changed": names}}
 
     def _trainer(
         self, resume: str | None = None, change: Callable[[Task], None] | None = None
-    ) -> tuple[Trainer, Watch]:
+    ) -> tuple[Trainer, RehearsalMonitor]:
         read: list[int] = []
         scattered = self.setup.scatters and self.mesh.ranks > 1
 
         def dataset(split: Split) -> Any:
-            whole = self.setup.dataset(split)
-            wanted = 2 * self.batch + self.short if split == "train" else self.held_out
+            full = self.setup.dataset(split)
+            count = 2 * self.batch + self.short if split == "train" else self.test_samples
             here = read if split == "train" and not scattered else None
-            return None if whole is None else Few(whole, min(wanted, len(whole)), here)
+            return None if full is None else Few(full, min(count, len(full)), here)
 
         def delivered(split: Split, indices: Any) -> None:
             if split == "train":
                 read.extend(map(int, indices))
 
         def task(steps: int, steps_per_epoch: int) -> Task:
-            made = self.setup.task(steps, steps_per_epoch)
+            placed_task = self.setup.task(steps, steps_per_epoch)
             if change is not None:
                 if self.setup.load is not None:
-                    load_full(self.setup.load, made, self.mesh)
-                change(made)
-            return made
+                    load_full(self.setup.load, placed_task, self.mesh)
+                change(placed_task)
+            return placed_task
 
         loader = LoaderSettings(collate=self.setup.loader.collate)
         watches: list[Callback] = []
 
         def callbacks(run: Any) -> list[Callback]:
             every = loader.collate == "batch" and not scattered
-            watches.append(Watch(read, run.mesh, every, self.setup.seed, self.is_alone))
+            watches.append(RehearsalMonitor(read, run.mesh, every, self.setup.seed, self.is_alone))
             return watches
 
         settings = replace(
@@ -223,13 +228,13 @@ class Rehearsal:
         )  # fmt: skip
         trainer = TrainerBuilder(settings, self.mesh).trainer(Trainer, resume)
         watch = watches[0]
-        assert isinstance(watch, Watch)
+        assert isinstance(watch, RehearsalMonitor)
         return trainer, watch
 
-    def _told(self, trainer: Trainer, watch: Watch) -> dict[str, Any]:
+    def _results(self, trainer: Trainer, watch: RehearsalMonitor) -> dict[str, Any]:
         watch.gather_reads()
-        held_out = trainer.evaluate() if trainer.run.test_loader is not None else None
-        numbers = {} if held_out is None else {**held_out.numbers, "samples": held_out.samples}
+        evaluation = trainer.evaluate() if trainer.run.test_loader is not None else None
+        numbers = {} if evaluation is None else {**evaluation.numbers, "samples": evaluation.samples}
         return {"rows": watch.rows, "evaluation": numbers}
 
 

@@ -15,7 +15,7 @@ from paddle_dp.proof.trace_files import SCORE
 
 EVALUATED, SAVED, STEPS = 1, 2, 8  # after which step
 EPOCH = 3  # global batches
-TOLD = {  # numbers of a step, as sentences call them
+NUMBER_NAMES = {  # numbers of a step, as sentences call them
     "lr": "learning rate", "loss_scale": "loss scale", "loss": "loss", "gradient_norm": "gradient norm",
 }  # fmt: skip
 
@@ -37,14 +37,14 @@ class Rehearsals:
     how far its own were `apart` from these, and what may be `rounded`, which is allowed beside the noise.
     """
 
-    one: dict[str, Any]
-    many: dict[str, Any]
+    reference: dict[str, Any]
+    candidate: dict[str, Any]
     ranks: int
 
     @classmethod
-    def read(cls, one: Path, many: Path, ranks: int) -> Rehearsals:
+    def read(cls, reference: Path, candidate: Path, ranks: int) -> Rehearsals:
         """Reads the two sides' folders."""
-        results = [json.loads((folder / "rehearsal.json").read_text()) for folder in (one, many)]
+        results = [json.loads((folder / "rehearsal.json").read_text()) for folder in (reference, candidate)]
         return cls(results[0], results[1], ranks)
 
     def first_difference(self) -> Difference | None:
@@ -54,57 +54,61 @@ class Rehearsals:
     def _differences(self) -> Iterator[Difference]:
         """In the order of the rehearsal."""
         yield from self._samples()
-        for n, (one, many) in enumerate(zip(self.one["plain"]["rows"], self.many["rows"], strict=True)):
-            noisy = [run["rows"][n] for run in self.one["noise"]]
-            for name in _told(one, many):
-                more = one.get("rounded", 0.0) if name == "gradient_norm" else 0.0
+        for n, (reference, candidate) in enumerate(
+            zip(self.reference["plain"]["rows"], self.candidate["rows"], strict=True)
+        ):
+            noisy = [run["rows"][n] for run in self.reference["noise"]]
+            for name in _common_numbers(reference, candidate):
+                more = reference.get("rounded", 0.0) if name == "gradient_norm" else 0.0
                 if name.startswith(SCORE):
-                    more = K * least_of_a_score(self.one["dtype"], one["samples"])
-                if not self._near(one[name], many[name], [row[name] for row in noisy], more):
-                    yield Difference(one["step"], "loss", self._number(one, many, name))
-            if "apart" in one and np.isfinite(one["gradient_norm"]):
-                allowed = self._gradients_apart(one, noisy)
-                if not one["apart"] <= allowed:
-                    yield Difference(one["step"], "gradient", self._gradient(one, allowed))
-        yield from self._held_out()
+                    more = K * least_of_a_score(self.reference["dtype"], reference["samples"])
+                if not self._near(reference[name], candidate[name], [row[name] for row in noisy], more):
+                    yield Difference(reference["step"], "loss", self._number(reference, candidate, name))
+            if "apart" in reference and np.isfinite(reference["gradient_norm"]):
+                allowed = self._allowed_gradient_distance(reference, noisy)
+                if not reference["apart"] <= allowed:
+                    yield Difference(reference["step"], "gradient", self._gradient(reference, allowed))
+        yield from self._evaluations()
         yield from self._resumed()
 
     def _samples(self) -> Iterator[Difference]:
-        for one, many in zip(self.one["plain"]["rows"], self.many["rows"], strict=True):
-            step, more = one["step"], sorted({*many["read"]} - {*one["read"]})
-            less = sorted({*one["read"]} - {*many["read"]})
+        for reference, candidate in zip(self.reference["plain"]["rows"], self.candidate["rows"], strict=True):
+            step, more = reference["step"], sorted({*candidate["read"]} - {*reference["read"]})
+            less = sorted({*reference["read"]} - {*candidate["read"]})
             if more or less:
                 yield Difference(
                     step, "samples",
-                    f"step {step}, in epoch {1 + (step - 1) // EPOCH}: the {self.ranks} ranks read {_some(more)} that "
-                    f"one process does not read then, and not {_some(less)}",
+                    f"step {step}, in epoch {1 + (step - 1) // EPOCH}: the {self.ranks} ranks read "
+                    f"{_list_samples(more)} that one process does not read then, and not {_list_samples(less)}",
                 )  # fmt: skip
 
-    def _gradients_apart(self, one: dict[str, Any], noisy: list[dict[str, Any]]) -> float:
+    def _allowed_gradient_distance(self, reference: dict[str, Any], noisy: list[dict[str, Any]]) -> float:
         """How far the gradients of the ranks may be apart from one process's with the same weights, as a 2-norm."""
-        noise = max([row["apart"] for row in noisy] + [EPS[self.one["dtype"]] * one["gradient_norm"]])
-        return float(K * noise + one["rounded"])
+        noise = max(
+            [row["apart"] for row in noisy] + [EPS[self.reference["dtype"]] * reference["gradient_norm"]]
+        )
+        return float(K * noise + reference["rounded"])
 
-    def _gradient(self, one: dict[str, Any], allowed: float) -> str:
-        size = one["gradient_norm"] or 1.0
+    def _gradient(self, reference: dict[str, Any], allowed: float) -> str:
+        size = reference["gradient_norm"] or 1.0
         return (
-            f"step {one['step']}{_after(one['step'])}: the gradient of the {self.ranks} ranks is "
-            f"{one['apart'] / size:.2g} of its norm away from that of one process with the same weights, and rounding "
-            f"takes {allowed / size:.2g} at most"
+            f"step {reference['step']}{_after(reference['step'])}: the gradient of the {self.ranks} ranks is "
+            f"{reference['apart'] / size:.2g} of its norm away from that of one process with the same weights, and "
+            f"rounding takes {allowed / size:.2g} at most"
         )
 
-    def _number(self, one: dict[str, Any], many: dict[str, Any], name: str) -> str:
-        step, what = one["step"], TOLD.get(name, name)
+    def _number(self, reference: dict[str, Any], candidate: dict[str, Any], name: str) -> str:
+        step, label = reference["step"], NUMBER_NAMES.get(name, name)
         return (
-            f"step {step}{_after(step)}: {what} {one[name]:.9g} on one process that nothing interrupts, "
-            f"{many[name]:.9g} on {self.ranks} ranks"
+            f"step {step}{_after(step)}: {label} {reference[name]:.9g} on one process that nothing interrupts, "
+            f"{candidate[name]:.9g} on {self.ranks} ranks"
         )
 
-    def _held_out(self) -> Iterator[Difference]:
-        noisy = [run["evaluation"] for run in self.one["noise"]]
-        for name, number in self.one["plain"]["evaluation"].items():
-            other = self.many["evaluation"][name]
-            if not self._near(number, other, [held[name] for held in noisy]):
+    def _evaluations(self) -> Iterator[Difference]:
+        noisy = [run["evaluation"] for run in self.reference["noise"]]
+        for name, number in self.reference["plain"]["evaluation"].items():
+            other = self.candidate["evaluation"][name]
+            if not self._near(number, other, [evaluation[name] for evaluation in noisy]):
                 yield Difference(
                     STEPS, "evaluation",
                     f"held out: {name} {number:.9g} on one process, {other:.9g} on {self.ranks} ranks, after losses "
@@ -112,10 +116,15 @@ class Rehearsals:
                 )  # fmt: skip
 
     def _resumed(self) -> Iterator[Difference]:
-        resumed = self.many["resumed"]
-        for before, after in zip(self.many["rows"][SAVED:], resumed["rows"], strict=True):
-            names = {"read": "samples", **{name: TOLD.get(name, name) for name in _told(before, after)}}
-            changed = [what for name, what in names.items() if not _equal(before.get(name), after.get(name))]
+        resumed = self.candidate["resumed"]
+        for before, after in zip(self.candidate["rows"][SAVED:], resumed["rows"], strict=True):
+            names = {
+                "read": "samples",
+                **{name: NUMBER_NAMES.get(name, name) for name in _common_numbers(before, after)},
+            }
+            changed = [
+                label for name, label in names.items() if not _equal(before.get(name), after.get(name))
+            ]
             if changed:
                 yield Difference(
                     before["step"], "resume",
@@ -130,16 +139,20 @@ class Rehearsals:
                 f"'{resumed['changed'][0]}'{more}",
             )  # fmt: skip
 
-    def _near(self, one: float, many: float, noisy: list[float], rounded: float = 0.0) -> bool:
-        if not (np.isfinite(one) or np.isfinite(many)):  # a sum over ranks may turn infinities into NaN
+    def _near(self, reference: float, candidate: float, noisy: list[float], rounded: float = 0.0) -> bool:
+        if not (
+            np.isfinite(reference) or np.isfinite(candidate)
+        ):  # a sum over ranks may turn infinities into NaN
             return True
-        allowed = max([abs(other - one) for other in noisy] + [EPS[self.one["dtype"]] * abs(one)])
-        return bool(abs(one - many) <= K * allowed + rounded)
+        allowed = max(
+            [abs(other - reference) for other in noisy] + [EPS[self.reference["dtype"]] * abs(reference)]
+        )
+        return bool(abs(reference - candidate) <= K * allowed + rounded)
 
 
-def _told(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def _common_numbers(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The numbers of a step that both sides have: ranks read those of every second one only."""
-    names = [*TOLD, *(name for name in row if name.startswith(SCORE))]
+    names = [*NUMBER_NAMES, *(name for name in row if name.startswith(SCORE))]
     return [name for name in names if name in row and name in other]
 
 
@@ -148,25 +161,28 @@ def _after(step: int) -> str:
     return after.get(step - 1, "")
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return bool(one == other or (one != one and other != other))
+def _equal(reference: Any, other: Any) -> bool:
+    return bool(reference == other or (reference != reference and other != other))
 
 
-def _some(numbers: list[int]) -> str:
+def _list_samples(numbers: list[int]) -> str:
     """ "samples 3, 5, 8 and 2 more"."""
     more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
     return f"sample{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:3])) or 'none'}{more}"
 
 
-def sentence(found: Difference | None, ranks: int, rounds_to: str | None = None) -> str:
+def sentence(difference: Difference | None, ranks: int, rounds_to: str | None = None) -> str:
     """The result of comparing two rehearsals, in a sentence; `rounds_to`: the dtype to which ranks round gradients."""
-    if found is None:
-        who = f"{ranks} ranks that were" if ranks > 1 else "the parts of one process that were"
-        told = f"Rehearsed, SAME: {who} evaluated, saved and resumed on their way read and learned what one process"
+    if difference is None:
+        subject = f"{ranks} ranks that were" if ranks > 1 else "the parts of one process that were"
+        beginning = (
+            f"Rehearsed, SAME: {subject} evaluated, saved and resumed on their way read and learned "
+            "what one process"
+        )
         if rounds_to is not None:
             return (
-                f"{told} does in each step with the same weights, but for the digits that {rounds_to} takes from "
+                f"{beginning} does in each step with the same weights, but for the digits that {rounds_to} takes from "
                 "gradients."
             )
-        return f"{told} does that nothing interrupts."
-    return f"Rehearsed, DIFFERENT: {found.sentence}."
+        return f"{beginning} does that nothing interrupts."
+    return f"Rehearsed, DIFFERENT: {difference.sentence}."

@@ -26,7 +26,7 @@ import paddle
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.parallel import Learner, gradients
 from paddle_dp.parallel.clip import bound_of
-from paddle_dp.proof.record import Put, Recorder
+from paddle_dp.proof.record import ProofRecorder, Put
 from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, Writer, key
 
 NAME = "rehearsal"  # of the trace
@@ -34,35 +34,40 @@ Rows = list[dict[str, Any]]
 
 
 @contextmanager
-def recorded(learner: Learner, folder: Path) -> Iterator[Recorder]:
+def recorded(learner: Learner, folder: Path) -> Iterator[ProofRecorder]:
     """Within it the gradients of the updates that the recorder watches are written to the folder. Collective."""
     with Writer(folder, NAME, learner.mesh.rank) as sheet:
-        recorder = Recorder(learner, sheet.put, updates=False)
+        recorder = ProofRecorder(learner, sheet.put, updates=False)
         yield recorder
         sheet.finish({"rounded": recorder.rounded})
 
 
 class Followed:
-    """`many`: the gradients of the ranks. The first run is the one that the others, with noise, are compared with."""
+    """`candidate`: the gradients of the ranks. The first run is the one that the others, with noise, are compared
+    with."""
 
-    def __init__(self, many: Trace):
-        self.many = many
-        self._own: dict[str, np.ndarray] = {}  # the first run's gradients, by key
+    def __init__(self, candidate: Trace):
+        self.candidate = candidate
+        self._first_gradients: dict[str, np.ndarray] = {}  # the first run's gradients, by key
         self._squares: defaultdict[int, float] = defaultdict(float)  # of this run's distances, by step
         self._first = True
 
-    def recorder(self, learner: Learner) -> Recorder:
+    def recorder(self, learner: Learner) -> ProofRecorder:
         """Of a run: updates that it watches are made with the ranks' gradients."""
-        return Recorder(learner, self._put, updates=False, given=lambda step: give(learner, step, self.many))
+        return ProofRecorder(
+            learner, self._put, updates=False, before_update=lambda step: give(learner, step, self.candidate)
+        )
 
     def _put(self, number: str, shard: TensorShard) -> None:
-        own = shard.array.astype("float64")
+        gradient = shard.array.astype("float64")
         if self._first:
-            self._own[number] = shard.array
-            other = self.many.array(number) if number in self.many.keys else np.zeros(own.shape)
+            self._first_gradients[number] = shard.array
+            other = (
+                self.candidate.array(number) if number in self.candidate.keys else np.zeros(gradient.shape)
+            )
         else:
-            other = self._own[number]
-        square = np.square(own - other).sum() if own.shape == other.shape else np.inf
+            other = self._first_gradients[number]
+        square = np.square(gradient - other).sum() if gradient.shape == other.shape else np.inf
         self._squares[Key.read(number).step] += float(square)
 
     def tell(self, rows: Rows) -> None:
@@ -70,12 +75,12 @@ class Followed:
         from the first run's in those with noise; to the first run's also what may be `rounded`. 2-norms of the model's.
         """
         if self._first:
-            for number in self.many.keys - self._own.keys():
-                self._squares[Key.read(number).step] += float(np.square(self.many.array(number)).sum())
+            for number in self.candidate.keys - self._first_gradients.keys():
+                self._squares[Key.read(number).step] += float(np.square(self.candidate.array(number)).sum())
         for row in rows:
             row["apart"] = self._squares[row["step"]] ** 0.5
             if self._first:
-                row["rounded"] = self.many.rounded(key("gradient norm", row["step"], ""))
+                row["rounded"] = self.candidate.rounded(key("gradient norm", row["step"], ""))
         self._squares.clear()
         self._first = False
 
@@ -83,25 +88,25 @@ class Followed:
 NEAR = 2.0**-10  # relative: how near to the bound of a clip the norm of the gradients is brought
 
 
-def replay(learner: Learner, many: Trace, put: Put, wide: bool = False) -> None:
+def replay(learner: Learner, candidate: Trace, put: Put, wide: bool = False) -> None:
     """Passes to `put`, by key, what `learner`, on one process and in its initial state, computes from the gradients of
-    the trace `many`: its updates, and the optimizer states after the last one.
+    the trace `candidate`: its updates, and the optimizer states after the last one.
 
     `wide`: the trace is that of the steps in float64. There is no forward and no backward. A step whose update the
     ranks skipped or did not record only moves the schedule.
     """
 
-    def taken(number: str, shard: TensorShard) -> None:
+    def put_replayed(number: str, shard: TensorShard) -> None:
         if Key.read(number).kind in REPLAYED:
             put(number, shard)
 
-    recorder = Recorder(learner, taken)
-    updates = set(many.facts["recorded"])
-    states = {found.step for found in map(Key.read, many.keys) if found.kind == "state"}
+    recorder = ProofRecorder(learner, put_replayed)
+    updates = set(candidate.facts["recorded"])
+    states = {state_key.step for state_key in map(Key.read, candidate.keys) if state_key.kind == "state"}
     for step in range(1, max(updates, default=0) + 1):
         if step in updates:
             recorder.watch(step)
-            give(learner, step, many)
+            give(learner, step, candidate)
             if wide:
                 meet_bound(learner, step)
             learner._step()
@@ -123,12 +128,12 @@ def meet_bound(learner: Learner, step: int) -> None:
         gradients.scale(learner.trainable, bound * (1 + NEAR if step % 2 else 1 - NEAR) / norm)
 
 
-def give(learner: Learner, step: int, many: Trace) -> None:
+def give(learner: Learner, step: int, candidate: Trace) -> None:
     """Puts a step's gradients of the whole model into the parameters that have one on the ranks."""
     for name, parameter in learner.named_parameters(trainable=True):
         number = key("gradient", step, name)
-        if number not in many.keys:
+        if number not in candidate.keys:
             continue
-        array = many.array(number)
+        array = candidate.array(number)
         if list(array.shape) == list(parameter.shape):  # one of another shape is a difference by itself
             parameter.grad = paddle.to_tensor(array, dtype=parameter.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from paddle_dp.proof.compare import K, Part
+from paddle_dp.proof.compare import K, TraceComparison
 from paddle_dp.proof.steps import shares
 from paddle_dp.proof.verdict import Verdict
 from paddle_dp.recipe import Guard, Recipe
@@ -17,26 +17,27 @@ def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, many = Console(highlight=False), verdict.many
+    console, candidate = Console(highlight=False), verdict.candidate
     table = Table(
-        title=f"{recipe.name}: 1 process and {many.ranks} ranks on the same global batches, {verdict.own.dtype}",
+        title=f"{recipe.name}: 1 process and {candidate.ranks} ranks on the same global batches, "
+        f"{verdict.native.dtype}",
         box=box.SIMPLE,
         caption=None if all(step.read for step in verdict.steps.steps) else _UNREAD,
     )
-    for name in ("step", "shares", "loss of 1", f"loss of {many.ranks}", "apart", "strays", "norm"):
+    for name in ("step", "shares", "loss of 1", f"loss of {candidate.ranks}", "apart", "strays", "norm"):
         table.add_column(name, justify="right", no_wrap=True)
     for step in verdict.steps.steps:
         table.add_row(
             str(step.number), shares(step.shares), f"{step.loss.one:.7f}", _read(step.loss.many, ".7f"),
-            _read(step.loss.apart if step.read else None, ".1e"), f"{step.loss.drift:.1e}",
+            _read(step.loss.distance if step.read else None, ".1e"), f"{step.loss.drift:.1e}",
             _read(step.gradient_norm.many, ".6f"),
         )  # fmt: skip
     console.print(table)
     console.print(_distances(verdict))
     console.print(_cost(verdict, seconds))
     if guard := without_guard(recipe):
-        said = ", ".join(f"{name}: {value}" for name, value in guard.items())
-        console.print(f"without the recipe's guard: {said}", markup=False)
+        settings = ", ".join(f"{name}: {value}" for name, value in guard.items())
+        console.print(f"without the recipe's guard: {settings}", markup=False)
     for sentence in verdict.sentences:
         console.print(_coloured(sentence))
 
@@ -56,11 +57,15 @@ def _distances(verdict: Verdict) -> Any:
     table = Table(title=title, box=box.SIMPLE)
     for name in ("in", "of", "how many", "largest r", "which"):
         table.add_column(name, justify="right" if name in ("how many", "largest r") else "left")
-    for part in (verdict.wide, verdict.own):
-        for row in part.rows if part is not None else ():
+    for comparison in (verdict.wide, verdict.native):
+        for row in comparison.rows if comparison is not None else ():
             name = row.worst.key.name or f"step {row.worst.key.step}"
             table.add_row(
-                part.dtype if part is not None else "", row.kind, str(row.count), number(row.worst.r), name
+                comparison.dtype if comparison is not None else "",
+                row.kind,
+                str(row.count),
+                number(row.worst.r),
+                name,
             )
     worst = max(verdict.steps.steps, key=lambda step: step.r)
     table.add_row(
@@ -75,11 +80,16 @@ def _distances(verdict: Verdict) -> Any:
 
 
 def _cost(verdict: Verdict, seconds: float) -> str:
-    parts = [part for part in (verdict.wide, verdict.own) if part is not None]
-    numbers = sum(part.one.facts.get("numbers", 0) for part in parts)
-    inner = sum(part.one.facts["all seconds"] + part.many.facts["all seconds"] for part in parts)
-    compared = f"{sum(len(part.findings) for part in parts)} quantities of {numbers:,} numbers"
-    memory = f"{max(verdict.one.memory, verdict.many.memory) / 2**30:.1f} GB"
+    comparisons = [comparison for comparison in (verdict.wide, verdict.native) if comparison is not None]
+    numbers = sum(comparison.reference.facts.get("numbers", 0) for comparison in comparisons)
+    inner = sum(
+        comparison.reference.facts["all seconds"] + comparison.candidate.facts["all seconds"]
+        for comparison in comparisons
+    )
+    compared = (
+        f"{sum(len(comparison.findings) for comparison in comparisons)} quantities of {numbers:,} numbers"
+    )
+    memory = f"{max(verdict.reference.memory, verdict.candidate.memory) / 2**30:.1f} GB"
     return (
         f"{seconds:.1f} s, of which {inner:.1f} s steps (the rest starts processes), {memory} in the largest process, "
         f"compared {compared}."
@@ -116,18 +126,18 @@ def _coloured(sentence: str) -> str:
 
 def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
     """The verdict as JSON values (keys: docs/proof.md); infinities and NaN are strings."""
-    where, insensitive = verdict.where, verdict.insensitive
+    difference, insensitive = verdict.first_difference, verdict.insensitive
     return {
         "recipe": recipe.name,
-        "parameters": verdict.one.parameters,
-        "ranks": verdict.many.ranks,
-        "axes": verdict.many.axes,
-        "verdict": verdict.word,
+        "parameters": verdict.reference.parameters,
+        "ranks": verdict.candidate.ranks,
+        "axes": verdict.candidate.axes,
+        "verdict": verdict.label,
         "status": verdict.status,
         "allowed": K,
-        "where": None if where is None else vars(where),
-        "float64": _part(verdict.wide, verdict.many.ranks),
-        "own": _part(verdict.own, verdict.many.ranks),
+        "where": None if difference is None else vars(difference),
+        "float64": _comparison_json(verdict.wide, verdict.candidate.ranks),
+        "own": _comparison_json(verdict.native, verdict.candidate.ranks),
         "steps": [
             {
                 "step": step.number, "shares": list(step.shares), "loss": _plain(vars(step.loss)),
@@ -139,29 +149,29 @@ def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
         "weights": {"r": _plain(verdict.steps.weights.r)},
         "without_guard": without_guard(recipe) or None,
         "insensitive": None if insensitive is None else {"name": insensitive[0], "shows": _plain(insensitive[1])},
-        "dependence": _plain(verdict.one.facts.get("dependence")),
-        "without_gradient": [f.key.name for f in (verdict.wide or verdict.own).without_gradient],
+        "dependence": _plain(verdict.reference.facts.get("dependence")),
+        "without_gradient": [f.key.name for f in (verdict.wide or verdict.native).without_gradient],
         "sentences": verdict.sentences,
         "seconds": round(seconds, 2),
-        "memory": {"one": verdict.one.memory, "many": verdict.many.memory},
+        "memory": {"one": verdict.reference.memory, "many": verdict.candidate.memory},
     }  # fmt: skip
 
 
-def _part(part: Part | None, ranks: int) -> dict[str, Any] | None:
-    if part is None:
+def _comparison_json(comparison: TraceComparison | None, ranks: int) -> dict[str, Any] | None:
+    if comparison is None:
         return None
     rows = {
         row.kind: {
             "count": row.count, "r": _plain(row.worst.r), "worst": row.worst.key.name, "step": row.worst.key.step
         }
-        for row in part.rows
+        for row in comparison.rows
     }  # fmt: skip
-    visible = {"noise": _plain(part.noise), "visible": _plain(part.visible(ranks))}
-    return {"dtype": part.dtype, "same": part.same, **visible, "rows": rows}
+    visible = {"noise": _plain(comparison.noise), "visible": _plain(comparison.visible(ranks))}
+    return {"dtype": comparison.dtype, "same": comparison.same, **visible, "rows": rows}
 
 
 def _plain(value: Any) -> Any:
     """With infinities and NaN as strings."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)

@@ -36,16 +36,16 @@ _NAME = "failed.{}.txt"
 
 def failed_together(error: Exception, folder: Path, rank: int, ranks: int, wait: float = WAIT) -> str:
     """The error as a sentence, where it, or another one, is on all ranks. Raises it where some rank has none."""
-    said = f"{type(error).__name__}: {gist(error)}"
+    message = f"{type(error).__name__}: {gist(error)}"
     note = folder / _NAME.format(rank)
-    note.with_suffix(".part").write_text(said)
+    note.with_suffix(".part").write_text(message)
     note.with_suffix(".part").rename(note)
     end = time.monotonic() + wait
     while not all((folder / _NAME.format(other)).exists() for other in range(ranks)):
         if time.monotonic() > end:
             raise error
         time.sleep(0.05)
-    return said
+    return message
 
 
 def failed_alone(folder: Path) -> str | None:
@@ -85,45 +85,50 @@ class Side:
         self.parameters: int = self.facts["parameters"]  # of the whole model
         self.memory: int = self.facts["memory"]  # the most bytes that one of its processes had at once
         self.seconds: float = 0.0  # of the whole side, its processes' start included
-        self.beside: tuple[Side, ...] = ()  # the sides whose updates it has repeated
+        self.candidates: tuple[Side, ...] = ()  # the sides whose updates it has repeated
 
     @property
-    def held(self) -> list[dict[str, int]]:
+    def bytes_by_rank(self) -> list[dict[str, int]]:
         """By rank: bytes of parameters, gradients and optimizer states, if the comparison measured them."""
-        found: list[dict[str, int]] = self.facts["held"]
-        return found
+        bytes_by_rank: list[dict[str, int]] = self.facts["held"]
+        return bytes_by_rank
 
     def trace(self, name: str) -> Trace | None:
         """None if the side has no such trace."""
         return Trace.read(self.folder, name, self.ranks)
 
-    def replayed(self, many: Side, name: str) -> Trace | None:
-        """The updates and optimizer states that this one process computed from the gradients in a trace of `many`.
+    def replayed(self, candidate: Side, name: str) -> Trace | None:
+        """The updates and optimizer states that this one process computed from the gradients in a trace of
+        `candidate`.
 
-        None if `many` has no such trace. Raises ValueError for a side that `Comparison.one` was not given.
+        None if `candidate` has no such trace. Raises ValueError for a side that `run_reference` was not given.
         """
-        return Trace.read(self.folder / f"replay{self._number(many)}", name, 1)
+        return Trace.read(self.folder / f"replay{self._number(candidate)}", name, 1)
 
-    def followed(self, many: Side, name: str) -> Trace | None:
-        """Of this one process, trained with the gradients in a trace of `many`, whose ranks round them; None if they do
-        not. Raises ValueError for a side that `Comparison.one` was not given."""
-        return Trace.read(self.folder / f"follow{self._number(many)}", name, 1)
+    def followed(self, candidate: Side, name: str) -> Trace | None:
+        """Of this one process, trained with the gradients in a trace of `candidate`, whose ranks round them; None if
+        they do not. Raises ValueError for a side that `run_reference` was not given."""
+        return Trace.read(self.folder / f"follow{self._number(candidate)}", name, 1)
 
-    def rehearsed(self, many: Side) -> Path:
-        """The folder of this one process's rehearsal that is to be compared with that of `many`."""
-        return self.folder if many.rounds_to is None else self.folder / f"follow{self._number(many)}"
+    def rehearsed(self, candidate: Side) -> Path:
+        """The folder of this one process's rehearsal that is to be compared with that of `candidate`."""
+        return (
+            self.folder if candidate.rounds_to is None else self.folder / f"follow{self._number(candidate)}"
+        )
 
-    def _number(self, many: Side) -> int:
-        if many not in self.beside:
-            raise ValueError(f"{many.folder} is not among the sides that Comparison.one was given")
-        return self.beside.index(many)
+    def _number(self, candidate: Side) -> int:
+        if candidate not in self.candidates:
+            raise ValueError(
+                f"{candidate.folder} is not among the sides that Comparison.run_reference was given"
+            )
+        return self.candidates.index(candidate)
 
     @property
     def sizes(self) -> list[int]:
         """The number of elements of each parameter of the whole model."""
-        own = self.trace("own")
-        weights = [n for n in own.keys if Key.read(n).kind == "weight"] if own is not None else []
-        return [own.array(n).size for n in weights] if own is not None else []
+        native = self.trace("own")
+        weights = [n for n in native.keys if Key.read(n).kind == "weight"] if native is not None else []
+        return [native.array(n).size for n in weights] if native is not None else []
 
 
 @dataclass(frozen=True)
@@ -144,74 +149,76 @@ class Comparison:
 
     def first_forward(self) -> None:
         """Computes the first batch on one process. Raises JobError for what cannot be made or computed, EndedError."""
-        words = [word for word in self.overrides if not word.startswith("strategy")]
-        job = self._job([*words, "strategy.use=single"], 1, self.scratch / "first", alone=True, wide=False)
+        overrides = [word for word in self.overrides if not word.startswith("strategy")]
+        job = self._job(
+            [*overrides, "strategy.use=single"], 1, self.scratch / "first", alone=True, wide=False
+        )
         if status := run(replace(job, entry_point="first_forward"), self.waiting):
             raise _refusal(status, "nothing was compared.")
 
-    def one(self, beside: Sequence[Side]) -> Side:
+    def run_reference(self, candidates: Sequence[Side]) -> Side:
         """Runs one process, with strategy single whatever the recipe's is. Raises JobError, EndedError.
 
-        `beside`: the sides that it will be compared with; it repeats their updates from their gradients.
+        `candidates`: the sides that it will be compared with; it repeats their updates from their gradients.
         """
-        words = [word for word in self.overrides if not word.startswith("strategy")]
-        again = {"alone": True, "beside": [[str(side.folder), side.ranks] for side in beside]}
-        again["tensor"] = max((side.axes["tensor"] for side in beside), default=1)
-        job = self._job([*words, "strategy.use=single"], 1, self.scratch / "one", **again)
+        overrides = [word for word in self.overrides if not word.startswith("strategy")]
+        extra = {"alone": True, "beside": [[str(side.folder), side.ranks] for side in candidates]}
+        extra["tensor"] = max((side.axes["tensor"] for side in candidates), default=1)
+        job = self._job([*overrides, "strategy.use=single"], 1, self.scratch / "one", **extra)
         begun = time.perf_counter()
-        one = self._side(run_alone(job), job, begun)
-        one.beside = tuple(beside)
-        return one
+        reference = self._side(run_alone(job), job, begun)
+        reference.candidates = tuple(candidates)
+        return reference
 
-    def many(
-        self, ranks: int, words: Sequence[str] = (), name: str = "many", patch: str | None = None
+    def run_candidate(
+        self, ranks: int, more_overrides: Sequence[str] = (), name: str = "many", patch: str | None = None
     ) -> Side:
-        """Runs `ranks` ranks, with the further overrides `words`, such as a layout. Raises JobError, EndedError.
+        """Runs `ranks` ranks, with `more_overrides`, such as a layout. Raises JobError, EndedError.
 
         `patch`: "module:function" of a function without arguments that every rank calls before anything is built, by
         which tests put a fault into a run. The module is searched from the current folder.
         """
         more: dict[str, Any] = {"alone": False} if patch is None else {"alone": False, "patch": patch}
-        job = self._job([*self.overrides, *words], ranks, self.scratch / name, **more)
+        job = self._job([*self.overrides, *more_overrides], ranks, self.scratch / name, **more)
         begun = time.perf_counter()
         status = run(job, self.waiting)
         if status and (why := failed_alone(self.scratch / name / "trace")):
             print("that was in float64: once more without it", file=sys.stderr, flush=True)
             more |= {"wide": False, "failed": why}
-            job = self._job([*self.overrides, *words], ranks, self.scratch / f"{name}-again", **more)
+            job = self._job([*self.overrides, *more_overrides], ranks, self.scratch / f"{name}-again", **more)
             status = run(job, self.waiting)
         return self._side(status, job, begun)
 
     def _side(self, status: int, job: Job, begun: float = 0.0) -> Side:
         if status:
-            who = f"{job.ranks} ranks" if (job.ranks or 1) > 1 else "one process"
-            said = f"the side of {who} did not run: exit status {status}, said above."
+            subject = f"{job.ranks} ranks" if (job.ranks or 1) > 1 else "one process"
+            message = f"the side of {subject} did not run: exit status {status}, said above."
             if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
-                said = (
-                    f"a process of the side of {who} was killed: by hand, or because the machine has too "
+                message = (
+                    f"a process of the side of {subject} was killed: by hand, or because the machine has too "
                     "little memory: a process takes some 40 to 60 bytes for each parameter that it holds, and what its "
                     "layers give (docs/proof.md)."
                 )
-            raise _refusal(status, said)
+            raise _refusal(status, message)
         side = Side(Path(str(job.output_dir)) / "trace", job.ranks or 1)
         side.seconds = time.perf_counter() - begun
         return side
 
-    def _job(self, words: Sequence[str], ranks: int, folder: Path, **more: Any) -> Job:
-        what = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
-        what |= {} if self.start is None else {"start": str(self.start.resolve())}
-        what |= {"wide": self.wide, "measure_memory": self.measure_memory, "rehearse": self.rehearse, **more}
+    def _job(self, overrides: Sequence[str], ranks: int, folder: Path, **more: Any) -> Job:
+        extra = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
+        extra |= {} if self.start is None else {"start": str(self.start.resolve())}
+        extra |= {"wide": self.wide, "measure_memory": self.measure_memory, "rehearse": self.rehearse, **more}
         return Job(
-            entry_point="trace", recipe=self.recipe, overrides=tuple(words), ranks=ranks, output_dir=folder, extra=what,
-            quiet=True,
+            entry_point="trace", recipe=self.recipe, overrides=tuple(overrides), ranks=ranks, output_dir=folder,
+            extra=extra, quiet=True,
         )  # fmt: skip
 
 
-def _refusal(status: int, said: str) -> JobError:
+def _refusal(status: int, message: str) -> JobError:
     """The error for processes that ended with this status, of whose failure the screen tells."""
     if status - 128 in END_SIGNALS:
         return EndedError(status - 128)
-    error = JobError("nothing was compared." if status == REFUSED else said)
+    error = JobError("nothing was compared." if status == REFUSED else message)
     error.exit_status = REFUSED if status == REFUSED else NOT_RUN
     return error
 

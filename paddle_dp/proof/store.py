@@ -51,12 +51,12 @@ class Store:
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
         """The elements `start` to `stop` of the array, flat. Raises EOFError for a file that was cut off."""
         dtype, _, begins = self.index[name]
-        found = np.empty(stop - start, dtype)
-        if found.size:
-            self._file.seek(begins + start * found.itemsize)
-            if self._file.readinto(found.data.cast("B")) != found.nbytes:
+        elements = np.empty(stop - start, dtype)
+        if elements.size:
+            self._file.seek(begins + start * elements.itemsize)
+            if self._file.readinto(elements.data.cast("B")) != elements.nbytes:
                 raise EOFError(f"{self._file.name} ends within {name}: was the disk full?")
-        return found
+        return elements
 
     def change(self, name: str, start: int, elements: np.ndarray) -> None:
         """Overwrites elements of the array, flat, from `start` on."""
@@ -64,7 +64,7 @@ class Store:
         elements = elements.astype(dtype, copy=False)
         self._write(begins + start * elements.itemsize, elements)
 
-    def _write(self, where: int, flat: np.ndarray) -> None:
+    def _write(self, offset: int, flat: np.ndarray) -> None:
         if flat.size:
-            self._file.seek(where)
+            self._file.seek(offset)
             self._file.write(np.ascontiguousarray(flat).data.cast("B"))

@@ -41,7 +41,7 @@ from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.sides import failed_together, short
 from paddle_dp.proof.trace_files import Trace, Writer
-from paddle_dp.proof.watched import Chosen, Given, Seen, Watched
+from paddle_dp.proof.watched import Chosen, RunResults, RunSettings, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.train.assemble import TrainerBuilder
 from paddle_dp.train.build import dataset, setup, task
@@ -56,25 +56,34 @@ MEMORY, DISK = 40, 210  # bytes per parameter: that a process holds, and of the 
 
 
 def check_fits(
-    parameters: int, held: Sequence[int], memory: int | None, disk: int, folder: str, wide: bool = True
+    parameters: int,
+    parameters_by_rank: Sequence[int],
+    memory: int | None,
+    disk: int,
+    folder: str,
+    wide: bool = True,
 ) -> None:
     """Raises UsageError if a side does not fit.
 
-    `parameters`: of the whole model, which one process holds; `held`: of each rank. `memory` (None: not known) and
-    `disk`, in `folder`: free bytes. Without `wide` nothing is done in float64, which needs twice as much.
+    `parameters`: of the whole model, which one process holds; `parameters_by_rank`: of each rank. `memory` (None: not
+    known) and `disk`, in `folder`: free bytes. Without `wide` nothing is done in float64, which needs twice as much.
     """
     each, written = (MEMORY, DISK) if wide else (MEMORY // 2, DISK // 2)
     model = f"{parameters / 1e6:.1f} million parameters"
-    wanted, alone = each * sum(held), each * parameters
-    if memory is not None and max(wanted, alone) > memory:
-        ranks = f"{len(held)} ranks take {_giga(wanted)}, and then " if len(held) > 1 else ""
-        part = (
+    needed, alone = each * sum(parameters_by_rank), each * parameters
+    if memory is not None and max(needed, alone) > memory:
+        ranks = (
+            f"{len(parameters_by_rank)} ranks take {_giga(needed)}, and then "
+            if len(parameters_by_rank) > 1
+            else ""
+        )
+        advice = (
             ", let each rank hold a part (strategy.sharding, tensor or pipeline)" if alone <= memory else ""
         )
         raise UsageError(
             f"this comparison does not fit into memory: for a model of {model}, {ranks}one process takes "
             f"{_giga(alone)}, some {each} bytes for each parameter that a process holds, and {_giga(memory)} are free. "
-            f"End what else runs here{part}, or compare a smaller model of the same layers (docs/proof.md)."
+            f"End what else runs here{advice}, or compare a smaller model of the same layers (docs/proof.md)."
         )
     if written * parameters > disk:
         raise UsageError(
@@ -98,12 +107,12 @@ def first_samples(
     data: Any = dataset(recipe, "train") if mesh.is_main or not scattered else None
     data = Elsewhere.of(data, mesh) if scattered else data
     shuffle = not is_in_order(data)  # a stream is read in its own order, as in training
-    whole = Sampler(len(data), recipe.train.batch, seed=recipe.train.seed, shuffle=shuffle)
+    sampler = Sampler(len(data), recipe.train.batch, seed=recipe.train.seed, shuffle=shuffle)
     epoch, begun = (after.epoch, after.batch) if after is not None else (0, 0)
-    full = whole.samples // whole.batch or 1
+    full = sampler.samples // sampler.batch or 1
     epochs = itertools.count(epoch) if shuffle else range(epoch, epoch + 1)
-    places = ((number, k) for number in epochs for k in range(begun if number == epoch else 0, full))
-    batches = [whole.global_batch(*place) for place in itertools.islice(places, steps)]
+    positions = ((number, k) for number in epochs for k in range(begun if number == epoch else 0, full))
+    batches = [sampler.global_batch(*position) for position in itertools.islice(positions, steps)]
     if not batches:
         raise UsageError(f"the stream ends after {full} global batches: nothing is left to compare.")
     room = len(batches[-1])
@@ -131,30 +140,30 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     recipe = recipe.model_copy(update={"guard": Guard()})
     if options.get("alone"):  # a callback may require a layout, which the ranks have checked
         recipe = recipe.model_copy(update={"callbacks": []})
-    side = Side(recipe, options)
-    told: dict[str, Any] = {"wide": options.get("failed")}
+    side = RecordedSide(recipe, options)
+    facts: dict[str, Any] = {"wide": options.get("failed")}
     if options.get("wide", True):
         try:
             side.run("wide", Precision(dtype="float64"))
         except Exception as error:
             if isinstance(error, PaddleDPError) and not isinstance(error, TracingError):
                 raise
-            told["wide"] = failed_together(error, side.folder, side.mesh.rank, side.mesh.ranks)
+            facts["wide"] = failed_together(error, side.folder, side.mesh.rank, side.mesh.ranks)
     side.run("own", recipe.train.precision)
     for number, (folder, ranks) in enumerate(options.get("beside", ())):
-        side.replay(number, Path(folder), ranks, wide=told["wide"] is None)
+        side.replay(number, Path(folder), ranks, wide=facts["wide"] is None)
         side.follow(number, Path(folder), ranks)
     peak = max(side.mesh.gather(peak_memory(side.mesh.device)))
-    told |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.told}
+    facts |= {"axes": side.mesh.axes.as_dict(), "memory": peak, "parameters": side.parameters, **side.facts}
     if not options.get("alone"):
-        told["verdict"] = side.identity(full)
+        facts["verdict"] = side.identity(full)
     if side.mesh.is_main:
-        (side.folder / "side.json").write_text(json.dumps(told))
+        (side.folder / "side.json").write_text(json.dumps(facts))
     if options.get("rehearse"):
         rehearse(recipe, options)
 
 
-class Side:
+class RecordedSide:
     """A recipe in one layout, trained repeatedly from the same initial state. Every method is collective."""
 
     def __init__(self, recipe: Recipe, options: dict[str, Any]):
@@ -167,14 +176,14 @@ class Side:
         self.chosen = first_samples(recipe, options["steps"], options["ranks"], joined, after)
         samples = len(self.chosen.dataset)
         self.per_epoch = Sampler(samples, recipe.train.batch, drop_last=recipe.train.drop_last).batches
-        self.given = Given(recipe.train.precision)
+        self.run_settings = RunSettings(recipe.train.precision)
         self.alone = bool(options.get("alone", joined.ranks == 1))
         read: dict[str, Any] = {"dataset": lambda split: self.chosen, "shuffle": False, "drop_last": False}
         read |= {"task": self._task, "loader": LoaderSettings(collate=recipe.loader.collate)}
         read |= {"delivered": self.chosen.delivered}
         self.assembly = TrainerBuilder(replace(setup(recipe), **read), joined)
         self.mesh: Mesh = self.assembly.mesh
-        self.told: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         self.parameters = 0  # of the whole model
         self._free = available_memory() if joined.device == "cpu" else None  # before a model is built
         self._fits = False
@@ -184,20 +193,20 @@ class Side:
 
     def _task(self, *_: int) -> Task:
         """The recipe's task with the precision and the noise of the run that begins."""
-        train = replace(self.recipe.train, precision=self.given.precision)
+        train = replace(self.recipe.train, precision=self.run_settings.precision)
         recipe = self.recipe.model_copy(update={"train": train})
-        found = task(recipe, train.length.steps(self.per_epoch), self.per_epoch)
-        self.parameters = sum(parameter.size for parameter in found.model.parameters())
-        if self.given.noise is not None and self.start is None:
-            draw(found.model)
+        recipe_task = task(recipe, train.length.steps(self.per_epoch), self.per_epoch)
+        self.parameters = sum(parameter.size for parameter in recipe_task.model.parameters())
+        if self.run_settings.noise is not None and self.start is None:
+            draw(recipe_task.model)
             if recipe.load is not None:
-                load_full(recipe.load, found, self.mesh)
-            self.given.noise.model(found.model)
-        return replace(found, compared=True)
+                load_full(recipe.load, recipe_task, self.mesh)
+            self.run_settings.noise.model(recipe_task.model)
+        return replace(recipe_task, compared=True)
 
     def learner(self) -> Learner:
         """A new learner. Raises UsageError, at the first, if the comparison does not fit into this machine."""
-        noisy = self.given.noise
+        noisy = self.run_settings.noise
         learner = self.assembly.first_learner(loaded=noisy is not None and self.start is None)
         if self.start is not None:
             restore(self.start, learner)
@@ -216,22 +225,25 @@ class Side:
         read = data_of_main(data, seed, recipe.loader, self.mesh)
         return verdict_of(facts_of(recipe, self.mesh), {"train": {"samples": len(data), "read": read}})
 
-    def _check_fits(self, parameters: int, held: Sequence[int]) -> None:
-        """Raises UsageError, on every rank, if one process, or ranks that hold `held` parameters each, do not fit."""
+    def _check_fits(self, parameters: int, parameters_by_rank: Sequence[int]) -> None:
+        """Raises UsageError, on every rank, if one process, or ranks that hold `parameters_by_rank` parameters each, do
+        not fit."""
         self.folder.mkdir(parents=True, exist_ok=True)
         free, disk = self.mesh.gather([self._free, shutil.disk_usage(self.folder).free])[0]
-        check_fits(parameters, held, free, disk, str(self.folder), self.options.get("wide", True))
+        check_fits(
+            parameters, parameters_by_rank, free, disk, str(self.folder), self.options.get("wide", True)
+        )
 
     def _neutral(self, kinds: Iterable[noise.Noise]) -> list[noise.Noise]:
         """Those of the kinds of noise that change nothing in exact arithmetic (proof.dependence)."""
         if not self._tried:
             self._tried = True
-            precision = self.given.precision
+            precision = self.run_settings.precision
 
-            def run(one: noise.Noise | None) -> Curve:
+            def run(kind: noise.Noise | None) -> Curve:
                 gc.collect()
-                self.given = Given(precision, one)
-                return train(self, self.learner(), None if one is None else one.order)
+                self.run_settings = RunSettings(precision, kind)
+                return train(self, self.learner(), None if kind is None else kind.order)
 
             gc.collect()
             learner = self.learner()
@@ -239,11 +251,11 @@ class Side:
                 plain = train(self, learner, None)
             del learner
             self._dependence = find_dependence(run, plain, precision.dtype)
-            self.told["dependence"] = None if self._dependence is None else asdict(self._dependence)
-            self.told["kinks"] = sorted(kinked)
+            self.facts["dependence"] = None if self._dependence is None else asdict(self._dependence)
+            self.facts["kinks"] = sorted(kinked)
         if self._dependence is None:
             return list(kinds)
-        return [one for one in kinds if self._dependence.kind == "order" and one.order is None]
+        return [kind for kind in kinds if self._dependence.kind == "order" and kind.order is None]
 
     def batches(self, wide: bool) -> Iterator[Batch]:
         """The first global batches; in float64 only the first, and the one with unequal shares."""
@@ -261,47 +273,49 @@ class Side:
         """A run and, on one process, its runs with noise; `folder`: another one than the side's."""
         begun = time.perf_counter()
         with Writer(folder or self.folder, name, self.mesh.rank) as sheet:
-            self.given = Given(precision, follows=follows)
-            seen = self._watch(name == "wide", sheet.put)
+            self.run_settings = RunSettings(precision, follows=follows)
+            results = self._watch(name == "wide", sheet.put)
             seconds = time.perf_counter() - begun
-            sheet.group("copy", seen.copies)
-            sheet.group("output", seen.outputs)
+            sheet.group("copy", results.copies)
+            sheet.group("output", results.outputs)
             facts = {
-                "rows": seen.rows, "places": seen.places, "order": seen.order, "recorded": seen.recorded,
-                "apart": seen.apart, "amiss": seen.amiss, "broken": seen.broken, "seconds": seconds,
+                "rows": results.rows, "places": results.positions, "order": results.order, "recorded": results.recorded,
+                "apart": results.copy_groups, "amiss": results.divergence, "broken": results.broken, "seconds": seconds,
                 "dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords, "dtype": precision.dtype,
-                "numbers": sheet.numbers, "rounded": seen.rounded, "memory": seen.memory,
+                "numbers": sheet.numbers, "rounded": results.rounded, "memory": results.memory,
             }  # fmt: skip
-            self.told |= {"differences": seen.differences, "rounds_to": seen.rounds_to}
-            facts |= self._noise(name == "wide", sheet, seen)
+            self.facts |= {"differences": results.differences, "rounds_to": results.rounds_to}
+            facts |= self._noise(name == "wide", sheet, results)
             sheet.finish(facts | {"all seconds": time.perf_counter() - begun})
 
-    def _noise(self, wide: bool, sheet: Writer, seen: Seen) -> dict[str, Any]:
-        """Does the runs with noise for the run `seen`; writes the largest distance of each element to the sheet."""
-        precision = self.given.precision
-        updated = seen.recorded[0] if seen.recorded else 1  # with the initial weights, on a batch that counts
+    def _noise(self, wide: bool, sheet: Writer, results: RunResults) -> dict[str, Any]:
+        """Does the runs with noise for the run `results`; writes the largest distance of each element to the sheet."""
+        precision = self.run_settings.precision
+        updated = (
+            results.recorded[0] if results.recorded else 1
+        )  # with the initial weights, on a batch that counts
         floors, drift = Floors(sheet), []
         if self.mesh.ranks == 1:
             kinds = noise.runs(precision.dtype, self.options["ranks"], self.options.get("tensor", 1))
-            follows = self.given.follows
-            for one in self._neutral(kinds):
-                self.given = Given(precision, one, follows)
-                again = self._watch(wide, floors.put, None if wide or one.long else updated)
-                floors.outputs(again.outputs)
-                drift += [again.rows] if one.long and not wide else []
+            follows = self.run_settings.follows
+            for kind in self._neutral(kinds):
+                self.run_settings = RunSettings(precision, kind, follows)
+                noisy = self._watch(wide, floors.put, None if wide or kind.long else updated)
+                floors.outputs(noisy.outputs)
+                drift += [noisy.rows] if kind.long and not wide else []
         return {"noise": floors.norms, "drift": drift}
 
-    def _watch(self, *given: Any) -> Seen:
+    def _watch(self, *arguments: Any) -> RunResults:
         """Does one run; its learner is freed afterwards."""
         gc.collect()  # a learner and its recorder refer to each other, so only the collector frees them
-        return Watched(self, *given).seen
+        return Watched(self, *arguments).results
 
     def follow(self, number: int, folder: Path, ranks: int) -> None:
         """Where ranks round their gradients: trains with those, so that each step is done from the ranks' weights, and
         writes it to the folder follow<number>."""
-        many = Trace.read(folder, "own", ranks)
-        if many is not None and json.loads((folder / "side.json").read_text())["rounds_to"] is not None:
-            self.run("own", self.recipe.train.precision, many, self.folder / f"follow{number}")
+        candidate = Trace.read(folder, "own", ranks)
+        if candidate is not None and json.loads((folder / "side.json").read_text())["rounds_to"] is not None:
+            self.run("own", self.recipe.train.precision, candidate, self.folder / f"follow{number}")
 
     def replay(self, number: int, folder: Path, ranks: int, wide: bool) -> None:
         """Repeats the updates of a side of `ranks` ranks, and writes them to the folder replay<number>. `wide`: also
@@ -309,10 +323,10 @@ class Side:
         for name, precision in (("wide", Precision(dtype="float64")), ("own", self.recipe.train.precision)):
             if name == "wide" and not wide:
                 continue
-            many = Trace.read(folder, name, ranks)
-            if many is not None:
-                self.given = Given(precision)
+            candidate = Trace.read(folder, name, ranks)
+            if candidate is not None:
+                self.run_settings = RunSettings(precision)
                 gc.collect()
                 with Writer(self.folder / f"replay{number}", name, 0) as sheet:
-                    replay(self.learner(), many, sheet.put, wide=name == "wide")
+                    replay(self.learner(), candidate, sheet.put, wide=name == "wide")
                     sheet.finish({})

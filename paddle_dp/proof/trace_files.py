@@ -21,7 +21,7 @@ Arrays = Mapping[str, np.ndarray]
 # Kinds that one process computes again from the ranks' gradients (proof.replay).
 REPLAYED = ("update", "state")
 SCORE = "score "  # begins the names of scores in a step's row
-WHOLE = "the model"  # the name of the layer that is the whole model
+MODEL_LAYER = "the model"  # the name of the layer that is the whole model
 
 
 class Key(NamedTuple):
@@ -164,11 +164,11 @@ class Trace:
 
     @cached_property
     def _holders(self) -> dict[str, list[Sheet]]:
-        found: dict[str, list[Sheet]] = {}
+        holders: dict[str, list[Sheet]] = {}
         for sheet in self.sheets:
             for number in sheet.group("shard"):
-                found.setdefault(number, []).append(sheet)
-        return found
+                holders.setdefault(number, []).append(sheet)
+        return holders
 
     @property
     def keys(self) -> set[str]:
@@ -185,8 +185,8 @@ class Trace:
         if missing:
             raise ValueError(f"{number}: no rank wrote {missing[0]} of {list(shape)}")
         result = np.zeros(shape, "float64")
-        for place, box in takes:
-            result[box.inside(full_box(shape))] = arrays[place][1][box.inside(boxes[place][0])]
+        for index, box in takes:
+            result[box.inside(full_box(shape))] = arrays[index][1][box.inside(boxes[index][0])]
         return result
 
     def cut(self, number: str) -> bool:
@@ -204,17 +204,24 @@ class Trace:
     def rounded(self, number: str) -> float:
         """The largest 2-norm of what the ranks' rounding can have changed of a gradient, or of the gradient norm; 0
         where they round nothing. What each rank may have lost adds up at most."""
-        what, lost = Key.read(number), self._lost
-        if what.kind != "gradient norm":
+        quantity, lost = Key.read(number), self._lost
+        if quantity.kind != "gradient norm":
             return lost.get(number, 0.0)
-        return sum(part**2 for n, part in lost.items() if Key.read(n)[:2] == ("gradient", what.step)) ** 0.5
+        return (
+            sum(
+                rank_lost**2
+                for n, rank_lost in lost.items()
+                if Key.read(n)[:2] == ("gradient", quantity.step)
+            )
+            ** 0.5
+        )
 
     @cached_property
     def _lost(self) -> dict[str, float]:
         lost: dict[str, float] = {}
         for sheet in self.sheets:
-            for number, part in sheet.facts.get("rounded", {}).items():
-                lost[number] = lost.get(number, 0.0) + part
+            for number, rank_lost in sheet.facts.get("rounded", {}).items():
+                lost[number] = lost.get(number, 0.0) + rank_lost
         return lost
 
     def noise(self, number: str) -> tuple[np.ndarray, float] | None:

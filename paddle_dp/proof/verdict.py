@@ -10,11 +10,11 @@ from math import isfinite
 import numpy as np
 
 from paddle_dp.proof import diagnose
-from paddle_dp.proof.compare import BEYOND, VISIBLE, K, Part
+from paddle_dp.proof.compare import BEYOND, VISIBLE, K, TraceComparison
+from paddle_dp.proof.first_difference import FirstDifference, Search
 from paddle_dp.proof.sides import NOT_RUN, Side
-from paddle_dp.proof.steps import Step, Steps
-from paddle_dp.proof.trace_files import WHOLE, Key, Trace
-from paddle_dp.proof.where import Search, Where
+from paddle_dp.proof.steps import Step, StepComparison
+from paddle_dp.proof.trace_files import MODEL_LAYER, Key, Trace
 
 # Exit statuses. FAILED is also that of a side that did not run at all, REFUSED of one that could not (proof.sides).
 SAME, DIFFERENT, PROVES_NOTHING, FAILED = 0, 1, 3, NOT_RUN
@@ -22,17 +22,23 @@ SAME, DIFFERENT, PROVES_NOTHING, FAILED = 0, 1, 3, NOT_RUN
 
 @dataclass
 class Verdict:
-    """`one` process and `many` ranks, compared: `same`, `where` they differ first, `sentences` for the screen."""
+    """`reference`, one process, and `candidate`, the ranks, compared: whether they are the `same`, else the
+    `first_difference`, and `sentences` for the screen."""
 
-    one: Side
-    many: Side
+    reference: Side
+    candidate: Side
 
     def __post_init__(self) -> None:
-        self.wide = _part(self.one, self.many, "wide")
-        turns = self.one.facts.get("kinks") != [] and (self.wide is None or self.wide.same)
-        own = _part(self.one, self.many, "own", None if self.wide is None else self.wide.one, turns)
-        assert own is not None, "a side without the recipe's own steps was not finished"
-        self.own, self.steps = own, Steps(own.one, own.many, max([1.0, *own.turned.values()]))
+        self.wide = _compare_traces(self.reference, self.candidate, "wide")
+        turns = self.reference.facts.get("kinks") != [] and (self.wide is None or self.wide.same)
+        native = _compare_traces(
+            self.reference, self.candidate, "own", None if self.wide is None else self.wide.reference, turns
+        )
+        assert native is not None, "a side without the recipe's own steps was not finished"
+        self.native, self.steps = (
+            native,
+            StepComparison(native.reference, native.candidate, max([1.0, *native.turned.values()])),
+        )
 
     @property
     def same(self) -> bool:
@@ -49,7 +55,7 @@ class Verdict:
         return SAME if proven else PROVES_NOTHING
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """The verdict in a word or two, of `same`, `same at first`, `different`, `proves nothing` and `failed`."""
         if self.status == PROVES_NOTHING and self.proves and self.insensitive is None:
             return "same at first"
@@ -60,16 +66,21 @@ class Verdict:
     @property
     def failed(self) -> str | None:
         """Which side failed in float64, where the other one did not, and why; else None."""
-        if (self.one.failed is None) == (self.many.failed is None):
+        if (self.reference.failed is None) == (self.candidate.failed is None):
             return None
-        one, many = "one process", f"{self.many.ranks} ranks"
-        who, other = (one, many) if self.many.failed is None else (many, one)
-        return f"in float64 {who} failed, and {other} did not: {self.one.failed or self.many.failed}"
+        reference, candidate = "one process", f"{self.candidate.ranks} ranks"
+        failed_side, other = (
+            (reference, candidate) if self.candidate.failed is None else (candidate, reference)
+        )
+        return f"in float64 {failed_side} failed, and {other} did not: {self.reference.failed or self.candidate.failed}"
 
     @cached_property
     def _alike(self) -> bool:
         return (
-            (self.wide is None or self.wide.same) and self.own.same and self.steps.same and not self._samples
+            (self.wide is None or self.wide.same)
+            and self.native.same
+            and self.steps.same
+            and not self._samples
         )
 
     @cached_property
@@ -85,67 +96,76 @@ class Verdict:
     def insensitive(self) -> tuple[str, float] | None:
         """The parameter for which a fault of VISIBLE of its gradient, on one rank, would not show, and the fault that
         would; the worst of them. Judged in float64, and in the recipe's precision what is not compared there."""
-        shows = {**self.own.shows, **(self.wide.shows if self.wide is not None else {})}
+        shows = {**self.native.shows, **(self.wide.shows if self.wide is not None else {})}
         name = max(shows, key=lambda name: shows[name], default=None)
-        if name is None or shows[name] * self.many.ranks <= VISIBLE:
+        if name is None or shows[name] * self.candidate.ranks <= VISIBLE:
             return None
-        return name, shows[name] * self.many.ranks
+        return name, shows[name] * self.candidate.ranks
 
     def _learns(self, kind: str) -> bool:
-        trace = self.own.one
+        trace = self.native.reference
         arrays = (trace.array(number) for number in trace.keys if Key.read(number).kind == kind)
         return any(bool(np.any(np.isfinite(array) & (array != 0))) for array in arrays)
 
     @cached_property
-    def _samples(self) -> Where | None:
-        return Search(self.own, self.many.axes).samples()
+    def _samples(self) -> FirstDifference | None:
+        return Search(self.native, self.candidate.axes).samples()
 
     @cached_property
     def unlike_memory(self) -> str | None:
         """What changes beside the weights, otherwise on ranks than on one process, or between ranks; else None."""
-        for part in (self.wide, self.own):
-            if part is None:
+        for comparison in (self.wide, self.native):
+            if comparison is None:
                 continue
-            one, sheets = part.one.facts.get("memory", {}), part.many.sheets
+            reference, sheets = comparison.reference.facts.get("memory", {}), comparison.candidate.sheets
             groups = [
                 [sheet.facts["coords"].get(axis) for axis in ("tensor", "sequence", "pipeline")]
                 for sheet in sheets
             ]
-            many = [sheet.facts.get("memory", {}) for sheet in sheets]
-            found = diagnose.memory(one, many, groups, BEYOND.get(part.dtype, 2.0**-3))
-            known = any(said.startswith("buffer ") for said in self.many.differences)
-            if found is not None and not (known and found.startswith("buffer ")):
-                return found
+            candidate = [sheet.facts.get("memory", {}) for sheet in sheets]
+            difference = diagnose.memory(reference, candidate, groups, BEYOND.get(comparison.dtype, 2.0**-3))
+            known = any(sentence.startswith("buffer ") for sentence in self.candidate.differences)
+            if difference is not None and not (known and difference.startswith("buffer ")):
+                return difference
         return None
 
     @cached_property
-    def where(self) -> Where | None:
+    def first_difference(self) -> FirstDifference | None:
         """The first difference; None if the sides are the same."""
         if self._alike:
             return None
-        for part in (self.wide, self.own):
-            if part is None:
+        for comparison in (self.wide, self.native):
+            if comparison is None:
                 continue
-            found = Search(part, self.many.axes, guesses=not self._cause_is_known).first()
-            if found is not None:
-                return found
+            difference = Search(comparison, self.candidate.axes, guesses=not self._cause_is_known).first()
+            if difference is not None:
+                return difference
         late = next((step for step in self.steps.steps if not step.r <= K), None)
         if late is not None:
-            return Where(step=late.number, kind="loss", name="", sentence=_late(late))
+            return FirstDifference(step=late.number, kind="loss", name="", sentence=_late(late))
         last = len(self.steps.steps)
         if not self.steps.weights.r <= K:
-            return Where(step=last, kind="weight", name="", sentence=_weights(last, self.steps.weights.r))
+            return FirstDifference(
+                step=last, kind="weight", name="", sentence=_weights(last, self.steps.weights.r)
+            )
         return None
 
     @property
     def _cause_is_known(self) -> bool:
-        return bool(self.one.facts.get("dependence") or self.unlike_memory or self.many.differences)
+        return bool(
+            self.reference.facts.get("dependence") or self.unlike_memory or self.candidate.differences
+        )
 
     @property
     def r(self) -> float:
         """The largest of all judged distances, in units of one process's own noise."""
-        parts = [row.worst.r for part in (self.wide, self.own) if part is not None for row in part.rows]
-        return max([*parts, *(step.r for step in self.steps.steps), self.steps.weights.r])
+        distances = [
+            row.worst.r
+            for comparison in (self.wide, self.native)
+            if comparison is not None
+            for row in comparison.rows
+        ]
+        return max([*distances, *(step.r for step in self.steps.steps), self.steps.weights.r])
 
     @property
     def sentences(self) -> list[str]:
@@ -153,8 +173,8 @@ class Verdict:
         return list(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
-        ranks = self.many.ranks
-        who = f"{ranks} ranks" if ranks > 1 else "the parts of one process"
+        ranks = self.candidate.ranks
+        subject = f"{ranks} ranks" if ranks > 1 else "the parts of one process"
         yield from self._dependence()
         yield from self._limits(ranks)
         yield from self._left_out()
@@ -164,14 +184,14 @@ class Verdict:
         if not self._alike:
             if self.failed is not None:
                 yield f"Not compared in float64: {self.failed}."
-            yield from filter(None, (self.wide.amiss if self.wide else None, self.own.amiss))
-            if self.where is not None:
-                yield f"Where: {self.where.sentence}."
-            yield f"DIFFERENT: {who} do not learn what one process learns."
+            yield from filter(None, (self.wide.divergence if self.wide else None, self.native.divergence))
+            if self.first_difference is not None:
+                yield f"Where: {self.first_difference.sentence}."
+            yield f"DIFFERENT: {subject} do not learn what one process learns."
         elif self.failed is not None:
             yield (
-                f"FAILED: {self.failed.rstrip('.')}. In {self.own.dtype} both learn the same, as far as its rounding "
-                "shows."
+                f"FAILED: {self.failed.rstrip('.')}. In {self.native.dtype} both learn the same, as far as its "
+                "rounding shows."
             )
         elif not self.proves:
             yield self._nothing()
@@ -180,15 +200,15 @@ class Verdict:
         elif self.steps.ended is not None:
             yield self._at_first(self.steps.ended)
         else:
-            yield self._same(who)
+            yield self._same(subject)
 
-    def _same(self, who: str) -> str:
-        if self.many.rounds_to is None:
-            return f"SAME: {who} learn what one process learns, to rounding."
+    def _same(self, subject: str) -> str:
+        if self.candidate.rounds_to is None:
+            return f"SAME: {subject} learn what one process learns, to rounding."
         return (
-            f"SAME in each step: from the same weights {who} compute what one process computes, but for the digits "
-            f"that {self.many.rounds_to} takes from gradients on their way (reduce_dtype), for good: whole trainings "
-            "are not compared."
+            f"SAME in each step: from the same weights {subject} compute what one process computes, but for the digits "
+            f"that {self.candidate.rounds_to} takes from gradients on their way (reduce_dtype), for good: whole "
+            "trainings are not compared."
         )
 
     def _nothing(self) -> str:
@@ -203,7 +223,7 @@ class Verdict:
         return f"PROVES NOTHING: nothing was learned on one process in these steps ({why}), so nothing is proven. {ask}"
 
     def _too_noisy(self, name: str, shows: float) -> str:
-        dtype = self.own.dtype if self.wide is None or name not in self.wide.shows else "float64"
+        dtype = self.native.dtype if self.wide is None or name not in self.wide.shows else "float64"
         ask = "Find out what amplifies rounding so much (a smaller model of the same layers may tell)."
         if dtype != "float64":
             ask = (
@@ -225,61 +245,67 @@ class Verdict:
     def _sides(self, step: Step) -> str:
         """Whose numbers are not finite in a step in which one process's are not."""
         numbers = (step.loss.many, step.gradient_norm.many)
-        many = all(number is not None and isfinite(number) for number in numbers)
-        return "on one process" if many else "on both sides"
+        candidate_is_finite = all(number is not None and isfinite(number) for number in numbers)
+        return "on one process" if candidate_is_finite else "on both sides"
 
     def _limits(self, ranks: int) -> Iterator[str]:
         if self.wide is None and self.failed is None:
-            why = self.one.failed or self.many.failed or "it was not asked for"
+            why = self.reference.failed or self.candidate.failed or "it was not asked for"
             yield f"Not compared in float64: {why}. So rounding hides more than it would there."
-        for part, name in ((self.wide, "float64"), (self.own, self.own.dtype)):
-            if part is not None and part.noise and not (name == "float64" and part is self.own and self.wide):
-                more = f", and what {self.many.rounds_to} may take" if part.rounded else ""
+        for comparison, name in ((self.wide, "float64"), (self.native, self.native.dtype)):
+            if (
+                comparison is not None
+                and comparison.noise
+                and not (name == "float64" and comparison is self.native and self.wide)
+            ):
+                more = f", and what {self.candidate.rounds_to} may take" if comparison.rounded else ""
                 yield (
-                    f"In {name} a fault above {_percent(part.visible(ranks))} of a parameter's gradient on one rank "
-                    f"would show (8 × the noise of one process × ranks{more}, median over parameters)."
+                    f"In {name} a fault above {_percent(comparison.visible(ranks))} of a parameter's gradient on one "
+                    f"rank would show (8 × the noise of one process × ranks{more}, median over parameters)."
                 )
 
     def _dependence(self) -> Iterator[str]:
         """A sentence if one process learns something else in another order, or in another run."""
-        found = self.one.facts.get("dependence")
-        if found is None:
+        dependence = self.reference.facts.get("dependence")
+        if dependence is None:
             return
-        what, step, apart = found["name"], found["step"], f"{_percent(found['apart'])} apart"
-        if found["plain"] is not None:
-            apart = f"{found['plain']:.9g}, and {found['other']:.9g}"
-        if found["kind"] == "order":
+        name, step, shown = dependence["name"], dependence["step"], f"{_percent(dependence['apart'])} apart"
+        if dependence["plain"] is not None:
+            shown = f"{dependence['plain']:.9g}, and {dependence['other']:.9g}"
+        if dependence["kind"] == "order":
             yield (
-                f"In step {step} one process's {what} is {apart} with the samples of each micro-batch in another "
+                f"In step {step} one process's {name} is {shown} with the samples of each micro-batch in another "
                 "order: samples meet in forward or loss, something remembers which came, or random numbers go by the "
                 "place in the micro-batch (each sample's own are dropout, where dim 0 is the samples, and draws of one "
                 "number for each sample: docs/dropout.md). That is no rounding, and it excuses nothing."
             )
         else:
             yield (
-                f"In step {step} one process's {what} is {apart} in a second run of the same steps: something is drawn "
+                f"In step {step} one process's {name} is {shown} in a second run of the same steps: something is drawn "
                 "that no seed decides, or goes on from run to run (a global variable). That is no rounding, and it "
                 "excuses nothing. Let forward draw by Paddle's dropout only, and keep what it remembers in the model."
             )
 
     def _left_out(self) -> Iterator[str]:
-        word = "Can differ, and did not in these steps" if self._alike else "Differs by nature"
-        yield from (f"{word}: {said}." for said in self.many.differences)
+        prefix = "Can differ, and did not in these steps" if self._alike else "Differs by nature"
+        yield from (f"{prefix}: {sentence}." for sentence in self.candidate.differences)
         if self.unlike_memory is not None:
             yield (
-                f"{word}: {self.unlike_memory}: what layers keep beside their weights is not shared between ranks. "
+                f"{prefix}: {self.unlike_memory}: what layers keep beside their weights is not shared between ranks. "
                 "Compute it from the weights, or give up keeping it; a mean over samples is a BatchNorm's work "
                 "(sync_batch_norm)."
             )
-        noisy = {f.key.name: f.undetermined for f in (self.wide or self.own).without_gradient}
+        noisy = {f.key.name: f.undetermined for f in (self.wide or self.native).without_gradient}
         if noisy:
-            some = [n if part > 0.999 else f"{part:.0%} of {n}" for n, part in list(noisy.items())[:3]]
+            names = [
+                n if fraction > 0.999 else f"{fraction:.0%} of {n}" for n, fraction in list(noisy.items())[:3]
+            ]
             more = f" and {len(noisy) - 3} more" if len(noisy) > 3 else ""
             yield (
-                f"Without a true gradient: {', '.join(some)}{more}. What they get is rounding (a bias before a norm, "
+                f"Without a true gradient: {', '.join(names)}{more}. What they get is rounding (a bias before a norm, "
                 "the key's bias in attention), so they are judged apart, by their own noise."
             )
-        turned = self.own.turned
+        turned = self.native.turned
         if turned:
             worst = max(turned, key=lambda name: turned[name])
             more = f" and {len(turned) - 1} more" if len(turned) > 1 else ""
@@ -287,7 +313,8 @@ class Verdict:
                 "" if self.wide else " Without float64, a fault of the first batch alone would look the same."
             )
             yield (
-                f"In {self.own.dtype} the first gradients of {worst}{more} are {turned[worst]:.2g} × the noise apart, "
+                f"In {self.native.dtype} the first gradients of {worst}{more} are {turned[worst]:.2g} × the noise "
+                "apart, "
                 "and those of other batches are not, as a fault's would be: rounding turned a ReLU or a pooling over."
                 f"{alone}"
             )
@@ -295,7 +322,11 @@ class Verdict:
     def _lost(self) -> Iterator[str]:
         step = self.steps.lost
         if step is not None:
-            off = f"off itself by {100 * step.strays:.0f} %" if isfinite(step.strays) else "not finite"
+            off = (
+                f"off itself by {100 * step.noise_spread:.0f} %"
+                if isfinite(step.noise_spread)
+                else "not finite"
+            )
             yield (
                 f"From step {step.number} on one process is {off} when its weights "
                 "move by one unit in the last place: from there on losses, gradient norms and weights are shown, not "
@@ -304,7 +335,7 @@ class Verdict:
 
     def _empty(self) -> Iterator[str]:
         """A sentence where nothing in a batch counts: an anchor without a positive, targets that are all ignored."""
-        if self.wide is not None and all(row.get("empty") for row in self.wide.one.facts["rows"]):
+        if self.wide is not None and all(row.get("empty") for row in self.wide.reference.facts["rows"]):
             yield "Not compared in float64: nothing counts for the loss in the batches of its steps."
         empty = [str(step.number) for step in self.steps.steps if step.empty]
         if empty:
@@ -319,36 +350,38 @@ class Verdict:
         if step is None:
             return
         steps = len(self.steps.steps)
-        left_out = next(iter(self.own.one.facts["recorded"]), steps + 1) - 1
-        if self.own.dtype == "float16" and left_out:
+        left_out = next(iter(self.native.reference.facts["recorded"]), steps + 1) - 1
+        if self.native.dtype == "float16" and left_out:
             which = f"all {steps} steps" if left_out == steps else f"the first {left_out} steps"
             yield (
                 f"float16 overflowed in {which} on one process, so their updates were left out: a smaller "
                 "train.precision.scale begins with the first."
             )
             return
-        layer = self.own.one.facts["broken"].get(str(step.number))
-        where = f", first in layer {layer}" if layer else ", in the gradients only"
-        if layer == WHOLE:
-            where = ", first in the model's output"
-        yield f"Not a number {self._sides(step)} from step {step.number}{where}."
+        layer = self.native.reference.facts["broken"].get(str(step.number))
+        location = f", first in layer {layer}" if layer else ", in the gradients only"
+        if layer == MODEL_LAYER:
+            location = ", first in the model's output"
+        yield f"Not a number {self._sides(step)} from step {step.number}{location}."
 
 
-def compare_sides(one: Side, many: Side) -> Verdict:
-    """Compares two sides (proof.sides.Comparison), of which `one` was run with `many` among its `beside`."""
-    return Verdict(one, many)
+def compare_sides(reference: Side, candidate: Side) -> Verdict:
+    """Compares two sides (proof.sides.Comparison), of which `reference` has `candidate` among its `candidates`."""
+    return Verdict(reference, candidate)
 
 
-def _part(one: Side, many: Side, name: str, truth: Trace | None = None, turns: bool = False) -> Part | None:
-    a, b = (one.followed(many, name) or one.trace(name)), many.trace(name)
+def _compare_traces(
+    reference: Side, candidate: Side, name: str, truth: Trace | None = None, turns: bool = False
+) -> TraceComparison | None:
+    a, b = (reference.followed(candidate, name) or reference.trace(name)), candidate.trace(name)
     if a is None or b is None:
         return None
-    return Part(a, b, truth, one.replayed(many, name), turns=turns)
+    return TraceComparison(a, b, truth, reference.replayed(candidate, name), turns=turns)
 
 
-def _percent(part: float) -> str:
-    digits = 2 if part > 0.1 else 1
-    return f"{100 * part:.{digits}g} %" if part < 1 else "100 %"
+def _percent(fraction: float) -> str:
+    digits = 2 if fraction > 0.1 else 1
+    return f"{100 * fraction:.{digits}g} %" if fraction < 1 else "100 %"
 
 
 def _weights(step: int, r: float) -> str:

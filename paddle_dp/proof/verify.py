@@ -51,8 +51,8 @@ def verify(  # noqa: PLR0913 - the options of the command
     that no more is computed for a layout that cannot be.
     """
     recipe, begun = read_recipe(path, overrides), time.perf_counter()
-    parts = recipe.strategy.config.parts
-    if ranks * parts < 2 or steps < 1:
+    batch_shares = recipe.strategy.config.parts
+    if ranks * batch_shares < 2 or steps < 1:
         raise UsageError(
             f"verify compares one process with 2 ranks or more, over 1 step or more: not with {ranks}, over {steps}."
         )
@@ -66,30 +66,32 @@ def verify(  # noqa: PLR0913 - the options of the command
         WaitingRanks() as waiting,
     ):
         comparison = Comparison(
-            Path(path), tuple(overrides), steps, ranks * parts, scratch, rehearse=rehearse, waiting=waiting,
+            Path(path), tuple(overrides), steps, ranks * batch_shares, scratch, rehearse=rehearse, waiting=waiting,
             start=start,
         )  # fmt: skip
         comparison.first_forward()
         _announce(steps, ranks, start)
-        many = comparison.many(ranks)
+        candidate = comparison.run_candidate(ranks)
         _announce(steps, 1, start)
-        verdict = compare_sides(comparison.one([many]), many)
-        found = None
+        verdict = compare_sides(comparison.run_reference([candidate]), candidate)
+        difference = None
         if rehearse:
-            found = Rehearsals.read(verdict.one.rehearsed(many), many.folder, ranks).first_difference()
+            difference = Rehearsals.read(
+                verdict.reference.rehearsed(candidate), candidate.folder, ranks
+            ).first_difference()
         result = as_json(recipe, verdict, time.perf_counter() - begun)
-        status = verdict.status if found is None else DIFFERENT
+        status = verdict.status if difference is None else DIFFERENT
     if as_text:
         show(recipe, verdict, time.perf_counter() - begun)
         if rehearse:
-            print(sentence(found, ranks, many.rounds_to))
+            print(sentence(difference, ranks, candidate.rounds_to))
     else:
-        more = {"rehearsal": None if found is None else asdict(found)} if rehearse else {}
+        more = {"rehearsal": None if difference is None else asdict(difference)} if rehearse else {}
         print(json.dumps(result | more, indent=2))
     if at is None or status:  # later steps alone prove no training from its start
         from paddle_dp.train import verified  # imports paddle, which decides OpenMP's settings
 
-        facts = many.facts["verdict"] | {"recipe": recipe.name, "steps": steps, "rehearsed": rehearse}
+        facts = candidate.facts["verdict"] | {"recipe": recipe.name, "steps": steps, "rehearsed": rehearse}
         if line := verified.keep(recipe, status, facts):
             print(line, file=sys.stderr, flush=True)
     return status

@@ -18,7 +18,7 @@ from paddle_dp.parallel.memory import MemoryMeter
 from paddle_dp.proof import noise
 from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.memory import Memory
-from paddle_dp.proof.record import Outputs, Put, Recorder
+from paddle_dp.proof.record import OutputHooks, ProofRecorder, Put
 from paddle_dp.proof.replay import give, meet_bound
 from paddle_dp.proof.trace_files import SCORE, Trace, key, number_key, numbers_of
 from paddle_dp.recipe import Precision
@@ -52,7 +52,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Given:
+class RunSettings:
     """The precision of a run, and its noise. `follows`: the trace of ranks with whose gradients it makes its updates,
     so that it begins each step from their weights."""
 
@@ -64,11 +64,11 @@ class Given:
 class Watchable(Protocol):
     """The side that a run belongs to, as the run uses it."""
 
-    given: Given
+    run_settings: RunSettings
     chosen: Chosen
     alone: bool
     options: dict[str, Any]
-    told: dict[str, Any]
+    facts: dict[str, Any]
     mesh: Mesh
     assembly: TrainerBuilder
 
@@ -82,19 +82,19 @@ class Watchable(Protocol):
 
 
 @dataclass
-class Seen:
+class RunResults:
     """The results of a run, but for the quantities that were passed on."""
 
     # By step: loss, gradient norm and scores, None where they were not read; shares.
     rows: list[dict[str, Any]] = field(default_factory=list)
-    places: dict[int, list[int]] = field(default_factory=dict)  # by step: this rank's, in the global batch
+    positions: dict[int, list[int]] = field(default_factory=dict)  # by step: this rank's, in the global batch
     order: list[str] = field(default_factory=list)  # layers in the order of the forward
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
     # By step: the first layer with an output that is not finite.
     broken: dict[int, str] = field(default_factory=dict)
-    amiss: str | None = None
+    divergence: str | None = None
     recorded: list[int] = field(default_factory=list)  # the steps whose update was recorded
-    apart: dict[str, list[list[int]]] = field(default_factory=dict)
+    copy_groups: dict[str, list[list[int]]] = field(default_factory=dict)
     copies: dict[str, np.ndarray] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     memory: dict[int, dict[str, Any]] = field(
@@ -106,7 +106,7 @@ class Seen:
 
 
 class Watched:
-    """A run, which is done on construction; `seen`: its results."""
+    """A run, which is done on construction; `results`: its results."""
 
     def __init__(
         self,
@@ -117,19 +117,19 @@ class Watched:
     ):
         """Passes quantities to `put`; ends after so many `steps`."""
         self.side, self.mesh, self.wide = side, side.mesh, wide
-        noisy = side.given.noise
+        noisy = side.run_settings.noise
         self.order_of = noisy.order if noisy is not None else None
         self.learner = side.learner()
         if not wide:
             make_late(self.learner, side.assembly.setup.seed)
         self._metrics: dict[str, float] = {}  # of the update that is being done
         self.learner._metrics = self._keeping(self.learner._metrics)  # type: ignore[method-assign]
-        self.every = wide or self.learner.rounds_to is not None or side.given.follows is not None
-        self.recorder = Recorder(self.learner, put, noisy is None, self._follow)
-        self.hooks = Outputs(self.learner) if wide or noisy is None else None
-        self.seen = Seen(
+        self.every = wide or self.learner.rounds_to is not None or side.run_settings.follows is not None
+        self.recorder = ProofRecorder(self.learner, put, noisy is None, self._follow)
+        self.hooks = OutputHooks(self.learner) if wide or noisy is None else None
+        self.results = RunResults(
             recorded=self.recorder.recorded,
-            apart=self.recorder.apart,
+            copy_groups=self.recorder.copy_groups,
             copies=self.recorder.copies,
             rounds_to=self.learner.rounds_to,
             rounded=self.recorder.rounded,
@@ -150,17 +150,17 @@ class Watched:
                     break
         self._gather_reads()
         if wide:
-            self.seen.amiss = self.recorder.final(len(self.seen.rows))
+            self.results.divergence = self.recorder.final(len(self.results.rows))
         else:
-            self.recorder.weights(len(self.seen.rows))
+            self.recorder.weights(len(self.results.rows))
         if self.mesh.is_main:
             self._put_numbers(put)
         if self.hooks is not None:
             self.hooks.remove()
         if memory_meter is not None:
-            side.told["held"] = self.mesh.gather(memory_meter.read())
+            side.facts["held"] = self.mesh.gather(memory_meter.read())
         self.learner._draws.gather_later(self.mesh)
-        self.seen.differences = self.learner.differences()
+        self.results.differences = self.learner.differences()
 
     def _probe(self) -> None:
         """Records the gradients of further batches with the initial weights; the first batch is that of step 1."""
@@ -172,12 +172,12 @@ class Watched:
         """From now on draws are watched in every forward, and what layers keep can be looked at after each step."""
         self.learner._draws.watch_on()
         memory = Memory(self.learner)
-        self.seen.memory = memory.steps
+        self.results.memory = memory.steps
         return memory
 
     def _put_numbers(self, put: Put) -> None:
         """Losses, gradient norms and scores of the steps that were read."""
-        for step, row in enumerate(self.seen.rows, start=1):
+        for step, row in enumerate(self.results.rows, start=1):
             for name in numbers_of(row):
                 number = number_key(name, step)
                 put(number, TensorShard.whole(number, np.array([row[name]], "float64")))
@@ -186,15 +186,15 @@ class Watched:
         """Between the gradients of an update and the update."""
         if self.wide:
             meet_bound(self.learner, step)
-        if self.side.given.follows is not None:
-            give(self.learner, step, self.side.given.follows)
+        if self.side.run_settings.follows is not None:
+            give(self.learner, step, self.side.run_settings.follows)
 
     def _keeping(self, metrics: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
-        def kept(*given: Any) -> dict[str, float]:
-            self._metrics = metrics(*given)
+        def keep_metrics(*arguments: Any) -> dict[str, float]:
+            self._metrics = metrics(*arguments)
             return self._metrics
 
-        return kept
+        return keep_metrics
 
     def _learn(self, step: int, batch: Batch) -> None:
         """Does one step; records each in float64 and where ranks round, else only the first that ends in an update."""
@@ -204,10 +204,10 @@ class Watched:
         setup = self.side.assembly.setup
         scattered = setup.scatters and self.mesh.ranks > 1
         if setup.loader.collate == "batch" and not scattered:  # every rank has read all of it
-            every = taken(self.side.chosen.read, batch.samples)
+            every = take_first(self.side.chosen.read, batch.samples)
             read = [number for start, stop in cuts for number in every[start:stop]]
         else:
-            read = _counting(taken(self.side.chosen.read, sum(rows)), rows, counted)
+            read = _counting(take_first(self.side.chosen.read, sum(rows)), rows, counted)
         self.recorder.watch(step if self.every or not self.recorder.recorded else 0)
         # Most updates of a training are not read, and on one process all of them are compared with.
         reads = self.side.alone or self.wide or step % 2 == 1 or not self.recorder.recorded
@@ -215,11 +215,11 @@ class Watched:
             metrics = self.learner.train_batch(self._in_order(batch), collect_metrics=reads) or {}
         if self.memory is not None:
             self.memory.look(step)
-        self.seen.places[step] = [place for start, stop in cuts for place in range(start, stop)]
+        self.results.positions[step] = [position for start, stop in cuts for position in range(start, stop)]
         if self.hooks is not None:
-            self._take_outputs(step, self.hooks.taken(rows, counted), _back(counted, self.order_of))
+            self._take_outputs(step, self.hooks.take(rows, counted), _back(counted, self.order_of))
         self._reads.append(read)
-        self.seen.rows.append({
+        self.results.rows.append({
             "loss": metrics.pop("loss", None), "gradient_norm": metrics.pop("gradient_norm", None),
             "samples": batch.samples, "empty": self.learner.empty,
             **{f"{SCORE}{name}": value for name, value in metrics.items()},
@@ -229,23 +229,23 @@ class Watched:
         """Adds to each step's row the samples that the ranks read. Collective: only after the last step, for ranks that
         met between two steps would hide that a step begins before the update of another rank."""
         ranks = self.mesh.gather([self.mesh.dp_rank, self.mesh.is_loss_rank, self._reads])
-        for step, row in enumerate(self.seen.rows):
+        for step, row in enumerate(self.results.rows):
             row["shares"] = [len(reads[step]) for _, speaks, reads in ranks if speaks]
             row["read"] = [[dp_rank, reads[step]] for dp_rank, _, reads in ranks]
 
     def _in_order(self, batch: Batch) -> Batch:
         return batch if self.order_of is None else noise.permute(batch, self.order_of)
 
-    def _take_outputs(self, step: int, found: dict[str, np.ndarray], back: np.ndarray) -> None:
-        self.seen.order = self.hooks.order if self.hooks is not None else []
-        bad = {name.rpartition("#")[0] for name, sums in found.items() if not np.isfinite(sums).all()}
+    def _take_outputs(self, step: int, outputs: dict[str, np.ndarray], back: np.ndarray) -> None:
+        self.results.order = self.hooks.order if self.hooks is not None else []
+        bad = {name.rpartition("#")[0] for name, sums in outputs.items() if not np.isfinite(sums).all()}
         if bad:
-            self.seen.broken[step] = min(bad, key=self.seen.order.index)
+            self.results.broken[step] = min(bad, key=self.results.order.index)
         if self.wide:
-            self.seen.outputs |= {key("output", step, name): sums[back] for name, sums in found.items()}
+            self.results.outputs |= {key("output", step, name): sums[back] for name, sums in outputs.items()}
 
 
-def taken(read: list[int], rows: int) -> list[int]:
+def take_first(read: list[int], rows: int) -> list[int]:
     """The first `rows` numbers of samples that were read, which it removes: on an accelerator the loader has read those
     of the next batch, too."""
     first = read[:rows]
@@ -255,18 +255,18 @@ def taken(read: list[int], rows: int) -> list[int]:
 
 def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]:
     """The samples that count, without those of dummies."""
-    found, start = [], 0
+    counting, start = [], 0
     for n, counts in zip(rows, counted, strict=True):
-        found += read[start : start + n] if counts else []
+        counting += read[start : start + n] if counts else []
         start += n
-    return found
+    return counting
 
 
 def _back(counted: list[int], order: Callable[[int], np.ndarray] | None) -> np.ndarray:
     """The inverse permutation of a batch whose micro-batches were each put into another order."""
-    found, start = [], 0
+    permutations, start = [], 0
     for samples in counted:
-        places = np.argsort(order(samples)) if order is not None else np.arange(samples)
-        found.append(start + places)
+        inverse = np.argsort(order(samples)) if order is not None else np.arange(samples)
+        permutations.append(start + inverse)
         start += samples
-    return np.concatenate(found) if found else np.zeros(0, int)
+    return np.concatenate(permutations) if permutations else np.zeros(0, int)

@@ -36,7 +36,7 @@ class Config(StrategyConfig):
     def layout(self, ranks: int) -> Layout:
         data = max(ranks // self.over, 1) if self.data == "auto" else self.data
         degrees = Degrees(data=data, tensor=self.over)
-        return Layout(degrees=degrees, recompute=self.recompute, branches=rank_memory.Branches())
+        return Layout(degrees=degrees, recompute=self.recompute, branches=rank_memory.BranchTraffic())
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError unless `over` × `data` are the ranks, and the model has branches for `over` of them."""

@@ -150,14 +150,14 @@ class Config(StrategyConfig):
         from paddle_dp.plan import Shape
 
         model, train = recipe.model, recipe.train
-        shape = Shape.of(model.config, train.batch, train.micro_batches, anatomy(recipe.build_model))
+        shape = Shape.from_config(model.config, train.batch, train.micro_batches, anatomy(recipe.build_model))
         parts = recipe.loss is not None and as_loss(recipe.loss.build()).from_parts
         shape = replace(
             shape,
             virtual_stages=self.stages_per_rank,
             pipeline_schedule=self.pipeline_schedule,
             partition=self.partition,
-            loss_parts=parts,
+            partial_loss=parts,
         )
         return shape.along(recipe.dataset.config, self.sequence_parallel)
 

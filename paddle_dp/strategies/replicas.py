@@ -30,7 +30,7 @@ class Config(StrategyConfig):
     """Where copies compute, on accelerators: `each` on one of its own, or all on `one`, one after another."""
 
     def layout(self, ranks: int) -> Layout:
-        return replace(super().layout(ranks), replicas=self.count, apart=self.devices == "each")
+        return replace(super().layout(ranks), replicas=self.count, separate_devices=self.devices == "each")
 
     @property
     def parts(self) -> int:

@@ -20,7 +20,7 @@ from paddle_dp.parallel.meta_init import built, describe_weights
 from paddle_dp.parallel.parameter_groups import group, told
 from paddle_dp.part import adapted, lazily
 from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
-from paddle_dp.plan.bound import Compute, Order, bound
+from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Between, Sent, sent
 from paddle_dp.plan.memory import STATES, Widths
 from paddle_dp.plan.rank_memory import (
@@ -123,7 +123,7 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
     device = _device(recipe, ranks)
     for part in (recipe.strategy, *recipe.callbacks):
         part.refuse(recipe, ranks, device)
-    widths = Widths.of(
+    widths = Widths.for_optimizer(
         recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw",
         low=precision.level == "O2" and precision.dtype in ("bfloat16", "float16"),
         double=precision.dtype == "float64",
@@ -165,10 +165,10 @@ def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -
         "gradients": memory.state.gradients,
         "optimizer": memory.state.optimizer,
     }
-    if memory.kept:
-        sizes[_buffers_label(layout)] = memory.kept
-    if memory.lent:
-        sizes[_transit_label(layout)] = memory.lent
+    if memory.extra:
+        sizes[_buffers_label(layout)] = memory.extra
+    if memory.transient:
+        sizes[_transit_label(layout)] = memory.transient
     forward = activations(recipe, layout, blocks, memory)
     if forward is not None:
         sizes["activations (estimate)"] = forward
@@ -221,7 +221,7 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
     if wire.compute is None:
         yield alone
         return
-    compute, order = Compute.of(wire.compute.seconds), order_of(layout, recipe.train.micro_batches)
+    compute, order = Compute.from_seconds(wire.compute.seconds), order_of(layout, recipe.train.micro_batches)
     best, worst = (time(bound(compute, transfers, speed, order, overlap)) for overlap in (True, False))
     yield (
         f"{alone}: a step that computes for {time(compute.total)} lasts {best} at least, and {worst} where nothing "
@@ -236,14 +236,14 @@ def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator
     for rank, transfers in exchanges.items():
         sender = degrees.role(rank) if rank < degrees.servers else "each worker"
         out, into = (
-            " and ".join(f"{amount(size)} of {each.what}" for each in transfers if (size := of(each)))
-            for of in (lambda each: each.bytes, lambda each: each.taken)
+            " and ".join(f"{amount(size)} of {each.payload}" for each in transfers if (size := of(each)))
+            for of in (lambda each: each.bytes, lambda each: each.received_bytes)
         )
         yield f"a step: {sender} sends {out} and takes {into}"
     if wire is None:
         return
     speed = wire.link.bytes_per_second
-    compute = Compute.of(0.0 if wire.compute is None else wire.compute.seconds)
+    compute = Compute.from_seconds(0.0 if wire.compute is None else wire.compute.seconds)
     slowest = max(bound(compute, transfers, speed) for transfers in exchanges.values())
     computes = "" if wire.compute is None else f" a step that computes for {time(compute.total)} lasts"
     yield f"over {wire.link}{computes or ' a step takes'} {time(slowest)} at least, for the busiest link is a server's"
@@ -252,13 +252,13 @@ def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator
 def _by_axis(transfers: Sequence[Sent]) -> dict[tuple[str, str], float]:
     sizes: dict[tuple[str, str], float] = {}
     for each in transfers:
-        sizes[each.axis, each.what] = sizes.get((each.axis, each.what), 0.0) + each.bytes
+        sizes[each.axis, each.payload] = sizes.get((each.axis, each.payload), 0.0) + each.bytes
     return sizes
 
 
-def order_of(layout: Layout, micro_batches: int) -> Order:
+def order_of(layout: Layout, micro_batches: int) -> WorkOrder:
     """The order of a rank's work in the layout."""
-    return Order(
+    return WorkOrder(
         micro_batches=micro_batches, stages=layout.degrees.pipeline, virtual_stages=layout.virtual_stages,
         schedule=layout.pipeline_schedule,
     )  # fmt: skip

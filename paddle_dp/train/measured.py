@@ -1,6 +1,6 @@
 """Measures where the time of some steps goes, on all ranks: soon after the start, and ever more rarely afterwards.
 
-The clock is the heartbeat, which has a tape for these steps; `plan.step_parts` makes parts of all ranks' tapes. A
+The clock is the heartbeat, which has a tape for these steps; `plan.rank_times` makes parts of all ranks' tapes. A
 measurement costs the ranks one message each, before and after. On an accelerator they wait for the device between the
 parts of the steps that are measured, so these are a little longer than others, and in no other step.
 """
@@ -22,7 +22,7 @@ from paddle_dp.mesh.tape import Tape
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.plan.changes import Facts
 from paddle_dp.plan.measured import Measured
-from paddle_dp.plan.step_parts import attribute
+from paddle_dp.plan.rank_times import attribute
 from paddle_dp.train.meter import peak_memory
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Measurements:
         first, rarer = self._began + 1, self._first + RARER * max(AFTER, self._began - self._first)
         self._due_at(step + OFTEN if self.watched else rarer)
         return Measured(
-            first=first, last=step, parts=components, facts=self._facts(sent), watched=self.watched
+            first=first, last=step, rank_times=components, facts=self._facts(sent), watched=self.watched
         )
 
     def _exchange_alone(self) -> float:

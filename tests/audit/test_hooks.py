@@ -11,9 +11,9 @@ import pytest
 from paddle.io import BatchSampler, DataLoader, Dataset, DistributedBatchSampler, IterableDataset
 
 from paddle_dp.audit.hooks import arrays, generators
-from paddle_dp.audit.hooks.data import Order, rows, size
-from paddle_dp.audit.hooks.place import called_by, here, nearest
+from paddle_dp.audit.hooks.data import BatchOrder, rows, size
 from paddle_dp.audit.hooks.replay import JoinError, join
+from paddle_dp.audit.hooks.source_line import called_by, here, nearest
 from paddle_dp.audit.hooks.updates import local_norms, parameters_of
 
 
@@ -76,7 +76,7 @@ def test_batches_of_other_shapes_do_not_join(tmp_path):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_an_order_read_ahead_is_the_one_that_is_served(sampler, shuffle):
     loader = DataLoader(Numbers(), batch_sampler=sampler(Numbers(), batch_size=4, shuffle=shuffle))
-    order = Order()
+    order = BatchOrder()
     np.random.seed(0)
     served = [tuple(batch) for batch in order.read(loader.batch_sampler, loader)]
     np.random.seed(0)
@@ -87,11 +87,11 @@ def test_an_order_read_ahead_is_the_one_that_is_served(sampler, shuffle):
 
 
 def test_samplers_without_end_and_streams_stay_unread():
-    endless = Order()
+    endless = BatchOrder()
     loader = DataLoader(Numbers(), batch_size=4)
     served = iter(endless.read(iter(lambda: [1, 2], None), loader))
     assert [next(served) for _ in range(100)] == [[1, 2]] * 100 and endless.batches is None
-    assert Order().read("sampler", DataLoader(Endless(), batch_size=4)) == "sampler"
+    assert BatchOrder().read("sampler", DataLoader(Endless(), batch_size=4)) == "sampler"
 
 
 def test_rows_know_samples_by_their_content():

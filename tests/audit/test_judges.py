@@ -11,32 +11,32 @@ import pytest
 from numpy.random import RandomState
 from paddle.io import DistributedBatchSampler
 
-from paddle_dp.audit.audit import Outcome
+from paddle_dp.audit.audit import AuditResult
 from paddle_dp.audit.events import (
     Began,
     Ended,
+    EventJournal,
     Exchanged,
     Fetched,
-    Journal,
-    LoaderMade,
+    LoaderCreated,
     PassBegan,
     Seeded,
     Stepped,
 )
-from paddle_dp.audit.finding import Finding, Section
+from paddle_dp.audit.finding import AuditFinding, Section
 from paddle_dp.audit.judges.evaluation import evaluation
 from paddle_dp.audit.judges.gradients import Update, judge
 from paddle_dp.audit.judges.randomness import randomness
 from paddle_dp.audit.judges.samples import samples, shares
 from paddle_dp.audit.judges.weights import weights
-from paddle_dp.audit.records import Trace
+from paddle_dp.audit.records import EventTrace
 
 STATES = {"paddle": "a", "numpy": "b", "random": "c"}
 
 
 def made(samples, batch=4, sampler="BatchSampler", **words):
     told = {"loader": 0, "dataset": "D", "drop_last": False, "workers": 0, "where": "train.py:9", **words}
-    return LoaderMade(samples=samples, batch_size=batch, sampler=sampler, **told)
+    return LoaderCreated(samples=samples, batch_size=batch, sampler=sampler, **told)
 
 
 def rules(findings):
@@ -124,12 +124,12 @@ def update(final, sizes=(4, 4), one="mean", drew=False):
     each = own if one != "sum" else summed
     return Update(
         step=1,
-        where="train.py:9",
-        own=tuple({"w": g} for g in each),
+        source_line="train.py:9",
+        local=tuple({"w": g} for g in each),
         final=tuple({"w": f} for f in finals),
         sizes=sizes,
         drew=drew,
-        one=None if one is None else {"w": truth[one]},
+        reference=None if one is None else {"w": truth[one]},
     )
 
 
@@ -172,8 +172,10 @@ def test_where_one_process_differs_by_nature_only_the_size_is_judged(words):
 
     def case(final):
         made = update(final, drew=words.get("drew", False))
-        length = np.linalg.norm(made.one["w"])
-        return replace(made, one={"w": made.one["w"] + 0.3 * length * turned / np.linalg.norm(turned)})
+        length = np.linalg.norm(made.reference["w"])
+        return replace(
+            made, reference={"w": made.reference["w"] + 0.3 * length * turned / np.linalg.norm(turned)}
+        )
 
     local = words.get("local_norms", False)
     assert not list(judge(case(mean), local))
@@ -197,7 +199,7 @@ def test_the_one_parameter_that_is_not_exchanged_is_named():
     own = [{"a": draw.normal(size=3), "b": draw.normal(size=3)} for _ in range(2)]
     both = {name: (own[0][name] + own[1][name]) / 2 for name in "ab"}
     case = Update(
-        step=2, where="", own=tuple(own), sizes=(4, 4), drew=False, one=both,
+        step=2, source_line="", local=tuple(own), sizes=(4, 4), drew=False, reference=both,
         final=tuple({"a": both["a"], "b": mine["b"]} for mine in own),
     )  # fmt: skip
     (finding,) = judge(case)
@@ -215,10 +217,10 @@ def record(tmp_path):
 
     def write(*ranks):
         for number, events in enumerate(ranks):
-            journal = Journal(tmp_path, number)
+            journal = EventJournal(tmp_path, number)
             for event in (Began(rank=number, ranks=len(ranks)), *events):
                 journal.write(event)
-        return Trace.read(tmp_path, len(ranks))
+        return EventTrace.read(tmp_path, len(ranks))
 
     return write
 
@@ -246,18 +248,18 @@ def test_a_cut_off_line_is_left_out(record, tmp_path):
     trace = record([Seeded(generator="paddle", value="1")])
     with (tmp_path / "rank-0.jsonl").open("a") as file:
         file.write('["Ended", {"where": "", "rea')
-    assert Trace.read(tmp_path, 1).ranks[0].events == trace.ranks[0].events
+    assert EventTrace.read(tmp_path, 1).ranks[0].events == trace.ranks[0].events
 
 
 def test_a_forked_process_writes_nothing(tmp_path):
-    journal = Journal(tmp_path, 0)
+    journal = EventJournal(tmp_path, 0)
     journal.write(Seeded(generator="numpy", value="1"))
     child = os.fork()
     if not child:
         journal.write(Seeded(generator="numpy", value="2"))
         os._exit(0)
     os.waitpid(child, 0)
-    assert len(Trace.read(tmp_path, 1).ranks[0].events) == 1
+    assert len(EventTrace.read(tmp_path, 1).ranks[0].events) == 1
 
 
 def test_diverging_weights_are_told_from_the_update_that_did_it(record):
@@ -403,9 +405,10 @@ def test_an_order_that_is_not_shuffled_may_come_again(record):
 
 def outcome(*severities, failure=""):
     found = tuple(
-        Finding(rule="r", severity=s, what="w", evidence="e", where="t.py:1", remedy="d") for s in severities
+        AuditFinding(rule="r", severity=s, what="w", evidence="e", where="t.py:1", remedy="d")
+        for s in severities
     )
-    return Outcome("t.py", 2, 3, (Section("samples", "looked", found),), failure)
+    return AuditResult("t.py", 2, 3, (Section("samples", "looked", found),), failure)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from paddle_dp.data import Loader
 from paddle_dp.mesh import Mesh
 from paddle_dp.plan.changes import Facts
 from paddle_dp.plan.measured import Measured
-from paddle_dp.plan.step_parts import RankParts
+from paddle_dp.plan.rank_times import RankTimes
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 from paddle_dp.train.run import Proof
@@ -173,13 +173,13 @@ def test_plain_lines_tell_the_whole_story(
 def test_a_loader_that_is_the_bottleneck_is_said_so_and_the_whole_measurement_where_it_is_watched(
     run: Run, at: Callable[..., Moment], capsys: pytest.CaptureFixture[str], watched: bool
 ) -> None:
-    part = RankParts(rank=0, host="a", step=0.1, data=0.082, forward=0.018, reading_on_core=0.0)
+    part = RankTimes(rank=0, host="a", step=0.1, data=0.082, forward=0.018, reading_on_core=0.0)
     facts = Facts(batch=8, degrees={}, cores=4)
     console = Config().build(run)
     console.start(at("start", 0))
     capsys.readouterr()
     console.measured(
-        at("measured", 15), Measured(first=11, last=30, parts=[part], facts=facts, watched=watched)
+        at("measured", 15), Measured(first=11, last=30, rank_times=[part], facts=facts, watched=watched)
     )
     told = capsys.readouterr().out
     if not watched:

@@ -11,7 +11,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.callbacks._exchange_timeline import Row, draw, trace
+from paddle_dp.callbacks._exchange_timeline import TimelineRow, draw, trace
 from paddle_dp.launch.worker import work
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import Heartbeat, heartbeat
@@ -20,12 +20,12 @@ from paddle_dp.parallel.exchange.reducer_buckets import ReducerBuckets
 from tests.ranks import run_ranks
 
 ROWS = [
-    Row(0, "work", "forward", 0.0, 0.01),
-    Row(0, "work", "backward", 0.01, 0.03),
-    Row(0, "given", "gradient 1", 0.02, 0.021),
-    Row(0, "wait", "exchange", 0.03, 0.04),
-    Row(1, "work", "backward", 0.0, 0.04),
-    Row(1, "link", "", 0.02, 0.03),
+    TimelineRow(0, "work", "forward", 0.0, 0.01),
+    TimelineRow(0, "work", "backward", 0.01, 0.03),
+    TimelineRow(0, "given", "gradient 1", 0.02, 0.021),
+    TimelineRow(0, "wait", "exchange", 0.03, 0.04),
+    TimelineRow(1, "work", "backward", 0.0, 0.04),
+    TimelineRow(1, "link", "", 0.02, 0.03),
 ]
 
 

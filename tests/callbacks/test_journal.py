@@ -41,7 +41,7 @@ def test_a_full_disk_leaves_no_half_entry_is_said_once_and_loses_nothing(
 def test_more_than_memory_should_hold_loses_the_oldest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_journal, "_MOST", 10)
+    monkeypatch.setattr(_journal, "_MAX_BYTES_WAITING", 10)
     journal, write = Journal(tmp_path / "log"), os.write
     with monkeypatch.context() as full:
         full.setattr(os, "write", lambda file, entry: write(file, entry[:1]))

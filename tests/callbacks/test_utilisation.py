@@ -38,9 +38,9 @@ def test_the_peak_of_a_device_is_known_by_its_whole_words(name: str, peak: float
 
 def test_it_is_what_is_done_over_what_could_be() -> None:
     found = Utilisation(flops=6 * 10**9, peak=1e12)
-    done = found.of({"samples_per_second": 200.0}, ranks=4)
+    done = found.curves({"samples_per_second": 200.0}, ranks=4)
     assert done == {"speed/model_flops_utilisation": pytest.approx(0.3)}
-    assert found.of({}, ranks=4) == {}
+    assert found.curves({}, ranks=4) == {}
 
 
 def of(run: Run, model: Any) -> Run:
@@ -53,7 +53,7 @@ def test_a_cpu_is_measured_only_against_a_given_peak(
     from visualdl import LogReader
 
     run = of(run, find("models", "mlp")(inputs=16, hidden=(8,), classes=2))
-    assert not utilisation.wanted(run, None) and utilisation.wanted(run, 1e9)
+    assert not utilisation.has_peak(run, None) and utilisation.has_peak(run, 1e9)
     dashboard = Config(peak_flops=3 * 2 * (16 * 8 + 8 * 2) * 100.0).build(run)
     dashboard.start(at("start", 0))
     dashboard.step(at("step", 1, samples_per_second=50.0))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.doctor import Asked, Finding, examine, exchange
+from paddle_dp.doctor import DoctorCheck, PlannedJob, examine, exchange
 from paddle_dp.doctor.rank import exchange as exchanged
 from paddle_dp.doctor.rank import first_sum
 from paddle_dp.errors import UsageError
@@ -69,7 +69,9 @@ def test_ranks_that_failed_after_a_sum_are_not_said_to_have_exchanged_nothing(tm
 
 @pytest.fixture
 def _quick_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "run", lambda plan: [Finding(name="exchange", found=f"{plan.ranks} ranks")])
+    monkeypatch.setattr(
+        exchange, "run", lambda plan: [DoctorCheck(name="exchange", found=f"{plan.ranks} ranks")]
+    )
 
 
 @pytest.mark.usefixtures("_quick_exchange")
@@ -77,7 +79,7 @@ def test_the_screen_and_the_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert examine(Asked(folder=tmp_path)) == 0
+    assert examine(PlannedJob(folder=tmp_path)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ok    paddle        Paddle ") and max(map(len, lines)) <= 80
     assert lines[-2] == "ok    exchange      2 ranks" and lines[-1].startswith("ready")
@@ -88,7 +90,7 @@ def test_what_has_to_be_mended_is_status_1_and_no_rank_is_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none9")
-    assert examine(Asked(folder=tmp_path), json=True) == 1
+    assert examine(PlannedJob(folder=tmp_path), json=True) == 1
     told = json.loads(capsys.readouterr().out)
     states = {each["name"]: each["state"] for each in told["findings"]}
     assert not told["ok"] and states["interface"] == "mend"
@@ -99,7 +101,7 @@ def test_what_has_to_be_mended_is_status_1_and_no_rank_is_started(
 
 def test_what_contradicts_itself_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="--nodes 2 needs --master"):
-        examine(Asked(nodes=2))
+        examine(PlannedJob(nodes=2))
 
 
 @pytest.mark.long

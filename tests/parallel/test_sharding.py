@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.plan.memory import Widths, owners, state_bytes
-from paddle_dp.plan.sharded import most_lent
+from paddle_dp.plan.sharded import max_fetched
 from tests.parity import assert_same, train, train_each, truth
 from tests.ranks import run_ranks
 
@@ -27,7 +27,7 @@ def test_every_stage_is_one_process_and_holds_what_the_formula_says(tmp_path):
         assert many[0]["owners"] == owners(sizes, 2)  # the plan deals as fleet does
         largest = 4 * max(sizes)
         for rank, (found, said) in enumerate(
-            zip(many, state_bytes(sizes, 2, stage, Widths.of("adamw")), strict=True)
+            zip(many, state_bytes(sizes, 2, stage, Widths.for_optimizer("adamw")), strict=True)
         ):
             counted = found["memory"]
             assert counted["parameters"] == said.parameters
@@ -36,7 +36,7 @@ def test_every_stage_is_one_process_and_holds_what_the_formula_says(tmp_path):
             assert said.gradients <= counted["most gradients"] <= said.gradients + largest
             if stage == 3:  # besides its own, the layers at work and those under way
                 # A bias or a norm more: a backward does not release layers exactly in the reverse of their names.
-                lent = 1.01 * most_lent(loads(found["names"], sizes, found["owners"]), rank, 1)
+                lent = 1.01 * max_fetched(loads(found["names"], sizes, found["owners"]), rank, 1)
                 assert said.parameters < counted["most parameters"] <= said.parameters + lent
                 assert found["lent"] <= lent
 

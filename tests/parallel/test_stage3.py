@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from paddle import nn
 
-from paddle_dp.plan.sharded import most_lent
+from paddle_dp.plan.sharded import max_fetched
 from tests.parallel.test_consistency import place, step
 from tests.ranks import run_ranks
 
@@ -115,7 +115,7 @@ def test_a_weight_is_here_while_its_layer_works_and_with_its_owner_always(prefet
         assert found["gradients"] == [LAYERS] * 3  # of 16: each rank owns half of them
         if prefetch:  # two layers travel together, one weight of each owner, and two go before them
             assert found["most"] == pytest.approx(
-                most_lent([[layer, 0], [0, layer]] * (LAYERS // 2), 0, 1), rel=0.05
+                max_fetched([[layer, 0], [0, layer]] * (LAYERS // 2), 0, 1), rel=0.05
             )
         else:
             assert found["most"] <= layer

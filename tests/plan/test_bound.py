@@ -2,14 +2,14 @@
 
 import pytest
 
-from paddle_dp.plan.bound import Compute, Order, bound
+from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Sent
 
 COMPUTE = Compute(forward=2.0, backward=4.0)  # seconds; the link carries 1 byte a second
 
 
 def one(size, when, hides=True, **more):
-    return Sent(axis="data", what="gradients", bytes=size, when=when, hides=hides, **more)
+    return Sent(axis="data", payload="gradients", bytes=size, when=when, hides=hides, **more)
 
 
 def test_nothing_of_a_gradient_can_be_sent_before_backward():
@@ -26,14 +26,14 @@ def test_an_update_follows_each_gradients_own_exchange():
 
 
 def test_gradients_wait_for_the_last_micro_batch():
-    order = Order(micro_batches=4)
+    order = WorkOrder(micro_batches=4)
     assert bound(COMPUTE, [one(5, "last backward")], 1.0, order) == 5 + 5  # the last backward alone takes 1
 
 
 def test_new_parameters_travel_in_the_next_forward_alone():
     shared = [one(3, "first forward"), one(4, "last backward")]
     assert bound(COMPUTE, shared, 1.0) == 3 + 4
-    assert bound(COMPUTE, shared, 1.0, Order(micro_batches=2)) == 3 + 2 + 1 + 4
+    assert bound(COMPUTE, shared, 1.0, WorkOrder(micro_batches=2)) == 3 + 2 + 1 + 4
 
 
 def test_the_busier_direction_decides():
@@ -46,7 +46,7 @@ def test_stage_3_gathers_behind_every_forward_and_backward():
     three = [one(6, "every forward"), one(6, "every backward"), one(6, "every backward")]
     assert bound(COMPUTE, three, 3.0) == 2 + 4
     assert bound(COMPUTE, three, 2.0) == 3 + 6
-    assert bound(COMPUTE, three, 2.0, Order(micro_batches=2)) == 3 + 6
+    assert bound(COMPUTE, three, 2.0, WorkOrder(micro_batches=2)) == 3 + 6
 
 
 def test_what_is_inside_of_layers_is_waited_for_and_keeps_the_link():
@@ -56,7 +56,7 @@ def test_what_is_inside_of_layers_is_waited_for_and_keeps_the_link():
 
 
 def test_a_pipeline_is_its_schedules_timeline_with_transfers_between():
-    order = Order(micro_batches=4, stages=2)
+    order = WorkOrder(micro_batches=4, stages=2)
     bubble = 6 * (4 + 1) / 4
     assert bound(COMPUTE, [], 1.0, order) == pytest.approx(bubble)
     sent = [one(0.4, "between stages", hides=False, transfers=1)]
@@ -67,4 +67,4 @@ def test_a_pipeline_is_its_schedules_timeline_with_transfers_between():
 
 
 def test_a_step_of_compute_is_a_third_forward():
-    assert Compute.of(6.0) == COMPUTE and COMPUTE.total == 6.0 and (COMPUTE * 0.5).backward == 2.0
+    assert Compute.from_seconds(6.0) == COMPUTE and COMPUTE.total == 6.0 and (COMPUTE * 0.5).backward == 2.0

@@ -48,7 +48,7 @@ def test_means_of_weights_travel_once_in_so_many_steps():
     assert mean_bytes(BLOCKS, often, 1, ACTIVATIONS) == pytest.approx(2 * part / 8)
     with_states = replace(often, averaged_states=True)  # of Adam: twice the weights
     assert mean_bytes(BLOCKS, with_states, 1, ACTIVATIONS) == pytest.approx(3 * 2 * part / 8)
-    assert [each.what for each in sent(BLOCKS, often, 0, 1, None)] == ["parameters"]
+    assert [each.payload for each in sent(BLOCKS, often, 0, 1, None)] == ["parameters"]
 
 
 def test_nobody_waits_for_a_mean_that_is_made_in_the_background():
@@ -62,7 +62,7 @@ def test_nobody_waits_for_a_mean_that_is_made_in_the_background():
     assert [push.bytes for push in pushes] == [PSI, PSI] and [push.hides for push in pushes] == [True, False]
 
 
-LOW, DOUBLE = Widths.of("adamw", low=True), Widths.of("adamw", double=True)
+LOW, DOUBLE = Widths.for_optimizer("adamw", low=True), Widths.for_optimizer("adamw", double=True)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_owners_of_whole_parameters_have_unequal_parts():
     blocks, plan = [[Weight(name="large", size=600), Weight(name="small", size=300)]], layout(sharding=2)
     for rank, (gradients, parameters) in enumerate([(300, 600), (600, 300)]):
         reduced, shared = sent(blocks, plan, rank, 1, None)
-        assert (reduced.bytes, reduced.taken) == (4 * gradients, 4 * parameters)
-        assert (shared.bytes, shared.taken) == (4 * parameters, 4 * gradients)
+        assert (reduced.bytes, reduced.received_bytes) == (4 * gradients, 4 * parameters)
+        assert (shared.bytes, shared.received_bytes) == (4 * parameters, 4 * gradients)
     assert mean_bytes(blocks, plan, 1, None) == 4 * 900
 
 

@@ -72,7 +72,7 @@ def test_the_tensor_axis_divides_what_the_tables_name():
 @pytest.mark.parametrize("degrees", [Degrees(tensor=2), Degrees(sequence=2)])
 def test_a_loss_that_has_no_parts_wants_whole_scores(degrees):
     model = Anatomy(blocks=3, cut=(("head", 4),), cut_classes=True, attention_methods=True)
-    assert problems(degrees, Shape(length=4, anatomy=model, loss_parts=False), 2)
+    assert problems(degrees, Shape(length=4, anatomy=model, partial_loss=False), 2)
     assert not problems(degrees, Shape(length=4, anatomy=model), 2)
 
 

@@ -52,11 +52,14 @@ def test_sharding_takes_away_what_its_stage_says(stage, kept):
 
 def test_stage_3_has_the_layers_at_work_and_those_under_way_besides():
     ahead, needed = (held(sharding=2, sharding_stage=3, prefetch=prefetch) for prefetch in (1, 0))
-    assert all(one.lent == 0 for one in held(sharding=2, sharding_stage=2))
-    assert [one.lent for one in needed] == [4 * 160, 4 * 120]  # the first block's matrices; words and places
-    assert all(0 < few.lent < many.lent < 4 * 810 for few, many in zip(needed, ahead, strict=True))
+    assert all(one.transient == 0 for one in held(sharding=2, sharding_stage=2))
+    assert [one.transient for one in needed] == [
+        4 * 160,
+        4 * 120,
+    ]  # the first block's matrices; words and places
+    assert all(0 < few.transient < many.transient < 4 * 810 for few, many in zip(needed, ahead, strict=True))
     copied = held(sharding=2, sharding_stage=3, accelerator=True)
-    assert all(few.lent < many.lent for few, many in zip(ahead, copied, strict=True))
+    assert all(few.transient < many.transient for few, many in zip(ahead, copied, strict=True))
     assert held(sharding=2, sharding_stage=3, accelerator=True, prefetch=0) == needed
 
 
@@ -80,8 +83,8 @@ def test_stage_3_shards_what_is_frozen_and_leaves_statistics_everywhere():
     first, second = rank_memories(blocks, layout)
     assert (first.state.parameters, second.state.parameters) == (4 * 70, 4 * 110)
     assert (first.state.gradients, second.state.gradients, second.state.optimizer) == (4 * 60, 0, 0)
-    assert (first.lent, second.lent) == (4 * 100, 4 * 60)
-    moved = {(s.what, s.when): (s.bytes, s.taken) for s in sent(blocks, layout, 1, 1, None)}
+    assert (first.transient, second.transient) == (4 * 100, 4 * 60)
+    moved = {(s.payload, s.when): (s.bytes, s.received_bytes) for s in sent(blocks, layout, 1, 1, None)}
     # Backward ends at the first weight that learns, and fetches nothing before it; what learns is still here when it
     # begins.
     assert moved == {
@@ -98,18 +101,18 @@ FROZEN = [[Weight(name="a", size=100, frozen=True)], [Weight(name="b", size=60, 
 def test_copies_and_errors_are_of_what_is_trained():
     widths = Widths(parameter=4, gradient=4, optimizer=8)
     copied = rank_memory(FROZEN, Layout(degrees=Degrees(data=2), copies=2.5, widths=widths), 0)
-    assert copied.kept == 2.5 * 4 * 60
+    assert copied.extra == 2.5 * 4 * 60
     assert copied.total == 4 * 160 + 4 * 60 + 8 * 60 + 2.5 * 4 * 60
     low = Widths(parameter=2, gradient=2, optimizer=12)
     compressed = Layout(degrees=Degrees(data=2), compress=Compress.parse("bfloat16"), widths=low)
-    assert rank_memory(FROZEN, compressed, 0).kept == 2 * 4 * 60
+    assert rank_memory(FROZEN, compressed, 0).extra == 2 * 4 * 60
 
 
 def test_paddle_s_reducer_is_that_of_accelerators():
     layout = Layout(degrees=Degrees(data=2), exchange="auto", bucket=40.0)
-    assert rank_memory(FROZEN, layout, 0).kept == 0
-    assert rank_memory(FROZEN, replace(layout, accelerator=True), 0).kept == 4 * 60 + 40
-    assert rank_memory(FROZEN, replace(layout, exchange="bucketed"), 0).kept == 4 * 60 + 40
+    assert rank_memory(FROZEN, layout, 0).extra == 0
+    assert rank_memory(FROZEN, replace(layout, accelerator=True), 0).extra == 4 * 60 + 40
+    assert rank_memory(FROZEN, replace(layout, exchange="bucketed"), 0).extra == 4 * 60 + 40
 
 
 def test_sums_that_came_rounded_lie_beside_their_gradients_on_accelerators():
@@ -119,15 +122,15 @@ def test_sums_that_came_rounded_lie_beside_their_gradients_on_accelerators():
         layout,
         there,
         replace(there, reduce_dtype="float32"),
-        replace(there, widths=Widths.of("sgd", double=True)),
+        replace(there, widths=Widths.for_optimizer("sgd", double=True)),
     )
-    assert [rank_memory(FROZEN, each, 0).kept for each in found] == [0, 2 * 60, 0, 0]
-    assert rank_memory(FROZEN, replace(there, degrees=Degrees(sharding=2)), 0).kept == 0
+    assert [rank_memory(FROZEN, each, 0).extra for each in found] == [0, 2 * 60, 0, 0]
+    assert rank_memory(FROZEN, replace(there, degrees=Degrees(sharding=2)), 0).extra == 0
 
 
 def test_replicas_are_in_one_memory_or_on_a_device_each():
     """Weights, the frozen ones too, and gradients of each; the optimizer's states once."""
-    layout = Layout(degrees=Degrees(), replicas=3, apart=True)
+    layout = Layout(degrees=Degrees(), replicas=3, separate_devices=True)
     for here, times in ((layout, 3), (replace(layout, accelerator=True), 1)):
         state = rank_memory(FROZEN, here, 0).state
         assert (state.parameters, state.gradients, state.optimizer) == (
@@ -135,7 +138,7 @@ def test_replicas_are_in_one_memory_or_on_a_device_each():
             times * 4 * 60,
             8 * 60,
         )
-    assert replace(layout, accelerator=True, apart=False).devices == 1
+    assert replace(layout, accelerator=True, separate_devices=False).devices == 1
     assert replace(layout, accelerator=True).devices == 3
 
 
@@ -144,5 +147,5 @@ def test_a_server_has_what_three_workers_send_and_a_worker_no_more_than_its_grad
     layout = Layout(degrees=Degrees(data=3, servers=2), asynchronous=asynchronous)
     first, second, worker = rank_memories(MODEL, layout)
     own = [first.trained, second.trained]
-    assert [first.lent, second.lent] == [parts * 4 * size for size in own] and sum(own) == 810
-    assert worker.lent == 0 and worker.total == 2 * 4 * 810
+    assert [first.transient, second.transient] == [parts * 4 * size for size in own] and sum(own) == 810
+    assert worker.transient == 0 and worker.total == 2 * 4 * 810

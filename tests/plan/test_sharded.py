@@ -4,7 +4,7 @@ import pytest
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.sharding.prefetch_trace import TraceRecorder
-from paddle_dp.plan.sharded import chunks, most_lent, most_on_accelerator, travels, unshardable
+from paddle_dp.plan.sharded import chunks, max_fetched, most_on_accelerator, travels, unshardable
 from paddle_dp.recipe import read_recipe
 
 
@@ -50,10 +50,10 @@ def test_layers_travel_together_until_all_owners_send_the_same() -> None:
 
 def test_one_chunk_is_at_work_and_one_under_way() -> None:
     layers = [[8, 0], [0, 8], [8, 0], [0, 8], [8, 0], [0, 8]]
-    assert most_lent(layers, 0, ahead=0) == 8
-    assert most_lent(layers, 0, ahead=1) == 16
-    assert most_lent(layers, 1, ahead=2) == 24
-    assert most_lent([[8, 8]], 0, ahead=1) == 16  # forth and back: once, or as much again
+    assert max_fetched(layers, 0, prefetch=0) == 8
+    assert max_fetched(layers, 0, prefetch=1) == 16
+    assert max_fetched(layers, 1, prefetch=2) == 24
+    assert max_fetched([[8, 8]], 0, prefetch=1) == 16  # forth and back: once, or as much again
 
 
 def test_an_accelerator_has_copies_of_what_is_sent_and_the_gradients_of_a_chunk():
@@ -62,7 +62,7 @@ def test_an_accelerator_has_copies_of_what_is_sent_and_the_gradients_of_a_chunk(
     others, own = 24, 24  # of each chunk
     gradients = others + own
     launched = others + gradients + others + own  # with a copy of what is sent, and room for what comes
-    assert most_on_accelerator(layers, 0, ahead=1) == launched - own  # in the room of the sums
+    assert most_on_accelerator(layers, 0, prefetch=1) == launched - own  # in the room of the sums
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.checkpoint.shards import TensorShard
-from paddle_dp.proof.compare import K, Part, undetermined
+from paddle_dp.proof.compare import K, TraceComparison, undetermined
 from paddle_dp.proof.noise import FLOAT32
 from paddle_dp.proof.sides import short
 from paddle_dp.proof.trace_files import Trace, key, write_sheet
@@ -35,7 +35,7 @@ def part(tmp_path):
     def make(many, one=None, turns=True, **more):
         one = one or {"gradient": GRADIENT}
         sides = run(tmp_path / "one", **more, **one), run(tmp_path / "many", **more, **many)
-        return Part(*sides, turns=turns)
+        return TraceComparison(*sides, turns=turns)
 
     return make
 
@@ -77,7 +77,7 @@ def test_a_large_frozen_weight_hides_nothing(tmp_path):
     """Each parameter is measured with its own noise, not with the length of the whole model."""
     one = {"gradient": GRADIENT, "frozen": np.zeros(2), "weight": np.full(2, 3e4), "update": np.full(8, 1e-3)}
     many = one | {"update": np.zeros(8)}
-    assert not Part(run(tmp_path / "one", **one), run(tmp_path / "many", **many)).same
+    assert not TraceComparison(run(tmp_path / "one", **one), run(tmp_path / "many", **many)).same
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -115,7 +115,7 @@ def test_slices_of_several_ranks_make_one_quantity(tmp_path):
     for rank, shard in enumerate((GRADIENT[:4], GRADIENT[4:])):
         many = run(tmp_path / "many", rank=rank, gradient=shard, cut=((8,), (4 * rank,)))
     assert many.cut(key("gradient", 1, "w"))
-    assert Part(one, many).same
+    assert TraceComparison(one, many).same
 
 
 def test_running_statistics_are_judged_and_buffers_by_their_own_row(part):
@@ -164,7 +164,7 @@ def test_the_fault_that_shows_is_counted_in_the_noise(tmp_path, noise, one, show
     shards = {number: TensorShard.whole(number, array) for number, array in arrays.items()}
     write_sheet(tmp_path, "wide", 0, shards, facts, noise=floors)
     trace = Trace.read(tmp_path, "wide", 1)
-    found = Part(trace, trace).shows
+    found = TraceComparison(trace, trace).shows
     assert found["w"] == pytest.approx(shows, rel=0.1)
     assert found["other"] < 1e-14
 
@@ -175,7 +175,7 @@ def test_an_update_stands_beside_what_one_process_makes_of_the_ranks_gradients(t
     again = run(tmp_path / "again", update=-GRADIENT)
     for update, same in ((-GRADIENT, True), (-GRADIENT * (1 + 1e-14), False), (GRADIENT, False)):
         many = run(tmp_path / "many", gradient=GRADIENT, update=update)
-        assert Part(one, many, replayed=again).same is same
+        assert TraceComparison(one, many, replayed=again).same is same
 
 
 def test_float32_allows_its_own_noise(part):

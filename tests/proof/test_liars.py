@@ -23,8 +23,8 @@ def verdict_on(model: str, folder: Path, steps: int = 6):
     path.write_text(RECIPE.format(model=model))
     comparison = Comparison(path, (), steps, 2, folder)
     with comparisons_in_forks():
-        many = comparison.many(2)
-        return compare_sides(comparison.one([many]), many)
+        many = comparison.run_candidate(2)
+        return compare_sides(comparison.run_reference([many]), many)
 
 
 ORDER, CHANCE = "in another order", "in a second run of the same steps"
@@ -48,7 +48,7 @@ def test_a_model_that_draws_or_remembers_is_different_and_why_is_said(tmp_path, 
     """Another order of the samples moved it as much as two ranks did, and was taken for rounding: SAME."""
     verdict = verdict_on(f"liars.{model}", tmp_path)
     said = " ".join(verdict.sentences)
-    assert verdict.word == "different", said
+    assert verdict.label == "different", said
     assert all(sentence in said for sentence in SAID[model]), said
     assert "turned a ReLU" not in said and "equal shares agree" not in said
 
@@ -73,4 +73,4 @@ def test_a_parameter_of_no_dims_is_compared(tmp_path):
 def test_drop_path_is_the_same_on_any_number_of_ranks(tmp_path):
     """Each rank drew its own paths by `paddle.rand`, as PaddleClas's models have it: DIFFERENT."""
     verdict = verdict_on("models.DropPath", tmp_path)
-    assert verdict.same and not verdict.many.differences, " ".join(verdict.sentences)
+    assert verdict.same and not verdict.candidate.differences, " ".join(verdict.sentences)

@@ -28,11 +28,11 @@ def test_equal_rehearsals_have_no_difference():
 
 def test_what_one_process_strays_by_itself_is_allowed_eight_times():
     found = rehearsals()
-    found.one["noise"][0]["rows"][3]["loss"] += 1e-4
-    found.many["rows"][3]["loss"] += 7e-4
-    found.many["resumed"]["rows"][1]["loss"] += 7e-4
+    found.reference["noise"][0]["rows"][3]["loss"] += 1e-4
+    found.candidate["rows"][3]["loss"] += 7e-4
+    found.candidate["resumed"]["rows"][1]["loss"] += 7e-4
     assert found.first_difference() is None
-    found.many["rows"][3]["loss"] += 2e-4
+    found.candidate["rows"][3]["loss"] += 2e-4
     assert found.first_difference().kind == "loss"
 
 
@@ -61,7 +61,7 @@ def spoil(many, what):
 )
 def test_each_difference_is_found_and_said(what, kind, step, words):
     found = rehearsals()
-    spoil(found.many, what)
+    spoil(found.candidate, what)
     first = found.first_difference()
     assert (first.kind, first.step) == (kind, step)
     assert words in first.sentence
@@ -71,10 +71,10 @@ def test_each_difference_is_found_and_said(what, kind, step, words):
 def followed():
     """Beside ranks that round: their gradients are 0.5 % apart, of which rounding takes 0.6 % at most."""
     found = rehearsals()
-    for run, apart in ((found.one["plain"], 5e-3), *((run, 1e-6) for run in found.one["noise"])):
+    for run, apart in ((found.reference["plain"], 5e-3), *((run, 1e-6) for run in found.reference["noise"])):
         for row in run["rows"]:
             row["apart"] = apart
-    for row in found.one["plain"]["rows"]:
+    for row in found.reference["plain"]["rows"]:
         row["rounded"] = 6e-3
     return found
 
@@ -82,27 +82,29 @@ def followed():
 def test_ranks_that_round_may_be_apart_by_that_and_by_8_times_the_noise():
     found = followed()
     assert found.first_difference() is None
-    found.one["plain"]["rows"][3]["apart"] = 6e-3 + 7e-6
-    found.many["rows"][3]["gradient_norm"] = found.many["resumed"]["rows"][1]["gradient_norm"] = 1.0059
+    found.reference["plain"]["rows"][3]["apart"] = 6e-3 + 7e-6
+    found.candidate["rows"][3]["gradient_norm"] = found.candidate["resumed"]["rows"][1]["gradient_norm"] = (
+        1.0059
+    )
     assert found.first_difference() is None
-    found.one["plain"]["rows"][3]["apart"] = 6e-3 + 9e-6
+    found.reference["plain"]["rows"][3]["apart"] = 6e-3 + 9e-6
     first = found.first_difference()
     assert (first.kind, first.step) == ("gradient", 4) and "rounding takes 0.006 at most" in first.sentence
     found = followed()
-    found.many["rows"][3]["gradient_norm"] = 1.0061
+    found.candidate["rows"][3]["gradient_norm"] = 1.0061
     assert (found.first_difference().kind, found.first_difference().step) == ("loss", 4)
     found = followed()
-    found.one["plain"]["rows"][1]["apart"] = float("nan")
+    found.reference["plain"]["rows"][1]["apart"] = float("nan")
     assert found.first_difference().kind == "gradient"
     found = followed()
-    found.many["rows"][3]["loss"] *= 1.0001  # what is not rounded is judged as ever
+    found.candidate["rows"][3]["loss"] *= 1.0001  # what is not rounded is judged as ever
     assert found.first_difference().kind == "loss"
     assert "but for the digits that bfloat16 takes" in sentence(None, 2, "bfloat16")
 
 
 def test_a_number_that_is_finite_on_neither_side_is_no_difference():
     found = rehearsals()
-    found.one["plain"]["rows"][0]["gradient_norm"], found.many["rows"][0]["gradient_norm"] = (
+    found.reference["plain"]["rows"][0]["gradient_norm"], found.candidate["rows"][0]["gradient_norm"] = (
         float("inf"),
         float("nan"),
     )
@@ -111,7 +113,7 @@ def test_a_number_that_is_finite_on_neither_side_is_no_difference():
 
 def test_sides_are_read_from_their_folders(tmp_path):
     both = rehearsals()
-    for name, content in (("one", both.one), ("many", both.many)):
+    for name, content in (("one", both.reference), ("many", both.candidate)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rehearsal.json").write_text(json.dumps(content))
     assert Rehearsals.read(tmp_path / "one", tmp_path / "many", 2) == both

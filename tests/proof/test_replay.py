@@ -10,8 +10,8 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task, place_whole
-from paddle_dp.proof.compare import K, Part
-from paddle_dp.proof.record import Recorder
+from paddle_dp.proof.compare import K, TraceComparison
+from paddle_dp.proof.record import ProofRecorder
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.trace_files import Trace, Writer, write_sheet
 
@@ -46,7 +46,7 @@ def batch(step):
 def learned(folder, ours, hook=None):
     """A run of `ours`, as a side leaves it; `hook` is laid on the gradients of the first matrix."""
     shards, rows = {}, []
-    recorder = Recorder(ours, shards.__setitem__)
+    recorder = ProofRecorder(ours, shards.__setitem__)
     recorder.initial()
     if hook is not None:
         ours.model[0].weight.register_hook(hook)
@@ -69,7 +69,7 @@ def compared(tmp_path, optimizer, many, replayed=True):
     """r by kind of a side beside one process, whose updates are made again from the side's gradients, or are not."""
     one = learned(tmp_path / "one", learner(optimizer))
     again = replayed_in(tmp_path / "replay", learner(optimizer), many) if replayed else None
-    return {row.kind: row.worst.r for row in Part(one, many, replayed=again).rows}
+    return {row.kind: row.worst.r for row in TraceComparison(one, many, replayed=again).rows}
 
 
 def replayed_in(folder, ours, many):
@@ -125,7 +125,7 @@ def test_an_update_that_is_left_out_moves_the_schedule_only(tmp_path):
     """As float16 does at an overflow: what follows is the schedule's second rate."""
     ours = learner("sgd")
     shards = {}
-    recorder = Recorder(ours, shards.__setitem__)
+    recorder = ProofRecorder(ours, shards.__setitem__)
     recorder.initial()
     ours.rate.step()
     recorder.watch(2)
@@ -142,7 +142,7 @@ def test_a_last_batch_in_which_nothing_counts_leaves_states_to_compare(tmp_path)
     """It makes no update: the states after it are those after the last one that did."""
     ours = learner("adamw")
     shards = {}
-    recorder = Recorder(ours, shards.__setitem__)
+    recorder = ProofRecorder(ours, shards.__setitem__)
     recorder.initial()
     recorder.watch(1)
     ours.train_batch(batch(1))

@@ -54,12 +54,12 @@ def assert_each_step_is_one_process(layouts: dict[str, str], folder: Path, ranks
     comparison = Comparison(recipe(folder), (), 4, ranks, folder)
     with comparisons_in_forks():
         sides = {
-            name: comparison.many(ranks, [words], f"side-{i}")
+            name: comparison.run_candidate(ranks, [words], f"side-{i}")
             for i, (name, words) in enumerate(layouts.items())
         }
-        one = comparison.one(list(sides.values()))
+        one = comparison.run_reference(list(sides.values()))
         for i, (name, words) in enumerate(layouts.items()):
-            again = comparison.many(ranks, [words], f"again-{i}").trace("own")
+            again = comparison.run_candidate(ranks, [words], f"again-{i}").trace("own")
             first = sides[name].trace("own")
             assert first is not None and again is not None
             assert [n for n in first.keys if not np.array_equal(first.array(n), again.array(n))] == [], name
@@ -68,8 +68,8 @@ def assert_each_step_is_one_process(layouts: dict[str, str], folder: Path, ranks
         assert verdict.same, (name, verdict.sentences)
         assert verdict.sentences[-1].startswith("SAME in each step"), name
         assert verdict.wide is not None and verdict.wide.rounded == 0
-        assert 2**-10 < verdict.own.rounded < 2**-4, (name, verdict.own.rounded)
-        rounded = [f for f in verdict.own.findings if f.key.kind == "gradient" and f.r > 0.1]
+        assert 2**-10 < verdict.native.rounded < 2**-4, (name, verdict.native.rounded)
+        rounded = [f for f in verdict.native.findings if f.key.kind == "gradient" and f.r > 0.1]
         assert {f.key.step for f in rounded} == {1, 2, 3, 4}, name  # it is rounded, and each step is judged
 
 
@@ -89,20 +89,21 @@ def test_a_fault_shows_beside_what_is_rounded(tmp_path: Path) -> None:
     comparison = Comparison(recipe(tmp_path), ("strategy.data=2",), 4, 2, tmp_path, wide=False)
     with comparisons_in_forks():
         sides = {
-            name: comparison.many(2, name=name, patch=f"tests.proof.faults:{f}") for name, f in FAULTS.items()
+            name: comparison.run_candidate(2, name=name, patch=f"tests.proof.faults:{f}")
+            for name, f in FAULTS.items()
         }
-        one = comparison.one(list(sides.values()))
+        one = comparison.run_reference(list(sides.values()))
     for name, side in sides.items():
         verdict = compare_sides(one, side)
         assert verdict.status == 1, name
-        assert verdict.where is not None and verdict.where.kind == "gradient", name
-    late = compare_sides(one, sides["one_gradient_late"]).where
+        assert verdict.first_difference is not None and verdict.first_difference.kind == "gradient", name
+    late = compare_sides(one, sides["one_gradient_late"]).first_difference
     assert late is not None and late.step == 3, late  # two backwards for each of two probes and of two steps
     stage3 = TWO["stage 3"]
     wide = Comparison(recipe(tmp_path), (stage3,), 2, 2, tmp_path / "wide")
     with comparisons_in_forks():
-        many = wide.many(2, patch="tests.proof.faults:any_gradient")
-        verdict = compare_sides(wide.one([many]), many)
+        many = wide.run_candidate(2, patch="tests.proof.faults:any_gradient")
+        verdict = compare_sides(wide.run_reference([many]), many)
     assert verdict.status == 1 and verdict.wide is not None and not verdict.wide.same
 
 
@@ -114,11 +115,11 @@ def test_a_training_is_rehearsed_with_the_ranks_gradients(layout: str, tmp_path:
     comparison = Comparison(recipe(tmp_path), (TWO[layout],), 2, 2, tmp_path, wide=False, rehearse=True)
     patch = "tests.proof.faults:evaluation_spoils_a_gradient"
     with comparisons_in_forks():
-        sides = [comparison.many(2), comparison.many(2, name="spoiled", patch=patch)]
-        one = comparison.one(sides)
+        sides = [comparison.run_candidate(2), comparison.run_candidate(2, name="spoiled", patch=patch)]
+        one = comparison.run_reference(sides)
     good, spoiled = (Rehearsals.read(one.rehearsed(side), side.folder, 2) for side in sides)
     assert good.first_difference() is None
-    rows = good.one["plain"]["rows"]
+    rows = good.reference["plain"]["rows"]
     assert all(0 < row["apart"] < row["rounded"] < 0.1 * row["gradient_norm"] for row in rows)
     found = spoiled.first_difference()
     assert found is not None and (found.kind, found.step) == ("loss", 2) and "gradient norm" in found.sentence

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.proof.compare import K
-from paddle_dp.proof.steps import Steps, growth, shares
+from paddle_dp.proof.steps import StepComparison, growth, shares
 from paddle_dp.proof.trace_files import Trace, write_sheet
 
 
@@ -26,7 +26,9 @@ def run(folder, losses, noisy=(), norms=(1.0,) * 8):
 
 @pytest.fixture
 def steps(tmp_path):
-    return lambda one, many, noisy=(): Steps(run(tmp_path / "one", one, noisy), run(tmp_path / "many", many))
+    return lambda one, many, noisy=(): StepComparison(
+        run(tmp_path / "one", one, noisy), run(tmp_path / "many", many)
+    )
 
 
 def test_a_calm_model_allows_a_few_last_places(steps):
@@ -59,7 +61,9 @@ def test_an_end_is_where_no_later_step_is_finite(tmp_path):
     inf = float("inf")
 
     def ended(losses, norms, dtype="float32"):
-        found = Steps(run(tmp_path / "one", losses, norms=norms), run(tmp_path / "many", losses, norms=norms))
+        found = StepComparison(
+            run(tmp_path / "one", losses, norms=norms), run(tmp_path / "many", losses, norms=norms)
+        )
         found.dtype = dtype
         return found.ended and found.ended.number
 
@@ -78,7 +82,7 @@ def test_a_difference_of_more_than_k_is_one(steps):
 def test_a_process_that_has_lost_itself_judges_nobody(steps):
     one, noisy = [2.0, 2.0, 20.0, 14.0], [2.0 + 1e-6, 2.0 + 1e-3, 28.0, 14.5]
     found = steps(one, [2.0, 2.0, 300.0, 1.0], [noisy])
-    assert found.lost.number == 3 and found.lost.strays == pytest.approx(0.4) and found.same
+    assert found.lost.number == 3 and found.lost.noise_spread == pytest.approx(0.4) and found.same
     assert [step.judged for step in found.steps] == [True, True, False, False]
     assert not steps(one, [2.5, 2.0, 20.0, 14.0], [noisy]).same  # what was off before is off
     calm = steps(one, [2.0, 2.0, 300.0, 14.0], [[2.0 + 1e-6, 2.0 + 1e-3, 20.5, 14.5]])
@@ -89,8 +93,8 @@ def test_a_loss_near_zero_is_not_chaos(tmp_path):
     """Its noise is as large as it is, and a fault of the gradient must not hide behind that."""
     one = [0.5, 1e-9, 0.5]
     truth = run(tmp_path / "one", one, [[0.5, 3e-9, 0.5]])
-    assert Steps(truth, run(tmp_path / "same", one)).same
-    found = Steps(truth, run(tmp_path / "many", one, norms=(1.0, 1.5, 1.0)))
+    assert StepComparison(truth, run(tmp_path / "same", one)).same
+    found = StepComparison(truth, run(tmp_path / "many", one, norms=(1.0, 1.5, 1.0)))
     assert found.lost is None and not found.same
 
 
@@ -115,6 +119,6 @@ def test_a_step_in_which_nothing_counts_is_no_broken_one_and_takes_no_allowance_
             row["empty"] = True
         return found
 
-    found = Steps(side("one", (13.0, 0.0, 0.0)), side("many", (13.0 + 1e-6, 0.0, 0.0)))
+    found = StepComparison(side("one", (13.0, 0.0, 0.0)), side("many", (13.0 + 1e-6, 0.0, 0.0)))
     assert found.same and found.broken is None and found.ended is None
     assert [step.empty for step in found.steps] == [False, True, True]

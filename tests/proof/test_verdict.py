@@ -9,7 +9,7 @@ import pytest
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof import Side, compare_sides
 from paddle_dp.proof.report import as_json, show, without_guard
-from paddle_dp.proof.trace_files import WHOLE, key, write_sheet
+from paddle_dp.proof.trace_files import MODEL_LAYER, key, write_sheet
 from paddle_dp.recipe import read_recipe
 
 DRAWS = (
@@ -50,7 +50,7 @@ def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None
 def compared(tmp_path, gradient, first=0.5, **more):
     one = side(tmp_path / "one", first, **more)
     many = side(tmp_path / "many", gradient, [DRAWS], **more)
-    one.beside = (many,)
+    one.candidates = (many,)
     write_sheet(
         one.folder / "replay0",
         "own",
@@ -73,7 +73,7 @@ def test_what_made_no_difference_is_not_said_to_differ(tmp_path):
 def test_a_noise_that_hides_a_tenth_of_a_gradient_proves_nothing(tmp_path, noise, word):
     """«A fault above 100 % would show», and then SAME, it was."""
     verdict = compared(tmp_path, 0.5, noise=noise)
-    assert verdict.word == word
+    assert verdict.label == word
     shown = json.loads(json.dumps(as_json(read_recipe("configs/digits_mlp.yaml"), verdict, 1.0)))[
         "insensitive"
     ]
@@ -89,7 +89,7 @@ def test_a_noise_that_hides_a_tenth_of_a_gradient_proves_nothing(tmp_path, noise
 def test_a_noisy_part_is_no_want_where_float64_proves(tmp_path):
     """bfloat16: part 1 has shown the layout, and part 2 says from which size on it would show."""
     verdict = compared(tmp_path, 0.5, noise=0.1)
-    wide = compared(tmp_path, 0.5, noise=1e-9).own
+    wide = compared(tmp_path, 0.5, noise=1e-9).native
     assert verdict.status == 3
     again = compared(tmp_path, 0.5, noise=0.1)
     again.wide = wide
@@ -110,20 +110,20 @@ def test_a_difference_stays_one_however_noisy(tmp_path):
 def test_what_one_process_depends_on_is_said_first(tmp_path, kind, says):
     verdict = compared(tmp_path, 0.5)
     found = {"kind": kind, "step": 3, "name": "loss", "plain": 2.0, "other": 2.5, "apart": 0.25}
-    verdict.one.facts["dependence"] = found
+    verdict.reference.facts["dependence"] = found
     assert verdict.sentences[0].startswith("In step 3 one process's loss is 2, and 2.5 ")
     assert says in verdict.sentences[0]
     assert as_json(read_recipe("configs/digits_mlp.yaml"), verdict, 1.0)["dependence"] == found
-    verdict.one.facts["dependence"] = {**found, "name": "buffer queue", "plain": None, "other": None}
+    verdict.reference.facts["dependence"] = {**found, "name": "buffer queue", "plain": None, "other": None}
     assert "one process's buffer queue is 25 % apart" in verdict.sentences[0]
 
 
 def test_what_rounding_excuses_without_float64_is_said_to_be_no_proof(tmp_path):
     verdict = compared(tmp_path, 0.5)
-    verdict.own.turned["w"] = 1e5
+    verdict.native.turned["w"] = 1e5
     (said,) = [sentence for sentence in verdict.sentences if "turned a ReLU" in sentence]
     assert said.endswith("Without float64, a fault of the first batch alone would look the same.")
-    verdict.wide = verdict.own
+    verdict.wide = verdict.native
     assert not any(sentence.endswith("would look the same.") for sentence in verdict.sentences)
 
 
@@ -146,7 +146,7 @@ def test_a_side_that_one_process_knows_nothing_of_is_not_compared(tmp_path):
 )  # fmt: skip
 def test_a_side_that_failed_in_float64_alone_is_said_to_have_failed(tmp_path, one, many, who):
     verdict = compared(tmp_path, 0.5)
-    verdict.one.failed, verdict.many.failed = one, many
+    verdict.reference.failed, verdict.candidate.failed = one, many
     assert (verdict.status, verdict.same) == (4, False)
     assert verdict.sentences[-1].startswith(f"FAILED: in float64 {who}: OSError: no kernel. In float32 both")
     assert not any("DIFFERENT" in said or "SAME" in said for said in verdict.sentences)
@@ -154,14 +154,14 @@ def test_a_side_that_failed_in_float64_alone_is_said_to_have_failed(tmp_path, on
 
 def test_where_a_side_failed_what_differs_is_said_too(tmp_path):
     verdict = compared(tmp_path, 0.6)
-    verdict.many.failed = "OSError: no kernel"
+    verdict.candidate.failed = "OSError: no kernel"
     assert verdict.status == 1 and verdict.sentences[-1].startswith("DIFFERENT:")
     assert "Not compared in float64: in float64 1 ranks failed, and one" in " ".join(verdict.sentences)
 
 
 def test_where_both_sides_fail_in_float64_the_rest_is_judged(tmp_path):
     verdict = compared(tmp_path, 0.5)
-    verdict.one.failed = verdict.many.failed = "OSError: no kernel"
+    verdict.reference.failed = verdict.candidate.failed = "OSError: no kernel"
     assert verdict.same and "Not compared in float64: OSError: no kernel." in " ".join(verdict.sentences)
 
 
@@ -179,7 +179,7 @@ def test_where_nothing_was_a_number_nothing_is_proven(tmp_path):
 
 def test_what_was_learned_before_the_numbers_broke_is_all_that_is_proven(tmp_path):
     found = compared(tmp_path, 0.5, losses=(1.0, 1.0, NAN, NAN), last=NAN)
-    assert (found.status, found.word, found.same) == (3, "same at first", False)
+    assert (found.status, found.label, found.same) == (3, "same at first", False)
     assert found.sentences[-2] == "Not a number on both sides from step 3, in the gradients only."
     assert found.sentences[-1].startswith(
         "SAME up to step 2: from step 3 on the numbers are not finite on both sides, and nothing could be compared."
@@ -188,20 +188,20 @@ def test_what_was_learned_before_the_numbers_broke_is_all_that_is_proven(tmp_pat
 
 def test_a_step_that_is_not_finite_between_finite_ones_leaves_the_others_compared(tmp_path):
     found = compared(tmp_path, 0.5, losses=(1.0, NAN, 1.0))
-    assert (found.status, found.word) == (0, "same")
+    assert (found.status, found.label) == (0, "same")
     assert "Not a number on both sides from step 2, in the gradients only." in found.sentences
 
 
 def test_the_layer_that_is_the_whole_model_is_called_its_output(tmp_path):
     found = compared(tmp_path, 0.5, losses=(1.0, NAN))
-    found.own.one.facts["broken"]["2"] = WHOLE
+    found.native.reference.facts["broken"]["2"] = MODEL_LAYER
     assert "Not a number on both sides from step 2, first in the model's output." in found.sentences
-    found.own.one.facts["broken"]["2"] = "body.4"
+    found.native.reference.facts["broken"]["2"] = "body.4"
     assert "Not a number on both sides from step 2, first in layer body.4." in found.sentences
 
 
 def test_losses_of_which_none_is_finite_prove_nothing_though_gradients_are(tmp_path):
-    assert compared(tmp_path, 0.5, losses=(NAN, NAN)).word == "proves nothing"
+    assert compared(tmp_path, 0.5, losses=(NAN, NAN)).label == "proves nothing"
 
 
 def test_an_end_that_ranks_do_not_share_is_a_difference(tmp_path):
@@ -221,7 +221,7 @@ def test_the_guard_that_neither_side_has_is_named(tmp_path, guard, said, capsys)
     assert without_guard(recipe) == said
     verdict = compared(tmp_path, 0.5)
     assert as_json(recipe, verdict, 0.0)["without_guard"] == (said or None)
-    for part in (verdict.own.one, verdict.own.many):
+    for part in (verdict.native.reference, verdict.native.candidate):
         part.facts["all seconds"] = 0.0
     show(recipe, verdict, 0.0)
     told = ", ".join(f"{name}: {value}" for name, value in said.items())
@@ -236,7 +236,7 @@ def test_steps_in_which_nothing_counts_are_named_and_are_no_broken_ones(tmp_path
     found = compared(tmp_path, 0.5, losses=(1.0, NAN, 1.0, NAN))
     for step in (1, 3):
         found.steps.steps[step] = replace(found.steps.steps[step], empty=True)
-    assert (found.status, found.word) == (0, "same")
+    assert (found.status, found.label) == (0, "same")
     assert any(said.startswith("In steps 2, 4 nothing counts for the loss") for said in found.sentences)
     assert not any("Not a number" in said for said in found.sentences)
 

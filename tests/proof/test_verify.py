@@ -136,8 +136,8 @@ def test_the_steps_after_a_checkpoint_are_compared(tmp_path):
     assert _checkpoint("5", tmp_path / "run").name == "step-00000004"
     with comparisons_in_forks():
         comparison = Comparison(path, words, 3, 2, tmp_path, start=_checkpoint("5", tmp_path / "run"))
-        many = comparison.many(2)
-        one = comparison.one([many])
+        many = comparison.run_candidate(2)
+        one = comparison.run_reference([many])
     assert compare_sides(one, many).status == 0
     saved = load(tmp_path / "run" / "checkpoints" / "step-00000004")
     for side in (one, many):
@@ -162,7 +162,7 @@ def test_a_callback_that_asks_for_a_layout_is_not_asked_on_the_one_process(tmp_p
     path.write_text(f"{path.read_text()}callbacks: [{{use: timeline}}, {{use: checkpoint}}]\n")
     path.write_text(f"{path.read_text()}guard: {{non_finite: rewind}}\n")
     with comparisons_in_forks():
-        assert Comparison(path, (), 1, 2, tmp_path, wide=False).one([]).ranks == 1
+        assert Comparison(path, (), 1, 2, tmp_path, wide=False).run_reference([]).ranks == 1
 
 
 def test_two_sides_are_compared_without_paddle():
@@ -191,8 +191,8 @@ def convnet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convnet")
     comparison = Comparison(recipe(folder), ("train.micro_batches=1",), 2, 2, folder)
     with comparisons_in_forks():
-        many = {fault: comparison.many(2, name=fault, patch=FAULTS + fault) for fault in FOUND}
-        return comparison.one(list(many.values())), many
+        many = {fault: comparison.run_candidate(2, name=fault, patch=FAULTS + fault) for fault in FOUND}
+        return comparison.run_reference(list(many.values())), many
 
 
 @pytest.mark.processes
@@ -202,8 +202,10 @@ def test_a_fault_is_found_and_its_place_is_named(convnet, fault):
     kind, says = FOUND[fault]
     verdict = compare_sides(one, many[fault])
     assert verdict.status == 1
-    assert verdict.where is not None and verdict.where.kind == kind, verdict.where
-    assert says in verdict.where.sentence
+    assert verdict.first_difference is not None and verdict.first_difference.kind == kind, (
+        verdict.first_difference
+    )
+    assert says in verdict.first_difference.sentence
 
 
 @pytest.mark.processes
@@ -238,11 +240,11 @@ def test_what_another_order_of_samples_does_excuses_nothing(tmp_path):
     )
     comparison = Comparison(path, (*mine, "strategy={use: data_parallel}"), 2, 2, tmp_path)
     with comparisons_in_forks():
-        many = comparison.many(2)
-        verdict = compare_sides(comparison.one([many]), many)
+        many = comparison.run_candidate(2)
+        verdict = compare_sides(comparison.run_reference([many]), many)
     assert verdict.status == 1
     assert "with the samples of each micro-batch in another order" in verdict.sentences[0]
-    assert verdict.where is not None and verdict.where.kind == "output"
+    assert verdict.first_difference is not None and verdict.first_difference.kind == "output"
     assert not verdict.wide.without_gradient
 
 
@@ -268,8 +270,8 @@ def test_a_stage_that_has_no_float64_is_the_cause_and_the_rest_is_compared(tmp_p
     mine = ("model={use: tests.proof.test_verify.LastIsNarrow}", "dataset.as_image=false")
     comparison = Comparison(path, (*mine, "strategy={use: hybrid, pipeline: 2}"), 2, 2, tmp_path)
     with comparisons_in_forks():
-        many = comparison.many(2)
-        verdict = compare_sides(comparison.one([many]), many)
+        many = comparison.run_candidate(2)
+        verdict = compare_sides(comparison.run_reference([many]), many)
     assert verdict.status == 0
     assert "Not compared in float64: TypeError: written for float32" in " ".join(verdict.sentences)
     assert many.failed.endswith("(on rank 1 only)")
@@ -320,8 +322,8 @@ def test_a_recipe_that_begins_with_given_weights_is_compared_from_these(tmp_path
     )
     comparison = Comparison(path, (), 2, 2, tmp_path)
     with comparisons_in_forks():
-        many = comparison.many(2)
-        one = comparison.one([many])
+        many = comparison.run_candidate(2)
+        one = comparison.run_reference([many])
     assert compare_sides(one, many).status == 0
     trace = one.trace("own")
     for name, weight in given.items():

@@ -19,8 +19,8 @@ FORGET = "tests.sim.forgotten:forget_to_wait"
 def is_same(folder: Path, words: str, patch: str | None = None) -> bool:
     comparison = Comparison(gpt(folder), ("model.dropout=0",), 2, 2, folder, wide=False)
     with comparisons_in_forks():
-        many = comparison.many(2, [words], "many", patch)
-        return compare_sides(comparison.one([many]), many).same
+        many = comparison.run_candidate(2, [words], "many", patch)
+        return compare_sides(comparison.run_reference([many]), many).same
 
 
 @pytest.mark.long

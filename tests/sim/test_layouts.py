@@ -68,7 +68,7 @@ def test_two_runs_of_a_layout_have_the_same_bits(
     found = {}
     with comparisons_in_forks():
         for i, (name, words) in enumerate(LAYOUTS.items()):
-            first, second = (comparison.many(2, [words], f"side-{i}-{turn}") for turn in (1, 2))
+            first, second = (comparison.run_candidate(2, [words], f"side-{i}-{turn}") for turn in (1, 2))
             found[name] = first_change(first, second)
     assert found == dict.fromkeys(LAYOUTS, "")
 
@@ -84,8 +84,8 @@ def test_a_training_is_rehearsed_on_the_device(
         (folder := tmp_path / place).mkdir()
         comparison = Comparison(gpt(folder), (), 3, 2, folder, wide=False, rehearse=True)
         with comparisons_in_forks():
-            many = comparison.many(2, [LAYOUTS[layout]])
-            one = comparison.one([many])
+            many = comparison.run_candidate(2, [LAYOUTS[layout]])
+            one = comparison.run_reference([many])
         assert Rehearsals.read(one.folder, many.folder, 2).first_difference() is None
         own = [side.trace("own") for side in (one, many)]
         read[place] = [[row["read"] for row in trace.facts["rows"]] for trace in own if trace is not None]
@@ -97,9 +97,9 @@ def assert_one_process(layouts: Mapping[str, str], tmp_path: Path, *overrides: s
     comparison = Comparison(gpt(tmp_path), overrides, 2, ranks, tmp_path, wide=False)
     with comparisons_in_forks():
         sides = {
-            name: comparison.many(ranks, [words], f"side-{i}")
+            name: comparison.run_candidate(ranks, [words], f"side-{i}")
             for i, (name, words) in enumerate(layouts.items())
         }
-        one = comparison.one(list(sides.values()))
+        one = comparison.run_reference(list(sides.values()))
     verdicts = {name: compare_sides(one, side) for name, side in sides.items()}
     assert {name: verdict.sentences for name, verdict in verdicts.items() if not verdict.same} == {}

@@ -114,8 +114,8 @@ def allocated(folder: str, words: str) -> dict[str, float]:
     return {
         "most": paddle.base.core.device_memory_stat_peak_value("Allocated", device),
         "state": memory.state.total,
-        "lent": memory.lent,
-        "kept": memory.kept,
+        "lent": memory.transient,
+        "kept": memory.extra,
         "activations": activations(recipe, layout, blocks, memory) or 0,
     }
 

@@ -25,8 +25,10 @@ def test_in_step_it_is_one_process_and_data_parallel(tmp_path: Path) -> None:
         "data_parallel": (2, "strategy={use: data_parallel}"),
     }
     with comparisons_in_forks():
-        sides = {name: comparison.many(ranks, [words], name[:3]) for name, (ranks, words) in ways.items()}
-        one = comparison.one(list(sides.values()))
+        sides = {
+            name: comparison.run_candidate(ranks, [words], name[:3]) for name, (ranks, words) in ways.items()
+        }
+        one = comparison.run_reference(list(sides.values()))
     verdicts = {name: compare_sides(one, side) for name, side in sides.items()}
     assert {name: verdict.sentences for name, verdict in verdicts.items() if not verdict.same} == {}
 

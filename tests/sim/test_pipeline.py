@@ -45,7 +45,9 @@ def test_beside_compute_stages_have_the_bits_of_those_that_wait(
     with comparisons_in_forks():
         for i, (name, layout) in enumerate(layouts.items()):
             monkeypatch.setenv("SIM_SENDS", "buffered")
-            before = comparison.many(ranks, [layout], f"before-{i}", "tests.sim.test_pipeline:waiting")
+            before = comparison.run_candidate(
+                ranks, [layout], f"before-{i}", "tests.sim.test_pipeline:waiting"
+            )
             monkeypatch.setenv("SIM_SENDS", sends)
-            found[name] = first_change(before, comparison.many(ranks, [layout], f"beside-{i}"))
+            found[name] = first_change(before, comparison.run_candidate(ranks, [layout], f"beside-{i}"))
     assert found == dict.fromkeys(layouts, "")

@@ -59,7 +59,7 @@ def test_what_paddle_would_leave_in_float32_is_refused(
 ) -> None:
     comparison = Comparison(gpt(tmp_path), ("train.precision=bfloat16",), 1, 2, tmp_path, wide=False)
     with pytest.raises(JobError, match="did not run"), comparisons_in_forks():
-        comparison.many(2, ["strategy.data=2"])
+        comparison.run_candidate(2, ["strategy.data=2"])
     assert (
         "train.precision is bfloat16, and Paddle's autocast leaves it float32 on sim:"
         in capsys.readouterr().err

@@ -309,9 +309,9 @@ def test_verify_finds_every_step_the_same_and_a_wrong_weight_different(tmp_path,
     words = (local("every: 1 step"), "train.micro_batches=1")
     comparison = Comparison(recipe, words, 4, ranks, tmp_path / "scratch")
     with comparisons_in_forks():
-        good = comparison.many(ranks)
-        bad = comparison.many(ranks, name="bad", patch=f"{__name__}:unweighted")
-        one = comparison.one([good, bad])
+        good = comparison.run_candidate(ranks)
+        bad = comparison.run_candidate(ranks, name="bad", patch=f"{__name__}:unweighted")
+        one = comparison.run_reference([good, bad])
     assert compare_sides(one, good).same
     assert not compare_sides(one, bad).same
 

@@ -150,7 +150,7 @@ def train(
     with slow_link(link):
         trainer.fit()
     assert heartbeat.tape is None
-    parts, facts = watch.found.parts, watch.found.facts
+    parts, facts = watch.found.rank_times, watch.found.facts
     return {
         "step": (watch.ends[-1] - watch.ends[-11]) / 10, "parts": [part.as_json() for part in parts],
         "changes": [[one.what, one.seconds] for one in changes(parts, facts)],
@@ -248,4 +248,4 @@ def test_a_slow_link_is_named_and_a_larger_batch_gains_what_was_said(tmp_path, s
 def test_nothing_is_concluded_from_few_steps_or_a_busy_machine(last: int, load: float, said: str) -> None:
     """Five steps beside another user's job gave «2.98 × as fast»."""
     facts = Facts(batch=8, degrees={}, cores=2, local_ranks=2, load=load)
-    assert unsure(Measured(first=11, last=last, parts=[], facts=facts)).startswith(said)
+    assert unsure(Measured(first=11, last=last, rank_times=[], facts=facts)).startswith(said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddle_dp.plan.bound import Compute, Order, bound
+from paddle_dp.plan.bound import Compute, WorkOrder, bound
 from paddle_dp.plan.exchange import Sent, mean_bytes, sent
 from paddle_dp.plan.rank_memory import Layout
 
@@ -18,7 +18,7 @@ class Forecast:
     batch: int
     bytes: float
     exchange: list[list[Sent]]  # of each rank
-    order: Order
+    order: WorkOrder
 
     @classmethod
     def of(cls, file: Path, words: list[str], ranks: int) -> Forecast:

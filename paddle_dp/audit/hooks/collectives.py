@@ -14,8 +14,8 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
-from paddle_dp.audit.events import Exchanged, Journal
-from paddle_dp.audit.hooks.place import here
+from paddle_dp.audit.events import EventJournal, Exchanged
+from paddle_dp.audit.hooks.source_line import here
 
 SHOWN = 4  # numbers of a tensor that are recorded
 # name of a collective: position of its input tensor among the arguments
@@ -25,7 +25,7 @@ INPUT = {
 }  # fmt: skip
 
 
-def watch_collectives(journal: Journal, alone: bool) -> None:
+def watch_collectives(journal: EventJournal, alone: bool) -> None:
     """Wraps the public collectives of `paddle.distributed`.
 
     `alone`: on one process, where there is no group and Paddle's collectives raise, each does what it means for one
@@ -49,18 +49,18 @@ def let_fleet_run_alone() -> None:
     fleet.distributed_model = model_alone
 
 
-def _watched(journal: Journal, name: str, position: int | None, alone: bool) -> Callable[..., Any]:
+def _watched(journal: EventJournal, name: str, position: int | None, alone: bool) -> Callable[..., Any]:
     collective = getattr(dist, name)
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        given = _input(position, args, kwargs)
-        shape, values = _numbers(given)
+        payload = _input(position, args, kwargs)
+        shape, values = _numbers(payload)
         journal.write(Exchanged(collective=name, shape=shape, values=values, where=here()))
         if not alone:
             return collective(*args, **kwargs)
         if name.startswith("all_gather"):
             target = args[0] if args else next(iter(kwargs.values()))
-            target.append(given.clone() if isinstance(given, paddle.Tensor) else given)
+            target.append(payload.clone() if isinstance(payload, paddle.Tensor) else payload)
         return None
 
     return watched
@@ -74,11 +74,11 @@ def _input(position: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return kwargs.get("tensor", kwargs.get("obj"))
 
 
-def _numbers(given: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    if not isinstance(given, paddle.Tensor) or not given._is_initialized():
+def _numbers(payload: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    if not isinstance(payload, paddle.Tensor) or not payload._is_initialized():
         return (), ()
-    shape = tuple(given.shape)
+    shape = tuple(payload.shape)
     if int(np.prod(shape)) > 1 << 16:
         return shape, ()
-    values = given.detach().astype("float64").numpy().reshape(-1)[:SHOWN]
+    values = payload.detach().astype("float64").numpy().reshape(-1)[:SHOWN]
     return shape, tuple(map(float, values))

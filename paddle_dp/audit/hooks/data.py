@@ -18,16 +18,16 @@ import paddle
 from paddle.io import DataLoader, IterableDataset
 from paddle.io.dataloader.dataloader_iter import _DataLoaderIterBase
 
-from paddle_dp.audit.events import Batches, Fetched, LoaderMade, PassBegan, PassEnded
+from paddle_dp.audit.events import Batches, Fetched, LoaderCreated, PassBegan, PassEnded
 from paddle_dp.audit.hooks import generators
 from paddle_dp.audit.hooks.arrays import flatten
-from paddle_dp.audit.hooks.place import called_by, caller, here
-from paddle_dp.audit.hooks.watch import EPOCHS, Batch, Watch
+from paddle_dp.audit.hooks.source_line import called_by, caller, here
+from paddle_dp.audit.hooks.watch import EPOCHS, ReadBatch, ScriptMonitor
 
 MAX_PASSES = 4  # a sampler that gives more batches than this many data set lengths counts as endless
 
 
-class Order:
+class BatchOrder:
     """The batches of indices of one pass, read ahead from the sampler; or the single batch `only`."""
 
     def __init__(self, only: list[Any] | None = None):
@@ -60,21 +60,21 @@ def _integers(batches: list[Any]) -> Batches | None:
 class Loaders:
     """The DataLoaders of this rank, numbered as they were made; one that the same line makes again keeps its number."""
 
-    def __init__(self, watch: Watch):
+    def __init__(self, watch: ScriptMonitor):
         self.watch = watch
         self.numbers: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
         self.known: dict[tuple[str, ...], list[tuple[int, Any]]] = {}  # by line: numbers and data sets
         self.passes: dict[int, int] = {}
         self.training: dict[int, int] = {}  # by loader, the number of passes with updates
-        self.order: tuple[Order, DataLoader] | None = None
+        self.order: tuple[BatchOrder, DataLoader] | None = None
         self.iterate: Callable[[DataLoader], Iterator[Any]] = DataLoader.__iter__
 
     def install(self) -> None:
-        made, indices = DataLoader.__init__, _DataLoaderIterBase._index_sampler.fget
+        original_init, indices = DataLoader.__init__, _DataLoaderIterBase._index_sampler.fget
         loaders = self
 
         def init(loader: DataLoader, *args: Any, **kwargs: Any) -> None:
-            made(loader, *args, **kwargs)
+            original_init(loader, *args, **kwargs)
             loaders.add(loader)
 
         def index_sampler(iterator: Any) -> Any:
@@ -92,25 +92,25 @@ class Loaders:
 
     def add(self, loader: DataLoader) -> None:
         """Numbers a loader: as the one that the same line made before, if that has been read; else anew."""
-        where, is_stream = here(), isinstance(loader.dataset, IterableDataset)
+        line, is_stream = here(), isinstance(loader.dataset, IterableDataset)
         samples = None if is_stream else len(loader.dataset)
-        made = self.known.setdefault((where, caller(), type(loader.dataset).__name__, str(samples)), [])
-        for number, dataset in made:
+        same_line = self.known.setdefault((line, caller(), type(loader.dataset).__name__, str(samples)), [])
+        for number, dataset in same_line:
             if dataset is loader.dataset or self.passes[number]:
                 self.numbers[loader] = number
                 return
         number = self.numbers[loader] = len(self.passes)
-        made.append((number, loader.dataset))
+        same_line.append((number, loader.dataset))
         self.passes[number] = 0
         sampler = loader.batch_sampler
-        self.watch.journal.write(LoaderMade(
+        self.watch.journal.write(LoaderCreated(
             loader=number, samples=samples, dataset=type(loader.dataset).__name__,
             sampler=type(sampler).__name__ if sampler is not None else "",
             batch_size=getattr(sampler, "batch_size", None), drop_last=bool(getattr(sampler, "drop_last", False)),
-            workers=loader.num_workers, where=where,
+            workers=loader.num_workers, where=line,
         ))  # fmt: skip
 
-    def open(self, loader: DataLoader, order: Order) -> Iterator[Any]:
+    def open(self, loader: DataLoader, order: BatchOrder) -> Iterator[Any]:
         """Paddle's own iterator over `loader`, in this order."""
         self.order = (order, loader)
         try:
@@ -132,8 +132,8 @@ class Pass:
             self.watch.stop()
         loaders.passes[self.loader_number] += 1
         self.number = loaders.passes[self.loader_number]
-        self.steps, self.gradients, self.given = self.watch.done, self.watch.gradients, 0
-        order = Order()
+        self.steps, self.gradients, self.yielded = self.watch.done, self.watch.gradients, 0
+        order = BatchOrder()
         self.inner = loaders.open(loader, order)
         self.batches, self.last, self.over = order.batches, False, False
         # Without workers, a thread of this process has begun to read and draw; with workers, one draw seeds them.
@@ -151,7 +151,7 @@ class Pass:
 
     def __next__(self) -> Any:
         self.watch.check()
-        shortened = self._seen_enough and not self._go_to_last()
+        shortened = self._has_enough and not self._go_to_last()
         if self.over or shortened:
             self._end(shortened)
             raise StopIteration
@@ -164,33 +164,33 @@ class Pass:
         return data
 
     @property
-    def _seen_enough(self) -> bool:
+    def _has_enough(self) -> bool:
         """Whether this pass had enough updates; or enough batches without a gradient, in an evaluation."""
         trained = self.watch.done - self.steps
         return trained >= self.watch.steps or (
-            self.given >= self.watch.steps and self.watch.gradients == self.gradients
+            self.yielded >= self.watch.steps and self.watch.gradients == self.gradients
         )
 
     def _go_to_last(self) -> bool:
         """Makes the pass's last batch the next one; False if it was read already, or is unknown."""
-        if self.last or self.batches is None or self.given >= len(self.batches):
+        if self.last or self.batches is None or self.yielded >= len(self.batches):
             return False
         self.last = True
-        if self.given < len(self.batches) - 1:
+        if self.yielded < len(self.batches) - 1:
             alone = copy.copy(self.loader)
             alone.num_workers = 0
-            self.inner = self.loaders.open(alone, Order(only=list(self.batches[-1])))
-            self.given = len(self.batches) - 1
+            self.inner = self.loaders.open(alone, BatchOrder(only=list(self.batches[-1])))
+            self.yielded = len(self.batches) - 1
         return True
 
     def _note(self, data: Any) -> None:
-        watch, index = self.watch, self.given
-        self.given += 1
+        watch, index = self.watch, self.yielded
+        self.yielded += 1
         states = generators.states()
         drew, self.states = generators.moved(self.states, states), states
         if not watch.window:
             watch.states_at_window = states["paddle"]
-        watch.window.append(Batch(self.loader_number, self.number, index, data))
+        watch.window.append(ReadBatch(self.loader_number, self.number, index, data))
         if self.batches and index == len(self.batches) - 1 and self.number == 1:
             watch.record_next = True
         known = self.batches is not None and index < len(self.batches)
@@ -209,7 +209,7 @@ class Pass:
         if self.watch.done > self.steps:
             self.loaders.training[self.loader_number] = self.loaders.training.get(self.loader_number, 0) + 1
         self.watch.journal.write(
-            PassEnded(loader=self.loader_number, number=self.number, given=self.given, shortened=shortened)
+            PassEnded(loader=self.loader_number, number=self.number, given=self.yielded, shortened=shortened)
         )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.audit.events import Journal, Seeded
-from paddle_dp.audit.hooks.place import direct, here
+from paddle_dp.audit.events import EventJournal, Seeded
+from paddle_dp.audit.hooks.source_line import direct, here
 
 
 def states() -> dict[str, str]:
@@ -36,13 +36,13 @@ def _digest(data: bytes) -> str:
     return f"{zlib.crc32(data):08x}"
 
 
-def watch_seeds(journal: Journal) -> None:
+def watch_seeds(journal: EventJournal) -> None:
     """Records which generators the script itself seeds; seeding by a library, as of workers, is left out."""
     for module, generator in ((paddle, "paddle"), (np.random, "numpy"), (random, "random")):
         _watch(journal, module, generator)
 
 
-def _watch(journal: Journal, module: Any, generator: str) -> None:
+def _watch(journal: EventJournal, module: Any, generator: str) -> None:
     seed = module.seed
 
     def noted(*args: object, **kwargs: object) -> object:

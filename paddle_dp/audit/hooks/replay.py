@@ -19,9 +19,9 @@ from paddle.io import DataLoader
 from paddle_dp.audit.events import PassBegan
 from paddle_dp.audit.hooks import arrays
 from paddle_dp.audit.hooks.data import Loaders
-from paddle_dp.audit.hooks.place import here
+from paddle_dp.audit.hooks.source_line import here
 from paddle_dp.audit.hooks.updates import gradient_of
-from paddle_dp.audit.hooks.watch import Watch
+from paddle_dp.audit.hooks.watch import ScriptMonitor
 
 
 class JoinError(ValueError):
@@ -49,13 +49,13 @@ class Item:
             return {name: file[name] for name in file.files}
 
 
-def join(parts: Sequence[tuple[arrays.Structure, list[np.ndarray]]], sizes: Sequence[int]) -> Any:
+def join(batches: Sequence[tuple[arrays.Structure, list[np.ndarray]]], sizes: Sequence[int]) -> Any:
     """One batch of several: arrays with one row per sample are concatenated, others must be equal."""
-    structure = parts[0][0]
-    if any(other != structure for other, _ in parts):
+    structure = batches[0][0]
+    if any(another != structure for another, _ in batches):
         raise JoinError("the batches of the ranks have different structures")
     joined = []
-    for leaves in zip(*(leaves for _, leaves in parts), strict=True):
+    for leaves in zip(*(leaves for _, leaves in batches), strict=True):
         are_rows = all(leaf.ndim and len(leaf) == size for leaf, size in zip(leaves, sizes, strict=True))
         if are_rows and len({leaf.shape[1:] for leaf in leaves}) == 1:
             joined.append(np.concatenate(leaves))
@@ -71,20 +71,20 @@ def join(parts: Sequence[tuple[arrays.Structure, list[np.ndarray]]], sizes: Sequ
 class Replay:
     """Gives the script joined batches in place of its training loader's, item by item, and saves the gradients."""
 
-    def __init__(self, watch: Watch, source: Path, loader: int, items: Sequence[Item]):
+    def __init__(self, watch: ScriptMonitor, source: Path, loader: int, items: Sequence[Item]):
         self.watch, self.source, self.loader = watch, source, loader
         self.items, self.at, self.every = list(items), 0, 1
         self.batches: list[Any] = []
         self.loaded = False
 
     def install(self, loaders: Loaders) -> None:
-        others = DataLoader.__iter__
+        original_iter = DataLoader.__iter__
         replay = self
 
         def iterate(loader: DataLoader) -> Any:
             number = loaders.numbers.get(loader)
             if number != replay.loader:
-                return others(loader)
+                return original_iter(loader)
             replay.watch.journal.write(PassBegan(
                 loader=number, number=1, batches=None, drew=(), managed=False, where=here()
             ))  # fmt: skip
@@ -120,9 +120,9 @@ class Replay:
             )
         every = arrays.stride(parameters)
         final = {each.name: gradient_of(each) for each in parameters}
-        kept = {n: arrays.numbers(g, every) for n, g in final.items() if g is not None and g.is_dense()}
+        saved = {n: arrays.numbers(g, every) for n, g in final.items() if g is not None and g.is_dense()}
         path = self.watch.folder / f"replay.step-{self.items[self.at].step}.npz"
-        np.savez(path, **kept)  # type: ignore[arg-type]
+        np.savez(path, **saved)  # type: ignore[arg-type]
         for each in parameters:
             each.clear_gradient(False)
         self.at, self.loaded = self.at + 1, False

@@ -19,23 +19,23 @@ from paddle.nn import BatchNorm, Layer, SyncBatchNorm
 from paddle.nn.layer.norm import _BatchNormBase
 from paddle.optimizer import Optimizer
 
-from paddle_dp.audit.events import Buffered, Divided, Left, Normed, OptimizerMade, Stepped, Wrapped
+from paddle_dp.audit.events import Buffered, Divided, Left, Normed, OptimizerCreated, Stepped, Wrapped
 from paddle_dp.audit.hooks import arrays, generators
-from paddle_dp.audit.hooks.place import here
-from paddle_dp.audit.hooks.watch import Watch
+from paddle_dp.audit.hooks.source_line import here
+from paddle_dp.audit.hooks.watch import ScriptMonitor
 
-SOME = 4096  # numbers of each parameter to keep of the weights at the end
+MAX_END_NUMBERS = 4096  # numbers of each parameter to keep of the weights at the end
 MEANS = 4  # running means of each BatchNorm layer to keep
 
 
 class Updates:
     """The optimizers of this rank, their updates, and each parameter's own gradient since the last one."""
 
-    def __init__(self, watch: Watch, on_step: Callable[[Any, list[Any]], bool] | None = None):
+    def __init__(self, watch: ScriptMonitor, on_step: Callable[[Any, list[Any]], bool] | None = None):
         self.watch, self.on_step = watch, on_step
         self.optimizers: list[Any] = []
         self.steps: list[int] = []
-        self.own: dict[str, np.ndarray] = {}
+        self.local_gradients: dict[str, np.ndarray] = {}
         self.hooked: set[int] = set()  # ids of the parameters with a hook
         self.norms: list[Any] = []
         self.every, self.scale = 1, 1.0
@@ -66,10 +66,10 @@ class Updates:
         Optimizer._apply_optimize = applied
 
     def _watch_making(self, kind: Any) -> None:
-        updates, made = self, kind.__init__
+        updates, original_init = self, kind.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            made(optimizer, *args, **kwargs)
+            original_init(optimizer, *args, **kwargs)
             if type(optimizer) is kind or "_param_groups" in vars(optimizer):
                 updates.add(optimizer)
 
@@ -90,11 +90,11 @@ class Updates:
         setattr(kind, name, stepped)
 
     def _watch_data_parallel(self) -> None:
-        updates, made = self, paddle.DataParallel.__init__
+        updates, original_init = self, paddle.DataParallel.__init__
 
         def init(wrapper: Any, layers: Layer, *args: Any, **kwargs: Any) -> None:
             before = arrays.digests(layers.parameters())
-            made(wrapper, layers, *args, **kwargs)
+            original_init(wrapper, layers, *args, **kwargs)
             after = arrays.digests(layers.parameters())
             updates.watch.journal.write(Wrapped(before=before, after=after, where=here()))
 
@@ -122,7 +122,7 @@ class Updates:
             if id(parameter) not in self.hooked and not parameter.stop_gradient:
                 self.hooked.add(id(parameter))
                 parameter.register_hook(self._gradient_hook(parameter))
-        self.watch.journal.write(OptimizerMade(
+        self.watch.journal.write(OptimizerCreated(
             optimizer=len(self.optimizers) - 1, kind=type(optimizer).__name__,
             parameters=arrays.digests(parameters), where=here(),
         ))  # fmt: skip
@@ -134,9 +134,11 @@ class Updates:
         def accumulate(gradient: Any) -> None:
             self.watch.gradients += 1
             if gradient.is_dense():
-                mine, before = arrays.numbers(gradient, self.every), gradient_of(parameter)
-                continues = name in self.own and before is not None and bool(paddle.any(before != 0))
-                self.own[name] = self.own[name] + mine if continues else mine
+                local, before = arrays.numbers(gradient, self.every), gradient_of(parameter)
+                continues = (
+                    name in self.local_gradients and before is not None and bool(paddle.any(before != 0))
+                )
+                self.local_gradients[name] = self.local_gradients[name] + local if continues else local
 
         return accumulate
 
@@ -174,16 +176,16 @@ class Updates:
         """Writes this update's weights, own and final gradients, and batches; returns the files' name."""
         watch = self.watch
         name = f"rank-{watch.rank}.step-{watch.done}"
-        kept = {f"own/{key}": value for key, value in self.own.items()}
+        saved = {f"own/{key}": value for key, value in self.local_gradients.items()}
         for each in parameters:
             gradient = gradient_of(each)
             if gradient is not None and gradient.is_dense():
-                kept[f"final/{each.name}"] = arrays.numbers(gradient, self.every)
-            kept[f"weight/{each.name}"] = arrays.numbers(each, self.every)
-        np.savez(watch.folder / f"{name}.npz", **kept)  # type: ignore[arg-type]
+                saved[f"final/{each.name}"] = arrays.numbers(gradient, self.every)
+            saved[f"weight/{each.name}"] = arrays.numbers(each, self.every)
+        np.savez(watch.folder / f"{name}.npz", **saved)  # type: ignore[arg-type]
         if watch.rank == 0:
-            whole = {key: arrays.numbers(each) for key, each in arrays.live_parameters().items()}
-            np.savez(watch.folder / f"{name}.whole.npz", **whole)  # type: ignore[arg-type]
+            full = {key: arrays.numbers(each) for key, each in arrays.live_parameters().items()}
+            np.savez(watch.folder / f"{name}.whole.npz", **full)  # type: ignore[arg-type]
         if watch.window:
             arrays.write_batches(watch.folder, f"{name}.batches", [batch.data for batch in watch.window])
         return name
@@ -194,8 +196,8 @@ class Updates:
             return
         parameters = [p for known in self.optimizers for p in parameters_of(known) if not p.stop_gradient]
         name = f"rank-{self.watch.rank}.left"
-        some = {each.name: arrays.numbers(each)[:SOME] for each in parameters}
-        np.savez(self.watch.folder / f"{name}.npz", **some)  # type: ignore[arg-type]
+        first_numbers = {each.name: arrays.numbers(each)[:MAX_END_NUMBERS] for each in parameters}
+        np.savez(self.watch.folder / f"{name}.npz", **first_numbers)  # type: ignore[arg-type]
         self.watch.journal.write(Left(digests=arrays.digests(parameters), arrays=name))
         means = {layer.full_name(): layer._mean for layer in self.norms}
         self.watch.journal.write(Buffered(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.audit.events import Journal
+from paddle_dp.audit.events import EventJournal
 
 EPOCHS = 2  # passes over the training data that are recorded: the second shows whether the order changes
 
@@ -19,7 +19,7 @@ class Enough(SystemExit):
 
 
 @dataclass
-class Batch:
+class ReadBatch:
     """A batch that the script got: batch `index` of pass `number` over a loader."""
 
     loader: int
@@ -29,17 +29,17 @@ class Batch:
 
 
 @dataclass
-class Watch:
+class ScriptMonitor:
     """`steps` updates of each pass are recorded, and its last batch. `window`: the batches since the last update."""
 
-    journal: Journal
+    journal: EventJournal
     folder: Path
     rank: int
     steps: int
     done: int = 0
     gradients: int = 0
     record_next: bool = True
-    window: list[Batch] = field(default_factory=list)
+    window: list[ReadBatch] = field(default_factory=list)
     states_at_window: str = ""
     enough: bool = False
 

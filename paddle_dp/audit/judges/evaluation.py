@@ -5,77 +5,88 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from paddle_dp.audit.events import Batches, Ended, Event, Exchanged, LoaderMade, PassBegan, Stepped
-from paddle_dp.audit.finding import Finding, Section, few, plural
-from paddle_dp.audit.records import Rank, Trace, same_loader
+from paddle_dp.audit.events import Batches, Ended, Event, Exchanged, LoaderCreated, PassBegan, Stepped
+from paddle_dp.audit.finding import AuditFinding, Section, few, plural
+from paddle_dp.audit.records import EventTrace, Rank, same_loader
 
 GATHERS = ("all_gather", "all_gather_object", "gather")
 
 
-def evaluation(trace: Trace) -> Section:
-    looked, found = [], []
-    for loader in sorted({place[0] for rank in trace.ranks for place in rank.passes} - trace.training):
-        made, orders = same_loader(trace, loader), trace.orders(loader, 1)
+def evaluation(trace: EventTrace) -> Section:
+    looked, findings = [], []
+    for loader in sorted({pass_key[0] for rank in trace.ranks for pass_key in rank.passes} - trace.training):
+        loader_event, orders = same_loader(trace, loader), trace.orders(loader, 1)
         known = [order for order in orders if order is not None]
-        if made is None or not known:
+        if loader_event is None or not known:
             continue
         managed = trace.ranks[0].passes[loader, 1].managed if (loader, 1) in trace.ranks[0].passes else False
-        looked.append(f"{made.samples} samples ({made.dataset}) on {plural(len(known), 'rank')}")
+        looked.append(
+            f"{loader_event.samples} samples ({loader_event.dataset}) on {plural(len(known), 'rank')}"
+        )
         if len(known) == len(trace.ranks) > 1:
-            found += [*_reads(trace, made, known, managed), *_numbers(trace, made, known, managed)]
-    return Section("evaluation", "; ".join(looked) or "no loader was read without training", tuple(found))
+            findings += [
+                *_reads(trace, loader_event, known, managed),
+                *_numbers(trace, loader_event, known, managed),
+            ]
+    return Section("evaluation", "; ".join(looked) or "no loader was read without training", tuple(findings))
 
 
-def _reads(trace: Trace, made: LoaderMade, orders: list[Batches], managed: bool) -> Iterator[Finding]:
+def _reads(
+    trace: EventTrace, loader_event: LoaderCreated, orders: list[Batches], managed: bool
+) -> Iterator[AuditFinding]:
     """Findings for held-out samples that are read twice or never; every rank reading all of them is no mistake."""
     reads = [[index for batch in order for index in batch] for order in orders]
-    if all(len(set(each)) == made.samples == len(each) for each in reads):
+    if all(len(set(each)) == loader_event.samples == len(each) for each in reads):
         return
     counts = Counter(index for each in reads for index in each)
     twice = sorted(index for index, count in counts.items() if count > 1)
-    never = sorted(set(range(made.samples or 0)) - counts.keys())
-    begun = trace.ranks[0].passes[made.loader, 1]
+    never = sorted(set(range(loader_event.samples or 0)) - counts.keys())
+    begun = trace.ranks[0].passes[loader_event.loader, 1]
     if twice and not managed:
-        gathered = any(event.collective in GATHERS for event in window(trace.ranks[0], made.loader)[0])
+        gathered = any(
+            event.collective in GATHERS for event in window(trace.ranks[0], loader_event.loader)[0]
+        )
         extra = sum(counts.values()) - len(counts)
-        yield Finding(
+        yield AuditFinding(
             rule="evaluation-repeats", severity="note" if gathered else "fault", where=begun.where,
-            what=f"an evaluation counts {plural(len(twice), 'sample')} of {made.samples} more than once",
+            what=f"an evaluation counts {plural(len(twice), 'sample')} of {loader_event.samples} more than once",
             evidence=f"{plural(extra, 'read')} too many: {few(twice)}"
             + ("; outputs are gathered, and the script may drop the repeats" if gathered else ""),
             remedy="read range(rank, n, ranks) in batches, without padding, and all_reduce totals and counts",
         )  # fmt: skip
     if never:
-        yield Finding(
+        yield AuditFinding(
             rule="evaluation-gaps", severity="fault", where=begun.where,
-            what=f"an evaluation leaves {plural(len(never), 'sample')} of {made.samples} out",
-            evidence=f"on no rank: {few(never)}" + ("; drop_last is set" if made.drop_last else ""),
+            what=f"an evaluation leaves {plural(len(never), 'sample')} of {loader_event.samples} out",
+            evidence=f"on no rank: {few(never)}" + ("; drop_last is set" if loader_event.drop_last else ""),
             remedy="evaluate without drop_last, every index on one rank",
         )  # fmt: skip
 
 
-def _numbers(trace: Trace, made: LoaderMade, orders: list[Batches], managed: bool) -> Iterator[Finding]:
+def _numbers(
+    trace: EventTrace, loader_event: LoaderCreated, orders: list[Batches], managed: bool
+) -> Iterator[AuditFinding]:
     """Findings on how the ranks' numbers are combined."""
     shares = [sum(map(len, order)) for order in orders]
-    if managed or all(share == made.samples for share in shares):
+    if managed or all(share == loader_event.samples for share in shares):
         return
-    seen = [window(rank, made.loader) for rank in trace.ranks]
-    begun = trace.ranks[0].passes[made.loader, 1]
-    if not all(closed for _, closed in seen):
+    windows = [window(rank, loader_event.loader) for rank in trace.ranks]
+    begun = trace.ranks[0].passes[loader_event.loader, 1]
+    if not all(closed for _, closed in windows):
         return
-    exchanged = [[event for event in events if event.collective != "barrier"] for events, _ in seen]
+    exchanged = [[event for event in events if event.collective != "barrier"] for events, _ in windows]
     if not any(exchanged):
-        yield Finding(
+        yield AuditFinding(
             rule="evaluation-not-combined", severity="fault", where=begun.where,
             what="each rank evaluates its own share, and nothing is exchanged: the result is that of one rank's part",
-            evidence=f"rank 0 reads {shares[0]} of {made.samples} samples, and no collective follows",
+            evidence=f"rank 0 reads {shares[0]} of {loader_event.samples} samples, and no collective follows",
             remedy="all_reduce the total and the count of samples, and divide afterwards",
         )  # fmt: skip
-    elif len(set(shares)) > 1 and (values := _means(trace, made, exchanged)):
-        read = [_given(rank, made.loader) for rank in trace.ranks]
+    elif len(set(shares)) > 1 and (values := _means(trace, loader_event, exchanged)):
+        read = [_samples_read(rank, loader_event.loader) for rank in trace.ranks]
         plain = sum(values) / len(values)
         right = sum(v * n for v, n in zip(values, read, strict=True)) / sum(read)
-        yield Finding(
+        yield AuditFinding(
             rule="evaluation-mean-of-means", severity="fault", where=exchanged[0][0].where,
             what=f"a mean of the ranks' means is reported, over unequal shares ({few(shares)} samples)",
             evidence=f"over {few(read)} samples the ranks gave {few([round(v, 4) for v in values])}: "
@@ -84,40 +95,40 @@ def _numbers(trace: Trace, made: LoaderMade, orders: list[Batches], managed: boo
         )  # fmt: skip
 
 
-def _means(trace: Trace, made: LoaderMade, exchanged: list[list[Exchanged]]) -> list[float]:
+def _means(trace: EventTrace, loader_event: LoaderCreated, exchanged: list[list[Exchanged]]) -> list[float]:
     """The ranks' numbers that were reduced, if they are means and no count of samples was reduced with them."""
     reduced = [
         [e for e in events if e.collective in ("all_reduce", "reduce") and e.values] for events in exchanged
     ]
     if not all(reduced):
         return []
-    read = [float(_given(rank, made.loader)) for rank in trace.ranks]
+    read = [float(_samples_read(rank, loader_event.loader)) for rank in trace.ranks]
     values = [[value for event in events for value in event.values] for events in reduced]
-    counted = all(n in given for n, given in zip(read, values, strict=True))
-    first = [given[0] for given in values]
+    counted = all(n in rank_values for n, rank_values in zip(read, values, strict=True))
+    first = [rank_values[0] for rank_values in values]
     are_integers = all(value == int(value) for value in first if value == value and abs(value) < 1e15)
     return [] if counted or are_integers else first
 
 
-def _given(rank: Rank, loader: int) -> int:
+def _samples_read(rank: Rank, loader: int) -> int:
     """The number of samples that the script got in the first pass."""
-    return sum(batch.size for place, batch in rank.fetched.items() if place[:2] == (loader, 1))
+    return sum(batch.size for batch_key, batch in rank.fetched.items() if batch_key[:2] == (loader, 1))
 
 
 def window(rank: Rank, loader: int) -> tuple[list[Exchanged], bool]:
     """The collectives after the first pass over a loader, until the next pass or update, and whether there was one."""
-    found: list[Exchanged] = []
+    collectives: list[Exchanged] = []
     inside = False
     for event in rank.events:
         if _begins(event, loader):
             inside = True
         elif inside and isinstance(event, PassBegan | Stepped):
-            return found, True
+            return collectives, True
         elif inside and isinstance(event, Ended):
-            return found, event.reason == "script"
+            return collectives, event.reason == "script"
         elif inside and isinstance(event, Exchanged):
-            found.append(event)
-    return found, False
+            collectives.append(event)
+    return collectives, False
 
 
 def _begins(event: Event, loader: int) -> bool:

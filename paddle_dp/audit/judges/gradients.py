@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paddle_dp.audit.finding import Finding, Section, few, plural
-from paddle_dp.audit.records import Arrays, Trace
+from paddle_dp.audit.finding import AuditFinding, Section, few, plural
+from paddle_dp.audit.records import Arrays, EventTrace
 
 EXACT = 3e-4  # relative distance of two float32 gradients of the same samples that only rounding explains
 NEAR = 2e-2  # the same, for low precision: allowed only where the exchange itself is exact
@@ -23,42 +23,43 @@ ALIGNED = 0.999  # cosine from which two gradients count as one direction
 
 @dataclass(frozen=True)
 class Update:
-    """One recorded update: `own` and `final` are g_r and f_r of each rank, `sizes` are n_r, `one` is u if known.
+    """One recorded update: `local` and `final` are g_r and f_r of each rank, `sizes` are n_r, `reference` is u if
+    known.
 
     `equal`: whether all ranks held the same weights; if not, only the exchange can be judged.
     """
 
     step: int
-    where: str
-    own: tuple[Arrays, ...]
+    source_line: str
+    local: tuple[Arrays, ...]
     final: tuple[Arrays, ...]
     sizes: tuple[int, ...]
     drew: bool
-    one: Arrays | None = None
+    reference: Arrays | None = None
     equal: bool = True
 
     @property
     def ranks(self) -> int:
-        return len(self.own)
+        return len(self.local)
 
     @property
     def names(self) -> list[str]:
         """Parameters with numbers on all sides, and not all zero."""
-        sides = [*self.own, *self.final, *([self.one] if self.one is not None else [])]
+        sides = [*self.local, *self.final, *([self.reference] if self.reference is not None else [])]
         common = set.intersection(*(set(side) for side in sides))
         return [n for n in self.final[0] if n in common and any(np.any(side[n]) for side in sides)]
 
     def mean(self, name: str) -> np.ndarray:
-        return np.asarray(np.mean([own[name] for own in self.own], axis=0, dtype=np.float64))
+        return np.asarray(np.mean([local[name] for local in self.local], axis=0, dtype=np.float64))
 
     def weighted(self, name: str) -> np.ndarray:
         if not sum(self.sizes):
             return self.mean(name)
         shares = np.array(self.sizes, np.float64) / sum(self.sizes)
-        return np.tensordot(shares, [own[name].astype(np.float64) for own in self.own], axes=1)
+        return np.tensordot(shares, [local[name].astype(np.float64) for local in self.local], axes=1)
 
 
-def recorded(trace: Trace, again: Trace | None = None) -> Iterator[Update]:
+def recorded(trace: EventTrace, alone: EventTrace | None = None) -> Iterator[Update]:
     """The updates whose gradients were kept on all ranks."""
     for step in range(1, trace.steps + 1):
         updates = trace.together(step)
@@ -67,12 +68,12 @@ def recorded(trace: Trace, again: Trace | None = None) -> Iterator[Update]:
         files = [rank.arrays(update.arrays) for rank, update in zip(trace.ranks, updates, strict=True)]
         scale = updates[0].scale
         yield Update(
-            step=step, where=updates[0].where,
-            own=tuple({k[4:]: v / scale for k, v in file.items() if k.startswith("own/")} for file in files),
+            step=step, source_line=updates[0].where,
+            local=tuple({k[4:]: v / scale for k, v in file.items() if k.startswith("own/")} for file in files),
             final=tuple({k[6:]: v for k, v in file.items() if k.startswith("final/")} for file in files),
             sizes=tuple(sum(rank.sizes(u)) for rank, u in zip(trace.ranks, updates, strict=True)),
             drew=any(update.drew for update in updates), equal=step <= trace.equal_until,
-            one=again.ranks[0].arrays(f"replay.step-{step}") or None if again is not None else None,
+            reference=alone.ranks[0].arrays(f"replay.step-{step}") or None if alone is not None else None,
         )  # fmt: skip
 
 
@@ -80,28 +81,28 @@ def gradients(updates: list[Update], local_norms: bool, why_not: str) -> Section
     """Judges each recorded update; `why_not`: the reason why there is no run on one process, "" if there is one."""
     if not updates:
         return Section("gradients", "no update was recorded", ())
-    found: dict[str, Finding] = {}
+    findings: dict[str, AuditFinding] = {}
     for update in updates:
         for finding in judge(update, local_norms):
-            found.setdefault(finding.rule, finding)
+            findings.setdefault(finding.rule, finding)
     steps = few([update.step for update in updates])
     looked = f"{plural(len(updates[0].names), 'parameter')} in update{'s' * (len(updates) > 1)} {steps}: "
     looked += f"each rank's own against what the optimizer got, {_against(updates, local_norms, why_not)}"
-    return Section("gradients", looked, tuple(found.values()))
+    return Section("gradients", looked, tuple(findings.values()))
 
 
 def _against(updates: list[Update], local_norms: bool, why_not: str) -> str:
     if why_not:
         return f"and not against one process's ({why_not})"
-    apart = max(distance(update) or 0.0 for update in updates)
+    relative_error = max(distance(update) or 0.0 for update in updates)
     reasons = ["local BatchNorm"] * local_norms + ["other random masks"] * any(
         update.drew for update in updates
     )
     why = f", with {' and '.join(reasons)}" if reasons else ""
-    return f"and that against one process's on the same samples: {apart:.1e} apart at most{why}"
+    return f"and that against one process's on the same samples: {relative_error:.1e} apart at most{why}"
 
 
-def judge(update: Update, local_norms: bool = False) -> Iterator[Finding]:
+def judge(update: Update, local_norms: bool = False) -> Iterator[AuditFinding]:
     """Findings on one update's gradient; none if it is one process's up to rounding."""
     if not update.names:
         return
@@ -112,26 +113,26 @@ def judge(update: Update, local_norms: bool = False) -> Iterator[Finding]:
     if not update.equal:
         return
     if update.ranks > 1 and not any(update.sizes) and _same_batch(update):
-        yield Finding(
-            rule="samples-not-shared", severity="fault", where=update.where,
+        yield AuditFinding(
+            rule="samples-not-shared", severity="fault", where=update.source_line,
             what="all ranks compute the same gradient: they read the same batch",
             evidence=f"update {update.step}: the ranks' own gradients are equal bit for bit "
             f"in all of {plural(len(update.names), 'parameter')}",
             remedy="let rank r of R read every R-th sample, from the r-th on",
         )  # fmt: skip
     exact = not (local_norms or update.drew)
-    if update.one is None:
+    if update.reference is None:
         # Only notes: a script may weight its losses so that this is right, which only one process would show.
-        for finding in _by_own(update):
-            what = f"if a rank's loss is the mean over its samples, {finding.what}"
-            yield replace(finding, severity="note", what=what)
+        for finding in _judge_local(update):
+            problem = f"if a rank's loss is the mean over its samples, {finding.what}"
+            yield replace(finding, severity="note", what=problem)
     elif not _right(update, exact):
         yield _explained(update, exact)
 
 
 def _same_batch(update: Update) -> bool:
-    first = update.own[0]
-    return all(np.array_equal(own[name], first[name]) for own in update.own for name in update.names)
+    first = update.local[0]
+    return all(np.array_equal(local[name], first[name]) for local in update.local for name in update.names)
 
 
 def kind_of(update: Update, name: str) -> str:
@@ -139,7 +140,7 @@ def kind_of(update: Update, name: str) -> str:
     mean = update.mean(name)
     if all(close(final[name], mean) for final in update.final):
         return "mean"
-    if all(close(f[name], own[name]) for f, own in zip(update.final, update.own, strict=True)):
+    if all(close(f[name], local[name]) for f, local in zip(update.final, update.local, strict=True)):
         return "own"
     factor = ratio(update.final[0][name], mean)
     if factor and all(close(final[name], factor * mean) for final in update.final):
@@ -158,10 +159,10 @@ def ratio(a: np.ndarray, b: np.ndarray) -> float:
 
 def vector(update: Update, which: str) -> np.ndarray:
     """The gradients of all parameters as one vector: "final" (of rank 0), "one", "mean" or "weighted"."""
-    assert update.one is not None or which != "one"
+    assert update.reference is not None or which != "one"
     sides = {
         "final": lambda name: update.final[0][name],
-        "one": lambda name: update.one[name],  # type: ignore[index]
+        "one": lambda name: update.reference[name],  # type: ignore[index]
         "mean": update.mean,
         "weighted": update.weighted,
     }
@@ -170,81 +171,86 @@ def vector(update: Update, which: str) -> np.ndarray:
 
 def distance(update: Update) -> float | None:
     """|f − u| / |u| over all parameters, the largest of all ranks; None without u."""
-    if update.one is None or not update.names:
+    if update.reference is None or not update.names:
         return None
-    one = vector(update, "one")
+    reference = vector(update, "one")
     finals = [np.concatenate([final[name] for name in update.names]) for final in update.final]
-    return max(float(np.linalg.norm(final - one)) for final in finals) / max(
-        float(np.linalg.norm(one)), 1e-300
+    return max(float(np.linalg.norm(final - reference)) for final in finals) / max(
+        float(np.linalg.norm(reference)), 1e-300
     )
 
 
 def _right(update: Update, exact: bool) -> bool:
-    apart, final, one = distance(update) or 0.0, vector(update, "final"), vector(update, "one")
+    relative_error, final, reference = distance(update) or 0.0, vector(update, "final"), vector(update, "one")
     if not exact:  # other masks, or other normalisation: only the size can be judged
-        return all(kind_of(update, n) == "mean" for n in update.names) or 0.7 < ratio(final, one) < 1.4
-    return apart <= EXACT or (apart <= NEAR and close(final, vector(update, "weighted")))
+        return all(kind_of(update, n) == "mean" for n in update.names) or 0.7 < ratio(final, reference) < 1.4
+    return relative_error <= EXACT or (relative_error <= NEAR and close(final, vector(update, "weighted")))
 
 
-def _not_exchanged(update: Update, alone: list[str]) -> Finding:
+def _not_exchanged(update: Update, alone: list[str]) -> AuditFinding:
     everything = len(alone) == len(update.names)
-    apart = max(
-        float(np.linalg.norm(own[name] - update.own[0][name]))
-        / max(float(np.linalg.norm(update.own[0][name])), 1e-300)
+    spread = max(
+        float(np.linalg.norm(local[name] - update.local[0][name]))
+        / max(float(np.linalg.norm(update.local[0][name])), 1e-300)
         for name in alone
-        for own in update.own
+        for local in update.local
     )
-    return Finding(
-        rule="not-exchanged", severity="fault", where=update.where,
+    return AuditFinding(
+        rule="not-exchanged", severity="fault", where=update.source_line,
         what="no gradient is exchanged: each rank follows its own" if everything
         else f"{len(alone)} of {plural(len(update.names), 'gradient')} not exchanged",
         evidence=f"update {update.step}: the optimizer got the rank's own gradient in {few(alone, 4)}; "
-        f"the ranks' own are up to {apart:.0%} apart",
+        f"the ranks' own are up to {spread:.0%} apart",
         remedy="put paddle.DataParallel around the whole model and call the wrapper, "
         "or all_reduce every gradient and divide by the number of ranks",
     )  # fmt: skip
 
 
-def _by_own(update: Update) -> Iterator[Finding]:
+def _judge_local(update: Update) -> Iterator[AuditFinding]:
     """Findings without one process's gradient, from the ranks' own, if each loss is the mean over its samples."""
     mean, final, ranks = vector(update, "mean"), vector(update, "final"), update.ranks
     factor = ratio(final, mean)
-    for size, what, remedy in (
+    for size, problem, remedy in (
         (float(ranks), "summed, and not averaged", "divide by the number of ranks after all_reduce"),
         (1 / ranks, "averaged twice", "divide by the number of ranks once: DataParallel does so already"),
     ):
         if ranks > 1 and abs(factor / size - 1) < 0.01:
             numbers = f"update {update.step}: {factor:.3f} times the mean of the ranks' own gradients"
-            yield _wrong_scale(update, f"the gradients are {what}", numbers, remedy)
+            yield _wrong_scale(update, f"the gradients are {problem}", numbers, remedy)
     if len(set(update.sizes)) > 1 and not close(final, vector(update, "weighted")) and close(final, mean):
-        apart = float(np.linalg.norm(final - vector(update, "weighted"))) / max(
+        relative_error = float(np.linalg.norm(final - vector(update, "weighted"))) / max(
             float(np.linalg.norm(final)), 1e-300
         )
-        yield _mean_of_means(update, apart)
+        yield _mean_of_means(update, relative_error)
 
 
-def _mean_of_means(update: Update, apart: float) -> Finding:
+def _mean_of_means(update: Update, relative_error: float) -> AuditFinding:
     shares = " and ".join(map(str, update.sizes))
-    return Finding(
-        rule="mean-of-means", severity="fault", where=update.where,
-        what=f"the gradient is a mean of means over unequal shares ({shares} samples): {apart:.1%} off",
+    return AuditFinding(
+        rule="mean-of-means", severity="fault", where=update.source_line,
+        what=f"the gradient is a mean of means over unequal shares ({shares} samples): {relative_error:.1%} off",
         evidence=f"update {update.step}: the optimizer got the plain mean of the ranks' gradients, "
-        f"{apart:.2%} away from one process's on the same {sum(update.sizes)} samples",
+        f"{relative_error:.2%} away from one process's on the same {sum(update.sizes)} samples",
         remedy="multiply each rank's loss by its samples × ranks / samples of all ranks before backward()",
     )  # fmt: skip
 
 
-def _explained(update: Update, exact: bool) -> Finding:
+def _explained(update: Update, exact: bool) -> AuditFinding:
     """The finding for a gradient that is not one process's, with the probable reason."""
-    final, one, mean, ranks = (*(vector(update, which) for which in ("final", "one", "mean")), update.ranks)
-    apart, factor = distance(update) or 0.0, ratio(final, one)
-    cosine = float(np.vdot(final, one)) / max(float(np.linalg.norm(final) * np.linalg.norm(one)), 1e-300)
+    final, reference, mean, ranks = (
+        *(vector(update, which) for which in ("final", "one", "mean")),
+        update.ranks,
+    )
+    relative_error, factor = distance(update) or 0.0, ratio(final, reference)
+    cosine = float(np.vdot(final, reference)) / max(
+        float(np.linalg.norm(final) * np.linalg.norm(reference)), 1e-300
+    )
     numbers = f"update {update.step}: {factor:.3f} × one process's gradient, cosine {cosine:.4f}"
     averaged = close(final, mean)
     unequal = len(set(update.sizes)) > 1
     # With unequal shares m and u differ in direction a little in any case; w is what one process would have.
-    if exact and averaged and unequal and close(vector(update, "weighted"), one, NEAR):
-        return _mean_of_means(update, apart)
+    if exact and averaged and unequal and close(vector(update, "weighted"), reference, NEAR):
+        return _mean_of_means(update, relative_error)
 
     def is_about(size: float) -> bool:
         """Whether f is `size` times u to 1 %; if u may differ in direction, times m to 1 % and u roughly."""
@@ -253,25 +259,32 @@ def _explained(update: Update, exact: bool) -> Finding:
         return (averaged or abs(ratio(final, mean) / size - 1) < 0.01) and 0.7 < factor / size < 1.4
 
     if is_about(ranks):
-        what = f"the gradients are summed, and not averaged: {ranks} × one process's"
-        return _wrong_scale(update, what, numbers, "divide by the number of ranks after all_reduce")
+        problem = f"the gradients are summed, and not averaged: {ranks} × one process's"
+        return _wrong_scale(update, problem, numbers, "divide by the number of ranks after all_reduce")
     if is_about(1 / ranks) and averaged:
-        what = f"the loss is a sum over samples, and its gradients are averaged: 1/{ranks} of one process's"
-        remedy = "divide the loss by a number that does not depend on the ranks, and sum the gradients"
-        return _wrong_scale(update, what, numbers, remedy)
-    if is_about(1 / ranks):
-        what = f"the gradients are averaged twice: 1/{ranks} of one process's"
-        return _wrong_scale(
-            update, what, numbers, "divide by the number of ranks once: DataParallel does so already"
+        problem = (
+            f"the loss is a sum over samples, and its gradients are averaged: 1/{ranks} of one process's"
         )
-    return Finding(
-        rule="other-gradient", severity="fault" if exact else "difference", where=update.where, evidence=numbers,
-        what=f"the gradient is not one process's on the same samples: {apart:.1%} away",
+        remedy = "divide the loss by a number that does not depend on the ranks, and sum the gradients"
+        return _wrong_scale(update, problem, numbers, remedy)
+    if is_about(1 / ranks):
+        problem = f"the gradients are averaged twice: 1/{ranks} of one process's"
+        return _wrong_scale(
+            update, problem, numbers, "divide by the number of ranks once: DataParallel does so already"
+        )
+    return AuditFinding(
+        rule="other-gradient", severity="fault" if exact else "difference", where=update.source_line, evidence=numbers,
+        what=f"the gradient is not one process's on the same samples: {relative_error:.1%} away",
         remedy="look for what is computed over a rank's batch as a whole: a masked mean, a contrastive loss, a norm",
     )  # fmt: skip
 
 
-def _wrong_scale(update: Update, what: str, numbers: str, remedy: str) -> Finding:
-    return Finding(
-        rule="wrong-scale", severity="fault", where=update.where, what=what, evidence=numbers, remedy=remedy
+def _wrong_scale(update: Update, problem: str, numbers: str, remedy: str) -> AuditFinding:
+    return AuditFinding(
+        rule="wrong-scale",
+        severity="fault",
+        where=update.source_line,
+        what=problem,
+        evidence=numbers,
+        remedy=remedy,
     )

@@ -5,23 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from paddle_dp.audit.events import Buffered, Normed
-from paddle_dp.audit.finding import Finding, Section, few, plural
-from paddle_dp.audit.records import Trace
+from paddle_dp.audit.finding import AuditFinding, Section, few, plural
+from paddle_dp.audit.records import EventTrace
 
 
-def norms(trace: Trace, apart: float | None) -> Section:
-    """`apart`: the relative distance of the first gradient from one process's, if known."""
-    seen = next(iter(trace.ranks[0].of(Normed)), None)
-    if seen is None:
+def norms(trace: EventTrace, relative_error: float | None) -> Section:
+    """`relative_error`: the relative distance of the first gradient from one process's, if known."""
+    normed = next(iter(trace.ranks[0].events_of(Normed)), None)
+    if normed is None:
         return Section("BatchNorm", "no update was done, so no layer was examined", ())
-    local = len(seen.layers)
-    looked = f"{plural(local + seen.synchronised, 'layer')}, {seen.synchronised} of them synchronised"
+    local = len(normed.layers)
+    looked = f"{plural(local + normed.synchronised, 'layer')}, {normed.synchronised} of them synchronised"
     if not local or len(trace.ranks) < 2:
         return Section("BatchNorm", looked, ())
-    evidence = [f"{few(seen.layers, 2)}", _means(trace)]
-    if apart is not None:
-        evidence.append(f"the first gradient is {apart:.1%} away from one process's on the same samples")
-    finding = Finding(
+    evidence = [f"{few(normed.layers, 2)}", _means(trace)]
+    if relative_error is not None:
+        evidence.append(
+            f"the first gradient is {relative_error:.1%} away from one process's on the same samples"
+        )
+    finding = AuditFinding(
         rule="batchnorm-local", severity="difference",
         what=f"{plural(local, 'BatchNorm layer')} normalise{'s' * (local == 1)} over one rank's samples only",
         evidence="; ".join(filter(None, evidence)), where=trace.together(1)[0].where if trace.steps else "",
@@ -30,18 +32,18 @@ def norms(trace: Trace, apart: float | None) -> Section:
     return Section("BatchNorm", looked, (finding,))
 
 
-def _means(trace: Trace) -> str:
+def _means(trace: EventTrace) -> str:
     """A sentence on how much the ranks' running means differ; "" if they do not."""
-    kept = [next(iter(rank.of(Buffered)), None) for rank in trace.ranks]
-    if any(each is None for each in kept):
+    buffered = [next(iter(rank.events_of(Buffered)), None) for rank in trace.ranks]
+    if any(each is None for each in buffered):
         return ""
-    means = [each.means for each in kept if each is not None]
-    apart = {
+    means = [each.means for each in buffered if each is not None]
+    spread = {
         name: max(float(np.abs(np.subtract(each[name], means[0][name])).max()) for each in means)
         for name in means[0]
         if all(name in each for each in means)
     }
-    if not apart or not (most := max(apart.values())):
+    if not spread or not (most := max(spread.values())):
         return ""
-    name = max(apart, key=lambda key: apart[key])
+    name = max(spread, key=lambda key: spread[key])
     return f"running means differ by up to {most:.2g} between ranks (in {name}), and each rank saves its own"

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paddle_dp.audit.events import Left, OptimizerMade, Wrapped
-from paddle_dp.audit.finding import Finding, Section, few, plural
-from paddle_dp.audit.records import Trace
+from paddle_dp.audit.events import Left, OptimizerCreated, Wrapped
+from paddle_dp.audit.finding import AuditFinding, Section, few, plural
+from paddle_dp.audit.records import EventTrace
 
 
-def weights(trace: Trace) -> Section:
+def weights(trace: EventTrace) -> Section:
     if not trace.steps:
         return Section("weights", "no update was done, so nothing was compared", ())
     names = list(trace.together(1)[0].digests)
@@ -20,47 +20,47 @@ def weights(trace: Trace) -> Section:
     looked = (
         f"{plural(len(names), 'parameter')} on all ranks, bit for bit, before {plural(trace.steps, 'update')}"
     )
-    return Section("weights", f"{looked} and after the last", (*_apart(trace), *_missing(trace)))
+    return Section("weights", f"{looked} and after the last", (*_divergence(trace), *_missing(trace)))
 
 
-def _apart(trace: Trace) -> Iterator[Finding]:
+def _divergence(trace: EventTrace) -> Iterator[AuditFinding]:
     step = trace.equal_until + 1
-    left = [rank.of(Left) for rank in trace.ranks]
+    left = [rank.events_of(Left) for rank in trace.ranks]
     ends = [each[0].digests for each in left if each]
     if step > trace.steps and (len(ends) < len(trace.ranks) or all(end == ends[0] for end in ends)):
         return
-    seen = [update.digests for update in trace.together(step)] if step <= trace.steps else ends
-    apart = [name for name in seen[0] if any(each[name] != seen[0][name] for each in seen)]
+    digests = [update.digests for update in trace.together(step)] if step <= trace.steps else ends
+    differing = [name for name in digests[0] if any(each[name] != digests[0][name] for each in digests)]
     size = _distance(trace, step)
     if step == 1:
-        made = next(iter(trace.ranks[0].of(OptimizerMade)), None)
-        wrapped = any(rank.of(Wrapped) for rank in trace.ranks)
-        yield Finding(
-            rule="weights-differ-at-start", severity="fault", where=made.where if made else "",
-            what=f"the ranks begin with different weights: {len(apart)} of {plural(len(seen[0]), 'parameter')}",
-            evidence=f"before update 1: {few(apart, 3)}{size}",
+        creation = next(iter(trace.ranks[0].events_of(OptimizerCreated)), None)
+        wrapped = any(rank.events_of(Wrapped) for rank in trace.ranks)
+        yield AuditFinding(
+            rule="weights-differ-at-start", severity="fault", where=creation.where if creation else "",
+            what=f"the ranks begin with different weights: {len(differing)} of {plural(len(digests[0]), 'parameter')}",
+            evidence=f"before update 1: {few(differing, 3)}{size}",
             remedy="build the optimizer from the wrapped model's parameters" if wrapped
             else "put paddle.DataParallel around the model, or broadcast its parameters from rank 0",
         )  # fmt: skip
         return
     before = trace.together(step - 1)[0]
-    many = f"{len(apart)} of {plural(len(seen[0]), 'parameter')}"
-    yield Finding(
+    share = f"{len(differing)} of {plural(len(digests[0]), 'parameter')}"
+    yield AuditFinding(
         rule="weights-diverge", severity="fault", where=before.where,
-        what=f"the ranks' weights differ from update {step - 1} on: {many}",
-        evidence=f"equal before update {step - 1}, different after it: {few(apart, 3)}{size}",
+        what=f"the ranks' weights differ from update {step - 1} on: {share}",
+        evidence=f"equal before update {step - 1}, different after it: {few(differing, 3)}{size}",
         remedy="exchange every gradient before the update: paddle.DataParallel does, or all_reduce each and divide",
     )  # fmt: skip
 
 
-def _distance(trace: Trace, step: int) -> str:
+def _distance(trace: EventTrace, step: int) -> str:
     """A clause on the largest difference between ranks, in the numbers kept of this update or of the end."""
-    if step <= trace.steps and (kept := [rank.updates[step - 1].arrays for rank in trace.ranks])[0]:
-        files = [rank.arrays(name) for rank, name in zip(trace.ranks, kept, strict=True)]
+    if step <= trace.steps and (array_files := [rank.updates[step - 1].arrays for rank in trace.ranks])[0]:
+        files = [rank.arrays(name) for rank, name in zip(trace.ranks, array_files, strict=True)]
         files = [{k: v for k, v in file.items() if k.startswith("weight/")} for file in files]
         when = f"before update {step}"
     else:
-        ends = [next(iter(rank.of(Left)), None) for rank in trace.ranks]
+        ends = [next(iter(rank.events_of(Left)), None) for rank in trace.ranks]
         files = [rank.arrays(end.arrays) if end else {} for rank, end in zip(trace.ranks, ends, strict=True)]
         when = "at the end"
     common = [name for name in files[0] if all(name in file for file in files)]
@@ -73,18 +73,18 @@ def _distance(trace: Trace, step: int) -> str:
     return f"; {when} up to {most:.2g} apart, in {name.removeprefix('weight/')}"
 
 
-def _missing(trace: Trace) -> Iterator[Finding]:
+def _missing(trace: EventTrace) -> Iterator[AuditFinding]:
     """A finding for parameters that get a gradient on some ranks only."""
     for step in range(1, trace.steps + 1):
         each = [set(update.missing) for update in trace.together(step)]
-        if some := sorted(
+        if partial := sorted(
             {name for names in each for name in names if not all(name in other for other in each)}
         ):
-            lacking = [rank for rank, names in enumerate(each) if some[0] in names]
-            yield Finding(
+            lacking = [rank for rank, names in enumerate(each) if partial[0] in names]
+            yield AuditFinding(
                 rule="gradient-missing", severity="fault", where=trace.together(step)[0].where,
-                what=f"{plural(len(some), 'parameter')} got a gradient on some ranks only, in update {step}",
-                evidence=f"{few(some, 3)}: none on rank {few(lacking)}",
+                what=f"{plural(len(partial), 'parameter')} got a gradient on some ranks only, in update {step}",
+                evidence=f"{few(partial, 3)}: none on rank {few(lacking)}",
                 remedy="let every rank use every parameter, or DataParallel(model, find_unused_parameters=True); with "
                 "gradients accumulated over micro-batches that looks at the last of them only",
             )  # fmt: skip

@@ -17,7 +17,7 @@ from paddle_dp.callbacks._confusion import draw
 from paddle_dp.callbacks._files import Files
 from paddle_dp.callbacks.dashboard import mesh_picture, utilisation
 from paddle_dp.callbacks.dashboard.mesh_picture import picture, png
-from paddle_dp.callbacks.dashboard.ranks import Ranks
+from paddle_dp.callbacks.dashboard.ranks import RankCurves
 from paddle_dp.callbacks.dashboard.settings import settings
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation
 from paddle_dp.callbacks.dashboard.visualdl import Log
@@ -76,7 +76,7 @@ class Dashboard(Callback):
     def __init__(self, run: Run, config: Config):
         self.run, self.config, self.every = run, config, config.every
         self.log: Log | None = None
-        self.ranks = Ranks(run.mesh, config.exchange)
+        self.ranks = RankCurves(run.mesh, config.exchange)
         self._utilisation: Utilisation | str | None = None
         self._listed = False
         self._latest: tuple[int, Evaluation] | None = None
@@ -84,7 +84,7 @@ class Dashboard(Callback):
     def start(self, moment: Moment) -> None:
         if self.run.mesh.is_main:
             self._open(moment.progress.step)
-        if utilisation.wanted(self.run, self.config.peak_flops):
+        if utilisation.has_peak(self.run, self.config.peak_flops):
             self.run.mesh.wait("FLOPs counted")
         self.ranks.begin()
 
@@ -100,7 +100,7 @@ class Dashboard(Callback):
         for index in range(min(self.config.images, len(self.run.train_loader.dataset))):
             self._show(index, step)
         self._show_mesh(step)
-        if utilisation.wanted(self.run, self.config.peak_flops):
+        if utilisation.has_peak(self.run, self.config.peak_flops):
             self._utilisation = utilisation.count(self.run, self.config.peak_flops)
             self.log.text("model FLOPs", str(self._utilisation), step)
 
@@ -116,7 +116,7 @@ class Dashboard(Callback):
                 numbers["sent"] /= 1e6
             curves |= {CURVES.get(n, f"train/{n}"): v for n, v in numbers.items()}
             if isinstance(self._utilisation, Utilisation):
-                curves |= self._utilisation.of(numbers, self.run.mesh.ranks)
+                curves |= self._utilisation.curves(numbers, self.run.mesh.ranks)
             self.log.scalars(curves, moment.progress.step)
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:

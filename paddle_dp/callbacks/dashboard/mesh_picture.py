@@ -122,16 +122,17 @@ def frame(degrees: Degrees, split: list[str], coords: dict[str, int]) -> Frame:
     if not split:
         return Frame(f"rank {degrees.rank(coords)}")
     axis, inner = split[0], split[1:]
-    parts = []
+    frames = []
     for coord in range(degrees[axis]):
-        part = frame(degrees, inner, {**coords, axis: coord})
-        parts.append(_framed(f"{axis} {coord}", axis, part))
+        inner_frame = frame(degrees, inner, {**coords, axis: coord})
+        frames.append(_framed(f"{axis} {coord}", axis, inner_frame))
     columns = 1 if axis == "pipeline" else min(degrees[axis], ROW)
-    width, height = parts[0].width + MARGIN, parts[0].height + MARGIN
+    width, height = frames[0].width + MARGIN, frames[0].height + MARGIN
     content = [
-        (number % columns * width, number // columns * height, part) for number, part in enumerate(parts)
+        (number % columns * width, number // columns * height, inner_frame)
+        for number, inner_frame in enumerate(frames)
     ]
-    rows = -(-len(parts) // columns)
+    rows = -(-len(frames) // columns)
     return Frame("", "", columns * width - MARGIN, rows * height - MARGIN, content)
 
 
@@ -145,13 +146,15 @@ def _with_servers(servers: int, workers: Frame) -> Frame:
     above = _framed("servers", "servers", row)
     width = max(above.width, workers.width)
     down = above.height + MARGIN
-    content = [((width - part.width) / 2, y, part) for y, part in ((0.0, above), (down, workers))]
+    content = [
+        ((width - row_frame.width) / 2, y, row_frame) for y, row_frame in ((0.0, above), (down, workers))
+    ]
     return Frame("", "", width, down + workers.height, content)
 
 
-def _framed(name: str, axis: str, part: Frame) -> Frame:
-    inside = [(MARGIN, NAME, part)]
-    return Frame(name, axis, part.width + 2 * MARGIN, part.height + NAME + MARGIN, inside)
+def _framed(name: str, axis: str, inner_frame: Frame) -> Frame:
+    inside = [(MARGIN, NAME, inner_frame)]
+    return Frame(name, axis, inner_frame.width + 2 * MARGIN, inner_frame.height + NAME + MARGIN, inside)
 
 
 def _paint(axes: Any, this: Frame, corner: tuple[float, float], size: float) -> None:
@@ -165,9 +168,9 @@ def _paint(axes: Any, this: Frame, corner: tuple[float, float], size: float) -> 
             edgecolor=color, facecolor=_tint(color) if this.axis else "white",
         )  # fmt: skip
         axes.add_patch(shape)
-        where = (x + MARGIN, y + NAME / 2) if this.axis else (x + this.width / 2, y + this.height / 2)
+        text_corner = (x + MARGIN, y + NAME / 2) if this.axis else (x + this.width / 2, y + this.height / 2)
         axes.text(
-            *where, this.text, fontsize=size * (0.8 if this.axis else 0.9), va="center", color=color,
+            *text_corner, this.text, fontsize=size * (0.8 if this.axis else 0.9), va="center", color=color,
             ha="left" if this.axis else "center",
         )  # fmt: skip
     for right, down, part in this.content:

@@ -10,7 +10,7 @@ from paddle_dp.train.meter import peak_memory
 FEW = 16  # ranks with a curve of memory each; of more, the largest and the smallest are shown
 
 
-class Ranks:
+class RankCurves:
     """Gathers one row of numbers from each rank. Make it, and read it, on every rank.
 
     With `exchange`, every exchange over the CPU bridge is timed from now on. Without the bridge there are no times: on
@@ -37,11 +37,11 @@ class Ranks:
             return {}
         seconds = time.perf_counter() - self._began
         spent = self._watch.read() if self._watch else {}
-        mine = [
+        local = [
             peak_memory(self.mesh.device) / 2**20,
             *(spent.get(axis, 0.0) / seconds for axis in self._axes),
         ]
-        rows = _gathered(self.mesh, mine)
+        rows = _gathered(self.mesh, local)
         self.begin()
         shares = {
             f"exchange/{axis}": sum(row[1 + n] for row in rows) / len(rows)

@@ -23,14 +23,14 @@ def cut(log: bytes, step: int) -> tuple[bytes, dict[str, int]]:
     Removed records are blanked to the same size, since a server goes on reading at the byte where it stopped. The row
     in the table of runs is removed, too: VisualDL reads the first one only, and a new one will be written.
     """
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     latest: dict[str, int] = {}
     for body, value in _read(log):
         is_removed = value.id > step or value.HasField("hparam")
-        parts.append(framed(_blank(len(body)) if is_removed else body))
+        chunks.append(framed(_blank(len(body)) if is_removed else body))
         if not is_removed:
             latest[value.tag] = value.id
-    return b"".join(parts), latest
+    return b"".join(chunks), latest
 
 
 def _read(log: bytes) -> Iterator[tuple[bytes, Any]]:

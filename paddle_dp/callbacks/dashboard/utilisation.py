@@ -37,7 +37,7 @@ def training_flops(build: Callable[[], nn.Layer], shape: Sequence[int], dtype: s
     """
     import paddle
 
-    kept = paddle.get_rng_state()
+    rng_state = paddle.get_rng_state()
     try:
         with paddle.LazyGuard(), paddle.utils.unique_name.guard():
             model = build()
@@ -48,7 +48,7 @@ def training_flops(build: Callable[[], nn.Layer], shape: Sequence[int], dtype: s
         program = traced.concrete_program.main_program
         return (1 + BACKWARD) * sum(map(_flops, program.global_block().ops))
     finally:
-        paddle.set_rng_state(kept)
+        paddle.set_rng_state(rng_state)
 
 
 def _flops(operation: Any) -> int:
@@ -101,7 +101,7 @@ class Utilisation:
     flops: int
     peak: float
 
-    def of(self, numbers: Mapping[str, float], ranks: int) -> dict[str, float]:
+    def curves(self, numbers: Mapping[str, float], ranks: int) -> dict[str, float]:
         if "samples_per_second" not in numbers:
             return {}
         done = numbers["samples_per_second"] * self.flops
@@ -111,14 +111,14 @@ class Utilisation:
         return f"{self.flops / 1e9:.4g} GFLOP a sample, forward and backward; peak {self.peak / 1e12:g} TFLOP/s a rank"
 
 
-def wanted(run: Run, given: float | None) -> bool:
+def has_peak(run: Run, peak_flops: float | None) -> bool:
     """Whether there is a peak: one is given, or the device may be in the table."""
-    return run.recipe is not None and (given is not None or run.mesh.device.startswith("gpu"))
+    return run.recipe is not None and (peak_flops is not None or run.mesh.device.startswith("gpu"))
 
 
-def count(run: Run, given: float | None) -> Utilisation | str:
+def count(run: Run, peak_flops: float | None) -> Utilisation | str:
     """The utilisation of this run's model, or a sentence on why it is not known."""
-    peak = given or _peak_here()
+    peak = peak_flops or _peak_here()
     if peak is None or run.recipe is None:
         return "the peak of this device is not known: set the dashboard's peak_flops"
     dataset = run.train_loader.dataset

@@ -13,7 +13,7 @@ from paddle_dp.parallel.branches.branched_model import spread_over
 from paddle_dp.parallel.data_group import Ranks
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.precision.amp import cast, read_by
-from paddle_dp.plan.rank_memory import Blocks, Branches
+from paddle_dp.plan.rank_memory import Blocks, BranchTraffic
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,16 @@ class Planned:
     """`at`: the ranks of the group that keep a weight of a branch, by name; `branches`: numbers of one sample."""
 
     at: dict[str, tuple[int, ...]]
-    branches: Branches
+    branches: BranchTraffic
 
     def of(self, blocks: Blocks) -> Blocks:
         """The weights of the model, those of branches where they are."""
         return [[replace(weight, at=self.at.get(weight.name, ())) for weight in block] for block in blocks]
 
-    def step(self, samples: int, width: int) -> Branches:
+    def step(self, samples: int, width: int) -> BranchTraffic:
         """What a step of so many samples exchanges, in bytes, `width` for a number."""
         per_sample, size = self.branches, samples * width
-        return Branches(
+        return BranchTraffic(
             outputs=tuple(numbers * size for numbers in per_sample.outputs), inputs=per_sample.inputs * size
         )
 
@@ -51,7 +51,7 @@ def planned(model: nn.Layer, inputs: Any, ranks: int) -> Planned:
     for trace in traces:
         for size, owner in zip(trace.sizes, trace.owners, strict=True):
             outputs[owner] += size
-    return Planned(at, Branches(outputs=tuple(outputs), inputs=sum(trace.learned for trace in traces)))
+    return Planned(at, BranchTraffic(outputs=tuple(outputs), inputs=sum(trace.learned for trace in traces)))
 
 
 def keep_share(model: nn.Layer, inputs: Any, ranks: int, rank: int) -> None:

@@ -14,7 +14,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.residuals import Residuals, wide
-from paddle_dp.plan.besides import is_worthwhile, matrix
+from paddle_dp.plan.extra_memory import is_worthwhile, matrix
 
 Exchange = Callable[[list[paddle.Tensor], str], GradientExchange]
 """What sums the gradients of some tensors over the ranks; the text is a channel of `mesh.messages.CHANNELS`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import paddle
 
 from paddle_dp.mesh import Mesh
-from paddle_dp.plan.pipeline_schedule import Span, Work
+from paddle_dp.plan.pipeline_schedule import Work, WorkSpan
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Recording:
     disturbed the measurement (or, on a GPU, the thread only waited).
     """
 
-    spans: list[Span]
+    spans: list[WorkSpan]
     calm: float
 
 
@@ -67,14 +67,14 @@ class Recorder:
         own = [[work.kind, work.micro_batch, work.chunk, start, stop] for work, start, stop in self.rows]
         of_ranks = self.mesh.gather([self.mesh.host, self.zero, self.on_core, own])
         first_host, first_zero, _, _ = of_ranks[0]
-        recorded: dict[tuple[int, ...], list[Span]] = {}
+        recorded: dict[tuple[int, ...], list[WorkSpan]] = {}
         calm: dict[tuple[int, ...], float] = {}
         for rank, (host, own_zero, on_core, rows) in enumerate(of_ranks):
             coords = self.mesh.axes.coords(rank)
             stage, pipeline = coords.pop("pipeline"), tuple(coords.values())
             zero = first_zero if host == first_host else own_zero
             spans = [
-                Span(stage, Work(kind, micro_batch, chunk), start - zero, stop - zero)
+                WorkSpan(stage, Work(kind, micro_batch, chunk), start - zero, stop - zero)
                 for kind, micro_batch, chunk, start, stop in rows
             ]
             recorded.setdefault(pipeline, []).extend(spans)
@@ -87,7 +87,7 @@ class Recorder:
             paddle.device.synchronize()
 
 
-def _from_zero(spans: list[Span]) -> list[Span]:
+def _from_zero(spans: list[WorkSpan]) -> list[WorkSpan]:
     first = min(span.start for span in spans)
-    shifted = [Span(s.stage, s.work, s.start - first, s.stop - first) for s in spans]
+    shifted = [WorkSpan(s.stage, s.work, s.start - first, s.stop - first) for s in spans]
     return sorted(shifted, key=lambda span: (span.stage, span.start))

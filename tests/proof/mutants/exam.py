@@ -84,7 +84,7 @@ class Exam:
         self.one, alone = self._run_one("one", self.clean, lines=True, rehearse=True)
         self.digest = digests(self.clean)
         verdict = compare_sides(self.one, self.clean)
-        assert verdict.word == "same", f"{name}, without a mutant: {verdict.sentences}"
+        assert verdict.label == "same", f"{name}, without a mutant: {verdict.sentences}"
         assert (said := self._rehearsed(self.clean)) is None, f"{name}, without a mutant: {said}"
         assert digests(covered)[0] == self.digest[0], f"{name}: two clean runs recorded other numbers"
         self.sites = [
@@ -140,7 +140,10 @@ class Exam:
         try:
             one, _ = self._run_one("mutant-one", many, site)
             verdict = compare_sides(one, many)
-            return verdict.word, "" if verdict.where is None else verdict.where.sentence
+            return (
+                verdict.label,
+                "" if verdict.first_difference is None else verdict.first_difference.sentence,
+            )
         except (AssertionError, TimeoutError) as error:
             return _kind(error), _last_line(error)
         except Exception as error:  # noqa: BLE001 - of records that the mutant has made unreadable
@@ -161,7 +164,7 @@ class Exam:
     ) -> tuple[Side, dict[str, set[int]]]:
         noted = self._noted(folder) if lines else None
         with self._in_forks(site, noted):
-            many = self._comparison(self.scratch, rehearse).many(self.setting.ranks, name=folder)
+            many = self._comparison(self.scratch, rehearse).run_candidate(self.setting.ranks, name=folder)
         return many, _union(noted)
 
     def _run_one(
@@ -169,7 +172,7 @@ class Exam:
     ) -> tuple[Side, dict[str, set[int]]]:
         noted = self._noted(folder) if lines else None
         with self._in_forks(site, noted):
-            one = self._comparison(self.scratch / folder, rehearse).one([many])
+            one = self._comparison(self.scratch / folder, rehearse).run_reference([many])
         return one, _union(noted)
 
     def _comparison(self, scratch: Path, rehearse: bool) -> Comparison:

@@ -143,13 +143,13 @@ def _compare(case: Fault | Honest, scratch: Path) -> tuple[str | None, int | Non
             else (kinds.get(found.kind, found.kind), found.step, found.sentence)
         )
     one, other = (Side(scratch / str(n) / slug(case.name) / "trace", n) for n in (1, ranks))
-    one.beside = (other,)
+    one.candidates = (other,)
     verdict = compare_sides(one, other)
     if verdict.status == SAME:
         return None, None, " ".join(verdict.sentences)
-    where = verdict.where
+    where = verdict.first_difference
     said = " ".join(verdict.sentences) if where is None else where.sentence
-    amiss = any(part is not None and part.amiss for part in (verdict.wide, verdict.own))
+    amiss = any(part is not None and part.divergence for part in (verdict.wide, verdict.native))
     return "weights" if amiss else "verify", where.step if where else None, said
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_dp.plan.besides import come, flat, owed
+from paddle_dp.plan.extra_memory import flat_gradient_bytes, inbound_bytes, residual_bytes
 from paddle_dp.units import Compress
 
 # A matrix of which factors of 2 columns are worth it, one that is too small for it, and a bias.
@@ -23,19 +23,19 @@ ALL, LARGE = 6120, 6000
     ],
 )
 def test_errors_are_kept_and_made_anew(compress, width, accelerator, bytes_):
-    assert owed(Compress.parse(compress), WEIGHTS, width, accelerator) == bytes_
+    assert residual_bytes(Compress.parse(compress), WEIGHTS, width, accelerator) == bytes_
 
 
 @pytest.mark.parametrize(
     ("way", "beside"), [("", 0), ("pushed", 0), ("per_parameter", 0), ("after", 600), ("bucketed", 700)]
 )
 def test_flat_gradients_are_beside_their_own(way, beside):
-    assert flat(way, 600.0, 100.0) == beside
-    assert flat("bucketed", 60.0, 100.0) == 2 * 60
+    assert flat_gradient_bytes(way, 600.0, 100.0) == beside
+    assert flat_gradient_bytes("bucketed", 60.0, 100.0) == 2 * 60
 
 
 @pytest.mark.parametrize(
     ("workers", "in_step", "parts"), [(1, True, 1), (2, True, 1), (4, True, 3), (1, False, 3), (4, False, 6)]
 )
 def test_a_server_has_what_came_until_it_is_added_up(workers, in_step, parts):
-    assert come(600, 4, workers, in_step) == 4 * 600 * parts
+    assert inbound_bytes(600, 4, workers, in_step) == 4 * 600 * parts

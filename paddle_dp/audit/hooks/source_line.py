@@ -28,8 +28,8 @@ def here() -> str:
 
 def nearest(frame: FrameType | None) -> str:
     """The same, starting at a frame of any thread."""
-    own = _own(frame)
-    return "" if own is None else f"{_short(own.f_code.co_filename)}:{own.f_lineno}"
+    user_frame = _user_frame(frame)
+    return "" if user_frame is None else f"{_short(user_frame.f_code.co_filename)}:{user_frame.f_lineno}"
 
 
 def caller() -> str:
@@ -58,7 +58,7 @@ def direct() -> bool:
     return frame is not None and _is_users(frame)
 
 
-def _own(frame: FrameType | None) -> FrameType | None:
+def _user_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None and not _is_users(frame):
         frame = frame.f_back
     return frame

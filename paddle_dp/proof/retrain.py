@@ -47,7 +47,7 @@ class Losses(Callback):
 
 
 @dataclass
-class Seen:
+class TrainingResult:
     """One training of the interval: its losses by step, and the weights after it."""
 
     rows: dict[int, dict[str, float]]
@@ -62,14 +62,14 @@ class Drift:
     losses: dict[int, float] = field(default_factory=dict)
     weights: float = 0.0
 
-    def fold(self, plain: Seen, noisy: Seen) -> None:
+    def fold(self, plain: TrainingResult, noisy: TrainingResult) -> None:
         for step, row in noisy.rows.items():
-            apart = abs(row["loss"] - plain.rows[step]["loss"])
-            self.losses[step] = max(self.losses.get(step, 0.0), apart)
+            difference = abs(row["loss"] - plain.rows[step]["loss"])
+            self.losses[step] = max(self.losses.get(step, 0.0), difference)
         self.weights = max(self.weights, distance(plain.weights, noisy.weights))
 
 
-def again(recipe: Recipe, options: dict[str, Any]) -> None:
+def retrain(recipe: Recipe, options: dict[str, Any]) -> None:
     """Entry point of one process. Writes to options["out"] what `Interval` compares.
 
     Options: "start", a checkpoint's path or None for the beginning; "to", the last update; "losses", those that the run
@@ -79,24 +79,24 @@ def again(recipe: Recipe, options: dict[str, Any]) -> None:
     mesh = join(recipe.train.seed, recipe.train.device)
     if mesh.ranks != 1:
         raise UsageError("an interval is trained again by one process.")
-    interval = Again(recipe, options, mesh)
+    interval = Retraining(recipe, options, mesh)
     Path(options["out"], RESULT).write_text(json.dumps(interval.compared()))
 
 
-class Again:
+class Retraining:
     """The interval that `options` describe, trained as often as is needed to judge it."""
 
     def __init__(self, recipe: Recipe, options: Mapping[str, Any], mesh: Mesh):
         self.recipe, self.options, self.mesh = recipe, options, mesh
         self.to, self.dtype = int(options["to"]), recipe.train.precision.dtype
-        self.told = {int(step): float(loss) for step, loss in options["losses"].items()}
+        self.recorded_losses = {int(step): float(loss) for step, loss in options["losses"].items()}
         self.before: Arrays = {}
 
     def compared(self) -> dict[str, Any]:
         """{"losses": [[step, recorded, here, drift], …], "bits", "weights": [apart, drift, moved], "digest"}."""
         plain = self._train(None)
         saved = None if self.options["saved"] is None else _saved(Path(self.options["saved"]))
-        equal = {step: plain.rows[step]["loss"] == loss for step, loss in self.told.items()}
+        equal = {step: plain.rows[step]["loss"] == loss for step, loss in self.recorded_losses.items()}
         bits = None if self.options["digest"] is None else plain.digest == self.options["digest"]
         drift = Drift()
         if bits is False or not all(equal.values()):
@@ -104,7 +104,7 @@ class Again:
                 if kind.long:
                     drift.fold(plain, self._train(kind))
         worst, losses = 0.0, []
-        for step, loss in sorted(self.told.items()):
+        for step, loss in sorted(self.recorded_losses.items()):
             here = plain.rows[step]["loss"]
             worst = max(worst, drift.losses.get(step, 0.0), _eps(self.dtype) * abs(here))
             losses.append([step, loss, here, worst])
@@ -114,7 +114,7 @@ class Again:
             weights = [distance(plain.weights, saved), floor, distance(plain.weights, self.before)]
         return {"losses": losses, "bits": bits, "digest": plain.digest, "weights": weights}
 
-    def _train(self, kind: noise.Noise | None) -> Seen:
+    def _train(self, kind: noise.Noise | None) -> TrainingResult:
         gc.collect()  # a learner refers to itself: only the collector frees the last one
         trainer = build(self.recipe, self.mesh, self.options["start"])
         if kind is None:
@@ -127,7 +127,9 @@ class Again:
         losses = Losses()
         trainer.add(losses)
         trainer.fit(Length(self.to, "steps"))
-        return Seen(losses.rows, model_digest(trainer.learner), _arrays(model_shards(trainer.learner)))
+        return TrainingResult(
+            losses.rows, model_digest(trainer.learner), _arrays(model_shards(trainer.learner))
+        )
 
     def _check(self, trainer: Trainer) -> None:
         """Raises UsageError where the data are not those of the run."""
@@ -149,9 +151,9 @@ def _permute(loader: Loader, kind: noise.Noise) -> None:
 
 def _saved(checkpoint: Path) -> Arrays:
     """The model's tensors of a checkpoint."""
-    found = load(checkpoint)
-    names = [name for name in found.names if name.startswith("model/")]
-    return {name: _wide(found.read(name), found.dtype(name)) for name in names}
+    saved = load(checkpoint)
+    names = [name for name in saved.names if name.startswith("model/")]
+    return {name: _wide(saved.read(name), saved.dtype(name)) for name in names}
 
 
 def _arrays(shards: Mapping[str, TensorShard]) -> Arrays:
@@ -165,12 +167,15 @@ def _wide(array: np.ndarray, dtype: str) -> np.ndarray:
     return np.asarray(array, "float64")
 
 
-def distance(one: Arrays, other: Arrays) -> float:
+def distance(reference: Arrays, candidate: Arrays) -> float:
     """The 2-norm of the difference of all tensors; infinite if they are not the same ones, or not finite."""
-    if {n: a.shape for n, a in one.items()} != {n: a.shape for n, a in other.items()}:
+    if {n: a.shape for n, a in reference.items()} != {n: a.shape for n, a in candidate.items()}:
         return float("inf")
     with np.errstate(invalid="ignore"):
-        total = sum(float(np.square(np.where(one[n] == other[n], 0, one[n] - other[n])).sum()) for n in one)
+        total = sum(
+            float(np.square(np.where(reference[n] == candidate[n], 0, reference[n] - candidate[n])).sum())
+            for n in reference
+        )
     return total**0.5 if np.isfinite(total) else float("inf")
 
 
@@ -182,6 +187,6 @@ def _eps(dtype: str) -> float:
     return min(EPS[dtype], EPS["float32"])
 
 
-def judged(apart: float, drift: float, size: float) -> float | None:
+def judged(difference: float, drift: float, size: float) -> float | None:
     """The distance in units of the drift; None where one process strays so far from itself that nothing is proven."""
-    return None if drift >= NO_GRADIENT * size and apart else ratio(apart, drift)
+    return None if drift >= NO_GRADIENT * size and difference else ratio(difference, drift)

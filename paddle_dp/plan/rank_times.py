@@ -20,16 +20,16 @@ Tapes = Sequence[Mapping[str, Any]]
 `alone`: seconds that a step's gradients take when nothing else is done, 0 if not measured; `bare`: seconds of a step's
 backward without exchange, or None; `busy`: CPU seconds of the process, `workers_busy` of its data workers."""
 
-OF_PHASE = {
+COMPONENT_OF_PHASE = {
     "data": "data", "forward": "forward", "backward": "backward", "exchange": "exchange", "update": "update",
     "evaluate": "callbacks", "checkpoint": "callbacks", "callbacks": "callbacks",
 }  # fmt: skip
 _WIRE = -1
-OWN = ("data", "forward", "backward", "update", "callbacks")
+WORK_COMPONENTS = ("data", "forward", "backward", "update", "callbacks")
 
 
 @dataclass(kw_only=True)
-class RankParts:
+class RankTimes:
     """Seconds of one rank's step. `exchange` is what it waited for the wire, `waiting` for ranks that came later, by
     rank in `waits_for`; `hidden` was carried beside its own work, and is no part of `step`.
 
@@ -57,14 +57,14 @@ class RankParts:
     works: dict[str, float] = field(default_factory=dict)
 
     @property
-    def own(self) -> float:
+    def work(self) -> float:
         """What the rank itself did, without waiting."""
-        return sum(getattr(self, part) for part in OWN)
+        return sum(getattr(self, component) for component in WORK_COMPONENTS)
 
     @property
     def other(self) -> float:
         """What no phase accounts for."""
-        return max(0.0, self.step - self.own - self.exchange - self.waiting)
+        return max(0.0, self.step - self.work - self.exchange - self.waiting)
 
     def as_json(self) -> dict[str, Any]:
         """Rounded to 0.1 µs."""
@@ -75,7 +75,7 @@ class RankParts:
         }  # fmt: skip
 
     @classmethod
-    def of_json(cls, row: Mapping[str, Any]) -> RankParts:
+    def from_json(cls, row: Mapping[str, Any]) -> RankTimes:
         waits_for = {int(rank): seconds for rank, seconds in row["waits_for"].items()}
         return cls(**{**row, "waits_for": waits_for})
 
@@ -89,10 +89,10 @@ class _Wait:
     computes: bool
 
 
-def attribute(tapes: Tapes) -> list[RankParts]:
+def attribute(tapes: Tapes) -> list[RankTimes]:
     """The parts of a step of every rank, in the order of the ranks."""
     shifts = _shifts(tapes)
-    parts = [_own(rank, row) for rank, row in enumerate(tapes)]
+    rank_times = [_read_tape(rank, row) for rank, row in enumerate(tapes)]
     sent, waited = _sent(tapes, shifts), _Waited(len(tapes))
     for (group, number), waits in _exchanges(tapes, shifts).items():
         if group.startswith("message "):
@@ -100,50 +100,55 @@ def attribute(tapes: Tapes) -> list[RankParts]:
             came = sent.get((int(channel), int(source), int(to), number), waits[0].start)
             waited.note(waits[0], waits[0].start, came, int(source))
         elif any(wait.computes for wait in waits):
-            _with_compute(waits, tapes, parts, waited)
+            _with_compute(waits, tapes, rank_times, waited)
         else:
             _split(waits, waited)
-    waited.blame(parts)
-    for part, row in zip(parts, tapes, strict=True):
-        part.hidden += _beside(row["tape"]["transfers"], [(w[3], w[4]) for w in row["tape"]["waits"]])
-        _per_step(part, row["steps"])
-        inside = sum(part.wire.get(phase, 0.0) for phase in ("backward", "exchange"))
-        part.hidden = max(part.hidden, row["alone"] - inside, 0.0) if row["alone"] else part.hidden
-    return parts
+    waited.blame(rank_times)
+    for times, row in zip(rank_times, tapes, strict=True):
+        times.hidden += _hidden_seconds(
+            row["tape"]["transfers"], [(w[3], w[4]) for w in row["tape"]["waits"]]
+        )
+        _per_step(times, row["steps"])
+        inside = sum(times.wire.get(phase, 0.0) for phase in ("backward", "exchange"))
+        times.hidden = max(times.hidden, row["alone"] - inside, 0.0) if row["alone"] else times.hidden
+    return rank_times
 
 
-def slowest(parts: Sequence[RankParts]) -> tuple[RankParts, float, str] | None:
+def slowest(rank_times: Sequence[RankTimes]) -> tuple[RankTimes, float, str] | None:
     """The rank for which the others wait the longest, the seconds of a step that each of them does on average, and the
     part in which it takes more time than they do. None if nobody waits for anybody."""
-    if len(parts) < 2:
+    if len(rank_times) < 2:
         return None
-    waited = [sum(other.waits_for.get(one.rank, 0.0) for other in parts) for one in parts]
+    waited = [sum(other.waits_for.get(late.rank, 0.0) for other in rank_times) for late in rank_times]
     most = max(waited)
     if most <= 0:
         return None
-    one = parts[waited.index(most)]
-    others = [other for other in parts if other is not one]
-    more = {part: getattr(one, part) - median(getattr(other, part) for other in others) for part in OWN}
-    return one, most / len(others), max(more, key=lambda part: more[part])
+    late = rank_times[waited.index(most)]
+    on_time = [other for other in rank_times if other is not late]
+    more = {
+        component: getattr(late, component) - median(getattr(other, component) for other in on_time)
+        for component in WORK_COMPONENTS
+    }
+    return late, most / len(on_time), max(more, key=lambda component: more[component])
 
 
-def _own(rank: int, row: Mapping[str, Any]) -> RankParts:
+def _read_tape(rank: int, row: Mapping[str, Any]) -> RankTimes:
     tape = row["tape"]
-    part = RankParts(rank=rank, host=row["host"], step=row["seconds"], busy=row["busy"])
-    part.workers_busy = row["workers_busy"]
-    for phase, what, seconds in tape["own"]:
-        name = OF_PHASE.get(phase)
+    times = RankTimes(rank=rank, host=row["host"], step=row["seconds"], busy=row["busy"])
+    times.workers_busy = row["workers_busy"]
+    for phase, activity, seconds in tape["own"]:
+        name = COMPONENT_OF_PHASE.get(phase)
         if name == "exchange":  # packing, comparing: nobody has to be waited for
-            part.exchange += seconds
-            part.wire["exchange"] = part.wire.get("exchange", 0.0) + seconds
+            times.exchange += seconds
+            times.wire["exchange"] = times.wire.get("exchange", 0.0) + seconds
         elif name is not None:
-            setattr(part, name, getattr(part, name) + seconds)
+            setattr(times, name, getattr(times, name) + seconds)
         if name == "callbacks":
-            called = what or phase
-            part.works[called] = part.works.get(called, 0.0) + seconds
-    read = part.data
-    part.reading_on_core = min(1.0, tape["cpu"].get("data", 0.0) / read) if read > 0 else 1.0
-    return part
+            called = activity or phase
+            times.works[called] = times.works.get(called, 0.0) + seconds
+    read = times.data
+    times.reading_on_core = min(1.0, tape["cpu"].get("data", 0.0) / read) if read > 0 else 1.0
+    return times
 
 
 def _shifts(tapes: Tapes) -> list[float]:
@@ -154,12 +159,12 @@ def _shifts(tapes: Tapes) -> list[float]:
 
 def _exchanges(tapes: Tapes, shifts: Sequence[float]) -> dict[tuple[str, int], list[_Wait]]:
     """Each exchange with the ranks that waited in it; a message has one, and its source's number in its name."""
-    found: dict[tuple[str, int], list[_Wait]] = defaultdict(list)
+    waits_by_exchange: dict[tuple[str, int], list[_Wait]] = defaultdict(list)
     for rank, (row, shift) in enumerate(zip(tapes, shifts, strict=True)):
         for group, number, phase, start, stop, computes in row["tape"]["waits"]:
             name = f"{group} {rank}" if group.startswith("message ") else group
-            found[name, number].append(_Wait(rank, phase, start + shift, stop + shift, computes))
-    return found
+            waits_by_exchange[name, number].append(_Wait(rank, phase, start + shift, stop + shift, computes))
+    return waits_by_exchange
 
 
 def _sent(tapes: Tapes, shifts: Sequence[float]) -> dict[tuple[int, int, int, int], float]:
@@ -185,46 +190,48 @@ class _Waited:
     """What each rank waited for, and when; `blame` makes parts of it."""
 
     def __init__(self, ranks: int):
-        self.of_rank: list[list[_Piece]] = [[] for _ in range(ranks)]
+        self.pieces_by_rank: list[list[_Piece]] = [[] for _ in range(ranks)]
         self.exchanges = [0] * ranks
 
     def note(self, wait: _Wait, since: float, last: float, culprit: int) -> None:
         """A wait from `since` on, for the rank `culprit` until it came, at `last`, and then for the wire."""
         came = since if culprit == wait.rank else min(max(last, since), wait.stop)
         pieces = _Piece(since, came, culprit, wait.phase), _Piece(came, wait.stop, _WIRE, wait.phase)
-        self.of_rank[wait.rank] += [piece for piece in pieces if piece.stop > piece.start]
+        self.pieces_by_rank[wait.rank] += [piece for piece in pieces if piece.stop > piece.start]
         self.exchanges[wait.rank] += 1
 
-    def blame(self, parts: Sequence[RankParts]) -> None:
+    def blame(self, rank_times: Sequence[RankTimes]) -> None:
         """Adds every wait to what it was for in the end."""
-        for pieces in self.of_rank:
+        for pieces in self.pieces_by_rank:
             pieces.sort()
-        for part, pieces, count in zip(parts, self.of_rank, self.exchanges, strict=True):
-            part.exchanges += count
+        for times, pieces, count in zip(rank_times, self.pieces_by_rank, self.exchanges, strict=True):
+            times.exchanges += count
             for piece in pieces:
-                for seconds, culprit in self._causes(piece, piece.start, piece.stop, {part.rank}):
+                for seconds, culprit in self._causes(piece, piece.start, piece.stop, {times.rank}):
                     if culprit == _WIRE:
-                        part.exchange += seconds
-                        part.wire[piece.phase] = part.wire.get(piece.phase, 0.0) + seconds
+                        times.exchange += seconds
+                        times.wire[piece.phase] = times.wire.get(piece.phase, 0.0) + seconds
                     else:
-                        part.waiting += seconds
-                        part.waits_for[culprit] = part.waits_for.get(culprit, 0.0) + seconds
+                        times.waiting += seconds
+                        times.waits_for[culprit] = times.waits_for.get(culprit, 0.0) + seconds
 
     def _causes(
-        self, piece: _Piece, start: float, stop: float, seen: AbstractSet[int]
+        self, piece: _Piece, start: float, stop: float, visited: AbstractSet[int]
     ) -> Iterator[tuple[float, int]]:
         """The seconds between `start` and `stop`, each with the rank that worked then, or the wire."""
-        if piece.late == _WIRE or piece.late in seen:
+        if piece.late == _WIRE or piece.late in visited:
             yield stop - start, _WIRE
             return
-        theirs, now = self.of_rank[piece.late], start
-        for other in theirs[max(0, bisect_left(theirs, start, key=lambda one: one.start) - 1) :]:
+        late_pieces, now = self.pieces_by_rank[piece.late], start
+        for other in late_pieces[
+            max(0, bisect_left(late_pieces, start, key=lambda late_piece: late_piece.start) - 1) :
+        ]:
             if other.start >= stop:
                 break
             began, ended = max(other.start, now), min(other.stop, stop)
             if ended > began:
                 yield began - now, piece.late
-                yield from self._causes(other, began, ended, seen | {piece.late})
+                yield from self._causes(other, began, ended, visited | {piece.late})
                 now = ended
         yield stop - now, piece.late
 
@@ -235,7 +242,9 @@ def _split(waits: Sequence[_Wait], waited: _Waited) -> None:
         waited.note(wait, wait.start, last.start, last.rank)
 
 
-def _with_compute(waits: Sequence[_Wait], tapes: Tapes, parts: Sequence[RankParts], waited: _Waited) -> None:
+def _with_compute(
+    waits: Sequence[_Wait], tapes: Tapes, rank_times: Sequence[RankTimes], waited: _Waited
+) -> None:
     """Of a backward that exchanges: each rank computes, waits for the last to have computed, and for the wire.
 
     How long a rank computes is measured (`bare`), or follows from what is: the exchange alone takes `alone`, and all
@@ -245,18 +254,18 @@ def _with_compute(waits: Sequence[_Wait], tapes: Tapes, parts: Sequence[RankPart
     end = max(wait.stop for wait in waits)
     bare = [tapes[wait.rank]["bare"] for wait in waits]
     if any(seconds is None for seconds in bare):
-        forwards = [max(parts[wait.rank].forward / tapes[wait.rank]["steps"], 1e-9) for wait in waits]
+        forwards = [max(rank_times[wait.rank].forward / tapes[wait.rank]["steps"], 1e-9) for wait in waits]
         room = [end - tapes[wait.rank]["alone"] - wait.start for wait in waits]
         times = max(0.0, min(left / forward for left, forward in zip(room, forwards, strict=True)))
         bare = [times * forward for forward in forwards]
     ready = [min(wait.start + seconds, wait.stop) for wait, seconds in zip(waits, bare, strict=True)]
     last = waits[ready.index(max(ready))]
     for wait, when in zip(waits, ready, strict=True):
-        parts[wait.rank].backward += when - wait.start
+        rank_times[wait.rank].backward += when - wait.start
         waited.note(wait, when, max(ready), last.rank)
 
 
-def _beside(transfers: Iterable[Sequence[float]], waits: Sequence[Sequence[float]]) -> float:
+def _hidden_seconds(transfers: Iterable[Sequence[float]], waits: Sequence[Sequence[float]]) -> float:
     """Seconds in which something was carried and the rank did not wait."""
     edges = [(start, 1, 0) for start, _ in transfers] + [(stop, -1, 0) for _, stop in transfers]
     edges += [(start, 0, 1) for start, _ in waits] + [(stop, 0, -1) for _, stop in waits]
@@ -269,9 +278,18 @@ def _beside(transfers: Iterable[Sequence[float]], waits: Sequence[Sequence[float
     return total
 
 
-def _per_step(part: RankParts, steps: int) -> None:
-    for name in ("step", *OWN, "exchange", "hidden", "waiting", "exchanges", "busy", "workers_busy"):
-        setattr(part, name, getattr(part, name) / steps)
-    part.waits_for = {rank: seconds / steps for rank, seconds in part.waits_for.items()}
-    part.wire = {phase: seconds / steps for phase, seconds in part.wire.items()}
-    part.works = {called: seconds / steps for called, seconds in part.works.items()}
+def _per_step(times: RankTimes, steps: int) -> None:
+    for name in (
+        "step",
+        *WORK_COMPONENTS,
+        "exchange",
+        "hidden",
+        "waiting",
+        "exchanges",
+        "busy",
+        "workers_busy",
+    ):
+        setattr(times, name, getattr(times, name) / steps)
+    times.waits_for = {rank: seconds / steps for rank, seconds in times.waits_for.items()}
+    times.wire = {phase: seconds / steps for phase, seconds in times.wire.items()}
+    times.works = {called: seconds / steps for called, seconds in times.works.items()}

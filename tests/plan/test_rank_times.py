@@ -8,7 +8,7 @@ import pytest
 
 from paddle_dp.plan.changes import Facts, changes, workers_that_would_do
 from paddle_dp.plan.measured import Measured
-from paddle_dp.plan.step_parts import OWN, RankParts, attribute, slowest
+from paddle_dp.plan.rank_times import WORK_COMPONENTS, RankTimes, attribute, slowest
 from paddle_dp.plan.why_lines import lines, starved
 
 
@@ -111,17 +111,17 @@ def test_of_an_exchange_that_takes_longer_alone_the_rest_is_hidden():
     assert (one.backward, one.exchange, one.hidden) == (5.0, 1.0, 2.0)
 
 
-def part(rank: int = 0, **seconds: Any) -> RankParts:
-    own = sum(seconds.get(name, 0.0) for name in OWN)
-    return RankParts(rank=rank, host="a", step=seconds.pop("step", own), **seconds)
+def part(rank: int = 0, **seconds: Any) -> RankTimes:
+    own = sum(seconds.get(name, 0.0) for name in WORK_COMPONENTS)
+    return RankTimes(rank=rank, host="a", step=seconds.pop("step", own), **seconds)
 
 
 def facts(**more: Any) -> Facts:
     return Facts(**{"batch": 32, "degrees": {"data": 2}, "cores": 8, **more})
 
 
-def measured(parts: list[RankParts], **more: Any) -> Measured:
-    return Measured(first=11, last=15, parts=parts, facts=facts(**more))
+def measured(parts: list[RankTimes], **more: Any) -> Measured:
+    return Measured(first=11, last=15, rank_times=parts, facts=facts(**more))
 
 
 def test_so_many_workers_that_a_batch_is_there_in_each_step():
@@ -172,7 +172,7 @@ def test_lines_fit_80_columns_for_many_ranks_and_long_names():
     ]  # fmt: skip
     shown = lines(measured(ranks))
     assert max(map(len, shown)) <= 80 and "(4 ranks with less" in "\n".join(shown)
-    assert lines(Measured.of_fields(measured(ranks).as_fields())) == shown
+    assert lines(Measured.from_fields(measured(ranks).as_fields())) == shown
     assert "A rank sends 25.2 MB a step." in lines(measured(ranks, sent=25.17e6))
     assert not [line for line in shown if "sends" in line]  # of earlier versions, and accelerators
 

@@ -51,7 +51,7 @@ ERROR = 4  # bytes of an error's number, where weights have fewer
 NARROW = 2  # of a number that travels
 
 
-def owed(
+def residual_bytes(
     compress: Compress, weights: Iterable[tuple[int, Sequence[int]]], width: int, accelerator: bool
 ) -> float:
     """Bytes of what compression has left out of the gradients of these weights, (elements, shape) each, of `width`
@@ -64,13 +64,13 @@ def owed(
     return float(each * elements)
 
 
-def flat(way: str, gradients: float, bucket: float) -> float:
+def flat_gradient_bytes(way: str, gradients: float, bucket: float) -> float:
     """Bytes of flat gradients beside the gradients themselves, by the word for their exchange."""
-    of_paddle = gradients + min(bucket, gradients)
-    return {"after": gradients, "bucketed": of_paddle}.get(way, 0.0)
+    reducer_bytes = gradients + min(bucket, gradients)
+    return {"after": gradients, "bucketed": reducer_bytes}.get(way, 0.0)
 
 
-def come(elements: int, width: int, workers: int, in_step: bool) -> float:
+def inbound_bytes(elements: int, width: int, workers: int, in_step: bool) -> float:
     """Bytes of the workers' gradients with a server that owns so many elements, beside the sum that it updates with."""
     times = max(workers - 1, 1) if in_step else workers + 2
     return float(times * elements * width)

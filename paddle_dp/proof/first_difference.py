@@ -1,0 +1,284 @@
+"""Finds the first difference in the order of a step: samples, layer outputs, loss, gradients from the last layer to the
+first, updates.
+
+A mistake spreads: after a wrong output everything is wrong. So only the first difference is named, with its likely
+cause (proof.diagnose).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.proof import diagnose
+from paddle_dp.proof.compare import K, ProofDifference, TraceComparison, ratio
+from paddle_dp.proof.trace_files import Key, key
+
+_LAST = ("score", "update", "frozen", "statistic", "buffer", "state")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstDifference:
+    """The first difference: at which step (0: before the first), in which quantity, and a sentence about it."""
+
+    step: int
+    kind: str
+    name: str
+    sentence: str
+
+
+@dataclass
+class Search:
+    """Searches a part, whose ranks have axes of `degrees`, for the first difference. `guesses`: a sentence may guess a
+    cause from the step alone; not where one is known."""
+
+    comparison: TraceComparison
+    degrees: Mapping[str, int]
+    guesses: bool = True
+
+    def first(self) -> FirstDifference | None:
+        """The first difference of the first step that has one."""
+        return next(self._all(), None)
+
+    def samples(self) -> FirstDifference | None:
+        """The first step whose samples are not read once each."""
+        pairs = enumerate(zip(self._rows("one"), self._rows("many"), strict=True), start=1)
+        return next(
+            (
+                difference
+                for step, (reference, candidate) in pairs
+                for difference in self._samples(step, reference, candidate)
+            ),
+            None,
+        )
+
+    def _all(self) -> Iterator[FirstDifference]:
+        bad = {finding.key: finding for finding in self.comparison.findings if not finding.same}
+        yield from (
+            FirstDifference(step=0, kind="initial", name=quantity.name, sentence=self._initial(quantity))
+            for quantity in bad
+            if quantity.kind == "initial"
+        )
+        for step, (reference, candidate) in enumerate(
+            zip(self._rows("one"), self._rows("many"), strict=True), start=1
+        ):
+            yield from self._samples(step, reference, candidate)
+            yield from self._output(step)
+            here = {quantity: finding for quantity, finding in bad.items() if quantity.step == step}
+            yield from self._losses(step, here, reference["loss"], candidate["loss"])
+            gradients = [quantity for quantity in here if quantity.kind in ("gradient", "probe")]
+            gradients.sort(key=lambda quantity: -self._layer_position(quantity.name))
+            yield from (self._gradient(step, here[quantity], gradients) for quantity in gradients)
+            yield from self._unshared(step)
+            for kind in _LAST:
+                yield from (self._other(step, here[quantity]) for quantity in here if quantity.kind == kind)
+
+    def _rows(self, side: str) -> list[dict[str, Any]]:
+        trace = self.comparison.reference if side == "one" else self.comparison.candidate
+        rows: list[dict[str, Any]] = trace.facts["rows"]
+        return rows
+
+    @cached_property
+    def _order(self) -> dict[str, int]:
+        return {name: position for position, name in enumerate(self.comparison.reference.facts["order"])}
+
+    def _layer_position(self, parameter: str) -> int:
+        """The position of the parameter's layer in the forward; -1 for a layer without an output of its own."""
+        layer = parameter.rpartition(".")[0]
+        while layer not in self._order and "." in layer:
+            layer = layer.rpartition(".")[0]
+        return self._order.get(layer, -1)
+
+    def _initial(self, quantity: Key) -> str:
+        return (
+            f"before the first step: the initial weights of {quantity.name} are not one process's. Every rank has to "
+            "draw them from the recipe's seed, on the whole model, before it is cut"
+        )
+
+    def _samples(
+        self, step: int, reference: dict[str, Any], candidate: dict[str, Any]
+    ) -> Iterator[FirstDifference]:
+        description = diagnose.samples(
+            reference["read"][0][1], [(dp_rank, numbers) for dp_rank, numbers in candidate["read"]]
+        )
+        if description:
+            yield FirstDifference(step=step, kind="samples", name="", sentence=f"step {step}: {description}")
+
+    def _losses(
+        self, step: int, here: Mapping[Key, ProofDifference], reference: float, candidate: float
+    ) -> Iterator[FirstDifference]:
+        if Key("loss", step, "") in here:
+            description = diagnose.loss(reference, candidate, self.degrees) + self._uneven(step)
+            yield FirstDifference(step=step, kind="loss", name="", sentence=f"step {step}: {description}")
+
+    def _uneven(self, step: int) -> str:
+        """A remark on shares, if a step with unequal shares is the first that differs."""
+        shares: Sequence[int] = self._rows("many")[step - 1]["shares"]
+        first = self.guesses and step > 1 and len(set(shares)) > 1
+        return f" ({diagnose.uneven(shares)})" if first else ""
+
+    def _output(self, step: int) -> Iterator[FirstDifference]:
+        """The first layer, in the order of the forward, whose outputs differ."""
+        for name in self.comparison.reference.facts["order"]:
+            for call in range(64):
+                number = key("output", step, f"{name}#{call}")
+                reference = self._reference_output(number)
+                if reference is None:
+                    break
+                positions = self._off(number, reference)
+                if positions is not None:
+                    yield FirstDifference(
+                        step=step,
+                        kind="output",
+                        name=name,
+                        sentence=self._output_sentence(step, name, positions),
+                    )
+                    return
+
+    def _reference_output(self, number: str) -> np.ndarray | None:
+        sheet = self.comparison.reference.sheets[0]
+        return sheet.array("output", number) if sheet.has("output", number) else None
+
+    def _off(self, number: str, reference: np.ndarray) -> np.ndarray | None:
+        """The positions in the global batch whose outputs differ; None if none does, or they cannot be compared."""
+        quantity = Key.read(number)
+        candidate = self._candidate_output(number, quantity.step, reference.shape)
+        if candidate is None:
+            return None
+        noise = self.comparison.reference.noise(number)
+        most = noise[0] if noise is not None else np.zeros_like(reference)
+        # The noise of one sample is a single draw, so the batch's is the measure.
+        floor = np.maximum(np.linalg.norm(most, axis=0), 1e-13 * np.linalg.norm(reference, axis=0))
+        difference = np.abs(candidate - reference)
+        if max(map(ratio, np.linalg.norm(difference, axis=0), floor)) <= K:
+            return None
+        return np.flatnonzero((difference > K * floor / max(len(reference), 1) ** 0.5).any(1))
+
+    def _candidate_output(self, number: str, step: int, shape: tuple[int, ...]) -> np.ndarray | None:
+        """The ranks' outputs by position in the global batch: copies once, slices summed."""
+        result, filled = np.zeros(shape), np.zeros(shape[0], int)
+        dp_size: dict[int, list[np.ndarray]] = {}
+        positions: dict[int, list[int]] = {}
+        for sheet in self.comparison.candidate.sheets:
+            if sheet.has("output", number):
+                dp_size.setdefault(sheet.facts["dp_rank"], []).append(sheet.array("output", number))
+                positions[sheet.facts["dp_rank"]] = sheet.facts["places"][str(step)]
+        for dp_rank, arrays in dp_size.items():
+            at = positions[dp_rank]
+            if any(array.shape != (len(at), 2) for array in arrays):
+                return None
+            copies = all(np.allclose(arrays[0], array, rtol=1e-9, atol=0) for array in arrays)
+            result[at] = arrays[0] if copies else np.sum(arrays, axis=0)
+            filled[at] += 1
+        return result if (filled == 1).all() else None
+
+    def _output_sentence(self, step: int, name: str, positions: np.ndarray) -> str:
+        owners = {
+            position: sheet.facts["dp_rank"]
+            for sheet in self.comparison.candidate.sheets
+            for position in sheet.facts["places"][str(step)]
+        }
+        wrong, all_of_it = {owners[p] for p in positions.tolist()}, len(positions) == len(owners)
+        which = (
+            "in all samples"
+            if all_of_it or not len(positions)
+            else f"in {len(positions)} of {len(owners)} samples"
+        )
+        if wrong and wrong != set(owners.values()):
+            which += f", all of data rank{'s' * (len(wrong) > 1)} {', '.join(map(str, sorted(wrong)))}"
+        return f"step {step}: the forward output of {name} is the first that differs, {which}{self._uneven(step)}"
+
+    def _gradient(self, step: int, finding: ProofDifference, all_of_them: Sequence[Key]) -> FirstDifference:
+        quantity = finding.key
+        more = len({other.name for other in all_of_them}) - 1
+        more_parameters = f" (and of {more} more parameters)" if more else ""
+        description = self._gradient_sentence(finding)
+        when = f"step {step}" if quantity.kind == "gradient" else f"batch {step} with the initial weights"
+        sentence = f"{when}: gradient of {quantity.name} {description}{more_parameters}{self._uneven(step)}"
+        return FirstDifference(step=step, kind="gradient", name=quantity.name, sentence=sentence)
+
+    def _unshared(self, step: int) -> Iterator[FirstDifference]:
+        """Weights that differ between ranks after an update."""
+        copy_groups = self.comparison.candidate.facts["apart"]
+        weights = [Key.read(number) for number in copy_groups if Key.read(number)[:2] == ("weight", step)]
+        if weights:
+            groups = copy_groups[key(*weights[0])]
+            rank_groups = " and ".join(diagnose.ranks(group) for group in groups[:2])
+            more = f" (and in {len(weights) - 1} more)" if len(weights) > 1 else ""
+            sentence = (
+                f"step {step}: with equal gradients, {rank_groups} hold different weights after the update in "
+                f"{weights[0].name}{more}: an update that one rank does is not shared, or ranks step differently"
+            )
+            yield FirstDifference(step=step, kind="update", name=weights[0].name, sentence=sentence)
+
+    def _gradient_sentence(self, finding: ProofDifference) -> str:
+        if finding.missing:
+            return _missing(finding.missing)
+        number, trace = key(*finding.key), self.comparison.candidate
+        reference, copies = self.comparison.reference.array(number), trace.copies(number)
+        if copies and next(iter(copies.values())).shape == reference.shape:
+            return diagnose.unmet(
+                reference, copies, [sheet.facts["coords"] for sheet in trace.sheets], self.degrees
+            )
+        description = self._slices(number, reference)
+        if description:
+            return description
+        return diagnose.scaled(
+            *diagnose.factor(reference, trace.array(number)), self.degrees, trace.cut(number)
+        )
+
+    def _slices(self, number: str, reference: np.ndarray) -> str:
+        """A sentence if some slices of a parameter are wrong and some right; "" if all are wrong, or it is not cut."""
+        wrong: dict[int, tuple[float, float]] = {}
+        right: list[int] = []
+        for rank, sheet in enumerate(self.comparison.candidate.sheets):
+            if number in sheet.facts["cut"]:
+                array = sheet.array("shard", number)
+                box, _ = sheet.box(number, array)
+                expected = reference[tuple(slice(a, b) for a, b in zip(box.offset, box.stop, strict=True))]
+                if np.linalg.norm(array - expected) > 1e-6 * np.linalg.norm(expected):
+                    wrong[rank] = diagnose.factor(expected, array)
+                else:
+                    right.append(rank)
+        if not (wrong and right):
+            return ""
+        description = diagnose.scaled(*next(iter(wrong.values())), self.degrees, cut=True)
+        return f"{description}, in the slice of {diagnose.ranks(list(wrong))} only"
+
+    def _other(self, step: int, finding: ProofDifference) -> FirstDifference:
+        kind, name = finding.key.kind, finding.key.name
+        labels = {
+            "update": "update of", "frozen": "frozen weight", "statistic": "running statistic", "buffer": "buffer",
+            "state": "optimizer state", "score": "score",
+        }  # fmt: skip
+        if finding.missing:
+            description = _missing(finding.missing)
+        elif kind == "frozen":
+            description = "has moved"
+        else:
+            number = key(*finding.key)
+            c, rest = diagnose.factor(
+                self.comparison.reference_array(number), self.comparison.candidate.array(number)
+            )
+            description = diagnose.update(c, rest, self.degrees) if kind == "update" else _off_by(c, rest)
+        return FirstDifference(
+            step=step, kind=kind, name=name, sentence=f"step {step}: {labels[kind]} {name} {description}"
+        )
+
+
+def _off_by(c: float, rest: float) -> str:
+    if np.isnan(c):
+        return "is not one process's"
+    return f"is {c:.6g} × one process's" + (f" and {min(rest, 1):.1e} something else" if rest > 1e-12 else "")
+
+
+def _missing(side: str) -> str:
+    return (
+        "is there on one process, and on no rank"
+        if side == "many"
+        else "is there on ranks, and not on one process"
+    )
