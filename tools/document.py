@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from paddle_dp.part import SHELVES, Annotation, Group, Reading, find, names, settings_of, summary
+from paddle_dp.part import SHELVES, Annotation, ParameterGroup, Reading, find, names, settings_of, summary
 from paddle_dp.recipe import Precision, Recipe
-from paddle_dp.recipe.schema import Ema, Guard, LoaderSettings, Train, Watch
+from paddle_dp.recipe.schema import Ema, Guard, LoaderSettings, Train, WatchSettings
 
 # Keys of a recipe whose meaning tells their default, or whose defaults have a table of their own.
 IN_WORDS = ("schedule", "strategy", "callbacks", "name", "output_dir", "loader", "watch", "guard")
@@ -26,7 +26,7 @@ def recipe_keys() -> Iterator[str]:
     yield from ("## The recipe\n", *table(Recipe), "\n## train\n", *table(Train))
     yield from ("\nAs a mapping, `precision` takes:\n", *table(Precision))
     yield from ("\n## loader\n", *table(LoaderSettings))
-    yield from ("\n## watch\n", *table(Watch))
+    yield from ("\n## watch\n", *table(WatchSettings))
     yield from ("\n## guard\n", *table(Guard))
     yield from ("\n## ema\n", *table(Ema))
     for shelf, noun in SHELVES.items():
@@ -61,7 +61,7 @@ def of_any_optimizer() -> Iterator[str]:
     """The keys that a recipe may give for any optimizer."""
     yield "Beside its own settings, any optimizer takes `groups`, a list of groups of parameters by patterns of their"
     yield "names ([fine-tuning.md](fine-tuning.md)):"
-    yield from ("", *table(Group))
+    yield from ("", *table(ParameterGroup))
 
 
 def prose(text: str) -> str:

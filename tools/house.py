@@ -107,10 +107,10 @@ ROOMS: dict[str, tuple[int, str]] = {
     "checks": (950, (
         "checks/* parallel/samplewise.py parallel/trial.py parallel/first_not_finite.py "
         "parallel/finite.py parallel/consistency.py parallel/buffers.py parallel/gathered_samples.py "
-        "parallel/gradients_again.py parallel/preflight.py"
+        "parallel/gradient_digests.py parallel/preflight.py"
     )),
     "model": (1250, (
-        "model/* parallel/blocks.py parallel/initial_weights.py parallel/lent_weights.py "
+        "model/* parallel/blocks.py parallel/initial_weights.py parallel/trial_weights.py "
         "parallel/meta_init.py parallel/recompute.py parallel/compiled.py parallel/wrapping.py "
         "parallel/layer_settings.py parallel/elementwise.py parallel/bias_on_cpu.py "
         "parallel/convolution_on_cpu.py"
@@ -118,7 +118,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "identity": (1000, (
         "identity/* train/same_run.py train/facts.py train/settings.py train/per_parameter.py "
         "train/own_code.py train/consistency.py train/unsaved.py parallel/attributes.py "
-        "parallel/optimizer_memory.py parallel/own_code.py train/overrides.py"
+        "parallel/optimizer_memory.py parallel/library_code.py train/overrides.py"
     )),
     "core": (3900, "core/* parallel/*"),
     "weights": (1260, (

@@ -173,7 +173,7 @@ def summary(
 
 
 def _is_alone(run: Run) -> bool:
-    copies = run.recipe is not None and run.recipe.strategy.config.parts > 1
+    copies = run.recipe is not None and run.recipe.strategy.config.batch_chunks > 1
     return run.mesh.ranks == 1 and not copies
 
 

@@ -248,10 +248,10 @@ class Checkpoint(Callback):
             if self.run.mesh.is_main:
                 self._warn(checkpoints.still_not(progress.step, error.reason, self.folder))
         elif at_the_end:
-            self._warn(f"{error.what} One more is tried, the last: make room.")
+            self._warn(f"{error.message} One more is tried, the last: make room.")
         else:
             self._warn(
-                f"{error.what} The training goes on, and tries again at the next checkpoint: make room."
+                f"{error.message} The training goes on, and tries again at the next checkpoint: make room."
             )
         self._refused_for = error.reason
         moment.trainer.tell_save_failed(error, progress)

@@ -20,7 +20,7 @@ from paddle_dp.train import Callback, Moment, Run
 from paddle_dp.units import Count, Positive
 
 if TYPE_CHECKING:
-    from paddle_dp.parallel.pipeline.timeline import Recorder
+    from paddle_dp.parallel.pipeline.timeline import PipelineRecorder
     from paddle_dp.recipe import Recipe
 
 
@@ -213,7 +213,7 @@ class Timeline(Callback):
         )
 
 
-def _recorder(moment: Moment) -> Recorder:
+def _recorder(moment: Moment) -> PipelineRecorder:
     recorder = moment.trainer.learner.recorder
     assert recorder is not None, "refuse() requires stages"
     return recorder

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LONGEST_PAUSE = 0.5  # seconds between two looks for the other ranks' files
 
 
-class _GivenUpError(Exception):
+class _AbandonedError(Exception):
     """Rank 0 does not wait any longer for a rank: that one's failure is the cause."""
 
 
@@ -53,7 +53,7 @@ class BackgroundSave:
         self._failure: list[str] | None = None
         self._done = False
         self._written = threading.Event()  # this rank's own files, or it has failed
-        self._given_up = threading.Event()
+        self._abandoned = threading.Event()
         self._began = time.perf_counter()
         self._thread = threading.Thread(target=self._work, args=(snapshot,), name="checkpoint", daemon=True)
         self._thread.start()
@@ -62,7 +62,7 @@ class BackgroundSave:
         try:
             self._write(snapshot)
             self._done = True
-        except _GivenUpError:
+        except _AbandonedError:
             pass
         except Exception as error:  # noqa: BLE001 - poll() raises it on every rank
             self._failure = failure_of(error, self.path, self.mesh)
@@ -90,8 +90,8 @@ class BackgroundSave:
                 found: dict[str, list[int]] = json_codec.decode(_report(self._partial, rank).read_bytes())
                 return found
             except FileNotFoundError:
-                if self._given_up.wait(pause):
-                    raise _GivenUpError from None
+                if self._abandoned.wait(pause):
+                    raise _AbandonedError from None
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     def poll(self) -> bool:
@@ -103,7 +103,7 @@ class BackgroundSave:
         rows: list[Any] = self.mesh.gather([not self._thread.is_alive(), self._failure])
         failures = [failure for _, failure in rows]
         if any(failures):
-            self._given_up.set()
+            self._abandoned.set()
         if not all(ended for ended, _ in rows):
             return False
         if any(failures) and self.mesh.is_main:
@@ -124,13 +124,13 @@ class BackgroundSave:
         self.mesh.wait("checkpoint in place")
         self.poll()
 
-    def finish_alone(self, own: float = 60.0, others: float = 3.0) -> bool:
+    def finish_alone(self, rank_seconds: float = 60.0, peer_seconds: float = 3.0) -> bool:
         """Waits for this rank's part, and on rank 0 for the others', for so many seconds. Not collective: for the time
         after a failure of the training, when others may be gone. Returns whether this rank has done its part; rank 0,
         whether the checkpoint is in place."""
-        self._written.wait(own)
-        self._thread.join(others if self.mesh.is_main and self.mesh.ranks > 1 else own)
-        self._given_up.set()
+        self._written.wait(rank_seconds)
+        self._thread.join(peer_seconds if self.mesh.is_main and self.mesh.ranks > 1 else rank_seconds)
+        self._abandoned.set()
         return self._done
 
 

@@ -23,8 +23,8 @@ from paddle_dp.checkpoint.shards import Box, ShardInfo, TensorShard
 MODULUS = 2**64
 _BLOCK = 2**17  # elements at a time: they stay in the processor's cache
 _COLUMNS = 2**14
-_WORD = np.uint64
-Words = np.ndarray
+_UINT64 = np.uint64
+Uint64Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ def sum_of(array: np.ndarray, offset: Iterable[int] = ()) -> int:
     return total % MODULUS
 
 
-def _sum(bits: Words, factors: list[Words]) -> int:
+def _sum(bits: Uint64Array, factors: list[Uint64Array]) -> int:
     """As a matrix: its rows times the factors of the trailing dims, then of the leading ones."""
     split = _split(bits.shape)
     outer, inner = _product(factors[:split]), _product(factors[split:])
     found = np.einsum("ij,j->i", bits.reshape(len(outer), len(inner)), inner) * outer
-    return int(found.sum(dtype=_WORD))
+    return int(found.sum(dtype=_UINT64))
 
 
 def shard_sum(shard: TensorShard) -> int:
@@ -64,22 +64,22 @@ def shard_sum(shard: TensorShard) -> int:
     return sum_of(shard.array, shard.offset)
 
 
-def whole_sums(shards: Iterable[ShardInfo]) -> dict[str, TensorSum] | None:
+def tensor_sums(shards: Iterable[ShardInfo]) -> dict[str, TensorSum] | None:
     """The tensors' sums, from those that their shards were saved with; None if an older version saved any without.
 
     A box that several ranks have saved counts once.
     """
-    found: dict[str, TensorSum] = {}
-    seen: set[tuple[str, Box]] = set()
+    sums: dict[str, TensorSum] = {}
+    counted: set[tuple[str, Box]] = set()
     for shard in shards:
         if shard.sum is None:
             return None
-        if (shard.name, shard.box) in seen:
+        if (shard.name, shard.box) in counted:
             continue
-        seen.add((shard.name, shard.box))
-        before = found[shard.name].sum if shard.name in found else 0
-        found[shard.name] = TensorSum(shard.dtype, shard.global_shape, (before + shard.sum) % MODULUS)
-    return found
+        counted.add((shard.name, shard.box))
+        before = sums[shard.name].sum if shard.name in sums else 0
+        sums[shard.name] = TensorSum(shard.dtype, shard.global_shape, (before + shard.sum) % MODULUS)
+    return sums
 
 
 def digest(tensors: Mapping[str, TensorSum]) -> str:
@@ -95,7 +95,7 @@ def digests_of(tensors: Mapping[str, TensorSum]) -> dict[str, str]:
     return {word: digest(part) for word, part in parts.items() if part}
 
 
-def _bits(array: np.ndarray) -> Words:
+def _bits(array: np.ndarray) -> Uint64Array:
     """The elements' bits, with one dim more: two words for elements of 64 bits, else one."""
     array = np.ascontiguousarray(array)
     size = array.dtype.itemsize
@@ -111,15 +111,15 @@ def _split(shape: tuple[int, ...]) -> int:
     return split
 
 
-def _factors(dim: int, start: int, length: int) -> Words:
+def _factors(dim: int, start: int, length: int) -> Uint64Array:
     """Odd factors of the positions start, start + 1, … along a dim: splitmix64 of (dim, position)."""
     seed = (0x9E3779B97F4A7C15 * (start + 1 + (dim << 48))) % MODULUS
-    z = _WORD(seed) + np.arange(length, dtype=_WORD) * _WORD(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> _WORD(30))) * _WORD(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> _WORD(27))) * _WORD(0x94D049BB133111EB)
-    return np.asarray((z ^ (z >> _WORD(31))) | _WORD(1))
+    z = _UINT64(seed) + np.arange(length, dtype=_UINT64) * _UINT64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> _UINT64(30))) * _UINT64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> _UINT64(27))) * _UINT64(0x94D049BB133111EB)
+    return np.asarray((z ^ (z >> _UINT64(31))) | _UINT64(1))
 
 
-def _product(factors: list[Words]) -> Words:
+def _product(factors: list[Uint64Array]) -> Uint64Array:
     """The products of the factors of several dims, in the order of their elements."""
-    return reduce(lambda a, b: (a[:, None] * b[None, :]).reshape(-1), factors, np.ones(1, _WORD))
+    return reduce(lambda a, b: (a[:, None] * b[None, :]).reshape(-1), factors, np.ones(1, _UINT64))

@@ -26,11 +26,11 @@ class Digest:
     crc32: int
 
 
-def write(path: Path, parts: Iterable[bytes | memoryview]) -> Digest:
-    """Writes a new file and flushes it to the disk. The digest is that of `parts`, not of what the disk returns."""
+def write(path: Path, buffers: Iterable[bytes | memoryview]) -> Digest:
+    """Writes a new file and flushes it to the disk. The digest is that of `buffers`, not of what the disk returns."""
     size = crc = 0
     with open(path, "xb", buffering=0) as file:
-        for chunk in _chunks(parts):
+        for chunk in _chunks(buffers):
             crc, size = zlib.crc32(chunk, crc), size + len(chunk)
             written = 0
             while written < len(chunk):
@@ -40,8 +40,8 @@ def write(path: Path, parts: Iterable[bytes | memoryview]) -> Digest:
     return Digest(size, crc)
 
 
-def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    for part in parts:
+def _chunks(buffers: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    for part in buffers:
         view = memoryview(part)
         del part
         yield from (view[i : i + _CHUNK] for i in range(0, len(view), _CHUNK))
@@ -74,15 +74,15 @@ def digest_of(path: Path, size: int | None = None) -> Digest:
 
     Raises what `open_regular` raises.
     """
-    found = crc = 0
+    length = crc = 0
     with open_regular(path) as file:
         there = os.fstat(file.fileno()).st_size
         if size is not None and there != size:
             return Digest(there, 0)
         buffer = bytearray(_CHUNK)
         while count := file.readinto(buffer):
-            crc, found = zlib.crc32(memoryview(buffer)[:count], crc), found + count
-    return Digest(found, crc)
+            crc, length = zlib.crc32(memoryview(buffer)[:count], crc), length + count
+    return Digest(length, crc)
 
 
 def flush_folder(folder: Path) -> None:

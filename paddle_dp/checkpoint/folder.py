@@ -34,7 +34,7 @@ class NoSuchCheckpointError(UsageError, CheckpointError):
     """A checkpoint that somebody named, and that is not there."""
 
 
-def place(partial: Path, final: Path) -> None:
+def publish(partial: Path, final: Path) -> None:
     """Renames a finished folder to `final`, replacing an earlier one of that name."""
     replaced = None
     if final.exists():
@@ -86,19 +86,19 @@ def _stderr(line: str) -> None:
 def newest(
     folder: Path,
     mesh: Mesh | None = None,
-    say: Callable[[str], Any] = _stderr,
+    report: Callable[[str], Any] = _stderr,
     until: int | None = None,
     but: Collection[Path] = (),
 ) -> Path | None:
-    """The newest checkpoint that is whole, equal on all ranks and finite, or None. `say` gets a line for each one that
-    was skipped. `until`: of no later step than this; `but`: none of these.
+    """The newest checkpoint that is whole, equal on all ranks and finite, or None. `report` gets a line for each one
+    that was skipped. `until`: of no later step than this; `but`: none of these.
 
     With a mesh (collective) rank 0 searches, and all ranks get its answer.
     """
     if mesh is None or mesh.ranks == 1:
-        return _newest(Path(folder), say, until, but)
+        return _newest(Path(folder), report, until, but)
     try:
-        answer = str(_newest(Path(folder), say, until, but) or "") if mesh.is_main else ""
+        answer = str(_newest(Path(folder), report, until, but) or "") if mesh.is_main else ""
         error = ""
     except CheckpointError as failure:
         answer, error = "", str(failure)
@@ -109,7 +109,9 @@ def newest(
     return Path(answer) if answer else None
 
 
-def _newest(folder: Path, say: Callable[[str], Any], until: int | None, but: Collection[Path]) -> Path | None:
+def _newest(
+    folder: Path, report: Callable[[str], Any], until: int | None, but: Collection[Path]
+) -> Path | None:
     for checkpoint in reversed(checkpoints(folder)):
         if checkpoint in but or (until is not None and step_of(checkpoint) > until):
             continue
@@ -117,7 +119,7 @@ def _newest(folder: Path, say: Callable[[str], Any], until: int | None, but: Col
             check(checkpoint)
             return checkpoint
         except UnusableError as error:
-            say(f"Skipped the checkpoint {checkpoint}: {error.why}.")
+            report(f"Skipped the checkpoint {checkpoint}: {error.why}.")
     return None
 
 
@@ -135,12 +137,12 @@ def find(spec: str | Path, folder: Path, mesh: Mesh | None = None) -> Path:
     else:
         return find_at(Path(spec), mesh)
     if checkpoint is None or not checkpoint.is_dir():
-        text = _not_found(str(spec), Path(folder))
+        text = _missing_message(str(spec), Path(folder))
         raise CheckpointError(text) if str(spec) == "newest" else NoSuchCheckpointError(text)
     return checkpoint
 
 
-def _not_found(spec: str, folder: Path) -> str:
+def _missing_message(spec: str, folder: Path) -> str:
     """Why there is no such checkpoint in a run's folder, and what there is."""
     there = [path.name for path in checkpoints(folder)]
     if not there:
@@ -219,7 +221,7 @@ def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | N
     saved = checkpoints(folder)
     if len(saved) <= keep:
         return []
-    whole = trusted or next(filter(_is_whole, reversed(saved)), None)
+    whole = trusted or next(filter(_is_complete, reversed(saved)), None)
     good = trusted or newest_good(folder)
     stay = {path.name for path in (*saved[-keep:], *spare, best(folder), whole, good) if path is not None}
     # A link was made by the user, and is left alone.
@@ -237,7 +239,9 @@ def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | N
 
 def newest_good(folder: Path) -> Path | None:
     """The newest checkpoint that is whole, and was equal on all ranks and finite when it was saved, or None."""
-    return next((path for path in reversed(checkpoints(folder)) if _is_good(path) and _is_whole(path)), None)
+    return next(
+        (path for path in reversed(checkpoints(folder)) if _is_good(path) and _is_complete(path)), None
+    )
 
 
 def _is_good(checkpoint: Path) -> bool:
@@ -248,7 +252,7 @@ def _is_good(checkpoint: Path) -> bool:
     return checks is not None and checks.fault is None
 
 
-def _is_whole(checkpoint: Path) -> bool:
+def _is_complete(checkpoint: Path) -> bool:
     try:
         read_manifest(checkpoint).verify(checkpoint)
     except UnusableError:

@@ -19,11 +19,11 @@ class HostMemory:
 
     def room(self, name: str, size: int, tensors: int) -> Room:
         """Room for so many tensors of `size` bytes together, under a name of the caller's; kept for the next time."""
-        wanted = size + tensors * _ALIGNED
+        required = size + tensors * _ALIGNED
         block = self._blocks.get(name)
-        if block is None or block.size < wanted:
+        if block is None or block.size < required:
             # One large block, for which NumPy asks for huge pages.
-            self._blocks[name] = block = np.empty(wanted, np.uint8)
+            self._blocks[name] = block = np.empty(required, np.uint8)
         return Room(block)
 
 
@@ -31,12 +31,12 @@ class Room:
     """A part of host memory, taken piece by piece."""
 
     def __init__(self, block: np.ndarray):
-        self._block, self._taken = block, 0
+        self._block, self._offset = block, 0
 
     def take(self, size: int) -> np.ndarray:
         """The next `size` bytes, uint8 [size]. Raises ValueError if there are not so many."""
-        start = -(-self._taken // _ALIGNED) * _ALIGNED
+        start = -(-self._offset // _ALIGNED) * _ALIGNED
         if start + size > self._block.size:
             raise ValueError(f"{size} bytes, where {self._block.size - start} are left")
-        self._taken = start + size
-        return self._block[start : self._taken]
+        self._offset = start + size
+        return self._block[start : self._offset]

@@ -15,9 +15,9 @@ _FLOAT = "$float"
 MOST_BYTES, _MOST_GROUPS, _MOST_DIMS = 64 * 2**20, 500_000, 32
 
 
-def encode(value: Any, what: str = "state") -> bytes:
-    """`value` as standard JSON. Raises TypeError, with its place under `what`, for a value that is not plain."""
-    return (json.dumps(_plain(value, what), allow_nan=False, indent=1) + "\n").encode()
+def encode(value: Any, name: str = "state") -> bytes:
+    """`value` as standard JSON. Raises TypeError, with its place under `name`, for a value that is not plain."""
+    return (json.dumps(_plain(value, name), allow_nan=False, indent=1) + "\n").encode()
 
 
 def decode(text: bytes) -> Any:
@@ -36,28 +36,28 @@ def decode(text: bytes) -> Any:
             gc.enable()
 
 
-def mapping(value: Any, what: str) -> dict[str, Any]:
+def mapping(value: Any, name: str) -> dict[str, Any]:
     """`value`, if it is a mapping. Raises ValueError."""
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is no group of values")
+        raise ValueError(f"{name} is no group of values")
     return value
 
 
-def whole(value: Any, what: str) -> int:
+def natural(value: Any, name: str) -> int:
     """`value`, if it is a whole number that is not negative and that the sizes of files allow. Raises ValueError."""
     if type(value) is not int or not 0 <= value < 2**62:
-        raise ValueError(f"{what} is {str(value)[:30]!r}, which is no size")
+        raise ValueError(f"{name} is {str(value)[:30]!r}, which is no size")
     return value
 
 
-def wholes(value: Any, what: str) -> tuple[int, ...]:
+def naturals(value: Any, name: str) -> tuple[int, ...]:
     """`value`, if it is a list of such numbers, of which no tensor has more than 32. Raises ValueError."""
     if not isinstance(value, list) or len(value) > _MOST_DIMS:
-        raise ValueError(f"{what} is no list of sizes")
-    return tuple(whole(one, what) for one in value)
+        raise ValueError(f"{name} is no list of sizes")
+    return tuple(natural(one, name) for one in value)
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: Any, path: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -65,15 +65,15 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {_FLOAT: repr(value)}
     if isinstance(value, list | tuple):
-        return [_plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
+        return [_plain(v, f"{path}[{i}]") for i, v in enumerate(value)]
     if isinstance(value, Mapping):
-        return {_key(k, where): _plain(v, f"{where}.{k}") for k, v in value.items()}
-    raise TypeError(f"{where} is a {type(value).__name__}: a checkpoint's state holds plain JSON values only")
+        return {_key(k, path): _plain(v, f"{path}.{k}") for k, v in value.items()}
+    raise TypeError(f"{path} is a {type(value).__name__}: a checkpoint's state holds plain JSON values only")
 
 
-def _key(key: Any, where: str) -> str:
+def _key(key: Any, path: str) -> str:
     if not isinstance(key, str) or key == _FLOAT:
-        raise TypeError(f"{where} has the key {key!r}: keys must be strings other than {_FLOAT}")
+        raise TypeError(f"{path} has the key {key!r}: keys must be strings other than {_FLOAT}")
     return key
 
 
@@ -85,5 +85,5 @@ def _decode_float(value: dict[str, Any]) -> Any:
     return float(value[_FLOAT])
 
 
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
+def _refuse(literal: str) -> Any:
+    raise ValueError(f"{literal} is not JSON")

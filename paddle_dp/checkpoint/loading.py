@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paddle_dp.checkpoint import json_codec
-from paddle_dp.checkpoint.digest import TensorSum, digests_of, sum_of, whole_sums
+from paddle_dp.checkpoint.digest import TensorSum, digests_of, sum_of, tensor_sums
 from paddle_dp.checkpoint.disk import read_bytes
 from paddle_dp.checkpoint.manifest import (
     STATE,
@@ -24,9 +24,9 @@ from paddle_dp.checkpoint.shards import (
     Box,
     ShardInfo,
     assemble,
-    check_whole,
+    check_complete,
     read_index,
-    read_own_file,
+    read_rank_file,
 )
 from paddle_dp.checkpoint.tensor_file import TensorInfo, read_header, read_rows
 from paddle_dp.errors import CheckpointError, similar
@@ -82,7 +82,7 @@ class Checkpoint:
         self.ranks, self.checks = manifest.ranks, manifest.checks
         state = json_codec.decode(read_bytes(folder / STATE, json_codec.MOST_BYTES))
         self.state = json_codec.mapping(state, STATE)
-        self._shards = check_whole(read_index(folder, rank) for rank in range(self.ranks))
+        self._shards = check_complete(read_index(folder, rank) for rank in range(self.ranks))
         self._headers = [read_header(folder / tensors_name(rank)) for rank in range(self.ranks)]
         for shard in (shard for shards in self._shards.values() for shard in shards):
             info = self._info(shard)
@@ -96,39 +96,39 @@ class Checkpoint:
         """The tensors' whole-model names, sorted."""
         return tuple(sorted(self._shards))
 
-    def own(self, rank: int) -> dict[str, Any] | None:
+    def rank_state(self, rank: int) -> dict[str, Any] | None:
         """The state that `rank` alone saved; None if there was no such rank."""
         if not 0 <= rank < self.ranks:
             return None
         with content_of(self.folder):
-            return json_codec.mapping(read_own_file(self.folder, rank)["own"], "own")
+            return json_codec.mapping(read_rank_file(self.folder, rank)["own"], "own")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._of(name)[0].global_shape
+        return self._shards_of(name)[0].global_shape
 
     def dtype(self, name: str) -> str:
         """Paddle's name of the dtype. `read` gives bfloat16 as uint16, as `paddle.Tensor.numpy()` does."""
-        return self._of(name)[0].dtype
+        return self._shards_of(name)[0].dtype
 
     def read(
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
         """A box of a tensor (default: all of it), from all shards that hold parts of it, as a new array."""
-        shards = self._of(name)
+        shards = self._shards_of(name)
         target = self._box(shards[0], offset, shape)
         takes, _ = assemble(target, [shard.box for shard in shards])
         if len(takes) == 1:  # one shard holds all of it: saves a copy
-            array = self._part(shards[takes[0][0]], target)
+            array = self._slice(shards[takes[0][0]], target)
             return array if array.flags.c_contiguous else array.copy()
         result = np.empty(target.shape, np.dtype(DTYPES[shards[0].dtype][1]))
         for number, part in takes:
-            result[part.inside(target)] = self._part(shards[number], part)
+            result[part.inside(target)] = self._slice(shards[number], part)
         return result
 
     def digests(self) -> dict[str, str] | None:
         """The digest of the model's tensors, and that of the optimizer's, from the sums they were saved with, which do
         not depend on the layout; None if an older version saved without."""
-        sums = whole_sums(shard for shards in self._shards.values() for shard in shards)
+        sums = tensor_sums(shard for shards in self._shards.values() for shard in shards)
         return None if sums is None else digests_of(sums)
 
     def computed_digests(self) -> dict[str, str]:
@@ -146,7 +146,7 @@ class Checkpoint:
             return bool(((array & 0x7FFF) > 0x7F80).any())
         return array.dtype.kind == "f" and bool(np.isnan(array).any())
 
-    def _part(self, shard: ShardInfo, box: Box) -> np.ndarray:
+    def _slice(self, shard: ShardInfo, box: Box) -> np.ndarray:
         cut = box.inside(shard.box)
         path = self.folder / tensors_name(shard.rank)
         rows = read_rows(path, self._info(shard), cut[0] if cut else None)
@@ -171,7 +171,7 @@ class Checkpoint:
     def _info(self, shard: ShardInfo) -> TensorInfo:
         return self._headers[shard.rank][shard.key]
 
-    def _of(self, name: str) -> list[ShardInfo]:
+    def _shards_of(self, name: str) -> list[ShardInfo]:
         if name not in self._shards:
             guess = similar(name, self._shards)
             hint = f" Did you mean '{guess}'?" if guess else ""

@@ -174,12 +174,12 @@ def _checked(content: dict[str, Any], folder: Path) -> Manifest:
         raise UnusableError(folder, f"{MANIFEST} names '{unknown}', which is no file of a checkpoint")
     if content.pop("crc32") != _crc(content):
         raise UnusableError(folder, f"{MANIFEST} is damaged: its checksum is wrong")
-    whole = json_codec.whole
+    natural = json_codec.natural
     files = {
-        name: Digest(whole(s["size"], "a size"), whole(s["crc32"], "a checksum"))
+        name: Digest(natural(s["size"], "a size"), natural(s["crc32"], "a checksum"))
         for name, s in content["files"].items()
     }
-    ranks = whole(content["ranks"], "the number of ranks")
+    ranks = natural(content["ranks"], "the number of ranks")
     # One more than there can be files of is enough to find one that is missing.
     expected = (f(r) for r in range(min(ranks, len(files))) for f in (tensors_name, index_name))
     for name in itertools.chain([STATE], expected):
@@ -196,7 +196,7 @@ def _checks(content: Any) -> Checks | None:
     checks = Checks(**content)
     if type(checks.agreed) is not bool or type(checks.finite) is not bool:
         raise ValueError("checks are true or false")
-    return replace(checks, step=json_codec.whole(checks.step, "a step"))
+    return replace(checks, step=json_codec.natural(checks.step, "a step"))
 
 
 def _crc(content: dict[str, Any]) -> int:

@@ -31,45 +31,49 @@ class Match:
     initial: tuple[str, ...]
 
 
-def match(there: Shapes, here: Shapes, wanted: Load, called: Callable[[str], str] = str) -> Match:
+def match(there: Shapes, here: Shapes, settings: Load, called: Callable[[str], str] = str) -> Match:
     """Which tensors of a source are loaded into a model. `called`: what one of the model is called in the source.
 
     Raises UsageError for a pattern that matches nothing, when nothing or less than half of what is meant fits, and,
     unless `wanted.strict` is false, when anything that is meant is missing, left over or of another shape.
     """
-    check_patterns(wanted.only, there, f"in {wanted.path}")
-    check_patterns(wanted.only, here, "in this model")
-    asked = {name for name in (*there, *here) if not wanted.only or any(fits(name, p) for p in wanted.only)}
-    common = sorted(asked & there.keys() & here.keys())
-    found = Match(
+    check_patterns(settings.only, there, f"in {settings.path}")
+    check_patterns(settings.only, here, "in this model")
+    selected = {
+        name for name in (*there, *here) if not settings.only or any(fits(name, p) for p in settings.only)
+    }
+    common = sorted(selected & there.keys() & here.keys())
+    matched = Match(
         loaded=tuple(name for name in common if there[name] == here[name]),
         other=tuple(name for name in common if there[name] != here[name]),
-        left_over=tuple(sorted(asked & there.keys() - here.keys())),
-        initial=tuple(sorted(asked & here.keys() - there.keys())),
+        left_over=tuple(sorted(selected & there.keys() - here.keys())),
+        initial=tuple(sorted(selected & here.keys() - there.keys())),
     )
-    _refuse(found, there, here, wanted, called)
-    return found
+    _refuse(matched, there, here, settings, called)
+    return matched
 
 
-def _refuse(found: Match, there: Shapes, here: Shapes, wanted: Load, called: Callable[[str], str]) -> None:
+def _refuse(
+    matched: Match, there: Shapes, here: Shapes, settings: Load, called: Callable[[str], str]
+) -> None:
     wrong = [
         *(
             f"{_named(name, called)} is {list(there[name])} there and {list(here[name])} here"
-            for name in found.other
+            for name in matched.other
         ),
-        *(f"{name} is only there" for name in found.left_over),
-        *(f"{name} is only in this model" for name in found.initial),
+        *(f"{name} is only there" for name in matched.left_over),
+        *(f"{name} is only in this model" for name in matched.initial),
     ]
-    if wrong and wanted.strict:
+    if wrong and settings.strict:
         raise UsageError(
-            f"load.path {wanted.path}: {_first(wrong, '; ')}. Name what is meant with load.only, or set "
+            f"load.path {settings.path}: {_first(wrong, '; ')}. Name what is meant with load.only, or set "
             "load.strict=false to load what fits."
         )
-    meant = sum(math.prod(here[name]) for name in (*found.loaded, *found.other, *found.initial))
-    fits = sum(math.prod(here[name]) for name in found.loaded)
-    if not found.loaded or 2 * fits < meant:
+    meant = sum(math.prod(here[name]) for name in (*matched.loaded, *matched.other, *matched.initial))
+    fits = sum(math.prod(here[name]) for name in matched.loaded)
+    if not matched.loaded or 2 * fits < meant:
         raise UsageError(
-            f"load.path {wanted.path}: only {fits} of the {meant} numbers that are meant fit this model "
+            f"load.path {settings.path}: only {fits} of the {meant} numbers that are meant fit this model "
             f"({_first(wrong, '; ')}). If that is right, name those with load.only."
         )
 
@@ -79,27 +83,31 @@ def _named(name: str, called: Callable[[str], str]) -> str:
     return name if called(name) == name else f"{name}, there {called(name)},"
 
 
-def outlook(source: Opened, model: nn.Layer, wanted: Load) -> list[str]:
+def outlook(source: Opened, model: nn.Layer, settings: Load) -> list[str]:
     """The table of what would be loaded into a model, which may be built without memory. Raises as `match` does."""
-    weights, whose = translated(source, names_of(model), wanted.rename)
+    weights, convention = translated(source, names_of(model), settings.rename)
     here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     there = {name: weights.shape(name) for name in weights.names}
-    return table(match(there, here, wanted, weights.called), there, here, wanted, weights, whose)
+    return table(match(there, here, settings, weights.called), there, here, settings, weights, convention)
 
 
 def table(
-    found: Match, there: Shapes, here: Shapes, wanted: Load, weights: Translated, whose: str
+    matched: Match, there: Shapes, here: Shapes, settings: Load, weights: Translated, convention: str
 ) -> list[str]:
-    """The lines on the screen. `whose`: whose names the source has."""
-    only = f", only {', '.join(wanted.only)}" if wanted.only else ""
-    others = [f"{name} ({list(there[name])} there, {list(here[name])} here)" for name in found.other]
+    """The lines on the screen. `convention`: whose names the source has."""
+    only = f", only {', '.join(settings.only)}" if settings.only else ""
+    others = [f"{name} ({list(there[name])} there, {list(here[name])} here)" for name in matched.other]
     rows = [
-        ("loaded", found.loaded, sum(math.prod(here[name]) for name in found.loaded)),
-        ("of another shape, left initial", others, sum(math.prod(here[name]) for name in found.other)),
-        ("only there, left over", found.left_over, sum(math.prod(there[name]) for name in found.left_over)),
-        ("only here, left initial", found.initial, sum(math.prod(here[name]) for name in found.initial)),
+        ("loaded", matched.loaded, sum(math.prod(here[name]) for name in matched.loaded)),
+        ("of another shape, left initial", others, sum(math.prod(here[name]) for name in matched.other)),
+        (
+            "only there, left over",
+            matched.left_over,
+            sum(math.prod(there[name]) for name in matched.left_over),
+        ),
+        ("only here, left initial", matched.initial, sum(math.prod(here[name]) for name in matched.initial)),
     ]
-    under = f", with {whose} names" if whose else ""
+    under = f", with {convention} names" if convention else ""
     if weights.passed_over:
         rows.append(("only there, of no use here", weights.passed_over, 0))
     return [
@@ -114,7 +122,7 @@ def table(
     ]
 
 
-def _first(words: Sequence[str] | Iterable[str], between: str) -> str:
-    words = list(words)
-    more = f"{between}and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return between.join(words[:_SHOWN]) + more
+def _first(items: Sequence[str] | Iterable[str], between: str) -> str:
+    items = list(items)
+    more = f"{between}and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return between.join(items[:_SHOWN]) + more

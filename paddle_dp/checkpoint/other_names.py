@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PYTORCH, HUGGING_FACE = "PyTorch's", "Hugging Face's"
 INNER = "Hugging Face's, of the model without its head"
 PADDLE_NLP, PADDLE_NLP_INNER = "PaddleNLP's", "PaddleNLP's, of the model without its head"
-OF_PADDLE = ("", PADDLE_NLP, PADDLE_NLP_INNER)  # whose Linear is [inputs, outputs]
+PADDLE_CONVENTIONS = ("", PADDLE_NLP, PADDLE_NLP_INNER)  # whose Linear is [inputs, outputs]
 # Names in PaddleNLP of weights whose layout no table here says, and what they are.
 UNKNOWN = {
     "*.self_attn.qkv_proj.*": "q, k and v fused (fuse_attention_qkv)",
@@ -64,9 +64,9 @@ class Tables:
     passed_over: Mapping[str, Sequence[str]]
     versions: Mapping[str, str]
 
-    def of(self, whose: str, names: Mapping[str, str]) -> dict[str, str]:
+    def current_names(self, convention: str, names: Mapping[str, str]) -> dict[str, str]:
         """A source's names (new → its own), as the table has them where another version wrote them."""
-        versions = self.versions if whose in (HUGGING_FACE, INNER) else {}
+        versions = self.versions if convention in (HUGGING_FACE, INNER) else {}
         return {_first(name, versions)[0]: old for name, old in names.items()}
 
 
@@ -97,20 +97,27 @@ def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tup
     whose layout is not known.
     """
     names = renamed(source.names, rename)
-    usable = [whose for whose in tables.names if source.of_torch in (None, whose not in OF_PADDLE)]
-    whose = max(usable, key=lambda whose: _fits(tables.names[whose], set(tables.of(whose, names))))
-    there = tables.of(whose, names)
-    _refuse_unknown(there, tables.names[whose], source.of_torch)
+    usable = [
+        convention
+        for convention in tables.names
+        if source.from_torch in (None, convention not in PADDLE_CONVENTIONS)
+    ]
+    convention = max(
+        usable,
+        key=lambda convention: _fits(tables.names[convention], set(tables.current_names(convention, names))),
+    )
+    there = tables.current_names(convention, names)
+    _refuse_unknown(there, tables.names[convention], source.from_torch)
     plain = Translated(source, {new: Origin((Piece(old),)) for new, old in there.items()})
-    patterns = tables.passed_over.get(whose, ())
+    patterns = tables.passed_over.get(convention, ())
     unused = sorted(name for name in there if any(fnmatchcase(name, pattern) for pattern in patterns))
-    return Translated(plain, origins_of(tables.names[whose]), unused), whose
+    return Translated(plain, origins_of(tables.names[convention]), unused), convention
 
 
-def _refuse_unknown(there: Iterable[str], table: Names, of_torch: bool | None) -> None:
+def _refuse_unknown(there: Iterable[str], table: Names, from_torch: bool | None) -> None:
     """Raises UsageError for names of PaddleNLP's that the table has not, and whose layout is known not to be known."""
     known = {name for origin in origins_of(table).values() for name in origin.names}
-    for name in there if not of_torch else ():
+    for name in there if not from_torch else ():
         for pattern, what in UNKNOWN.items():
             if name not in known and fnmatchcase(name, pattern):
                 raise UsageError(
@@ -129,15 +136,15 @@ def torch_names(model: nn.Layer) -> dict[str, str]:
     BatchNorm's statistics are called otherwise."""
     from paddle import nn
 
-    said = {name: name for name in model.state_dict()}
+    table = {name: name for name in model.state_dict()}
     for prefix, layer in model.named_sublayers(include_self=True):
         dot = f"{prefix}." if prefix else ""
         if isinstance(layer, nn.Linear):
-            said[f"{dot}weight"] = f"{dot}weight.T"
+            table[f"{dot}weight"] = f"{dot}weight.T"
         for ours, theirs in (("_mean", "running_mean"), ("_variance", "running_var")):
-            if f"{dot}{ours}" in said:
-                said[f"{dot}{ours}"] = f"{dot}{theirs}"
-    return said
+            if f"{dot}{ours}" in table:
+                table[f"{dot}{ours}"] = f"{dot}{theirs}"
+    return table
 
 
 def _in_paddle_nlp(published: Names, patterns: Mapping[str, str]) -> Names:
@@ -152,9 +159,9 @@ def _in_paddle_nlp(published: Names, patterns: Mapping[str, str]) -> Names:
     }
 
 
-def _without_prefix(said: Names) -> Names:
+def _without_prefix(table: Names) -> Names:
     """The table of the same weights saved by the model inside: GPT2Model has no «transformer.» before its names."""
-    firsts = Counter(name.partition(".")[0] for origin in origins_of(said).values() for name in origin.names)
+    firsts = Counter(name.partition(".")[0] for origin in origins_of(table).values() for name in origin.names)
     prefix = f"{firsts.most_common(1)[0][0]}."
 
     def cut(name: str) -> str:
@@ -162,7 +169,7 @@ def _without_prefix(said: Names) -> Names:
 
     return {
         ours: cut(theirs) if isinstance(theirs, str) else (tuple(map(cut, theirs[0])), theirs[1])
-        for ours, theirs in said.items()
+        for ours, theirs in table.items()
     }
 
 
@@ -170,45 +177,45 @@ def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
     """The new name of each tensor → its name. Each is renamed by the first pattern that fits; what its stars stand for
     takes the place of those in the new name. Raises UsageError for a pattern that means nothing, stars that do not
     match, or two tensors with one name."""
-    names, used, found = list(names), set[str](), dict[str, str]()
+    names, used, old_names = list(names), set[str](), dict[str, str]()
     for old in names:
         new, pattern = _first(old, rename)
         used.add(pattern)
-        if new in found:
-            raise UsageError(f"load.rename: {found[new]} and {old} would both be {new}.")
-        found[new] = old
+        if new in old_names:
+            raise UsageError(f"load.rename: {old_names[new]} and {old} would both be {new}.")
+        old_names[new] = old
     for pattern in rename:
         if pattern not in used:
             hint = did_you_mean(pattern, names, "They are", similar)
             raise UsageError(
                 f"load.rename: '{pattern}' matches no tensor there that is not renamed already.{hint}"
             )
-    return found
+    return old_names
 
 
 def _first(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
     """The new name by the first pattern that fits, and that pattern; the name and "" where none does."""
     for pattern, wanted in rename.items():
         if (stood := _stars(name, pattern)) is not None:
-            words = wanted.split("*")
-            return "".join(a + b for a, b in zip(words, [*stood, ""], strict=True)), pattern
+            segments = wanted.split("*")
+            return "".join(a + b for a, b in zip(segments, [*stood, ""], strict=True)), pattern
     return name, ""
 
 
 def _stars(name: str, pattern: str) -> list[str] | None:
     """What the stars of a pattern stand for in a name, each as little as it can; None where it does not fit."""
-    words = pattern.split("*")
-    if len(words) == 1:
+    segments = pattern.split("*")
+    if len(segments) == 1:
         return [] if name == pattern else None
-    if not (name.startswith(words[0]) and name.endswith(words[-1])):
+    if not (name.startswith(segments[0]) and name.endswith(segments[-1])):
         return None
-    rest, stood = name[len(words[0]) :], []
-    for word in words[1:-1]:
-        at = rest.find(word)
+    rest, stood = name[len(segments[0]) :], []
+    for segment in segments[1:-1]:
+        at = rest.find(segment)
         if at < 0:
             return None
         stood.append(rest[:at])
-        rest = rest[at + len(word) :]
-    if len(rest) < len(words[-1]) or not rest.endswith(words[-1]):
+        rest = rest[at + len(segment) :]
+    if len(rest) < len(segments[-1]) or not rest.endswith(segments[-1]):
         return None
-    return [*stood, rest[: len(rest) - len(words[-1])]]
+    return [*stood, rest[: len(rest) - len(segments[-1])]]

@@ -71,10 +71,10 @@ class PickledFile:
 
     def __init__(self, path: Path):
         self.folder = path
-        self.of_torch: bool | None
+        self.from_torch: bool | None
         try:
             with path.open("rb") as file:
-                self.of_torch, found = _read(file)
+                self.from_torch, tensors = _read(file)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
         except Exception as error:  # a damaged pickle may raise anything
@@ -82,7 +82,7 @@ class PickledFile:
             wants_more = isinstance(error, ValueError) and str(error).startswith(("it asks for", "it uses"))
             what = f"{error or type(error).__name__}.{hint if wants_more else ''}"
             raise CheckpointError(f"{path} is not read: {what}") from error
-        self._numbers = found
+        self._numbers = tensors
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,33 +97,33 @@ class PickledFile:
     def read(
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
-        found = self._numbers[name]
-        start = tuple(offset or (0,) * len(found.shape))
-        size = tuple(found.shape if shape is None else shape)
-        if found.array is not None:
+        tensor = self._numbers[name]
+        start = tuple(offset or (0,) * len(tensor.shape))
+        size = tuple(tensor.shape if shape is None else shape)
+        if tensor.array is not None:
             box = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
-            return found.array[box].copy()
-        kind = np.dtype(DTYPES[found.dtype][1])
+            return tensor.array[box].copy()
+        kind = np.dtype(DTYPES[tensor.dtype][1])
         if not math.prod(size):
             return np.empty(size, kind)
-        first = sum(a * step for a, step in zip(start, found.strides, strict=True))
-        count = 1 + sum((n - 1) * step for n, step in zip(size, found.strides, strict=True))
-        flat = np.fromfile(self.folder, kind, count, offset=found.start + first * kind.itemsize)
+        first = sum(a * step for a, step in zip(start, tensor.strides, strict=True))
+        count = 1 + sum((n - 1) * step for n, step in zip(size, tensor.strides, strict=True))
+        flat = np.fromfile(self.folder, kind, count, offset=tensor.start + first * kind.itemsize)
         if flat.size != count:
             raise OSError(f"{self.folder} ends too early")
-        strides = [step * kind.itemsize for step in found.strides]
+        strides = [step * kind.itemsize for step in tensor.strides]
         return np.lib.stride_tricks.as_strided(flat, size, strides).copy()
 
 
 def _read(file: BinaryIO) -> tuple[bool, dict[str, Numbers]]:
     """Whether PyTorch wrote the file, and its tensors by name."""
     if file.read(4) == b"PK\x03\x04":
-        return True, _of_zip(file)
+        return True, _read_zip(file)
     file.seek(0)
-    if (found := _of_old_torch(file)) is not None:
-        return True, found
+    if (tensors := _read_old_torch(file)) is not None:
+        return True, tensors
     file.seek(0)
-    return False, _of_paddle(file)
+    return False, _read_paddle(file)
 
 
 def _machine(leave: bool = False, persistent: Any = None) -> Machine:
@@ -132,31 +132,33 @@ def _machine(leave: bool = False, persistent: Any = None) -> Machine:
     return Machine(functions, nested=True, most=20 * _MOST, persistent=persistent, leave=leave)
 
 
-def _of_paddle(file: BinaryIO) -> dict[str, Numbers]:
+def _read_paddle(file: BinaryIO) -> dict[str, Numbers]:
     loaded = _machine(leave=True).run(file)
-    found = {}
+    tensors = {}
     for name, value in _flat(loaded):
         if isinstance(value, Lying):
             steps = _contiguous(value.shape[::-1])[::-1] if value.is_fortran else _contiguous(value.shape)
-            found[name] = Numbers(_dtype(value.dtype), value.shape, steps, value.start)
+            tensors[name] = Numbers(_dtype(value.dtype), value.shape, steps, value.start)
         elif isinstance(value, np.ndarray):
-            found[name] = Numbers(_dtype(value.dtype), value.shape, array=value)
-    return _joined(found, loaded)
+            tensors[name] = Numbers(_dtype(value.dtype), value.shape, array=value)
+    return _joined(tensors, loaded)
 
 
-def _joined(found: dict[str, Numbers], loaded: Any) -> dict[str, Numbers]:
+def _joined(tensors: dict[str, Numbers], loaded: Any) -> dict[str, Numbers]:
     """The same, with what Paddle cut into parts, because old pickles take 4 GiB at most, whole again."""
     parts = loaded.get("UnpackBigParamInfor@@", {}) if isinstance(loaded, dict) else {}
-    for name, said in of(dict, parts).items():
-        arrays = [found.pop(part).array for part in of(list, said["slices"])]
+    for name, layout in of(dict, parts).items():
+        arrays = [tensors.pop(part).array for part in of(list, layout["slices"])]
         if any(array is None for array in arrays):
             raise ValueError(f"{name} is in parts that this version does not know")
-        whole = np.concatenate([array for array in arrays if array is not None]).reshape(said["OriginShape"])
-        found[name] = Numbers(_dtype(whole.dtype), whole.shape, array=whole)
-    return found
+        whole = np.concatenate([array for array in arrays if array is not None]).reshape(
+            layout["OriginShape"]
+        )
+        tensors[name] = Numbers(_dtype(whole.dtype), whole.shape, array=whole)
+    return tensors
 
 
-def _of_zip(file: BinaryIO) -> dict[str, Numbers]:
+def _read_zip(file: BinaryIO) -> dict[str, Numbers]:
     with zipfile.ZipFile(file) as archive:
         infos = {info.filename: info for info in archive.infolist()}
         inside = [name for name in infos if name.endswith("/data.pkl") and name.count("/") == 1]
@@ -169,15 +171,15 @@ def _of_zip(file: BinaryIO) -> dict[str, Numbers]:
             raise ValueError("its numbers have the bytes of another kind of processor (big-endian)")
         with archive.open(inside[0]) as pickled:
             loaded = _machine(persistent=_storage).run(pickled)  # type: ignore[arg-type]
-        found = {}
+        tensors = {}
         for name, view in _views(loaded):
             info = infos[f"{folder}data/{view.storage.key}"]
             width = np.dtype(DTYPES[view.storage.dtype][1]).itemsize
             if info.file_size < view.storage.size * width:
                 raise ValueError(f"it describes {name} wrongly")
             begin = _begin(file, info) + view.offset * width
-            found[name] = Numbers(view.storage.dtype, view.shape, view.strides, begin)
-        return found
+            tensors[name] = Numbers(view.storage.dtype, view.shape, view.strides, begin)
+        return tensors
 
 
 def _begin(file: BinaryIO, info: zipfile.ZipInfo) -> int:
@@ -194,7 +196,7 @@ def _begin(file: BinaryIO, info: zipfile.ZipInfo) -> int:
     return begin
 
 
-def _of_old_torch(file: BinaryIO) -> dict[str, Numbers] | None:
+def _read_old_torch(file: BinaryIO) -> dict[str, Numbers] | None:
     """The tensors of a file of PyTorch before 1.6; None if it is none."""
     try:
         magic = _machine().run(file)
@@ -261,9 +263,9 @@ def _flat(loaded: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _storage(said: Any) -> Storage:
+def _storage(persistent_id: Any) -> Storage:
     """A storage, from the persistent id by which a pickle names it."""
-    word, kind, key, _, size = of(tuple, said)[:5]
+    word, kind, key, _, size = of(tuple, persistent_id)[:5]
     if word != "storage" or of(Named, kind).name.removeprefix("torch ") not in _STORAGES:
         raise ValueError(f"it holds {kind}, which this version does not know")
     return Storage(_STORAGES[kind.name.removeprefix("torch ")], str(key), of(int, size))

@@ -16,8 +16,8 @@ def rng_state() -> dict[str, Any]:
     import paddle
 
     return {
-        "paddle": {kind: [_words(one) for one in paddle.get_rng_state(kind)] for kind in _kinds()},
-        "tracked": {name: [_words(one) for one in states] for name, states in _tracked().items()},
+        "paddle": {kind: [_generator_fields(one) for one in paddle.get_rng_state(kind)] for kind in _kinds()},
+        "tracked": {name: [_generator_fields(one) for one in states] for name, states in _tracked().items()},
         "numpy": _numpy_state(),
         "python": _python_state(),
     }
@@ -31,13 +31,13 @@ def load_rng_state(state: dict[str, Any]) -> bool:
     for kind in _kinds():
         saved, here = state["paddle"].get(kind, []), paddle.get_rng_state(kind)
         if len(saved) == len(here):
-            paddle.set_rng_state([_generator(words, here[0]) for words in saved], kind)
+            paddle.set_rng_state([_generator(values, here[0]) for values in saved], kind)
         else:
             exact = False
     exact = _load_tracked(state.get("tracked", {})) and exact
-    words = state["numpy"]
-    keys = np.frombuffer(bytes.fromhex(words["keys"]), "<u4")
-    np.random.set_state(("MT19937", keys, words["position"], words["has_gauss"], words["gauss"]))
+    values = state["numpy"]
+    keys = np.frombuffer(bytes.fromhex(values["keys"]), "<u4")
+    np.random.set_state(("MT19937", keys, values["position"], values["has_gauss"], values["gauss"]))
     version, keys_hex, gauss = state["python"]
     random.setstate((version, tuple(np.frombuffer(bytes.fromhex(keys_hex), "<u4").tolist()), gauss))
     return exact
@@ -59,7 +59,7 @@ def _load_tracked(saved: dict[str, list[Any]]) -> bool:
     here = _tracked()
     if any(len(saved.get(name, [])) != len(here.get(name, [])) for name in saved.keys() | here.keys()):
         return False
-    states = {n: [_generator(one, here[n][0]) for one in words] for n, words in saved.items()}
+    states = {n: [_generator(one, here[n][0]) for one in values] for n, values in saved.items()}
     _tracker().set_states_tracker(states)
     return True
 
@@ -71,17 +71,17 @@ def _kinds() -> list[str]:
     return sorted({"cpu", paddle.get_device().partition(":")[0]})
 
 
-def _words(state: Any) -> dict[str, Any]:
+def _generator_fields(state: Any) -> dict[str, Any]:
     # Pickling is the only way to read it: (device, seed, offset, the characters of the C++ engine's text).
     device, seed, offset, engine = state.__getstate__()
     return {"device": device, "seed": seed, "offset": offset, "engine": bytes(engine).decode()}
 
 
-def _generator(words: dict[str, Any], like: Any) -> Any:
+def _generator(values: dict[str, Any], like: Any) -> Any:
     # __setstate__ works on an object that was never initialised only; on any other it does nothing (3.3.1).
     kind: Any = type(like)
     state = kind.__new__(kind)
-    state.__setstate__((words["device"], words["seed"], words["offset"], list(words["engine"].encode())))
+    state.__setstate__((values["device"], values["seed"], values["offset"], list(values["engine"].encode())))
     return state
 
 
@@ -92,5 +92,5 @@ def _numpy_state() -> dict[str, Any]:
 
 
 def _python_state() -> list[Any]:
-    version, words, gauss = random.getstate()
-    return [version, np.asarray(words, "<u4").tobytes().hex(), gauss]
+    version, values, gauss = random.getstate()
+    return [version, np.asarray(values, "<u4").tobytes().hex(), gauss]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.checkpoint import json_codec
 from paddle_dp.checkpoint.digest import shard_sum
 from paddle_dp.checkpoint.disk import Digest, flush_folder, write
-from paddle_dp.checkpoint.folder import place
+from paddle_dp.checkpoint.folder import publish
 from paddle_dp.checkpoint.manifest import (
     STATE,
     Checks,
@@ -24,7 +24,7 @@ from paddle_dp.checkpoint.manifest import (
     step_name,
     tensors_name,
 )
-from paddle_dp.checkpoint.shards import TensorShard, check_whole, index_of, read_index
+from paddle_dp.checkpoint.shards import TensorShard, check_complete, index_of, read_index
 from paddle_dp.checkpoint.tensor_file import write_tensors
 from paddle_dp.errors import CheckpointError
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 class Snapshot:
     """One rank's part of a checkpoint: its shards, the state that all ranks share, and its own state.
 
-    `state["progress"]["step"]` names the checkpoint. `state` and `own` hold plain JSON values. The keys of `tensors`
-    are free (a shard has its tensor's name): a rank may save several shards of one tensor. `checks`: what was checked
-    just before; None for nothing.
+    `state["progress"]["step"]` names the checkpoint. `state` and `rank_state` hold plain JSON values. The keys of
+    `tensors` are free (a shard has its tensor's name): a rank may save several shards of one tensor. `checks`: what was
+    checked just before; None for nothing.
     """
 
     tensors: Mapping[str, TensorShard]
     state: Mapping[str, Any]
-    own: Mapping[str, Any] = field(default_factory=dict)
+    rank_state: Mapping[str, Any] = field(default_factory=dict)
     checks: Checks | None = None
 
     @property
@@ -52,12 +52,12 @@ class Snapshot:
 
 
 class NotWrittenError(CheckpointError):
-    """A checkpoint that a disk did not take, or not whole: a training can go on without it. `what` is the message
+    """A checkpoint that a disk did not take, or not whole: a training can go on without it. `message` is the message
     without what to do about it, `reason` the system's words alone, «No space left on device»."""
 
-    def __init__(self, what: str, advice: str, reason: str = ""):
-        self.what, self.advice, self.reason = what, advice, reason
-        super().__init__(f"{what} {advice}")
+    def __init__(self, message: str, advice: str, reason: str = ""):
+        self.message, self.advice, self.reason = message, advice, reason
+        super().__init__(f"{message} {advice}")
 
 
 def save(snapshot: Snapshot, folder: Path, mesh: Mesh) -> Path:
@@ -105,8 +105,8 @@ def _together(mesh: Mesh, final: Path, work: Callable[[], Any], slow: bool = Tru
 def raise_first(failures: Iterable[Sequence[str] | None]) -> None:
     """Raises the first of the ranks' failures, as `failure_of` gives them, if there is one."""
     for failure in filter(None, failures):
-        what, *advice = failure
-        raise NotWrittenError(what, *advice) if advice else CheckpointError(what)
+        message, *advice = failure
+        raise NotWrittenError(message, *advice) if advice else CheckpointError(message)
 
 
 def _begin(final: Path) -> str:
@@ -121,9 +121,9 @@ def write_rank(snapshot: Snapshot, partial: Path, rank: int) -> dict[str, list[i
     shards, index = index_of(snapshot.tensors.values())
     for key, shard in shards.items():
         index[key]["sum"] = f"{shard_sum(shard):016x}"
-    own = json_codec.encode({"pieces": index, "own": snapshot.own}, "own")
+    rank_state = json_codec.encode({"pieces": index, "own": snapshot.rank_state}, "own")
     digests = {
-        index_name(rank): write(partial / index_name(rank), [own]),
+        index_name(rank): write(partial / index_name(rank), [rank_state]),
         tensors_name(rank): write_tensors(partial / tensors_name(rank), shards),
     }
     return {name: [s.size, s.crc32] for name, s in digests.items()}
@@ -139,11 +139,11 @@ def finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[dic
                 f"{name} is not seen by rank 0 as its rank wrote it: all machines must share the folder {final.parent}"
             )
     ranks = len(files) // 2
-    check_whole([read_index(partial, rank) for rank in range(ranks)])
+    check_complete([read_index(partial, rank) for rank in range(ranks)])
     files[STATE] = write(partial / STATE, [json_codec.encode(snapshot.state)])
     Manifest(ranks, files, snapshot.checks).write(partial)
     flush_folder(partial)
-    place(partial, final)
+    publish(partial, final)
 
 
 def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:

@@ -133,7 +133,7 @@ class TensorShard:
             )
 
     @classmethod
-    def whole(cls, name: str, array: Any, dtype: str = "") -> TensorShard:
+    def full(cls, name: str, array: Any, dtype: str = "") -> TensorShard:
         """The shard that is the whole tensor."""
         array = np.asarray(array)
         return cls(name, array.shape, (0,) * array.ndim, array, dtype)
@@ -182,11 +182,11 @@ def _json(shard: TensorShard) -> dict[str, Any]:
 
 def read_index(folder: Path, rank: int) -> list[ShardInfo]:
     """The shards that a rank saved. Raises ValueError or KeyError for a file that makes no sense."""
-    pieces = json_codec.mapping(read_own_file(folder, rank)["pieces"], "pieces")
+    pieces = json_codec.mapping(read_rank_file(folder, rank)["pieces"], "pieces")
     return [_info(rank, key, json_codec.mapping(value, key)) for key, value in pieces.items()]
 
 
-def read_own_file(folder: Path, rank: int) -> dict[str, Any]:
+def read_rank_file(folder: Path, rank: int) -> dict[str, Any]:
     """What a rank wrote beside its tensors. Raises ValueError for a file that makes no sense."""
     content = read_bytes(folder / index_name(rank), json_codec.MOST_BYTES)
     return json_codec.mapping(json_codec.decode(content), index_name(rank))
@@ -194,7 +194,7 @@ def read_own_file(folder: Path, rank: int) -> dict[str, Any]:
 
 def _info(rank: int, key: str, value: dict[str, Any]) -> ShardInfo:
     shape, offset, size = (
-        json_codec.wholes(value[word], f"{key}: {word}") for word in ("shape", "offset", "size")
+        json_codec.naturals(value[word], f"{key}: {word}") for word in ("shape", "offset", "size")
     )
     if not len(shape) == len(offset) == len(size) or any(
         map(operator.gt, map(operator.add, offset, size), shape)
@@ -215,7 +215,7 @@ def by_name(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]
     return names
 
 
-def check_whole(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]]:
+def check_complete(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]]:
     """The shards by tensor. Raises CheckpointError if ranks disagree about one, or no rank has a part of it."""
     names = by_name(indexes)
     for name, infos in names.items():

@@ -35,7 +35,7 @@ _KINDS = (
 )
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """Tensors by name. `folder`: where they are, for messages."""
 
     folder: Path
@@ -54,19 +54,20 @@ class Source(Protocol):
         ...
 
 
-class Opened(Source, Protocol):
-    """A source on disk. `of_torch`: whether PyTorch wrote it, where that is known: its Linear is [outputs, inputs]."""
+class Opened(WeightSource, Protocol):
+    """A source on disk. `from_torch`: whether PyTorch wrote it, where that is known: its Linear is [outputs,
+    inputs]."""
 
-    of_torch: bool | None
+    from_torch: bool | None
 
 
 class WeightsOf:
     """The weights and buffers of a checkpoint; with `ema`, the averages in place of the weights that have one."""
 
-    of_torch: bool | None = False
+    from_torch: bool | None = False
 
     def __init__(self, checkpoint: Checkpoint, *, ema: bool = False):
-        self._of, self.folder = checkpoint, checkpoint.folder
+        self._checkpoint, self.folder = checkpoint, checkpoint.folder
         if "base" in checkpoint.state:
             raise CheckpointError(
                 f"{self.folder} holds an adapter without the weights that it stands on. Merge them first: paddle-dp "
@@ -76,18 +77,18 @@ class WeightsOf:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(name.removeprefix(_MODEL) for name in self._of.names if name.startswith(_MODEL))
+        return tuple(name.removeprefix(_MODEL) for name in self._checkpoint.names if name.startswith(_MODEL))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._of.shape(self._saved(name))
+        return self._checkpoint.shape(self._saved(name))
 
     def dtype(self, name: str) -> str:
-        return self._of.dtype(self._saved(name))
+        return self._checkpoint.dtype(self._saved(name))
 
     def read(
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
-        return self._of.read(self._saved(name), offset, shape)
+        return self._checkpoint.read(self._saved(name), offset, shape)
 
     def _saved(self, name: str) -> str:
         return f"{_EMA if name in self._averaged else _MODEL}{name}"
@@ -104,7 +105,7 @@ class SafetensorsFile:
                 written = read_metadata(self._file).get("format")
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
-        self.of_torch: bool | None = {"pt": True, "pd": False}.get(str(written))
+        self.from_torch: bool | None = {"pt": True, "pd": False}.get(str(written))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,7 +129,7 @@ class SafetensorsFile:
         return np.ascontiguousarray(rows[columns]) if box else rows
 
 
-class ManyFiles:
+class IndexedFiles:
     """Several files of weights with an index: which tensor is in which of them.
 
     Raises CheckpointError for an index that makes no sense, a file that is missing, or a tensor that is not where it is
@@ -139,10 +140,10 @@ class ManyFiles:
         self.folder = index
         try:
             with content_of(index):
-                said = json_codec.mapping(
+                content = json_codec.mapping(
                     json_codec.decode(read_bytes(index.resolve(), json_codec.MOST_BYTES)), index.name
                 )
-                self._files = _weight_map(said)
+                self._files = _weight_map(content)
         except OSError as error:
             raise CheckpointError(f"{index} cannot be read: {error.strerror}.") from None
         self._sources: dict[str, Opened] = {}
@@ -154,8 +155,8 @@ class ManyFiles:
         for name, file in self._files.items():
             if name not in there[file]:
                 raise CheckpointError(f"{index} says that {name} is in {file}, and it is not.")
-        kinds = {source.of_torch for source in self._sources.values()}
-        self.of_torch: bool | None = kinds.pop() if len(kinds) == 1 else None
+        kinds = {source.from_torch for source in self._sources.values()}
+        self.from_torch: bool | None = kinds.pop() if len(kinds) == 1 else None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -172,16 +173,16 @@ class ManyFiles:
     ) -> np.ndarray:
         return self._in(name).read(name, offset, shape)
 
-    def _in(self, name: str) -> Source:
+    def _in(self, name: str) -> WeightSource:
         return self._sources[self._files[name]]
 
 
-def _weight_map(said: Mapping[str, object]) -> dict[str, str]:
-    found = json_codec.mapping(said["weight_map"], "weight_map")
-    for name, file in found.items():
+def _weight_map(content: Mapping[str, object]) -> dict[str, str]:
+    files = json_codec.mapping(content["weight_map"], "weight_map")
+    for name, file in files.items():
         if not isinstance(file, str) or Path(file).name != file or Path(file).suffix not in _OPENERS:
             raise ValueError(f"{name} is to be in {str(file)[:80]!r}, which is no file beside the index")
-    return found
+    return files
 
 
 _OPENERS: dict[str, Callable[[Path], Opened]] = {
@@ -191,7 +192,7 @@ _OPENERS: dict[str, Callable[[Path], Opened]] = {
 
 
 def _opened(file: Path) -> Opened:
-    return ManyFiles(file) if file.name.endswith(".index.json") else _OPENERS[file.suffix](file)
+    return IndexedFiles(file) if file.name.endswith(".index.json") else _OPENERS[file.suffix](file)
 
 
 def source(path: Path) -> Opened:
@@ -252,14 +253,14 @@ def _candidates(path: Path) -> list[Path]:
     return checkpoints(run / "checkpoints")[::-1] or checkpoints(path)[::-1] or [find_at(path)]
 
 
-def check_patterns(only: Iterable[str], names: Iterable[str], whose: str) -> None:
+def check_patterns(only: Iterable[str], names: Iterable[str], location: str) -> None:
     """Raises UsageError for a pattern of load.only that matches none of these tensors' names."""
     names = list(names)
     for pattern in only:
         if not any(fits(name, pattern) for name in names):
             layers = {name.rpartition(".")[0] or name for name in names}
             hint = did_you_mean(pattern.rstrip(".*"), layers, "Its layers:", similar)
-            raise UsageError(f"load.only: '{pattern}' matches nothing {whose}.{hint}")
+            raise UsageError(f"load.only: '{pattern}' matches nothing {location}.{hint}")
 
 
 def fits(name: str, pattern: str) -> bool:

@@ -118,7 +118,9 @@ def _header(path: Path) -> tuple[dict[str, Any], int, int]:
 def _info(key: str, value: Any, base: int) -> TensorInfo:
     if not isinstance(value["dtype"], str) or value["dtype"] not in _LABELS:
         raise ValueError(f"holds {key} as {str(value['dtype'])[:30]}, which this version does not know")
-    shape, offsets = (json_codec.wholes(value[word], f"{key}: {word}") for word in ("shape", "data_offsets"))
+    shape, offsets = (
+        json_codec.naturals(value[word], f"{key}: {word}") for word in ("shape", "data_offsets")
+    )
     if len(offsets) != 2:
         raise ValueError(f"describes {key} wrongly")
     info = TensorInfo(_LABELS[value["dtype"]], shape, base + offsets[0])

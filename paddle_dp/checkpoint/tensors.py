@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import paddle
 
     from paddle_dp.checkpoint.host_memory import Room
-    from paddle_dp.checkpoint.source import Source
+    from paddle_dp.checkpoint.source import WeightSource
 
 
 def dtype_of(tensor: paddle.Tensor) -> str:
@@ -64,7 +64,7 @@ def _host_copy(tensor: paddle.Tensor, room: Room | None) -> np.ndarray:
 
 def fill(
     tensor: paddle.Tensor,
-    checkpoint: Source,
+    checkpoint: WeightSource,
     name: str,
     global_shape: Sequence[int] | None = None,
     offset: Sequence[int] | None = None,
@@ -81,16 +81,16 @@ def fill(
             f"{name} is {list(checkpoint.shape(name))} in {checkpoint.folder} and {list(whole)} in this model: "
             f"the checkpoint is of another model, or of other settings of it."
         )
-    saved, wanted = checkpoint.dtype(name), dtype_of(tensor)
+    saved, expected = checkpoint.dtype(name), dtype_of(tensor)
     array = checkpoint.read(name, offset, tensor.shape)
-    if wanted in ("float32", "float64") and saved in ("bfloat16", "float16"):
-        put(tensor, _widened(array, saved).astype(wanted, copy=False), name)
+    if expected in ("float32", "float64") and saved in ("bfloat16", "float16"):
+        put(tensor, _widened(array, saved).astype(expected, copy=False), name)
         return
-    if {saved, wanted} == {"float32", "float64"}:
-        put(tensor, array.astype(wanted), name)
+    if {saved, expected} == {"float32", "float64"}:
+        put(tensor, array.astype(expected), name)
         return
-    if saved != wanted:
-        raise CheckpointError(f"{name} is {saved} in {checkpoint.folder} and {wanted} in this model.")
+    if saved != expected:
+        raise CheckpointError(f"{name} is {saved} in {checkpoint.folder} and {expected} in this model.")
     put(tensor, array, name)
 
 

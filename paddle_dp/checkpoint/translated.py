@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddle_dp.checkpoint.source import Source
+from paddle_dp.checkpoint.source import WeightSource
 
-Said = str | tuple[tuple[str, ...], int]
-Names = Mapping[str, Said]
+NameSpec = str | tuple[tuple[str, ...], int]
+Names = Mapping[str, NameSpec]
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class Piece:
     first: bool = False  # without its first dim
 
     @staticmethod
-    def of(said: str) -> Piece:
-        if said.endswith(".T"):
-            return Piece(said.removesuffix(".T"), transposed=True)
-        return Piece(said.removesuffix("[0]"), first=said.endswith("[0]"))
+    def parse(spec: str) -> Piece:
+        if spec.endswith(".T"):
+            return Piece(spec.removesuffix(".T"), transposed=True)
+        return Piece(spec.removesuffix("[0]"), first=spec.endswith("[0]"))
 
-    def shape(self, source: Source) -> tuple[int, ...]:
+    def shape(self, source: WeightSource) -> tuple[int, ...]:
         shape = source.shape(self.name)
         if self.first and shape[:1] != (1,):
             return shape  # which does not fit, and is named so
         return shape[::-1] if self.transposed else shape[1:] if self.first else shape
 
-    def read(self, source: Source, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+    def read(self, source: WeightSource, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
         if self.transposed:
             return np.ascontiguousarray(source.read(self.name, offset[::-1], shape[::-1]).T)
         if self.first:
@@ -64,23 +64,23 @@ class Origin:
     head_width: int | None = None
 
     @staticmethod
-    def of(said: Said) -> Origin:
-        if isinstance(said, str):
-            return Origin((Piece.of(said),))
-        names, head_width = said
-        return Origin(tuple(map(Piece.of, names)), head_width)
+    def parse(spec: NameSpec) -> Origin:
+        if isinstance(spec, str):
+            return Origin((Piece.parse(spec),))
+        names, head_width = spec
+        return Origin(tuple(map(Piece.parse, names)), head_width)
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(piece.name for piece in self.pieces)
 
-    def shape(self, source: Source) -> tuple[int, ...]:
+    def shape(self, source: WeightSource) -> tuple[int, ...]:
         shapes = [piece.shape(source) for piece in self.pieces]
         if len(shapes) == 1 or len(set(shapes)) > 1:  # unequal ones do not fit, and are named so
             return shapes[0]
         return (*shapes[0][:-1], 3 * shapes[0][-1])
 
-    def read(self, source: Source, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+    def read(self, source: WeightSource, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
         if self.head_width is None:
             return self.pieces[0].read(source, offset, shape)
         width, (*above, start), (*sizes, columns) = self.head_width, offset, shape
@@ -89,11 +89,11 @@ class Origin:
         third = self.shape(source)[-1] // 3
         each = self.pieces if len(self.pieces) == 3 else self.pieces * 3
         shifts = (0, 0, 0) if len(self.pieces) == 3 else (0, third, 2 * third)
-        parts = [
+        arrays = [
             piece.read(source, (*above, heads.start * width + shift), (*sizes, len(heads) * width))
             for piece, shift in zip(each, shifts, strict=True)
         ]
-        joined = np.stack([part.reshape(*sizes, len(heads), width) for part in parts], axis=-2)
+        joined = np.stack([part.reshape(*sizes, len(heads), width) for part in arrays], axis=-2)
         at = start - heads.start * 3 * width
         return np.ascontiguousarray(joined.reshape(*sizes, -1)[..., at : at + columns])
 
@@ -103,12 +103,12 @@ class Origin:
             return {self.pieces[0].name: self.pieces[0].written(array)}
         above = array.shape[:-1]
         apart = array.reshape(*above, -1, 3, self.head_width)
-        parts = [apart[..., number, :].reshape(*above, -1) for number in range(3)]
+        arrays = [apart[..., number, :].reshape(*above, -1) for number in range(3)]
         if len(self.pieces) == 1:
-            parts = [np.concatenate(parts, axis=-1)]
+            arrays = [np.concatenate(arrays, axis=-1)]
         return {
-            piece.name: piece.written(np.ascontiguousarray(part))
-            for piece, part in zip(self.pieces, parts, strict=True)
+            piece.name: piece.written(np.ascontiguousarray(joined))
+            for piece, joined in zip(self.pieces, arrays, strict=True)
         }
 
 
@@ -118,7 +118,7 @@ class Translated:
     `passed_over`: names of the source that the model has no use for.
     """
 
-    def __init__(self, source: Source, origins: Mapping[str, Origin], passed_over: Sequence[str] = ()):
+    def __init__(self, source: WeightSource, origins: Mapping[str, Origin], passed_over: Sequence[str] = ()):
         self._source, self.folder, self.passed_over = source, source.folder, tuple(passed_over)
         there = set(source.names)
         self._origins = {name: o for name, o in origins.items() if there.issuperset(o.names)}
@@ -152,4 +152,4 @@ class Translated:
 
 def origins_of(names: Names) -> dict[str, Origin]:
     """The table that a model gives, read."""
-    return {name: Origin.of(said) for name, said in names.items()}
+    return {name: Origin.parse(spec) for name, spec in names.items()}

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from paddle_dp.part.elsewhere import OPTIONS, VERBS
+from paddle_dp.part.aliases import OPTIONS, VERBS
 
 WIDEST = 100  # columns; a longer line is hard to read
 

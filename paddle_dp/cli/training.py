@@ -120,7 +120,7 @@ def _verify(job: Job) -> None:
         raise UsageError(
             "--verify proves on one machine, and this training is to run on several: run paddle-dp verify there first."
         )
-    if plan.ranks * recipe.strategy.config.parts == 1:
+    if plan.ranks * recipe.strategy.config.batch_chunks == 1:
         print(
             "--verify: one process is what ranks are compared with, so there is nothing to prove.", flush=True
         )

@@ -55,7 +55,7 @@ def as_arrays(value: Any) -> Arrays:
         if len(named) < len(value):
             raise ValueError(f"two of the keys {', '.join(map(repr, value))} are the same word")
         return named
-    if isinstance(value, (tuple, list)) and (any(map(_is_part, value)) or _are_of_types(value)):
+    if isinstance(value, (tuple, list)) and (any(map(_holds_array, value)) or _are_of_types(value)):
         return tuple(map(as_arrays, value))
     return as_array(value)
 
@@ -65,10 +65,10 @@ def _are_of_types(values: Sequence[Any]) -> bool:
     return len({value.dtype for value in values if isinstance(value, np.generic)}) > 1
 
 
-def _is_part(value: Any) -> bool:
+def _holds_array(value: Any) -> bool:
     """Whether an entry of a tuple is an array, or has one in it."""
     if isinstance(value, (tuple, list)):
-        return any(map(_is_part, value))
+        return any(map(_holds_array, value))
     return isinstance(value, Mapping) or (hasattr(value, "__array__") and not isinstance(value, np.generic))
 
 

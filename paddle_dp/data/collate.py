@@ -19,7 +19,7 @@ from paddle_dp.errors import DataError
 from paddle_dp.structure import leaves, mapped
 
 CollateFn = Callable[[list[Any]], Any]
-BESIDE = "what collate_fn makes of a sample depends on the samples beside it"
+NEIGHBOUR_DEPENDENCE = "what collate_fn makes of a sample depends on the samples beside it"
 
 
 @runtime_checkable
@@ -32,11 +32,11 @@ class Collates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Uncollated:
-    """What a data set gave, and what makes it a row; `whole`: of a whole global batch, not alone."""
+    """What a data set gave, and what makes it a row; `is_global_batch`: of a whole global batch, not alone."""
 
     sample: Any
     collate: CollateFn
-    whole: bool
+    is_global_batch: bool
 
 
 def collated(samples: Sequence[Uncollated]) -> Pair:
@@ -63,23 +63,23 @@ def row(pair: Pair, number: int) -> Pair:
     return inputs, targets
 
 
-def beside(samples: Sequence[Uncollated], word: int) -> str:
+def neighbour_dependence(samples: Sequence[Uncollated], seed: int) -> str:
     """A sentence if a sample's row is another one when another sample of the batch changes; "" otherwise.
 
     Each of the samples is replaced by its neighbour, with the same random numbers. What cannot be collated is left to
     the reader's own error.
     """
-    if len(samples) < 2 or samples[0].whole:
+    if len(samples) < 2 or samples[0].is_global_batch:
         return ""
     try:
-        plain = _rows(samples, word)
+        plain = _rows(samples, seed)
         for changed in range(len(samples)):
             others = [*samples]
             others[changed] = samples[changed - 1]
-            rows = _rows(others, word)
+            rows = _rows(others, seed)
             for number in range(len(samples)):
                 if number != changed and not _equal(plain[number], rows[number]):
-                    return f"{BESIDE}: {_difference(plain[number], rows[number])}. {_ADVICE}"
+                    return f"{NEIGHBOUR_DEPENDENCE}: {_difference(plain[number], rows[number])}. {_ADVICE}"
     except DataError:
         return ""
     return ""
@@ -92,20 +92,20 @@ _ADVICE = (
 )
 
 
-def _rows(samples: Sequence[Uncollated], word: int) -> list[Pair]:
-    seed_sample(word, 0, 0)
+def _rows(samples: Sequence[Uncollated], seed: int) -> list[Pair]:
+    seed_sample(seed, 0, 0)
     pair = collated(samples)
     return [row(pair, number) for number in range(len(samples))]
 
 
-def _equal(one: Pair, other: Pair) -> bool:
-    return describe(one) == describe(other) and all(
+def _equal(first: Pair, other: Pair) -> bool:
+    return describe(first) == describe(other) and all(
         np.asarray(a).tobytes() == np.asarray(b).tobytes()
-        for a, b in zip(leaves(one), leaves(other), strict=True)
+        for a, b in zip(leaves(first), leaves(other), strict=True)
     )
 
 
-def _difference(one: Pair, other: Pair) -> str:
-    if describe(one) != describe(other):
-        return f"{describe(one)} beside some, {describe(other)} beside others"
+def _difference(first: Pair, other: Pair) -> str:
+    if describe(first) != describe(other):
+        return f"{describe(first)} beside some, {describe(other)} beside others"
     return "the same shapes with other numbers"

@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from paddle_dp.data.arrays import describe
-from paddle_dp.data.collate import beside
-from paddle_dp.data.randomness import globals_kept
-from paddle_dp.data.sample import Dataset, file_names, given_samples, is_stacked, read_samples
+from paddle_dp.data.collate import neighbour_dependence
+from paddle_dp.data.randomness import restoring_globals
+from paddle_dp.data.sample import Dataset, file_names, is_stacked, read_samples, uncollated_samples
 from paddle_dp.data.stream import Stream
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.errors import DataError, UsageError
@@ -32,14 +32,14 @@ UNREAD = "cannot be read"
 RANDOM = "is another one each time it is read"
 SECONDS = 0.2  # spent on samples; names and sizes of files get another quarter of it
 _PATIENCE = 5  # times these, on a machine that is busy with other things
-_BESIDE = 8  # samples that are collated together, to see whether one's row depends on the others
+_COLLATED_SAMPLES = 8  # samples that are collated together, to see whether one's row depends on the others
 _TAKE_BYTES = 2**22  # of samples in one call of `take`
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def fingerprint(
-    dataset: Dataset, seed: int, apart: bool = False, timeout: float = 120.0, seconds: float = SECONDS
+    dataset: Dataset, seed: int, in_fork: bool = False, timeout: float = 120.0, seconds: float = SECONDS
 ) -> dict[str, str]:
     """{"sample 0": "inputs float32[1, 64] 1f0c2a77, targets int64[1] 7b21e4d0", …, "samples 12, 9, 6, 3": "0e11c5aa"}:
     what epoch 0 reads. First four samples with dtype, shape and CRC-32, then groups of samples, each half as large as
@@ -49,19 +49,19 @@ def fingerprint(
     Equal data give equal text under each key that two fingerprints have in common; a slower process has fewer keys. If
     a sample cannot be read, its text says why. Every sample is read twice (with `take`, which is never random, once); a
     group that differs, since it is random without a seed, has the text `RANDOM` and is the last.
-    `apart` reads in a forked process, for data sets that workers will read: they must not inherit a file that is
+    `in_fork` reads in a forked process, for data sets that workers will read: they must not inherit a file that is
     opened at the first sample. Raises UsageError for a setting that fits no sample.
     """
-    return _apart(dataset, seed, timeout, seconds) if apart else _read(dataset, seed, seconds)
+    return _read_in_fork(dataset, seed, timeout, seconds) if in_fork else _read(dataset, seed, seconds)
 
 
-def common(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+def common(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """The keys of both, without samples that one of them could not read or found random."""
     unknown = (UNREAD, RANDOM)
     return [
         key
-        for key in one
-        if key in other and not one[key].startswith(unknown) and not other[key].startswith(unknown)
+        for key in first
+        if key in other and not first[key].startswith(unknown) and not other[key].startswith(unknown)
     ]
 
 
@@ -107,25 +107,25 @@ def _read(dataset: Dataset, seed: int, seconds: float) -> dict[str, str]:
 
 def _collating(dataset: Dataset, seed: int) -> dict[str, str]:
     """{COLLATING: what the data set's collate_fn does with the first samples}; {} for a data set without one."""
-    indices = range(min(_BESIDE, len(dataset)))
+    indices = range(min(_COLLATED_SAMPLES, len(dataset)))
     try:
-        with globals_kept():
-            samples = given_samples(dataset, indices, seed, 0)
+        with restoring_globals():
+            samples = uncollated_samples(dataset, indices, seed, 0)
             if not samples:
                 return {}
-            told = beside(samples, seed)
-            if samples[0].whole:
+            dependence = neighbour_dependence(samples, seed)
+            if samples[0].is_global_batch:
                 batch = read_samples(dataset, np.array(indices), seed, 0)
-                told = f"of whole batches: {_crc(batch, 0):08x}"
+                dependence = f"of whole batches: {_crc(batch, 0):08x}"
             if isinstance(dataset, Stream):
                 dataset.forget()
-            return {COLLATING: told or "of single samples"}
+            return {COLLATING: dependence or "of single samples"}
     except DataError as error:
         return {COLLATING: f"{UNREAD}: {error}"}
 
 
 def _walk(
-    groups: Iterator[Indices], what: str, text_of: Callable[[Indices], str], seconds: float
+    groups: Iterator[Indices], unit: str, text_of: Callable[[Indices], str], seconds: float
 ) -> dict[str, str]:
     """`text_of` one group after another, while the next is likely to be done in time.
 
@@ -139,7 +139,7 @@ def _walk(
         late = begun - began > _PATIENCE * seconds
         if done >= 4 and (late or statistics.median(rates) * (done + len(indices)) > seconds):
             break
-        text = texts[_key(what, indices)] = text_of(indices)
+        text = texts[_key(unit, indices)] = text_of(indices)
         rates.append((time.perf_counter() - begun) / len(indices))
         if text == RANDOM or (done >= 4 and text.startswith(UNREAD)):
             break
@@ -147,11 +147,11 @@ def _walk(
     return texts
 
 
-def _key(what: str, indices: Indices) -> str:
+def _key(unit: str, indices: Indices) -> str:
     if len(indices) == 1:
-        return f"{what[:-1]} {indices[0]}"
+        return f"{unit[:-1]} {indices[0]}"
     more = f", … ({len(indices)} of them)" if len(indices) > 8 else ""
-    return f"{what} {', '.join(map(str, indices[:8].tolist()))}{more}"
+    return f"{unit} {', '.join(map(str, indices[:8].tolist()))}{more}"
 
 
 def _samples(dataset: Dataset, seed: int, indices: Indices) -> str:
@@ -168,7 +168,7 @@ def _samples(dataset: Dataset, seed: int, indices: Indices) -> str:
         return f"{crc:08x}"
 
     try:
-        with globals_kept():
+        with restoring_globals():
             text = read()
             if isinstance(dataset, Stream):
                 dataset.forget()
@@ -196,28 +196,28 @@ def _files(name_of: Callable[[int], str], indices: Indices) -> str:
     return f"{zlib.crc32(chr(10).join(lines).encode(errors='surrogateescape')):08x}"
 
 
-def _described(part: Any) -> str:
-    if isinstance(part, Mapping):
-        return "{" + ", ".join(f"{key}: {_described(value)}" for key, value in part.items()) + "}"
-    if isinstance(part, (tuple, list)):
-        return "(" + ", ".join(map(_described, part)) + ")"
-    array = np.ascontiguousarray(part)
+def _described(data: Any) -> str:
+    if isinstance(data, Mapping):
+        return "{" + ", ".join(f"{key}: {_described(value)}" for key, value in data.items()) + "}"
+    if isinstance(data, (tuple, list)):
+        return "(" + ", ".join(map(_described, data)) + ")"
+    array = np.ascontiguousarray(data)
     return f"{describe(array)} {zlib.crc32(_bytes(array)):08x}"
 
 
-def _crc(part: Any, crc: int) -> int:
+def _crc(data: Any, crc: int) -> int:
     """`crc` continued over a part of samples, nested or not. Stacked samples and single ones give different sums; a
     data set is always read in the same way.
     """
-    if isinstance(part, Mapping):
-        for key, value in part.items():
+    if isinstance(data, Mapping):
+        for key, value in data.items():
             crc = _crc(value, zlib.crc32(str(key).encode(), crc))
         return crc
-    if isinstance(part, (tuple, list)):
-        for value in part:
+    if isinstance(data, (tuple, list)):
+        for value in data:
             crc = _crc(value, crc)
         return crc
-    array = np.ascontiguousarray(part)
+    array = np.ascontiguousarray(data)
     return zlib.crc32(_bytes(array), zlib.crc32(describe(array).encode(), crc))
 
 
@@ -226,7 +226,7 @@ def _bytes(array: np.ndarray[Any, Any]) -> Any:
     return array.reshape(-1).view(np.uint8) if array.size and array.dtype.kind != "V" else array.tobytes()
 
 
-def _apart(dataset: Dataset, seed: int, timeout: float, seconds: float) -> dict[str, str]:
+def _read_in_fork(dataset: Dataset, seed: int, timeout: float, seconds: float) -> dict[str, str]:
     def serve(commands: BinaryIO, reply: Answer, progress: Progress) -> None:
         try:
             reply({"texts": _read(dataset, seed, seconds)})

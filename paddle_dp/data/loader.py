@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.data.sample import Dataset, InProcess, Part, Source
+from paddle_dp.data.global_batches import GlobalBatches
+from paddle_dp.data.sample import BatchShare, BatchSource, Dataset, InProcess
 from paddle_dp.data.sampler import Sampler
-from paddle_dp.data.scatter import ReadByOne, Received, Scatterer
+from paddle_dp.data.scatter import ReadByMain, Received, Scatterer
 from paddle_dp.data.stream import Stream
-from paddle_dp.data.whole_batches import WholeBatches
 from paddle_dp.data.worker_pool import Prefetched
 from paddle_dp.mesh.copies import copies_to, is_cpu, on_host, prefetch
 from paddle_dp.mesh.device import current_device
@@ -34,24 +34,24 @@ class Loader:
 
     Workers keep `prefetch` batches under way and live from the first `read` until `close`; the batches are the same
     with and without them. `timeout`: seconds that one sample may take before its worker counts as hung.
-    `whole_batches`: the data set's collate_fn is given whole global batches, which every rank reads.
-    A data set `ReadByOne` is read by rank 0, which sends the other ranks their samples; every rank reads the same
+    `global_batches`: the data set's collate_fn is given whole global batches, which every rank reads.
+    A data set `ReadByMain` is read by rank 0, which sends the other ranks their samples; every rank reads the same
     batches in the same order then. `reads`: the sampler of what this rank reads itself; None: nothing.
     """
 
     def __init__(  # noqa: PLR0913 - settings of a recipe, as keywords
         self,
-        dataset: Dataset | ReadByOne,
+        dataset: Dataset | ReadByMain,
         sampler: Sampler,
         *,
         num_workers: int = 0,
         prefetch: int = 2,
         timeout: float = 120.0,
-        whole_batches: bool = False,
-        place: Any = None,
+        global_batches: bool = False,
+        device: Any = None,
     ):
-        one = dataset if isinstance(dataset, ReadByOne) else None
-        dataset = dataset.dataset if isinstance(dataset, ReadByOne) else dataset
+        scattered = dataset if isinstance(dataset, ReadByMain) else None
+        dataset = dataset.dataset if isinstance(dataset, ReadByMain) else dataset
         if len(dataset) != sampler.samples:
             raise ValueError(
                 f"sampler: made for {sampler.samples} samples, but the data set has {len(dataset)}"
@@ -60,34 +60,34 @@ class Loader:
             raise ValueError(
                 f"num_workers: {num_workers}, prefetch: {prefetch}, timeout: {timeout} must be >= 0, >= 1, > 0"
             )
-        self.dataset, self.sampler, self._place = dataset, sampler, place
+        self.dataset, self.sampler, self._device = dataset, sampler, device
         self.num_workers = num_workers
         self.reads: Sampler | None = sampler
-        if one is not None:
-            self.reads = replace(sampler, dp_rank=0, dp_size=1) if one.mesh.is_main else None
-        self._source: Source
-        if one is not None and self.reads is None:
-            self.num_workers, self._source = 0, Received(sampler, one.delivered)
+        if scattered is not None:
+            self.reads = replace(sampler, dp_rank=0, dp_size=1) if scattered.mesh.is_main else None
+        self._source: BatchSource
+        if scattered is not None and self.reads is None:
+            self.num_workers, self._source = 0, Received(sampler, scattered.delivered)
             return
         reads = self.reads or sampler
         self._source = InProcess(dataset, reads)
-        if whole_batches:
-            self._source = WholeBatches(dataset, reads, num_workers, prefetch, timeout)
+        if global_batches:
+            self._source = GlobalBatches(dataset, reads, num_workers, prefetch, timeout)
         elif num_workers:
             self._source = Prefetched(dataset, reads, num_workers, prefetch, timeout)
-        if one is not None:
-            self._source = Scatterer(self._source, sampler, one, prefetch if num_workers else 1)
+        if scattered is not None:
+            self._source = Scatterer(self._source, sampler, scattered, prefetch if num_workers else 1)
 
     @classmethod
     def plain(cls, dataset: Dataset, batch: int, mesh: Mesh | None = None, **settings: Any) -> Loader:
         """A loader of global batches of `batch` samples, this rank's slice of each when `mesh` has several.
 
         Settings are those of `Sampler` (seed, shuffle, drop_last, micro_batches) and of `Loader` (num_workers,
-        prefetch, timeout, whole_batches, place).
+        prefetch, timeout, global_batches, device).
         """
         names = ("seed", "shuffle", "drop_last", "micro_batches")
         of_sampler = {name: settings.pop(name) for name in names if name in settings}
-        return cls(dataset, Sampler.of(len(dataset), batch, mesh, **of_sampler), **settings)
+        return cls(dataset, Sampler.for_mesh(len(dataset), batch, mesh, **of_sampler), **settings)
 
     @property
     def batches(self) -> int:
@@ -108,13 +108,13 @@ class Loader:
         to be read, and the next one before that on an accelerator, the next `prefetch` with workers."""
         if isinstance(self.dataset, Stream):
             self.dataset.begin()
-        place = self._place if self._place is not None else current_device()
-        return prefetch(self._batches(epoch, shares, place), place)
+        device = self._device if self._device is not None else current_device()
+        return prefetch(self._batches(epoch, shares, device), device)
 
-    def _batches(self, epoch: int, shares: Iterator[tuple[int, int]], place: Any) -> Iterator[Batch]:
-        begun_shares: deque[Part] = deque()
+    def _batches(self, epoch: int, shares: Iterator[tuple[int, int]], device: Any) -> Iterator[Batch]:
+        begun_shares: deque[BatchShare] = deque()
 
-        def parts() -> Iterator[Part]:
+        def begin_shares() -> Iterator[BatchShare]:
             sampler = self.sampler
             for k, dp_rank in shares:
                 if dp_rank != sampler.dp_rank:
@@ -122,8 +122,8 @@ class Loader:
                 begun_shares.append((k, sampler))
                 yield k, sampler
 
-        source = self._source.read(epoch, parts())
-        copy, keep_targets = copies_to(place), not is_cpu(place)
+        source = self._source.read(epoch, begin_shares())
+        copy, keep_targets = copies_to(device), not is_cpu(device)
         while True:
             begun = time.perf_counter()
             if (arrays := next(source, None)) is None:

@@ -28,14 +28,14 @@ def pad(sample: Any, pads: Pads) -> Any:
     """
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         return sample
-    parts = {"inputs": as_arrays(sample[0]), "targets": as_arrays(sample[1])}
+    sides = {"inputs": as_arrays(sample[0]), "targets": as_arrays(sample[1])}
     masks: dict[str, Array] = {}
     left = dict(pads)
-    for part, arrays in parts.items():
+    for side, arrays in sides.items():
         leaves = []
-        for where, leaf in named_leaves(arrays):
-            full = f"{part}{where if where.startswith('[') or not where else f'.{where}'}"
-            name = next((name for name in (full, where) if name and name in left), None)
+        for path, leaf in named_leaves(arrays):
+            full = f"{side}{path if path.startswith('[') or not path else f'.{path}'}"
+            name = next((name for name in (full, path) if name and name in left), None)
             if name is None:
                 leaves.append(leaf)
                 continue
@@ -43,14 +43,14 @@ def pad(sample: Any, pads: Pads) -> Any:
             leaves.append(_padded(leaf, chosen, name))
             if chosen.mask is not None:
                 masks[chosen.mask] = np.arange(chosen.length) < len(leaf)
-        parts[part] = unflatten(structure_of(arrays), leaves)
+        sides[side] = unflatten(structure_of(arrays), leaves)
     if left:
-        known = [f"{part}.{where}".strip(".") for part in parts for where, _ in named_leaves(parts[part])]
+        known = [f"{side}.{path}".strip(".") for side in sides for path, _ in named_leaves(sides[side])]
         name = next(iter(left))
         raise UsageError(
             f"loader.pad: no array of a sample is called '{name}'.{did_you_mean(name, known, 'There are')}"
         )
-    return _with(parts["inputs"], masks), parts["targets"]
+    return _with(sides["inputs"], masks), sides["targets"]
 
 
 def _padded(leaf: Array, to: Pad, name: str) -> Array:

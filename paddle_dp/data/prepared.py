@@ -16,7 +16,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.recipe.schema import LoaderSettings
 
 
-class Each:
+class Transformed:
     """`dataset` whose samples are what `do` makes of them; the names of its classes are kept."""
 
     def __init__(self, dataset: Any, do: Callable[[Any], Any]):
@@ -31,7 +31,7 @@ class Each:
         return self.do(self.dataset[index])
 
 
-class EachNamed(Each):
+class TransformedNamed(Transformed):
     """The same of a data set whose samples have names."""
 
     def name_of(self, index: int) -> str:
@@ -43,7 +43,7 @@ def each(dataset: Any, do: Callable[[Any], Any]) -> Any:
     """The data set, which may be a `Stream`, with `do` done to its samples."""
     if isinstance(dataset, Stream):
         return dataset.then(do)
-    return (EachNamed if isinstance(dataset, Named) else Each)(dataset, do)
+    return (TransformedNamed if isinstance(dataset, Named) else Transformed)(dataset, do)
 
 
 def prepared(dataset: Any, settings: LoaderSettings, collate_fn: CollateFn | None = None) -> Any:
@@ -66,7 +66,7 @@ def prepared(dataset: Any, settings: LoaderSettings, collate_fn: CollateFn | Non
             "loader.pad pads the samples of a data set, and this one has a collate_fn, which gets them as they are: "
             "let that pad, or remove one of the two."
         )
-    return each(dataset, partial(Uncollated, collate=collate, whole=settings.collate == "batch"))
+    return each(dataset, partial(Uncollated, collate=collate, is_global_batch=settings.collate == "batch"))
 
 
 def _collate_of(dataset: Any) -> CollateFn | None:

@@ -13,33 +13,33 @@ from contextlib import contextmanager
 
 import numpy as np
 
-_WORD = 2**64 - 1
+_MASK64 = 2**64 - 1
 
 
-def _mixed(word: int) -> int:
+def _mixed(bits: int) -> int:
     """SplitMix64's finalizer (Steele, Lea, Flood 2014): every bit in may change every bit out."""
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
-    return word ^ (word >> 31)
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return bits ^ (bits >> 31)
 
 
 def key(seed: int, epoch: int, index: int) -> int:
     """64 bits from (seed, epoch, index), equal on every machine and in every version."""
-    word = 0
+    bits = 0
     for part in (seed, epoch, index):
-        word = _mixed((word + part + 0x9E3779B97F4A7C15) & _WORD)
-    return word
+        bits = _mixed((bits + part + 0x9E3779B97F4A7C15) & _MASK64)
+    return bits
 
 
 def seed_sample(seed: int, epoch: int, index: int) -> None:
     """Seeds `random` and `numpy.random` for this sample of this epoch."""
-    word = key(seed, epoch, index)
-    random.seed(word)
-    np.random.seed(word >> 32)
+    bits = key(seed, epoch, index)
+    random.seed(bits)
+    np.random.seed(bits >> 32)
 
 
 @contextmanager
-def globals_kept() -> Iterator[None]:
+def restoring_globals() -> Iterator[None]:
     """Restores the states of `random` and `numpy.random` on exit."""
     python, bits = random.getstate(), np.random.mtrand.get_bit_generator()
     np.random.mtrand.set_bit_generator(np.random.MT19937(0))  # swapping costs 1 µs, copying its state 100

@@ -10,7 +10,7 @@ import numpy as np
 
 from paddle_dp.data.arrays import Arrays, Pair, describe, is_plain, pair_of
 from paddle_dp.data.collate import Uncollated, collated, row
-from paddle_dp.data.randomness import globals_kept, seed_sample
+from paddle_dp.data.randomness import restoring_globals, seed_sample
 from paddle_dp.data.sampler import Indices, Sampler
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError, UsageError
@@ -80,7 +80,7 @@ def name(dataset: Dataset, index: int) -> str:
 
 def read_seeded(dataset: Dataset, seed: int, epoch: int, index: int) -> Pair:
     """`read_sample`, with random numbers that only (seed, epoch, index) decide."""
-    sample = _given_seeded(dataset, seed, epoch, index)
+    sample = _raw_seeded_sample(dataset, seed, epoch, index)
     if isinstance(sample, Uncollated):
         _seed_batch(dataset, seed, epoch, index)
     return _pair(dataset, index, sample)
@@ -89,10 +89,10 @@ def read_seeded(dataset: Dataset, seed: int, epoch: int, index: int) -> Pair:
 def read_sample(dataset: Dataset, index: int) -> Pair:
     """`dataset[index]` as input and target, each an array or a structure of arrays. Raises DataError, with the
     sample's name, if it cannot be read."""
-    return _pair(dataset, index, given(dataset, index))
+    return _pair(dataset, index, raw_sample(dataset, index))
 
 
-def given(dataset: Dataset, index: int) -> Any:
+def raw_sample(dataset: Dataset, index: int) -> Any:
     """`dataset[index]`, whatever it is. Raises DataError, with the sample's name, if it cannot be read, UsageError for
     a setting that cannot be."""
     try:
@@ -105,24 +105,24 @@ def given(dataset: Dataset, index: int) -> Any:
         raise DataError(f"{name(dataset, index)}: {type(error).__name__}: {error}") from error
 
 
-def given_samples(dataset: Dataset, indices: Iterable[int], seed: int, epoch: int) -> list[Uncollated]:
+def uncollated_samples(dataset: Dataset, indices: Iterable[int], seed: int, epoch: int) -> list[Uncollated]:
     """These samples before they are collated; [] for a data set without a collate_fn."""
-    found: list[Uncollated] = []
+    samples: list[Uncollated] = []
     for index in indices:
         if is_stacked(dataset):
             break
-        sample = _given_seeded(dataset, seed, epoch, index)
+        sample = _raw_seeded_sample(dataset, seed, epoch, index)
         if not isinstance(sample, Uncollated):
             break
-        found.append(sample)
-    return found
+        samples.append(sample)
+    return samples
 
 
-def _given_seeded(dataset: Dataset, seed: int, epoch: int, index: int) -> Any:
+def _raw_seeded_sample(dataset: Dataset, seed: int, epoch: int, index: int) -> Any:
     if isinstance(dataset, Stream):
-        return given(dataset.of_epoch(seed, epoch), index)
+        return raw_sample(dataset.at_epoch(seed, epoch), index)
     seed_sample(seed, epoch, index)
-    return given(dataset, index)
+    return raw_sample(dataset, index)
 
 
 def _seed_batch(dataset: Dataset, seed: int, epoch: int, first: int) -> None:
@@ -144,21 +144,21 @@ def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> P
 
 def reader(dataset: Dataset) -> Callable[[Dataset, Indices, int, int], Pair]:
     """`read_samples` for this data set, by one `take` or one by one; to ask which takes 20 µs."""
-    return _taken if is_stacked(dataset) else _one_by_one
+    return _read_stacked if is_stacked(dataset) else _read_each
 
 
-def _taken(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
+def _read_stacked(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
     heartbeat.at(int(indices[0]))
     return take(dataset, indices)
 
 
-def _one_by_one(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
+def _read_each(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
     pairs = []
     for index in indices.tolist():
         heartbeat.at(index)
-        sample = _given_seeded(dataset, seed, epoch, index)
+        sample = _raw_seeded_sample(dataset, seed, epoch, index)
         if isinstance(sample, Uncollated):
-            if sample.whole:
+            if sample.is_global_batch:
                 return read_batch(dataset, indices, seed, epoch)
             _seed_batch(dataset, seed, epoch, index)
         pairs.append(_pair(dataset, index, sample))
@@ -177,12 +177,12 @@ def read_batch(
     samples = []
     for index in indices.tolist():
         at(index)
-        samples.append(_given_seeded(dataset, seed, epoch, index))
+        samples.append(_raw_seeded_sample(dataset, seed, epoch, index))
     _seed_batch(dataset, seed, epoch, int(indices[0]))
     try:
         return collated(samples)
     except DataError as error:
-        raise DataError(f"samples {_some(indices)} {error}") from error.__cause__
+        raise DataError(f"samples {_first_few(indices)} {error}") from error.__cause__
 
 
 def take(dataset: Any, indices: Indices) -> Pair:
@@ -190,12 +190,12 @@ def take(dataset: Any, indices: Indices) -> Pair:
     try:
         inputs, targets = dataset.take(indices)
     except Exception as error:
-        raise DataError(f"samples {_some(indices)}: {type(error).__name__}: {error}") from error
+        raise DataError(f"samples {_first_few(indices)}: {type(error).__name__}: {error}") from error
     if not (is_plain(inputs) and is_plain(targets)):
         try:
             inputs, targets = pair_of((inputs, targets))
         except DataError as error:
-            raise DataError(f"samples {_some(indices)}: what take gave {error}") from error.__cause__
+            raise DataError(f"samples {_first_few(indices)}: what take gave {error}") from error.__cause__
     counts = [_rows(part) for part in (inputs, targets)]
     if counts != [len(indices)] * 2:
         got = f"{counts[0]} inputs and {counts[1]} targets"
@@ -223,16 +223,16 @@ def stack(dataset: Dataset, indices: Indices, samples: Sequence[Arrays]) -> Arra
     return mapped(lambda *arrays: np.stack(arrays), *samples)
 
 
-def _alike(one: Arrays, other: Arrays) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.shape == other.shape and one.dtype == other.dtype
-    return describe(one) == describe(other)
+def _alike(first: Arrays, other: Arrays) -> bool:
+    if isinstance(first, np.ndarray) and isinstance(other, np.ndarray):
+        return first.shape == other.shape and first.dtype == other.dtype
+    return describe(first) == describe(other)
 
 
 PAD = " (loader.pad makes arrays of unequal lengths equal; a collate_fn may under loader.collate: batch)"
 
 
-def _some(indices: Indices) -> str:
+def _first_few(indices: Indices) -> str:
     """The first few indices, for a message."""
     more = ", …" if len(indices) > 8 else ""
     return ", ".join(map(str, indices[:8].tolist())) + more
@@ -242,14 +242,14 @@ MicroArrays = tuple[Arrays, Arrays, int]
 """One micro-batch in arrays: inputs, targets, and how many of the samples count (see MicroBatch)."""
 
 
-Part = tuple[int, Sampler]
+BatchShare = tuple[int, Sampler]
 """A data rank's share of one global batch: its number, and whose share."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """The arrays of one data rank's samples, batch by batch."""
 
-    def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
+    def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
         """The micro-batches of each of the parts of global batches; valid until the next one is taken."""
 
     def workers_busy(self) -> float:
@@ -264,11 +264,11 @@ class InProcess:
 
     def __init__(self, dataset: Dataset, sampler: Sampler):
         self.dataset, self.sampler = dataset, sampler
-        self._keep = nullcontext if is_stacked(dataset) else globals_kept
+        self._keep = nullcontext if is_stacked(dataset) else restoring_globals
         self._read = reader(dataset)
 
-    def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
-        for k, sampler in parts:
+    def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
+        for k, sampler in shares:
             with self._keep():
                 micro_batches = [
                     (*self._read(self.dataset, indices, self.sampler.seed, epoch), count)

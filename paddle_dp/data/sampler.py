@@ -22,9 +22,9 @@ from paddle_dp.errors import DataError
 Indices = NDArray[np.int64]
 
 
-def cut(things: int, part: int, parts: int) -> tuple[int, int]:
-    """Start and stop of part number `part` when `things` things are cut into `parts` consecutive parts."""
-    return part * things // parts, (part + 1) * things // parts
+def cut(things: int, number: int, count: int) -> tuple[int, int]:
+    """Start and stop of part number `number` when `things` things are cut into `count` consecutive parts."""
+    return number * things // count, (number + 1) * things // count
 
 
 @lru_cache(maxsize=64)
@@ -134,13 +134,13 @@ class Sampler:
         """Start and stop of this data rank's slice of each micro-batch, in a global batch of `size` samples."""
         return _cuts(size, self.micro_batches, self.dp_rank, self.dp_size)
 
-    def of_rank(self, dp_rank: int, dp_size: int) -> int:
+    def samples_of_rank(self, dp_rank: int, dp_size: int) -> int:
         """How many samples of a full global batch a data rank reads."""
         cuts = _cuts(min(self.batch, self.samples), self.micro_batches, dp_rank, dp_size)
         return sum(stop - start for start, stop in cuts)
 
     @classmethod
-    def of(cls, samples: int, batch: int, mesh: Any = None, **settings: Any) -> Sampler:
+    def for_mesh(cls, samples: int, batch: int, mesh: Any = None, **settings: Any) -> Sampler:
         """The sampler of the rank that `mesh` describes; without a mesh, of a single process."""
         coords = {} if mesh is None else {"dp_rank": mesh.dp_rank, "dp_size": mesh.dp_size}
         return cls(samples, batch, **coords, **settings)

@@ -1,7 +1,7 @@
 """One rank reads for all: rank 0 reads each global batch and sends every rank its slice (`dataset.reading: scatter`).
 
 What a rank gets is what it would have read itself, to the bit: samples do not depend on who reads them. Rank 0 reads
-and sends `ahead` batches before it computes with one, so that sending, and reading in worker processes, go on beside
+and sends `prefetch` batches before it computes with one, so that sending, and reading in worker processes, go on beside
 the computation. It waits for a rank that is far behind, which tells it what it has taken.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.data.arrays import Array, Arrays
-from paddle_dp.data.sample import MicroArrays, Part, Source, class_names
+from paddle_dp.data.sample import BatchShare, BatchSource, MicroArrays, class_names
 from paddle_dp.data.sampler import Indices, Sampler
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError
@@ -30,7 +30,7 @@ Delivered = Callable[[Indices], None]
 """Is told the numbers of the samples that this rank has got, a batch at a time, dummies among them."""
 
 _LENGTH = struct.Struct("<Q")
-_TAKEN = struct.Struct("<qq")  # which read, which batch
+_RECEIPT = struct.Struct("<qq")  # which read, which batch
 _ALIGNED = 64
 _CHANNELS = itertools.count(-1000, -1)  # of scattered data sets, which all ranks make in the same order
 
@@ -44,7 +44,7 @@ class Elsewhere:
     stream: bool = False
 
     @classmethod
-    def of(cls, dataset: Any, mesh: Mesh) -> Any:
+    def for_rank(cls, dataset: Any, mesh: Mesh) -> Any:
         """What stands on this rank for rank 0's `dataset`: on rank 0 itself. None for None. Collective."""
         facts: list[Any] | None = None
         if dataset is not None:
@@ -62,7 +62,7 @@ class Elsewhere:
 
 
 @dataclass(frozen=True)
-class ReadByOne:
+class ReadByMain:
     """A data set that rank 0 of `mesh` reads for all ranks; on the others `dataset` is `Elsewhere`."""
 
     dataset: Any
@@ -82,33 +82,34 @@ class Scatterer:
     """Rank 0's source: reads whole global batches with `source`, keeps its own slices, by `sampler`, and sends those of
     other ranks."""
 
-    def __init__(self, source: Source, sampler: Sampler, one: ReadByOne, ahead: int):
-        self._source, self._ahead, self._delivered, mesh = source, ahead, one.delivered, one.mesh
-        self._whole = whole = replace(sampler, dp_rank=0, dp_size=1)
+    def __init__(self, source: BatchSource, sampler: Sampler, shared: ReadByMain, prefetch: int):
+        self._source, self._prefetch, self._delivered, mesh = source, prefetch, shared.delivered, shared.mesh
+        self._global_sampler = global_sampler = replace(sampler, dp_rank=0, dp_size=1)
         self._dp_ranks = [mesh.axes.dp_rank(rank) for rank in range(mesh.ranks)]
         self._samplers = {
-            dp_rank: replace(whole, dp_rank=dp_rank, dp_size=mesh.dp_size) for dp_rank in self._dp_ranks
+            dp_rank: replace(global_sampler, dp_rank=dp_rank, dp_size=mesh.dp_size)
+            for dp_rank in self._dp_ranks
         }
         self._channel, self._reads = next(_CHANNELS), 0
-        self._others = range(1, mesh.ranks)
-        self._taken: dict[int, int] = {}  # the last batch of this read that a rank has taken
+        self._peers = range(1, mesh.ranks)
+        self._received: dict[int, int] = {}  # the last batch of this read that a rank has taken
 
-    def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
+    def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
         """This rank's micro-batches. An error in reading is raised in the turn of the batch that it concerns."""
-        self._reads, self._taken = self._reads + 1, {}
+        self._reads, self._received = self._reads + 1, {}
         begun: deque[int] = deque()
 
-        def wholes() -> Iterator[Part]:
-            for k, _ in parts:
-                self._taken = self._taken or dict.fromkeys(self._others, k - 1)
+        def wholes() -> Iterator[BatchShare]:
+            for k, _ in shares:
+                self._received = self._received or dict.fromkeys(self._peers, k - 1)
                 begun.append(k)
-                yield k, self._whole
+                yield k, self._global_sampler
 
         source, ready = self._source.read(epoch, wholes()), deque[tuple[int, list[MicroArrays]]]()
         error: Exception | None = None
         ended = False
         while True:
-            while not (ended or error) and len(ready) <= self._ahead:
+            while not (ended or error) and len(ready) <= self._prefetch:
                 try:
                     if ended := (arrays := next(source, None)) is None:
                         break
@@ -125,38 +126,38 @@ class Scatterer:
                 self._delivered(_indices(self._samplers[self._dp_ranks[0]], epoch, k))
             yield own
 
-    def _scattered(self, whole: list[MicroArrays], epoch: int, k: int) -> list[MicroArrays]:
+    def _scattered(self, micro_batches: list[MicroArrays], epoch: int, k: int) -> list[MicroArrays]:
         """Sends all ranks their slices of global batch `k`, and returns this rank's."""
         packed: dict[int, list[memoryview]] = {}
         for rank, dp_rank in enumerate(self._dp_ranks[1:], start=1):
             if dp_rank not in packed:
-                slices = self._slices(whole, dp_rank, k)
+                slices = self._slices(micro_batches, dp_rank, k)
                 key = self._reads, epoch, k
                 packed[dp_rank] = pack(slices, key, _indices(self._samplers[dp_rank], epoch, k))
             self._wait_for(rank, k)
             transport.endpoint().send(self._channel, rank, *packed[dp_rank])
         # Copies: a source's arrays are its own, for its next batch.
-        own = self._slices(whole, self._dp_ranks[0], k)
+        own = self._slices(micro_batches, self._dp_ranks[0], k)
         return [(mapped(np.array, inputs), mapped(np.array, targets), n) for inputs, targets, n in own]
 
-    def _slices(self, whole: list[MicroArrays], dp_rank: int, k: int) -> list[MicroArrays]:
+    def _slices(self, micro_batches: list[MicroArrays], dp_rank: int, k: int) -> list[MicroArrays]:
         """A data rank's part of each micro-batch; where it has none, the first sample of the batch as a dummy."""
-        size = self._whole.size(k)
+        size = self._global_sampler.size(k)
         slices: list[MicroArrays] = []
-        cuts = zip(self._whole.cuts(size), self._samplers[dp_rank].cuts(size), strict=True)
+        cuts = zip(self._global_sampler.cuts(size), self._samplers[dp_rank].cuts(size), strict=True)
         for (first, _), (start, stop) in cuts:
-            inputs, targets, _ = whole[len(slices)] if stop > start else whole[0]
+            inputs, targets, _ = micro_batches[len(slices)] if stop > start else micro_batches[0]
             rows = slice(start - first, stop - first) if stop > start else slice(1)
             slices.append((_rows(inputs, rows), _rows(targets, rows), stop - start))
         return slices
 
     def _wait_for(self, rank: int, k: int) -> None:
-        """Until a rank is not more than 2 × `ahead` + 2 batches behind."""
-        endpoint, behind = transport.endpoint(), 2 * self._ahead + 2
-        while endpoint.arrived(self._channel, rank) or self._taken[rank] < k - behind:
-            read, taken = _TAKEN.unpack(endpoint.receive(self._channel, rank))
+        """Until a rank is not more than 2 × `prefetch` + 2 batches behind."""
+        endpoint, behind = transport.endpoint(), 2 * self._prefetch + 2
+        while endpoint.arrived(self._channel, rank) or self._received[rank] < k - behind:
+            read, taken = _RECEIPT.unpack(endpoint.receive(self._channel, rank))
             if read == self._reads:
-                self._taken[rank] = taken
+                self._received[rank] = taken
 
     def workers_busy(self) -> float:
         return self._source.workers_busy()
@@ -171,20 +172,20 @@ class Received:
     def __init__(self, sampler: Sampler, delivered: Delivered | None = None):
         self._sampler, self._channel, self._reads, self._delivered = sampler, next(_CHANNELS), 0, delivered
 
-    def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
+    def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
         self._reads += 1
         endpoint = transport.endpoint()
-        for k, _ in parts:
+        for k, _ in shares:
             key, micro_batches, indices = unpack(endpoint.receive(self._channel, 0))
             while key[0] < self._reads:  # of a read that was left before its end
                 key, micro_batches, indices = unpack(endpoint.receive(self._channel, 0))
-            wanted = _indices(self._sampler, epoch, k)
-            if key != (self._reads, epoch, k) or not np.array_equal(indices, wanted):
+            expected = _indices(self._sampler, epoch, k)
+            if key != (self._reads, epoch, k) or not np.array_equal(indices, expected):
                 raise DataError(
                     f"rank 0 has sent batch {key[2]} of epoch {key[1]}, samples {indices[:4].tolist()} …, and batch "
-                    f"{k} of epoch {epoch}, samples {wanted[:4].tolist()} …, is due"
+                    f"{k} of epoch {epoch}, samples {expected[:4].tolist()} …, is due"
                 )
-            endpoint.send(self._channel, 0, memoryview(_TAKEN.pack(self._reads, k)))
+            endpoint.send(self._channel, 0, memoryview(_RECEIPT.pack(self._reads, k)))
             if self._delivered is not None:
                 self._delivered(indices)
             yield micro_batches
@@ -203,19 +204,19 @@ def _indices(sampler: Sampler, epoch: int, k: int) -> Indices:
 
 def pack(micro_batches: list[MicroArrays], key: tuple[int, int, int], indices: Array) -> list[memoryview]:
     """A message: its `key` and form as JSON, then the arrays, in memory of their own."""
-    parts = [np.ascontiguousarray(indices, np.int64)]
+    buffers = [np.ascontiguousarray(indices, np.int64)]
     forms = []
     for inputs, targets, count in micro_batches:
         forms.append([count, structure_of((inputs, targets)), len(leaves((inputs, targets)))])
-        parts += [np.array(leaf) for leaf in leaves((inputs, targets))]
-    arrays = [[part.dtype.name, list(part.shape)] for part in parts]
+        buffers += [np.array(leaf) for leaf in leaves((inputs, targets))]
+    arrays = [[buffer.dtype.name, list(buffer.shape)] for buffer in buffers]
     head = json.dumps({"key": key, "forms": forms, "arrays": arrays}).encode()
     head += b" " * (-(_LENGTH.size + len(head)) % _ALIGNED)
     message = [memoryview(_LENGTH.pack(len(head)) + head)]
-    for part in parts:
-        if part.nbytes:
-            data: Any = part.reshape(-1).view(np.uint8)
-            message += [memoryview(data), memoryview(bytes(-part.nbytes % _ALIGNED))]
+    for buffer in buffers:
+        if buffer.nbytes:
+            data: Any = buffer.reshape(-1).view(np.uint8)
+            message += [memoryview(data), memoryview(bytes(-buffer.nbytes % _ALIGNED))]
     return [piece for piece in message if len(piece)]
 
 

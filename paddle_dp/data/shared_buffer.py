@@ -26,7 +26,7 @@ class ArraySpec:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, array: Array) -> ArraySpec:
+    def from_array(cls, array: Array) -> ArraySpec:
         return cls(array.dtype.str, tuple(array.shape))
 
     @property
@@ -45,14 +45,14 @@ class SampleSpec:
     structure: Structure = field(default_factory=lambda: [None, None])
 
     @classmethod
-    def of(cls, pair: Pair) -> SampleSpec:
-        return cls(tuple(ArraySpec.of(leaf) for leaf in leaves(pair)), structure_of(pair))
+    def from_pair(cls, pair: Pair) -> SampleSpec:
+        return cls(tuple(ArraySpec.from_array(leaf) for leaf in leaves(pair)), structure_of(pair))
 
     def difference(self, pair: Pair) -> str | None:
         """How a sample differs from the spec, «uint8[8, 1], not uint8[8, 3]»; None if it does not."""
         same = structure_of(pair) == self.structure
         if same and all(
-            ArraySpec.of(leaf) == spec for leaf, spec in zip(leaves(pair), self.arrays, strict=True)
+            ArraySpec.from_array(leaf) == spec for leaf, spec in zip(leaves(pair), self.arrays, strict=True)
         ):
             return None
         for part, spec in zip(pair, unflatten(self.structure, list(self.arrays)), strict=True):
@@ -84,16 +84,16 @@ class SharedBuffer:
 
     def __init__(self, spec: SampleSpec, rows: int, slots: int):
         self.spec = spec
-        parts = (ArraySpec("<i8", ()), *spec.arrays)
-        size = sum(_aligned(rows * part.bytes) for part in parts)
+        array_specs = (ArraySpec("<i8", ()), *spec.arrays)
+        size = sum(_aligned(rows * array_spec.bytes) for array_spec in array_specs)
         memory = mmap.mmap(-1, max(slots * size, 1))
         self.slots: list[Slot] = []
         offset = 0
         for _ in range(slots):
             arrays = []
-            for part in parts:
-                arrays.append(_view(memory, offset, part, rows))
-                offset += _aligned(rows * part.bytes)
+            for array_spec in array_specs:
+                arrays.append(_view(memory, offset, array_spec, rows))
+                offset += _aligned(rows * array_spec.bytes)
             self.slots.append(Slot(arrays[0], *unflatten(spec.structure, arrays[1:])))
 
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from paddle_dp.data.randomness import globals_kept, seed_sample
+from paddle_dp.data.randomness import restoring_globals, seed_sample
 from paddle_dp.errors import DataError, UsageError
 
-SAID = 2.0  # seconds of counting after which it is said
+QUIET_SECONDS = 2.0  # seconds of counting after which it is said
 MORE = "Let it give as many in each epoch; or set loader.samples to what an epoch of the training is to have."
 LARGEST = 10**8  # samples that are counted; a longer stream probably has no end
 
@@ -43,7 +43,7 @@ class Once:
     """An iterator that can be read only once. Samples that are looked at before `begin` are kept, and given again."""
 
     def __init__(self, iterator: Iterator[Any]):
-        self._iterator, self._kept, self._passed, self._begun = iterator, deque[Any](), 0, False
+        self._iterator, self._buffer, self._passed, self._begun = iterator, deque[Any](), 0, False
 
     def begin(self) -> None:
         """From now on each sample is given once."""
@@ -59,20 +59,20 @@ class Once:
                 f"this stream can be read only once, and its first {self._passed} samples have been: let it be "
                 "made anew for each epoch, or train one epoch at most"
             )
-        place = self._passed
+        cursor = self._passed
         while True:
-            if place - self._passed == len(self._kept):
+            if cursor - self._passed == len(self._buffer):
                 try:
-                    self._kept.append(next(self._iterator))
+                    self._buffer.append(next(self._iterator))
                 except StopIteration:
                     return
-            sample = self._kept[place - self._passed]
-            place += 1
+            sample = self._buffer[cursor - self._passed]
+            cursor += 1
             if self._begun:
-                while self._passed < place:
-                    self._kept.popleft()
+                while self._passed < cursor:
+                    self._buffer.popleft()
                     self._passed += 1
-            if place > position:
+            if cursor > position:
                 yield sample
 
 
@@ -83,27 +83,31 @@ class Stream:
     """
 
     def __init__(
-        self, source: Any, samples: int, each: Callable[[Any], Any] | None = None, whole: str | None = None
+        self,
+        source: Any,
+        samples: int,
+        each: Callable[[Any], Any] | None = None,
+        length_source: str | None = None,
     ):
-        """`each` is what is done to a sample that is read, such as padding. `whole`: the samples are all that it has;
-        who said so, for the message where it has more."""
-        self.source, self.each, self._samples, self._whole = source, each, samples, whole
+        """`each` is what is done to a sample that is read, such as padding. `length_source`: the samples are all that
+        it has; who said so, for the message where it has more."""
+        self.source, self.each, self._samples, self._length_source = source, each, samples, length_source
         self._key: tuple[int, int, int] | None = None  # process, seed and epoch of the iterator
         self._iterator: Iterator[Any] = iter(())
         self._next = 0  # the index of the sample that it gives next
         self._last: Any = None  # the sample before
-        self._of = (0, 0)  # seed and epoch
+        self._seed_and_epoch = (0, 0)  # seed and epoch
 
-    def of_epoch(self, seed: int, epoch: int) -> Stream:
+    def at_epoch(self, seed: int, epoch: int) -> Stream:
         """This one; from now on `stream[i]` is of this epoch."""
-        self._of = seed, epoch
+        self._seed_and_epoch = seed, epoch
         return self
 
     def then(self, do: Callable[[Any], Any]) -> Stream:
         """This one with `do` done to each sample, after what is done already."""
         before = self.each
         both = do if before is None else lambda sample: do(before(sample))
-        return Stream(self.source, self._samples, both, self._whole)
+        return Stream(self.source, self._samples, both, self._length_source)
 
     @property
     def is_once(self) -> bool:
@@ -127,7 +131,7 @@ class Stream:
         """Raises DataError where the stream ends before it, and IndexError for what is none of its samples."""
         if not 0 <= index < self._samples:
             raise IndexError(f"{index} is not one of {self._samples} samples")
-        seed, epoch = self._of
+        seed, epoch = self._seed_and_epoch
         key = os.getpid(), seed, epoch  # a forked worker must not go on with its parent's files
         if key != self._key or index < self._next - 1:
             self._begin(key, index)
@@ -143,13 +147,13 @@ class Stream:
                 ) from None
             self._key = key
             self._next += 1
-            if self._next == self._samples and self._whole:
-                self._check_end(self._whole, epoch)
+            if self._next == self._samples and self._length_source:
+                self._check_end(self._length_source, epoch)
         return self._last if self.each is None else self.each(self._last)
 
-    def _check_end(self, said: str, epoch: int) -> None:
+    def _check_end(self, length_source: str, epoch: int) -> None:
         """Raises DataError if there is a sample more: it would never be read, and nobody be told."""
-        seed_sample(self._of[0], epoch, self._next)
+        seed_sample(self._seed_and_epoch[0], epoch, self._next)
         try:
             next(self._iterator)
         except StopIteration:
@@ -157,7 +161,7 @@ class Stream:
         self._key = None
         raise DataError(
             f"the stream has more than {self._samples} samples in epoch {epoch}, and the rest would never be read: "
-            f"{said}. {MORE}"
+            f"{length_source}. {MORE}"
         )
 
     def _begin(self, key: tuple[int, int, int], index: int) -> None:
@@ -172,7 +176,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Made:
+class FreshIterable:
     """What `make` makes, anew for each time that it is iterated."""
 
     make: Callable[[], Iterable[Any]]
@@ -182,49 +186,49 @@ class Made:
 
 
 def as_dataset(
-    given: Any, samples: int | None, what: str, again: Callable[[], Any] | None = None, once: bool = False
+    source: Any, samples: int | None, name: str, recreate: Callable[[], Any] | None = None, once: bool = False
 ) -> Any:
     """A data set as it is; a stream, such as a paddle.io.IterableDataset, an object with `__iter__` alone, or a
     function that makes a generator, as a Stream of `samples` samples, or of as many as it has, which are counted.
 
-    `what` is it called in messages. `again` makes it once more, for an iterator, which can be read only once; `once`:
-    one process reads it, and may do so once. Raises UsageError for an iterator without either, for one of which
+    `name` is its name in messages. `recreate` makes it once more, for an iterator, which can be read only once;
+    `once`: one process reads it, and may do so once. Raises UsageError for an iterator without either, for one of which
     `samples` is not known, and for a stream without an end where `samples` is None.
     """
-    if not is_stream(given):
-        return given
-    if inspect.isgeneratorfunction(given):
-        given = Made(given)
-    if isinstance(given, Iterator) and again is not None:
-        given = Made(again)
-    if isinstance(given, Iterator) and once:
+    if not is_stream(source):
+        return source
+    if inspect.isgeneratorfunction(source):
+        source = FreshIterable(source)
+    if isinstance(source, Iterator) and recreate is not None:
+        source = FreshIterable(recreate)
+    if isinstance(source, Iterator) and once:
         if not samples:
             raise UsageError(
-                f"{what}: {type(given).__name__} can be read only once, so its samples cannot be counted: set "
+                f"{name}: {type(source).__name__} can be read only once, so its samples cannot be counted: set "
                 "loader.samples to those that are to be read."
             )
-        given = Once(given)
-    if isinstance(given, Iterator):
+        source = Once(source)
+    if isinstance(source, Iterator):
         raise UsageError(
-            f"{what}: {type(given).__name__} can be read only once, and is read in every epoch, by every worker. Give "
+            f"{name}: {type(source).__name__} can be read only once, and is read in every epoch, by every worker. Give "
             "the function that makes it, or an object whose __iter__ does; or let rank 0 alone read it, for one epoch: "
             "reading='scatter'."
         )
     if samples:
-        return Stream(given, samples)
-    if length := _length(given):
-        return Stream(given, length, whole=f"its len() is {length}")
-    counted = _counted(given, what)
-    return Stream(given, counted, whole=f"{counted} were counted, in epoch 0")
+        return Stream(source, samples)
+    if length := _length(source):
+        return Stream(source, length, length_source=f"its len() is {length}")
+    counted = _counted(source, name)
+    return Stream(source, counted, length_source=f"{counted} were counted, in epoch 0")
 
 
-def is_stream(given: Any) -> bool:
+def is_stream(source: Any) -> bool:
     """Whether it can only be iterated; or is a function without arguments that makes a generator."""
     from paddle.io import IterableDataset
 
-    if isinstance(given, IterableDataset) or inspect.isgeneratorfunction(given):
+    if isinstance(source, IterableDataset) or inspect.isgeneratorfunction(source):
         return True
-    return isinstance(given, Iterable) and not hasattr(given, "__getitem__")
+    return isinstance(source, Iterable) and not hasattr(source, "__getitem__")
 
 
 def _length(source: Any) -> int:
@@ -235,29 +239,29 @@ def _length(source: Any) -> int:
         return 0
 
 
-def _counted(source: Any, what: str) -> int:
+def _counted(source: Any, name: str) -> int:
     count, began = 0, time.monotonic()
-    with globals_kept():
+    with restoring_globals():
         if isinstance(source, OfEpoch):
             source.set_epoch(0)
-        for _ in _named_by_place(source, what):
+        for _ in _with_sample_number(source, name):
             count += 1
             if count > LARGEST:
                 raise UsageError(
-                    f"{what}: the stream has more than {LARGEST:,} samples, or no end. Set loader.samples to the "
+                    f"{name}: the stream has more than {LARGEST:,} samples, or no end. Set loader.samples to the "
                     "samples of an epoch."
                 )
-    if (took := time.monotonic() - began) > SAID:
+    if (took := time.monotonic() - began) > QUIET_SECONDS:
         saves = f"(loader.samples={count} saves that)"
-        print(f"{what}: counted the stream's {count} samples in {took:.0f} s {saves}", flush=True)
+        print(f"{name}: counted the stream's {count} samples in {took:.0f} s {saves}", flush=True)
     return count
 
 
-def _named_by_place(source: Iterable[Any], what: str) -> Iterator[Any]:
+def _with_sample_number(source: Iterable[Any], name: str) -> Iterator[Any]:
     """Its samples. Raises DataError, with the number of the sample, for what it raises."""
     number = 0
     try:
         for number, sample in enumerate(source, start=1):  # noqa: B007 - it is for the message
             yield sample
     except Exception as error:
-        raise DataError(f"{what}: sample {number}: {type(error).__name__}: {error}") from error
+        raise DataError(f"{name}: sample {number}: {type(error).__name__}: {error}") from error

@@ -73,14 +73,14 @@ class Worker:
 
     def receive(self, timeout: float) -> Reply:
         """The next reply. Raises WorkerHungError after `timeout` seconds without progress, WorkerEndedError if gone."""
-        seen, since = self.progress.tolist(), time.monotonic()
-        if seen[0]:
-            heartbeat.at(seen[1])
+        last_progress, since = self.progress.tolist(), time.monotonic()
+        if last_progress[0]:
+            heartbeat.at(last_progress[1])
         while not self._poll.poll(1000 * min(timeout, _TICK)):
             if self._reaped():
                 raise WorkerEndedError(self._how_it_ended())
-            if (now := self.progress.tolist()) != seen:
-                seen, since = now, time.monotonic()
+            if (now := self.progress.tolist()) != last_progress:
+                last_progress, since = now, time.monotonic()
                 heartbeat.at(now[1])
             elif time.monotonic() - since > timeout:
                 raise WorkerHungError
@@ -173,7 +173,7 @@ def _write(pipe: int, content: Any) -> None:
 
 
 _PR_SET_PDEATHSIG = 1
-_kept: list[Any] = []  # objects that must not be collected in a child
+_never_collected: list[Any] = []  # objects that must not be collected in a child
 
 
 def fork(main: Callable[[], None], close: Iterable[int] = ()) -> int:
@@ -213,6 +213,8 @@ def _detach(libc: ctypes.CDLL | None, parent: int) -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    _kept.extend((sys.stdout, sys.stderr))  # their buffers hold text that only the parent is to write
+    _never_collected.extend(
+        (sys.stdout, sys.stderr)
+    )  # their buffers hold text that only the parent is to write
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

@@ -20,9 +20,9 @@ import numpy as np
 from paddle_dp.data.arrays import Arrays, Pair
 from paddle_dp.data.sample import (
     PAD,
+    BatchShare,
     Dataset,
     MicroArrays,
-    Part,
     is_stacked,
     name,
     read_samples,
@@ -74,9 +74,9 @@ class Pooled(Generic[P]):
 class Prefetched(Pooled["WorkerPool"]):
     """A source of batches that `workers` processes read ahead; see Loader for the settings."""
 
-    def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
+    def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
         """The micro-batches of each of the parts of global batches; views, valid until the next batch is taken."""
-        reads = (sampler.reads(epoch, k) for k, sampler in parts)
+        reads = (sampler.reads(epoch, k) for k, sampler in shares)
         first = next(reads, None)
         if first is None:
             return
@@ -97,7 +97,7 @@ class Prefetched(Pooled["WorkerPool"]):
                 micro_batches, row = [], 0
                 for indices, count in pending.popleft():
                     rows = slice(row, row := row + len(indices))
-                    micro_batches.append((_some(inputs, rows), _some(targets, rows), count))
+                    micro_batches.append((_rows(inputs, rows), _rows(targets, rows), count))
                 begin()
                 yield micro_batches
         finally:
@@ -240,7 +240,7 @@ def spec_main(dataset: Dataset, seed: int, index: int) -> WorkerMain:
     def read_spec(epoch: int, slot: int, first: int, stop: int, progress: Progress) -> Reply:
         progress[:] = 1, index
         inputs, targets = read_samples(dataset, np.array([index]), seed, epoch)
-        spec = SampleSpec.of((_some(inputs, 0), _some(targets, 0)))
+        spec = SampleSpec.from_pair((_rows(inputs, 0), _rows(targets, 0)))
         return {"spec": [[part.dtype, part.shape] for part in spec.arrays], "structure": spec.structure}
 
     return answering(read_spec)
@@ -248,7 +248,7 @@ def spec_main(dataset: Dataset, seed: int, index: int) -> WorkerMain:
 
 def fill_main(dataset: Dataset, seed: int, buffer: SharedBuffer) -> WorkerMain:
     """Fills the rows that a command names, then answers it."""
-    fill_rows = _fill_taken if is_stacked(dataset) else _fill_one_by_one
+    fill_rows = _fill_stacked if is_stacked(dataset) else _fill_each
 
     def fill(epoch: int, slot: int, first: int, stop: int, progress: Progress) -> Reply:
         rows = buffer.slots[slot].rows(first, stop)
@@ -258,16 +258,16 @@ def fill_main(dataset: Dataset, seed: int, buffer: SharedBuffer) -> WorkerMain:
     return answering(fill)
 
 
-def _fill_taken(
+def _fill_stacked(
     dataset: Dataset, _key: tuple[int, int], rows: Slot, spec: SampleSpec, progress: Progress
 ) -> None:
     progress[:] = progress[0] + 1, rows.indices[0]
     inputs, targets = take(dataset, rows.indices)
-    _check(dataset, int(rows.indices[0]), spec, (_some(inputs, 0), _some(targets, 0)))
+    _check(dataset, int(rows.indices[0]), spec, (_rows(inputs, 0), _rows(targets, 0)))
     rows.fill(slice(None), inputs, targets)
 
 
-def _fill_one_by_one(
+def _fill_each(
     dataset: Dataset, key: tuple[int, int], rows: Slot, spec: SampleSpec, progress: Progress
 ) -> None:
     for row, index in enumerate(rows.indices.tolist()):
@@ -277,7 +277,7 @@ def _fill_one_by_one(
         rows.fill(row, *pair)
 
 
-def _some(arrays: Arrays, rows: int | slice) -> Arrays:
+def _rows(arrays: Arrays, rows: int | slice) -> Arrays:
     """One row of every array, or several."""
     return mapped(lambda array: array[rows], arrays)
 

@@ -40,11 +40,11 @@ def unpacked(path: Path, largest: int) -> dict[str, bytes]:
 
 
 def _files(archive: tarfile.TarFile, largest: int) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for member in archive:
         largest -= member.size  # of a sparse file all, also what is not stored
         if largest < 0:
             raise ValueError(f"{member.name} is too large for this data set")
         if member.isfile() and (stream := archive.extractfile(member)) is not None:
-            found[Path(member.name).name] = stream.read()
-    return found
+            contents[Path(member.name).name] = stream.read()
+    return contents

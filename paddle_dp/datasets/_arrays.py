@@ -39,14 +39,14 @@ def stratified(labels: Array, fraction: float, seed: int) -> Array:
     missing = int(np.ceil(fraction * len(labels) - 1e-9)) - int(take.sum())
     take[np.argsort(take - quota, kind="stable")[:missing]] += 1
     draws = np.random.Philox(np.random.SeedSequence(seed % 2**64)).random_raw(len(labels))
-    held_out = np.zeros(len(labels), dtype=bool)
+    test_mask = np.zeros(len(labels), dtype=bool)
     for label, number in zip(classes, take, strict=True):
         members = np.flatnonzero(labels == label)
-        held_out[members[np.argsort(draws[members], kind="stable")[:number]]] = True
-    return held_out
+        test_mask[members[np.argsort(draws[members], kind="stable")[:number]]] = True
+    return test_mask
 
 
-def one_of(split: str) -> str:
+def checked_split(split: str) -> str:
     """`split`, if it is «train» or «test». Raises ValueError for another."""
     if split not in ("train", "test"):
         raise ValueError(f"split: '{split}' is neither 'train' nor 'test'")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paddle_dp.datasets._arrays import Array, one_of
+from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.errors import DataError, InstallError
 from paddle_dp.units import Positive, Probability, Rate
 
@@ -60,7 +60,7 @@ class Views:
 
     def images(self, split: str, files: Sequence[Path], labels: Array, classes: tuple[str, ...]) -> Images:
         """These files as the data set of `split`, with its transforms."""
-        view = self._train_view() if one_of(split) == "train" else self._test_view()
+        view = self._train_view() if checked_split(split) == "train" else self._test_view()
         return Images(files, labels, classes, lambda image: self._normalised(view(image)))
 
     def read_file(self, path: Path) -> list[tuple[Array, None]]:

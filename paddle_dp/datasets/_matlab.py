@@ -25,7 +25,7 @@ _CLASSES = range(6, 16)  # of arrays: double, single, and integers of 8 to 64 bi
 _COMPLEX = 0x0800
 
 
-def whole_numbers(path: Path, name: str) -> Array:
+def read_integers(path: Path, name: str) -> Array:
     """The array called `name` in a .mat file, as int64 [n]. Raises DataError, with the file's path, if it has none."""
     try:
         with path.open("rb") as file:

@@ -11,23 +11,23 @@ class MissingDataError(DataError, UsageError):
     """The data are not where the recipe says; another setting would help, hence also a UsageError."""
 
 
-def given(path: str | None, what: str, setting: str = "path") -> Path:
+def existing_path(path: str | None, description: str, setting: str = "path") -> Path:
     """`path` as an existing Path. Raises MissingDataError that says what `setting` must be."""
     if path is None:
         raise MissingDataError(
-            f"dataset.{setting} is not given: give {what} (dataset.{setting}=/where/it/is)"
+            f"dataset.{setting} is not given: give {description} (dataset.{setting}=/where/it/is)"
         )
     existing = Path(path).expanduser()
     if not existing.exists():
-        raise MissingDataError(f"dataset.{setting}: {existing} does not exist; give {what}")
+        raise MissingDataError(f"dataset.{setting}: {existing} does not exist; give {description}")
     return existing
 
 
-def inside(folder: Path, names: tuple[str, ...], what: str) -> Path:
+def inside(folder: Path, names: tuple[str, ...], description: str) -> Path:
     """The first of `names` that exists in `folder`. Raises MissingDataError that lists the names and the folder."""
     for name in names:
         if (folder / name).exists():
             return folder / name
     there = sorted(entry.name for entry in folder.iterdir())[:8] if folder.is_dir() else []
     has = f"has {', '.join(there)}" if there else "is empty" if folder.is_dir() else "is not a folder"
-    raise MissingDataError(f"dataset.path: {folder} has no {' or '.join(names)}, {what}; it {has}")
+    raise MissingDataError(f"dataset.path: {folder} has no {' or '.join(names)}, {description}; it {has}")

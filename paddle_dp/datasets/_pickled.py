@@ -11,7 +11,7 @@ LARGEST = 256 << 20  # bytes of a file; CIFAR-100's largest has 155 million
 MOST = 2_000_000  # operations; that file has some 250 thousand
 
 
-def read_pickled(content: bytes, where: str) -> dict[str, Any]:
+def read_pickled(content: bytes, location: str) -> dict[str, Any]:
     """The dict in a pickle: its values are arrays, numbers, texts, or lists of numbers and texts. Raises DataError for
     anything else."""
     try:
@@ -19,7 +19,7 @@ def read_pickled(content: bytes, where: str) -> dict[str, Any]:
             raise ValueError(f"it is larger than {LARGEST >> 20} MB")
         loaded = Machine(ARRAYS, most=MOST).run(content)
     except Exception as error:  # a damaged pickle may raise anything
-        raise DataError(f"{where} cannot be read: {error}") from error
+        raise DataError(f"{location} cannot be read: {error}") from error
     if not isinstance(loaded, dict):
-        raise DataError(f"{where} holds a {type(loaded).__name__}, not a dict")
+        raise DataError(f"{location} holds a {type(loaded).__name__}, not a dict")
     return loaded

@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from paddle_dp.datasets._paths import MissingDataError, given
+from paddle_dp.datasets._paths import MissingDataError, existing_path
 
 Named = tuple[str, Path]
 """A file, with its name relative to the folder that was given: equal on every machine."""
@@ -57,7 +57,9 @@ def text_files(path: str | None) -> list[Named]:
         return files
     if glob.has_magic(path):
         files = _matching(Path(path).expanduser())
-    elif (file := given(path, "a folder of text files, a file, or a glob such as 'texts/**/*.md'")).is_file():
+    elif (
+        file := existing_path(path, "a folder of text files, a file, or a glob such as 'texts/**/*.md'")
+    ).is_file():
         files = [(file.name, file)]
     else:
         files = _below(file, "", set())
@@ -107,30 +109,30 @@ def documents(file: Path, field: str) -> list[bytes]:
     return [_document(f"{file}:{number}", line, field) for number, line in lines if line.strip()]
 
 
-def _document(where: str, line: bytes, field: str) -> bytes:
+def _document(label: str, line: bytes, field: str) -> bytes:
     """The text in one line of a .jsonl file."""
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except ValueError as error:  # of UTF-8, too
         raise MissingDataError(
-            f"{where}: this line is not JSON: {error}. A .jsonl file has one object a line."
+            f"{label}: this line is not JSON: {error}. A .jsonl file has one object a line."
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         raise MissingDataError(
-            f'{where}: this line is no JSON object, such as {{"{field}": "…"}}: {line[:40]!r}'
+            f'{label}: this line is no JSON object, such as {{"{field}": "…"}}: {line[:40]!r}'
         )
-    if field not in found:
-        names = ", ".join(found) or "no fields"
+    if field not in record:
+        names = ", ".join(record) or "no fields"
         raise MissingDataError(
-            f"{where}: there is no field '{field}', which is the text of a document: it has {names}. Name the one that "
+            f"{label}: there is no field '{field}', which is the text of a document: it has {names}. Name the one that "
             "is: dataset.field=…"
         )
-    if not isinstance(found[field], str):
+    if not isinstance(record[field], str):
         raise MissingDataError(
-            f"{where}: the field '{field}' is {type(found[field]).__name__}, not a text: name one that is "
+            f"{label}: the field '{field}' is {type(record[field]).__name__}, not a text: name one that is "
             "(dataset.field), or write the text that is to be learned, with its roles and marks, into one."
         )
-    return found[field].encode("utf-8", "surrogatepass")
+    return record[field].encode("utf-8", "surrogatepass")
 
 
 def _below(root: Path, suffix: str, without: set[str]) -> list[Named]:
@@ -155,18 +157,18 @@ def _named(root: Path, files: Iterable[Path]) -> list[Named]:
 
 def first_bytes(files: list[Named], limit: int) -> list[Named]:
     """The first files that together have at most `limit` bytes; the first that would exceed it ends the list."""
-    total, kept = 0, []
+    total, selected = 0, []
     for name, file in files:
         total += file.stat().st_size
         if total > limit:
             break
-        kept.append((name, file))
-    if not kept:
+        selected.append((name, file))
+    if not selected:
         raise MissingDataError(f"dataset.limit: the first file, {files[0][1]}, is larger than that")
-    return kept
+    return selected
 
 
-def held_out(files: list[Named], fraction: float) -> set[str]:
+def choose_test_files(files: list[Named], fraction: float) -> set[str]:
     """The names of ceil(fraction · files) files, but never of all: those with the smallest hashes.
 
     A file's hash does not depend on the other files, so a new file changes the split of few others.

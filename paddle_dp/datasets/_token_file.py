@@ -18,10 +18,10 @@ from paddle_dp.datasets._arrays import Array
 VERSION = 1  # of the files' format
 
 
-def folder(given: str | None) -> Path:
-    """`given`, or the user's cache folder."""
-    if given:
-        return Path(given).expanduser()
+def folder(path: str | None) -> Path:
+    """`path`, or the user's cache folder."""
+    if path:
+        return Path(path).expanduser()
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "paddle_dp"
 
@@ -31,19 +31,19 @@ def key(*sources: object) -> str:
     return hashlib.sha256(json.dumps([VERSION, *sources]).encode()).hexdigest()[:24]
 
 
-def tokens(where: Path, name: str, make: Callable[[], Array]) -> Array:
-    """The tokens called `name`, memory-mapped from the folder `where`; made and written first if they are missing.
+def tokens(cache: Path, name: str, make: Callable[[], Array]) -> Array:
+    """The tokens called `name`, memory-mapped from the folder `cache`; made and written first if they are missing.
 
     Several processes may call it at once: one makes the tokens while the others wait. If file locks do not work (some
     network folders), each makes its own and the last rename wins. If the folder cannot be written, they stay in memory.
     """
-    file = where / f"{name}.npy"
+    file = cache / f"{name}.npy"
     if (known := _read(file)) is not None:
         return known
     with contextlib.ExitStack() as lock:
         try:
-            where.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(_alone(where / f".{name}.lock"))
+            cache.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(_alone(cache / f".{name}.lock"))
         except OSError:
             return make()
         known = _read(file)  # another process may have made it while this one waited
@@ -59,22 +59,22 @@ def _read(file: Path) -> Array | None:
     return read
 
 
-def _write(file: Path, made: Array) -> Array:
-    """Writes `made` to `file` and maps it; `made` itself if the disk refuses."""
+def _write(file: Path, array: Array) -> Array:
+    """Writes `array` to `file` and maps it; `array` itself if the disk refuses."""
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.stem}.", delete=False) as out:
             temporary = out.name
-            np.save(out, made)
+            np.save(out, array)
             out.flush()
             os.fsync(out.fileno())
         os.replace(temporary, file)
     except OSError:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        return made
+        return array
     read = _read(file)
-    return made if read is None else read
+    return array if read is None else read
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paddle_dp.datasets._arrays import Array
-from paddle_dp.datasets._paths import given
+from paddle_dp.datasets._paths import existing_path
 from paddle_dp.errors import InstallError
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
@@ -60,11 +60,11 @@ class Trained:
         self._json = file.suffix == ".json"
 
     def encode(self, text: bytes) -> Array:
-        words = text.decode("utf-8", "replace")
+        string = text.decode("utf-8", "replace")
         tokens = (
-            self._inner.encode(words, add_special_tokens=False).ids
+            self._inner.encode(string, add_special_tokens=False).ids
             if self._json
-            else self._inner.encode(words)
+            else self._inner.encode(string)
         )
         return np.array(tokens, dtype=kind(self.vocab))
 
@@ -76,7 +76,7 @@ def tokenizer(name: str) -> Tokenizer:
     """The tokenizer `name`: «bytes», or a file's path."""
     if name == "bytes":
         return EachByte()
-    return Trained(given(name, "a tokenizer.json or a sentencepiece model", setting="tokenizer"))
+    return Trained(existing_path(name, "a tokenizer.json or a sentencepiece model", setting="tokenizer"))
 
 
 def kind(vocab: int) -> Any:

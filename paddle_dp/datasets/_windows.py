@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from paddle_dp.datasets import _texts, _token_file
-from paddle_dp.datasets._arrays import Array, one_of
+from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.datasets._tokenizers import Tokenizer, kind, tokenizer
 from paddle_dp.errors import DataError
 from paddle_dp.units import Bytes, Fraction, Positive
@@ -78,15 +78,15 @@ class TextConfig:
     def windows(self, split: str) -> Windows:
         """Inputs and targets int64 [length]. No two splits share a file, or a byte of a single file."""
         by = tokenizer(self.tokenizer)
-        files, part = self._texts(one_of(split))
+        files, span = self._texts(checked_split(split))
         stats = [file.stat() for file in files]
         states = [
             (str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)
         ]
         lines = [self.field] if any(map(_texts.holds_lines, files)) else []
-        name = _token_file.key(states, part, by.identity, *lines)
+        name = _token_file.key(states, span, by.identity, *lines)
         where = _token_file.folder(self.cache)
-        tokens = _token_file.tokens(where, name, lambda: _encode(files, part, by, self.field))
+        tokens = _token_file.tokens(where, name, lambda: _encode(files, span, by, self.field))
         data = Windows(tokens, self.length, files, by)
         if not len(data):
             what = f"{len(tokens)} tokens in {len(files)} files, and a sample needs {self.length + 1}"
@@ -95,15 +95,15 @@ class TextConfig:
             )
         return data
 
-    def whole_text(self, path: Path) -> Iterator[tuple[Array, Array]]:
+    def all_windows(self, path: Path) -> Iterator[tuple[Array, Array]]:
         """All windows of each document of a file, also the incomplete one at the end: input and target int64 [up to
         `length`]."""
         by = tokenizer(self.tokenizer)
         try:
-            found = _texts.documents(path, self.field)
+            documents = _texts.documents(path, self.field)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from None
-        for text in found:
+        for text in documents:
             tokens = by.encode(text).astype(np.int64)
             if len(tokens) < 2:
                 raise DataError(f"{path} has {len(tokens)} tokens: there is nothing to predict in it")
@@ -117,24 +117,24 @@ class TextConfig:
         if self.limit:
             files = _texts.first_bytes(files, self.limit.count)
         if len(files) == 1:
-            part = (0.0, 1 - self.held_out) if split == "train" else (1 - self.held_out, 1.0)
-            return (files[0][1],), part
-        test_names = _texts.held_out(files, self.held_out)
+            span = (0.0, 1 - self.held_out) if split == "train" else (1 - self.held_out, 1.0)
+            return (files[0][1],), span
+        test_names = _texts.choose_test_files(files, self.held_out)
         return tuple(file for name, file in files if (name in test_names) == (split == "test")), (0.0, 1.0)
 
 
-def _encode(files: tuple[Path, ...], part: tuple[float, float], by: Tokenizer, field: str) -> Array:
-    """The tokens of all documents in the files' order, each followed by the token that ends a text. `part`: of a
+def _encode(files: tuple[Path, ...], span: tuple[float, float], by: Tokenizer, field: str) -> Array:
+    """The tokens of all documents in the files' order, each followed by the token that ends a text. `span`: of a
     single file, the share of its documents, or of its bytes if it is one document."""
     end = np.zeros(0, np.int64) if by.end is None else np.array([by.end])
     pieces = [np.zeros(0, np.int64)]
     for file in files:
-        found: list[bytes] = _texts.documents(file, field)
+        documents: list[bytes] = _texts.documents(file, field)
         if _texts.holds_lines(file):
-            start, stop = (round(share * len(found)) for share in part)
-            found = found[start:stop]
+            start, stop = (round(share * len(documents)) for share in span)
+            documents = documents[start:stop]
         else:
-            start, stop = (round(share * len(found[0])) for share in part)
-            found = [found[0][start:stop]]
-        pieces += [piece for text in found for piece in (by.encode(text), end)]
+            start, stop = (round(share * len(documents[0])) for share in span)
+            documents = [documents[0][start:stop]]
+        pieces += [piece for text in documents for piece in (by.encode(text), end)]
     return np.concatenate(pieces).astype(kind(by.vocab))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from paddle_dp.datasets._archive import unpacked
-from paddle_dp.datasets._arrays import Array, one_of
+from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.datasets._images import Images
-from paddle_dp.datasets._paths import MissingDataError, given
+from paddle_dp.datasets._paths import MissingDataError, existing_path
 from paddle_dp.datasets._pickled import LARGEST, read_pickled
 from paddle_dp.datasets._pictures import AugmentedPictures, Pictures
 from paddle_dp.errors import DataError
@@ -21,7 +21,9 @@ from paddle_dp.units import Count, Probability
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_WHAT = "the folder or .tar.gz of CIFAR's python version, from https://www.cs.toronto.edu/~kriz/cifar.html"
+_DESCRIPTION = (
+    "the folder or .tar.gz of CIFAR's python version, from https://www.cs.toronto.edu/~kriz/cifar.html"
+)
 _FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
 _CIFAR10 = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 _CIFAR100 = {"train": ("train",), "test": ("test",)}
@@ -61,9 +63,9 @@ class Config:
 
     def build(self, split: str) -> Pictures | AugmentedPictures:
         """Inputs float32 [3, 32, 32], targets int64."""
-        files = _files(given(self.path, _WHAT))
+        files = _files(existing_path(self.path, _DESCRIPTION))
         is_cifar100 = "meta" in files
-        names = (_CIFAR100 if is_cifar100 else _CIFAR10)[one_of(split)]
+        names = (_CIFAR100 if is_cifar100 else _CIFAR10)[checked_split(split)]
         label = f"{self.labels}_label" if is_cifar100 else "label"
         if not is_cifar100 and self.labels == "coarse":
             raise DataError(f"{self.path} is CIFAR-10, which has no coarse labels")
@@ -91,7 +93,7 @@ def _files(path: Path) -> dict[str, bytes | Path]:
     for folder in (path, *(path / name for name in _FOLDERS)):
         if (folder / "meta").is_file() or (folder / "batches.meta").is_file():
             return {file.name: file for file in folder.iterdir()}
-    raise MissingDataError(f"dataset.path: {path} has no batches.meta and no meta in it; give {_WHAT}")
+    raise MissingDataError(f"dataset.path: {path} has no batches.meta and no meta in it; give {_DESCRIPTION}")
 
 
 def _read(files: dict[str, bytes | Path], names: Iterable[str], *keys: str) -> Iterable[dict[str, Any]]:

@@ -23,15 +23,15 @@ class Pairs:
         return len(self.pairs)
 
     def __getitem__(self, index: int) -> tuple[tuple[Array, Array], np.int64]:
-        one, other = self.pairs[index]
-        return (self.samples.inputs[one], self.samples.inputs[other]), np.int64(self._same(one, other))
+        first, other = self.pairs[index]
+        return (self.samples.inputs[first], self.samples.inputs[other]), np.int64(self._same(first, other))
 
     def take(self, indices: Array) -> tuple[tuple[Array, Array], Array]:
-        one, other = self.pairs[indices].T
-        return (self.samples.inputs[one], self.samples.inputs[other]), self._same(one, other)
+        first, other = self.pairs[indices].T
+        return (self.samples.inputs[first], self.samples.inputs[other]), self._same(first, other)
 
-    def _same(self, one: Any, other: Any) -> Any:
-        return (self.samples.targets[one] == self.samples.targets[other]).astype("int64")
+    def _same(self, first: Any, other: Any) -> Any:
+        return (self.samples.targets[first] == self.samples.targets[other]).astype("int64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class Config:
         samples = digits.Config(held_out=self.held_out, seed=self.seed).build(split)
         draw = np.random.Generator(np.random.Philox(key=[self.seed % 2**64, int(split == "test")]))
         count = self.pairs if split == "train" else max(self.pairs // 5, 1)
-        of_class = [np.flatnonzero(samples.targets == number) for number in range(10)]
+        indices_of_class = [np.flatnonzero(samples.targets == number) for number in range(10)]
         pairs = []
         for number in range(count):
-            one = int(draw.integers(len(samples)))
-            mine = int(samples.targets[one])
+            first = int(draw.integers(len(samples)))
+            mine = int(samples.targets[first])
             other = mine if number % 2 else (mine + int(draw.integers(1, 10))) % 10
-            pairs.append((one, int(draw.choice(of_class[other]))))
+            pairs.append((first, int(draw.choice(indices_of_class[other]))))
         return Pairs(samples, np.array(pairs))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paddle_dp.datasets._arrays import Arrays, one_of, stratified
+from paddle_dp.datasets._arrays import Arrays, checked_split, stratified
 from paddle_dp.errors import InstallError
 from paddle_dp.units import Fraction, Positive
 
@@ -48,7 +48,7 @@ class Config:
         proportion."""
         pixels, digits = _table()
         test = stratified(digits, self.held_out, self.seed)
-        chosen = test if one_of(split) == "test" else ~test
+        chosen = test if checked_split(split) == "test" else ~test
         inputs = self._images(pixels[chosen]) if self.as_image else pixels[chosen]
         return Arrays(inputs, digits[chosen], classes=tuple("0123456789"))
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paddle_dp.datasets._arrays import Array, one_of
+from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.datasets._images import Images, Views
-from paddle_dp.datasets._matlab import whole_numbers
-from paddle_dp.datasets._paths import given, inside
+from paddle_dp.datasets._matlab import read_integers
+from paddle_dp.datasets._paths import existing_path, inside
 from paddle_dp.errors import DataError
 
 _PAGE = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"
@@ -27,10 +27,10 @@ class Config(Views):
 
     def build(self, split: str) -> Images:
         """Targets int64 0..101: the file's labels minus one."""
-        root = given(self.path, f"a folder with jpg/, imagelabels.mat and setid.mat, from {_PAGE}")
+        root = existing_path(self.path, f"a folder with jpg/, imagelabels.mat and setid.mat, from {_PAGE}")
         images = inside(root, ("jpg",), "the folder that 102flowers.tgz unpacks to")
         labels = _column(root, "imagelabels.mat", "labels") - 1
-        ids = _column(root, "setid.mat", _IDS[self.splits][one_of(split)])
+        ids = _column(root, "setid.mat", _IDS[self.splits][checked_split(split)])
         if len(ids) == 0 or ids.min() < 1 or ids.max() > len(labels):
             raise DataError(f"{root}: setid.mat has numbers of images that imagelabels.mat does not label")
         files = [images / f"image_{number:05d}.jpg" for number in ids.tolist()]
@@ -38,6 +38,6 @@ class Config(Views):
         return self.images(split, files, labels[ids - 1], classes)
 
 
-def _column(root: Path, name: str, word: str) -> Array:
+def _column(root: Path, name: str, key: str) -> Array:
     """One list of numbers of a .mat file, int64 [n]."""
-    return whole_numbers(inside(root, (name,), f"from {_PAGE}"), word)
+    return read_integers(inside(root, (name,), f"from {_PAGE}"), key)

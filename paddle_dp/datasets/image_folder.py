@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paddle_dp.datasets._arrays import one_of
+from paddle_dp.datasets._arrays import checked_split
 from paddle_dp.datasets._images import Images, Views
-from paddle_dp.datasets._paths import given, inside
+from paddle_dp.datasets._paths import existing_path, inside
 from paddle_dp.errors import DataError
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -24,9 +24,11 @@ class Config(Views):
 
     def build(self, split: str) -> Images:
         """Classes are numbered in the order of their folders' names; both splits must have the same classes."""
-        root = given(self.path, "a folder with train/<class>/ and val/<class>/ inside")
+        root = existing_path(self.path, "a folder with train/<class>/ and val/<class>/ inside")
         train = inside(root, ("train",), "the images to train on")
-        folder = train if one_of(split) == "train" else inside(root, _TEST, "the images to evaluate on")
+        folder = (
+            train if checked_split(split) == "train" else inside(root, _TEST, "the images to evaluate on")
+        )
         classes = _classes(train)
         if folder != train and (differ := set(classes) ^ set(_classes(folder))):
             some = ", ".join(sorted(differ)[:8])

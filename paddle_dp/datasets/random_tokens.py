@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddle_dp.datasets._arrays import Array, one_of
+from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.datasets._generated import Generated
 from paddle_dp.units import Positive
 
@@ -30,7 +30,7 @@ class Config:
 
     def build(self, split: str) -> Generated:
         """Inputs int64 [length] in 0..vocab-1, targets int64 [length]: the same text shifted by one token."""
-        samples = self.samples if one_of(split) == "train" else self.test_samples
+        samples = self.samples if checked_split(split) == "train" else self.test_samples
         return Generated(self._draw, samples, self.seed, split)
 
     def _draw(self, generator: np.random.Generator) -> tuple[Array, Array]:

@@ -19,4 +19,4 @@ class Config(TextConfig):
     def read_file(self, path: Path) -> Iterator[tuple[Array, Array]]:
         """The file's windows, as a held-out text's; the last one may be shorter. Raises DataError for a file without a
         token to predict, or one that is no text."""
-        return self.whole_text(path)
+        return self.all_windows(path)

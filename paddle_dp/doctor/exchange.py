@@ -21,7 +21,7 @@ from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import proof, users_secret
-from paddle_dp.recipe.schema import Watch
+from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
 
 RANK = Path(__file__).with_name("rank.py")
@@ -49,7 +49,7 @@ def _start(plan: Plan, folder: Path) -> Failure | int:
     meeting = meet(str(job.master), job.node_rank == 0) if is_multi_node else None
     if meeting is not None:
         meeting = replace(meeting, key=proof(users_secret(os.environ), meeting.master.encode()))
-    watch = Watch(start=Duration(TOGETHER if is_multi_node else ALONE))
+    watch = WatchSettings(start=Duration(TOGETHER if is_multi_node else ALONE))
     limits = Limits(watch=watch, sample=0.0, nodes=plan.nodes)
     plan = replace(plan, node=job.node_rank or 0, meeting=meeting, limits=limits)
     device = "auto" if plan.devices else "cpu"

@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.checkpoint import Checkpoint
-from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import class_names, read_samples
 from paddle_dp.errors import ExportError, NotFiniteError
 from paddle_dp.export import onnx, program
@@ -102,7 +102,7 @@ def _trained(recipe: Recipe, which: str, ema: bool) -> tuple[paddle.nn.Layer, Ch
 
 def _samples(data: Any, model: paddle.nn.Layer) -> program.Inputs:
     """The first held-out inputs, in the dtype that the model reads: float64 only for a model with float64 weights."""
-    with globals_kept():
+    with restoring_globals():
         inputs, _ = read_samples(data, np.arange(min(SAMPLES, len(data))), 0, 0)
     wide = any(parameter.dtype == paddle.float64 for parameter in model.parameters())
     return mapped(

@@ -14,7 +14,7 @@ import numpy as np
 from paddle_dp.checkpoint import TensorShard, find, is_adapter, load, tensor_shard
 from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, names_of
 from paddle_dp.checkpoint.shards import DTYPES
-from paddle_dp.checkpoint.source import SafetensorsFile, Source, WeightsOf
+from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf, WeightSource
 from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
 from paddle_dp.checkpoint.translated import Origin, Translated, origins_of
 from paddle_dp.errors import CheckpointError, ExportError
@@ -23,8 +23,8 @@ from paddle_dp.mesh import join
 from paddle_dp.parallel.lora import merge_low_rank
 from paddle_dp.part import lazily
 from paddle_dp.recipe import Recipe
-from paddle_dp.recipe.published import FILE as CONFIG
-from paddle_dp.recipe.published import written
+from paddle_dp.recipe.hf_config import FILE as CONFIG
+from paddle_dp.recipe.hf_config import written
 from paddle_dp.train.build import plain_learner
 from paddle_dp.train.state import load_model
 
@@ -45,7 +45,7 @@ def export(recipe: Recipe, options: dict[str, Any]) -> None:
         load_model(load(checkpoint), learner, ema=ema)
         merge_low_rank(learner.model)
         shards = {name: tensor_shard(name, tensor) for name, tensor in learner.model.state_dict().items()}
-        weights: Source = Shards(checkpoint, shards)
+        weights: WeightSource = Shards(checkpoint, shards)
     else:
         saved = load(checkpoint)
         if bad := saved.first_nan():
@@ -80,7 +80,7 @@ class Shards:
         return array[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))].copy()
 
 
-def write(recipe: Recipe, weights: Source, folder: Path) -> str:
+def write(recipe: Recipe, weights: WeightSource, folder: Path) -> str:
     """Writes a model's weights into `folder`, whole or not at all; returns a summary.
 
     A model without a table of Hugging Face's names has PyTorch's, as torchvision's ResNet, and no config.json. Raises
@@ -118,7 +118,7 @@ def write(recipe: Recipe, weights: Source, folder: Path) -> str:
     return f"{recipe.model.name} of {weights.folder}: {len(forms)} tensors, {kind}"
 
 
-def _forms(weights: Source, origins: dict[str, Origin]) -> tuple[Forms, dict[str, str]]:
+def _forms(weights: WeightSource, origins: dict[str, Origin]) -> tuple[Forms, dict[str, str]]:
     """Dtype and shape of the other side's tensors by their names, a tied weight once; and which of ours each is in.
 
     Nothing is read: the shapes are those of arrays of one zero.
@@ -133,7 +133,7 @@ def _forms(weights: Source, origins: dict[str, Origin]) -> tuple[Forms, dict[str
     return forms, ours
 
 
-def _compare(file: Path, weights: Source, origins: dict[str, Origin]) -> None:
+def _compare(file: Path, weights: WeightSource, origins: dict[str, Origin]) -> None:
     """Raises ExportError unless the file, read as weights to begin with, gives the checkpoint's bits."""
     back = Translated(SafetensorsFile(file), origins)
     for name in origins:

@@ -66,20 +66,20 @@ def reduce(process_group: Any, tensor: paddle.Tensor, rank: int, op: Any = None,
 
 
 def reduce_scatter(
-    process_group: Any, out: paddle.Tensor, given: Any, op: Any = None, *_: Any
+    process_group: Any, out: paddle.Tensor, source: Any, op: Any = None, *_: Any
 ) -> CompletedTask:
-    """Reduces, and leaves each rank its share; `given` is one tensor, or a list with one for each rank.
+    """Reduces, and leaves each rank its share; `argument` is one tensor, or a list with one for each rank.
 
     Each share goes straight to its rank, which adds them in the order of the ranks: half the bytes of an all-reduce.
     """
-    ranks, own = process_group.size(), process_group.rank()
-    shares = list(given) if isinstance(given, list | tuple) else paddle.split(given.detach(), ranks)
+    ranks, local_rank = process_group.size(), process_group.rank()
+    shares = list(source) if isinstance(source, list | tuple) else paddle.split(source.detach(), ranks)
     for rank, share in enumerate(shares):
-        if rank != own:
+        if rank != local_rank:
             p2p.send(process_group, share, rank)
-    mine = shares[own].detach()
+    mine = shares[local_rank].detach()
     everyone = [
-        mine if rank == own else p2p.received(process_group, paddle.empty_like(mine), rank)
+        mine if rank == local_rank else p2p.received(process_group, paddle.empty_like(mine), rank)
         for rank in range(ranks)
     ]
     return fill(out, _combined(everyone, op))
@@ -101,13 +101,13 @@ def _combined(tensors: Tensors, op: Any) -> paddle.Tensor:
 
 def all_to_all(process_group: Any, outs: Tensors, ins: Tensors, *_: Any) -> CompletedTask:
     """Sends the j-th input to rank j and receives the j-th output from it."""
-    own = process_group.rank()
+    local_rank = process_group.rank()
     for rank, tensor in enumerate(ins):
-        if rank != own:
+        if rank != local_rank:
             p2p.send(process_group, tensor, rank)
-    fill(outs[own], ins[own])
+    fill(outs[local_rank], ins[local_rank])
     for rank, tensor in enumerate(outs):
-        if rank != own:
+        if rank != local_rank:
             p2p.received(process_group, tensor, rank)
     return CompletedTask()
 
@@ -115,7 +115,7 @@ def all_to_all(process_group: Any, outs: Tensors, ins: Tensors, *_: Any) -> Comp
 def all_to_all_single(
     process_group: Any,
     out: paddle.Tensor,
-    given: paddle.Tensor,
+    source: paddle.Tensor,
     out_sizes: Sequence[int] | None = None,
     in_sizes: Sequence[int] | None = None,
     *_: Any,
@@ -126,27 +126,27 @@ def all_to_all_single(
         return list(paddle.split(tensor, [int(size) for size in sizes] if sizes else process_group.size()))
 
     parts = [paddle.empty_like(part) for part in split(out, out_sizes)]
-    all_to_all(process_group, parts, split(given, in_sizes))
+    all_to_all(process_group, parts, split(source, in_sizes))
     return fill(out, paddle.concat(parts))
 
 
-def all_gather_part(
-    process_group: Any, out: paddle.Tensor, given: paddle.Tensor, parts: int, index: int, *_: Any
+def all_gather_partial(
+    process_group: Any, out: paddle.Tensor, source: paddle.Tensor, chunk_count: int, index: int, *_: Any
 ) -> CompletedTask:
     """Puts every rank's own part of a partially received tensor together."""
-    return fill(out, paddle.concat(gathered(process_group, p2p.part(given, parts, index))))
+    return fill(out, paddle.concat(gathered(process_group, p2p.chunk_of(source, chunk_count, index))))
 
 
 def barrier(process_group: Any, *_: Any) -> CompletedTask:
     """Returns when every rank has called it, within `Patience.seconds`: gloo's own gives up after a fixed 30 s."""
-    token, others = paddle.zeros([1]), range(1, process_group.size())
+    token, peers = paddle.zeros([1]), range(1, process_group.size())
     if process_group.rank():
         p2p.send(process_group, token, 0)
         p2p.receive(process_group, token, 0)
         return CompletedTask()
-    for rank in others:
+    for rank in peers:
         p2p.receive(process_group, token, rank)
-    for rank in others:
+    for rank in peers:
         p2p.send(process_group, token, rank)
     return CompletedTask()
 
@@ -163,20 +163,20 @@ def _for_strided(name: str, *flags: bool) -> Callable[..., Any]:
     def on_copies(process_group: Any, *args: Any) -> Any:
         copies: list[tuple[paddle.Tensor, paddle.Tensor]] = []
 
-        def contiguous(given: Any) -> Any:
-            if isinstance(given, list | tuple):
-                return [contiguous(one) for one in given]
-            if not isinstance(given, paddle.Tensor):
-                return given
-            check_dtype(given)
-            if given.is_contiguous():
-                return given
-            copies.append((given, given.detach().contiguous()))
+        def contiguous(argument: Any) -> Any:
+            if isinstance(argument, list | tuple):
+                return [contiguous(item) for item in argument]
+            if not isinstance(argument, paddle.Tensor):
+                return argument
+            check_dtype(argument)
+            if argument.is_contiguous():
+                return argument
+            copies.append((argument, argument.detach().contiguous()))
             return copies[-1][1]
 
         task = collective(process_group, *map(contiguous, args), *flags)
-        for given, copy in copies:  # the outputs are among them
-            fill(given, copy)
+        for argument, copy in copies:  # the outputs are among them
+            fill(argument, copy)
         return task
 
     return on_copies
@@ -194,7 +194,7 @@ def patches() -> Iterator[Patch]:
         ("all_to_all", all_to_all, absent),
         ("all_to_all_tensor", all_to_all_single, absent),
         ("all_to_all_single", all_to_all_single, absent),
-        ("all_gather_partial", all_gather_part, absent),
+        ("all_gather_partial", all_gather_partial, absent),
     ):
         value = observed(replacement)
         yield Patch(owner=gloo, name=name, value=value, symptom=symptom)

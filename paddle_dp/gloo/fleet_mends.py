@@ -42,7 +42,7 @@ def count_tied_weights_once(pipeline: Any) -> int:
 
 
 def mark_sequence_parallel(
-    model: paddle.nn.Layer, whole: Callable[[str, Any], bool], micro_batches: int = 1, fuse: bool = False
+    model: paddle.nn.Layer, selects: Callable[[str, Any], bool], micro_batches: int = 1, fuse: bool = False
 ) -> list[str]:
     """Makes gradients of parameters that are applied to sequence shards be summed over the tensor axis.
 
@@ -51,7 +51,7 @@ def mark_sequence_parallel(
     """
     marked = []
     for name, parameter in model.named_parameters():
-        if not parameter.is_distributed and whole(name, parameter):
+        if not parameter.is_distributed and selects(name, parameter):
             sequence_parallel_utils.mark_as_sequence_parallel_parameter(parameter)
             marked.append(name)
     sequence_parallel_utils.register_sequence_parallel_allreduce_hooks(model, micro_batches, fuse)

@@ -36,12 +36,12 @@ def _broadcast(tensor: paddle.Tensor, group: Any, source: int) -> None:
     shape = paddle.to_tensor(tensor.shape, dtype="int64")
     if tensor.ndim:
         dist.broadcast(shape, source, group)
-    whole = tensor if group.rank == 0 else paddle.zeros(shape.tolist(), tensor.dtype)
-    dist.broadcast(whole, source, group)
-    if whole is not tensor:
+    full = tensor if group.rank == 0 else paddle.zeros(shape.tolist(), tensor.dtype)
+    dist.broadcast(full, source, group)
+    if full is not tensor:
         tensor._clear_data()
-        whole._share_buffer_to(tensor)
-        tensor.get_tensor()._set_dims(whole.shape)  # fleet's own does not, and reads past a shorter buffer
+        full._share_buffer_to(tensor)
+        tensor.get_tensor()._set_dims(full.shape)  # fleet's own does not, and reads past a shorter buffer
 
 
 def recompute_hybrid(context: dict[str, Any], function: Any, *args: Any, **keywords: Any) -> Any:

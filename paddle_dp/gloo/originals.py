@@ -86,10 +86,10 @@ def _count(name: str, ranks: int, args: Sequence[Any]) -> None:
     (traffic.all_reduced if name == "all_reduce" else traffic.reduced)(whole, ranks)
 
 
-def _bytes(given: Any) -> int:
-    if isinstance(given, list | tuple):
-        return sum(map(_bytes, given))
-    return int(given.size) * int(given.element_size()) if isinstance(given, paddle.Tensor) else 0
+def _bytes(value: Any) -> int:
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes, value))
+    return int(value.size) * int(value.element_size()) if isinstance(value, paddle.Tensor) else 0
 
 
 def observed(exchange: Callable[..., Any]) -> Callable[..., Any]:

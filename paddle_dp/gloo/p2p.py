@@ -64,14 +64,14 @@ class ReceiveTask(CompletedTask):
 class PartialReceiveTask(ReceiveTask):
     """A receive of one of n parts; the whole tensor holds it n times until `all_gather_partial` adds the others."""
 
-    def __init__(self, group: Any, rank: int, whole: paddle.Tensor, parts: int):
-        super().__init__(group, rank, paddle.empty([whole.size // parts], whole.dtype))
-        self.whole, self.parts = whole, parts
+    def __init__(self, group: Any, rank: int, full: paddle.Tensor, chunk_count: int):
+        super().__init__(group, rank, paddle.empty([full.size // chunk_count], full.dtype))
+        self.full, self.chunk_count = full, chunk_count
 
     def fill(self) -> None:
         super().fill()
         with paddle.no_grad():
-            self.whole.copy_(paddle.concat([self.tensor] * self.parts).reshape(self.whole.shape), True)
+            self.full.copy_(paddle.concat([self.tensor] * self.chunk_count).reshape(self.full.shape), True)
 
 
 def send(process_group: Any, tensor: paddle.Tensor, rank: int, *_: Any) -> CompletedTask:
@@ -95,29 +95,29 @@ def received(process_group: Any, tensor: paddle.Tensor, rank: int) -> paddle.Ten
     return tensor
 
 
-def send_part(
-    process_group: Any, tensor: paddle.Tensor, rank: int, parts: int, index: int, *_: Any
+def send_partial(
+    process_group: Any, tensor: paddle.Tensor, rank: int, chunk_count: int, index: int, *_: Any
 ) -> CompletedTask:
-    """Sends the `index`-th of `parts` equal parts of the flat tensor."""
-    return send(process_group, part(tensor, parts, index), rank)
+    """Sends the `index`-th of `chunk_count` equal parts of the flat tensor."""
+    return send(process_group, chunk_of(tensor, chunk_count, index), rank)
 
 
-def receive_part(
+def receive_partial(
     process_group: Any,
     tensor: paddle.Tensor,
     rank: int,
-    parts: int,
+    chunk_count: int,
     index: int,
     sync_op: bool = True,
     *_: Any,
 ) -> ReceiveTask:
-    """Receives what `send_part` sent; where it belongs in the tensor (`index`), `all_gather_partial` decides."""
-    return _post(PartialReceiveTask(group_of(process_group), rank, tensor, parts), sync_op)
+    """Receives what `send_partial` sent; where it belongs in the tensor (`index`), `all_gather_partial` decides."""
+    return _post(PartialReceiveTask(group_of(process_group), rank, tensor, chunk_count), sync_op)
 
 
-def part(tensor: paddle.Tensor, parts: int, index: int) -> paddle.Tensor:
-    """The `index`-th of `parts` equal parts of the flat tensor."""
-    size = tensor.size // parts
+def chunk_of(tensor: paddle.Tensor, chunk_count: int, index: int) -> paddle.Tensor:
+    """The `index`-th of `chunk_count` equal parts of the flat tensor."""
+    size = tensor.size // chunk_count
     return tensor.detach().reshape([-1])[index * size : (index + 1) * size]
 
 
@@ -156,19 +156,17 @@ def patches() -> Iterator[Patch]:
     for name, replacement in (
         ("send", send),
         ("recv", receive),
-        ("send_partial", send_part),
-        ("recv_partial", receive_part),
+        ("send_partial", send_partial),
+        ("recv_partial", receive_partial),
     ):
         yield Patch(owner=gloo, name=name, value=replacement, symptom=deadlock)
         absent = "gloo has none: «does not support with sync_op flag»"
         yield Patch(
             owner=gloo, name=f"{name}_on_calc_stream", value=replacement, symptom=absent, missing="add"
         )
-    one_by_one = (
-        "gloo has no coalescing: the receives of a block wait one by one, and both sides wait for ever"
-    )
-    yield Patch(owner=gloo, name="_start_coalescing", value=start_block, symptom=one_by_one, missing="add")
-    yield Patch(owner=gloo, name="_end_coalescing", value=end_block, symptom=one_by_one, missing="add")
+    symptom = "gloo has no coalescing: the receives of a block wait one by one, and both sides wait for ever"
+    yield Patch(owner=gloo, name="_start_coalescing", value=start_block, symptom=symptom, missing="add")
+    yield Patch(owner=gloo, name="_end_coalescing", value=end_block, symptom=symptom, missing="add")
     for module in ("communication.batch_isend_irecv", "fleet.meta_parallel.pp_utils.p2p_communication"):
         yield Patch(
             owner=f"paddle.distributed.{module}", name="_with_batch_p2p_guard", value=block,

@@ -55,13 +55,13 @@ def _owner(patch: Patch) -> Any | None:
 
 def look_up(dotted: str) -> Any | None:
     """The module, class or function called `dotted`, or None."""
-    words = dotted.split(".")
-    for count in range(len(words), 0, -1):
+    names = dotted.split(".")
+    for count in range(len(names), 0, -1):
         try:
-            value: Any = importlib.import_module(".".join(words[:count]))
+            value: Any = importlib.import_module(".".join(names[:count]))
         except ModuleNotFoundError:
             continue
-        for word in words[count:]:
+        for word in names[count:]:
             value = getattr(value, word, None)
         return value
     return None

@@ -15,7 +15,7 @@ from paddle_dp.gloo import originals
 from paddle_dp.mesh.degrees import AXES, Degrees
 from paddle_dp.mesh.transport import observers
 
-SEVERAL = "several axes"  # the gradient norm, comparisons of weights
+MULTIPLE_AXES = "several axes"  # the gradient norm, comparisons of weights
 
 
 class Stopwatch:
@@ -55,13 +55,13 @@ def axis_of(degrees: Degrees, ranks: list[int]) -> str:
     """The axis on which these ranks differ; SEVERAL for more than one, "" for a single rank."""
     coords = [degrees.coords(rank) for rank in ranks]
     differing = [axis for axis in AXES if len({each[axis] for each in coords}) > 1]
-    return SEVERAL if len(differing) > 1 else "".join(differing)
+    return MULTIPLE_AXES if len(differing) > 1 else "".join(differing)
 
 
 def axes_timed(degrees: Degrees) -> list[str]:
     """The keys that `Stopwatch.read` can have: each axis that is split, and SEVERAL if more than one is."""
     split = [axis for axis in AXES if degrees[axis] > 1]
-    return [*split, SEVERAL] if len(split) > 1 else split
+    return [*split, MULTIPLE_AXES] if len(split) > 1 else split
 
 
 def start(degrees: Degrees) -> Stopwatch | None:

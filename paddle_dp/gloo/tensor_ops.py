@@ -29,18 +29,20 @@ def cross_entropy(
     are exact; Paddle's own are cut off there.
     """
     label = label.unsqueeze(-1) if label.ndim == logits.ndim - 1 else label
-    loss, softmax = CrossEntropy.apply(logits, label, process_group, ignore_index)
+    loss, softmax = VocabParallelCrossEntropy.apply(logits, label, process_group, ignore_index)
     return loss, softmax
 
 
-def _place(label: paddle.Tensor, process_group: Any, classes: int) -> tuple[paddle.Tensor, paddle.Tensor]:
+def _local_column(
+    label: paddle.Tensor, process_group: Any, classes: int
+) -> tuple[paddle.Tensor, paddle.Tensor]:
     """The label's column on this rank [..., 1], and whether this rank holds it; if not, the column is arbitrary."""
     local = label.astype("int64") - process_group.rank() * classes
     here = (local >= 0).logical_and(local < classes)
     return local.clip(0, classes - 1), here
 
 
-class CrossEntropy(PyLayer):
+class VocabParallelCrossEntropy(PyLayer):
     """At most three tensors as large as the logits are alive at once: with many classes they dominate the memory."""
 
     @staticmethod
@@ -50,7 +52,7 @@ class CrossEntropy(PyLayer):
         wide = "float64" if logits.dtype == paddle.float64 else "float32"
         z, classes = logits.astype(wide), logits.shape[-1]
         z = z - reduced(process_group, z.max(-1, keepdim=True), core.ReduceOp.MAX)
-        column, is_here = _place(label, process_group, classes)
+        column, is_here = _local_column(label, process_group, classes)
         here = is_here.astype(wide)
         score = reduced(process_group, z.take_along_axis(column, -1, broadcast=False) * here)
         softmax = z.exp_()
@@ -64,14 +66,14 @@ class CrossEntropy(PyLayer):
         return loss.astype(logits.dtype), softmax.astype(logits.dtype)
 
     @staticmethod
-    def backward(ctx: Any, of_loss: paddle.Tensor, *_: Any) -> paddle.Tensor:
-        each = ctx.counts * of_loss.astype(ctx.softmax.dtype)
+    def backward(ctx: Any, loss_gradient: paddle.Tensor, *_: Any) -> paddle.Tensor:
+        each = ctx.counts * loss_gradient.astype(ctx.softmax.dtype)
         gradient = ctx.softmax * each
         gradient.put_along_axis_(ctx.column, -each * ctx.here, -1, reduce="add", broadcast=False)
         return gradient.astype(ctx.dtype)
 
 
-class CopyToTensorParallel(PyLayer):
+class CopyToGroup(PyLayer):
     """Megatron's f. Forward the tensor itself, backward the sum of the gradients."""
 
     @staticmethod
@@ -106,7 +108,7 @@ class GatherColumns(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        return own_columns(gradient, ctx.process_group)
+        return local_columns(gradient, ctx.process_group)
 
 
 class SplitColumns(PyLayer):
@@ -118,7 +120,7 @@ class SplitColumns(PyLayer):
     @staticmethod
     def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
         ctx.process_group = process_group
-        return own_columns(tensor, process_group)
+        return local_columns(tensor, process_group)
 
     @staticmethod
     def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
@@ -130,7 +132,7 @@ def all_columns(tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
     return paddle.concat(gathered(process_group, tensor), axis=-1)
 
 
-def own_columns(tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
+def local_columns(tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
     """This rank's equal share of the last dim, in memory of its own."""
     return paddle.split(tensor, process_group.size(), axis=-1)[process_group.rank()].clone()
 
@@ -141,7 +143,7 @@ def _is_member(group: Any) -> bool:
 
 def c_identity(tensor: paddle.Tensor, group: Any = None, *_: Any, **__: Any) -> Any:
     """Megatron's f. None on a rank outside the group, as in fleet."""
-    return CopyToTensorParallel.apply(tensor, process_group_of(group)) if _is_member(group) else None
+    return CopyToGroup.apply(tensor, process_group_of(group)) if _is_member(group) else None
 
 
 def mp_allreduce(tensor: paddle.Tensor, op: Any = None, group: Any = None, *_: Any, **__: Any) -> Any:

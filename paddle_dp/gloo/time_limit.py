@@ -102,11 +102,11 @@ class _Gloo:
         address, objects, ranks = self._registered(key), [], set()
         for step in CHAIN:
             objects.append(address)
-            vtable, rank_and_ranks = self._words(address, 0, 2, step.name)
+            vtable, rank_and_ranks = self._read_integers(address, 0, 2, step.name)
             if vtable != self._vtable(step):
                 raise _UnknownLayoutError(f"no {step.name} where 3.3.1 has one")
             ranks.add(rank_and_ranks)
-            (address,) = self._words(address, step.offset, 1, step.name)
+            (address,) = self._read_integers(address, step.offset, 1, step.name)
         context, transport, copy = objects[1], objects[2], address
         if len(ranks) != 1:
             raise _UnknownLayoutError("its objects are of different groups")
@@ -134,11 +134,11 @@ class _Gloo:
     def _address(self, symbol: str) -> int:
         return ctypes.addressof(ctypes.c_char.in_dll(self.library, symbol))
 
-    def _vtable(self, of: _Class) -> int:
+    def _vtable(self, kind: _Class) -> int:
         """The first word of an object of this class: the vtable's methods, which follow its offset and type."""
-        return self._address(of.vtable) + 16
+        return self._address(kind.vtable) + 16
 
-    def _words(self, address: int, offset: int, count: int, name: str) -> tuple[int, ...]:
+    def _read_integers(self, address: int, offset: int, count: int, name: str) -> tuple[int, ...]:
         """`count` words of an object. Raises _UnknownLayoutError where that memory cannot be read."""
         words = self._read(address + offset, 8 * count)
         if words is None or len(words) < 8 * count:

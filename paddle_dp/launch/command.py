@@ -13,7 +13,7 @@ from paddle_dp.launch.devices import spoken
 from paddle_dp.launch.machine import Machine
 
 if TYPE_CHECKING:
-    from paddle_dp.recipe.schema import Watch
+    from paddle_dp.recipe.schema import WatchSettings
 
 MODULE = "paddle.distributed.launch"  # Paddle's launcher
 WORKER = Path(__file__).with_name("worker.py")
@@ -107,7 +107,7 @@ class Limits:
     """For how long nothing may happen on any rank: the recipe's `watch`, and what its loader allows one sample.
     `nodes`: where there are several, a rank may wait for one whose heartbeat is on another node's board."""
 
-    watch: Watch
+    watch: WatchSettings
     sample: float
     nodes: int = 1
 

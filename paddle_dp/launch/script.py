@@ -21,11 +21,11 @@ SAMPLE = 120.0  # seconds that one sample may take, as a recipe's loader.timeout
 
 def run(job: Job, machine: Machine, inherited: Mapping[str, str]) -> int:
     """Runs the job's script on all its ranks; returns the exit status. Raises UsageError where it cannot be run."""
-    from paddle_dp.recipe.schema import Watch
+    from paddle_dp.recipe.schema import WatchSettings
 
     name = _name(job.script)
     plan = plan_of(job, machine)
-    plan = replace(plan, limits=Limits(watch=Watch(), sample=SAMPLE, nodes=plan.nodes))
+    plan = replace(plan, limits=Limits(watch=WatchSettings(), sample=SAMPLE, nodes=plan.nodes))
     check_memory(plan, available_memory())
     if plan.nodes == 1:
         check_loopback()

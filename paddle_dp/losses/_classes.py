@@ -27,7 +27,7 @@ class Classes(Protocol):
         """The sum of -log softmax(scores) at the class `numbers` [...], without those that are `ignored`."""
         ...
 
-    def all_reduce(self, parts: paddle.Tensor) -> paddle.Tensor:
+    def all_reduce(self, partial_sums: paddle.Tensor) -> paddle.Tensor:
         """Sums over the classes on this rank, summed over the ranks."""
         ...
 
@@ -40,7 +40,7 @@ class Classes(Protocol):
         ...
 
 
-class Whole:
+class AllClasses:
     """All classes are on this rank."""
 
     refuses = True
@@ -56,8 +56,8 @@ class Whole:
         _, losses = kernel(scores, labels, False, True, True, ignored, -1)
         return losses.sum()
 
-    def all_reduce(self, parts: paddle.Tensor) -> paddle.Tensor:
-        return parts
+    def all_reduce(self, partial_sums: paddle.Tensor) -> paddle.Tensor:
+        return partial_sums
 
     def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
         return scores.argmax(-1)
@@ -66,7 +66,7 @@ class Whole:
         return scores.topk(k, axis=-1)[1]
 
 
-class Exact(Whole):
+class Exact(AllClasses):
     """All classes are on this rank, and losses are exact also above 64 and over a million classes.
 
     On CPUs (3.3.1) Paddle's losses are cut off at 64, and its sums, also logsumexp's, are sequential: over a million

@@ -25,7 +25,7 @@ class Samples(Protocol):
         ...
 
 
-class OwnSamples:
+class LocalSamples:
     """The samples of this rank, or of one process."""
 
     def gather(self, *rows: paddle.Tensor) -> tuple[list[paddle.Tensor], int]:
@@ -41,7 +41,7 @@ class ComparesSamples:
 
     def __init__(self, across: Across):
         self.compares = across
-        self.samples: Samples = OwnSamples()
+        self.samples: Samples = LocalSamples()
 
     def across(self, samples: Samples) -> Self:
         """The same loss, which compares with these samples."""
@@ -76,17 +76,17 @@ def class_numbers(targets: object, rows: int, loss: str) -> paddle.Tensor:
     return targets.reshape([-1]).astype("int64")
 
 
-def squared_distances(anchors: paddle.Tensor, others: paddle.Tensor) -> paddle.Tensor:
+def squared_distances(anchors: paddle.Tensor, candidates: paddle.Tensor) -> paddle.Tensor:
     """|a|² + |b|² - 2ab of anchors [n, d] and others [N, d]: [n, N]. Two that are equal may be below 0 by rounding."""
-    squares = anchors.square().sum(-1, keepdim=True), others.square().sum(-1)
-    return squares[0] + squares[1] - 2 * anchors.matmul(others, transpose_y=True)
+    squares = anchors.square().sum(-1, keepdim=True), candidates.square().sum(-1)
+    return squares[0] + squares[1] - 2 * anchors.matmul(candidates, transpose_y=True)
 
 
-def itself(anchors: int, others: int, first: int) -> paddle.Tensor:
+def itself(anchors: int, candidates: int, first: int) -> paddle.Tensor:
     """Which of the others an anchor is itself, bool [n, N]; `first` of them is the first anchor."""
     import paddle
 
-    return (paddle.arange(first, first + anchors).unsqueeze(-1) == paddle.arange(others)).astype("bool")
+    return (paddle.arange(first, first + anchors).unsqueeze(-1) == paddle.arange(candidates)).astype("bool")
 
 
 def margin_losses(squares: paddle.Tensor, same: paddle.Tensor, margin: float) -> paddle.Tensor:

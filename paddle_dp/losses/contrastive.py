@@ -48,12 +48,12 @@ class Contrastive(ComparesSamples):
     @full_precision
     def scores(self, outputs: Any, targets: Any) -> dict[str, paddle.Tensor]:
         """`recall1`: the anchors that count whose nearest sample is a positive."""
-        found: Any = 0.0
+        recall: Any = 0.0
         directions = self._compared(outputs, targets)
         for logits, positive in directions:
             best = positive.take_along_axis(logits.argmax(-1, keepdim=True), -1, broadcast=False)
-            found = found + best.sum() / len(directions)
-        return {"recall1": found}
+            recall = recall + best.sum() / len(directions)
+        return {"recall1": recall}
 
     def _compared(self, outputs: Any, targets: Any) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
         """For each direction: logits [n, N], and where they are of positives, as numbers."""
@@ -67,11 +67,11 @@ class Contrastive(ComparesSamples):
             return [(one.matmul(all_, transpose_y=True) / self.temperature, same) for one, all_ in pairs]
         anchors = embeddings(outputs, "contrastive", True)
         classes = class_numbers(targets, len(anchors), "contrastive")
-        (others, of_others), first = self.samples.gather(anchors, classes)
-        logits = anchors.matmul(others, transpose_y=True) / self.temperature
-        own = itself(len(anchors), len(others), first)
+        (candidates, candidate_classes), first = self.samples.gather(anchors, classes)
+        logits = anchors.matmul(candidates, transpose_y=True) / self.temperature
+        own = itself(len(anchors), len(candidates), first)
         logits = paddle.where(own, paddle.full_like(logits, _FAR), logits)
-        positive = (classes.unsqueeze(-1) == of_others).logical_and(own.logical_not())
+        positive = (classes.unsqueeze(-1) == candidate_classes).logical_and(own.logical_not())
         return [(logits, positive.astype(logits.dtype))]
 
 

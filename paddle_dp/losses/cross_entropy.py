@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Union
 
 from paddle_dp.errors import LossError
 from paddle_dp.losses._base import full_precision, one_tensor, widened
-from paddle_dp.losses._classes import NEVER, Classes, Whole, check_range, margin_over_mean
+from paddle_dp.losses._classes import NEVER, AllClasses, Classes, check_range, margin_over_mean
 from paddle_dp.units import Probability
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class CrossEntropy:
 
     def __init__(self, smoothing: float = 0.0, ignored: int = NEVER):
         self.smoothing, self.ignored = smoothing, ignored
-        self.classes: Classes = Whole()
+        self.classes: Classes = AllClasses()
 
     def parallel(self, classes: Classes) -> Self:
         """The same loss for outputs that hold only some of the classes; `classes` computes over all of them."""

@@ -63,11 +63,11 @@ class OptimizerConfig:
         from paddle.regularizer import L2Decay
 
         decay = L2Decay(float(self.weight_decay))
-        decay.of_recipe = True
+        decay.from_recipe = True
         ours = [
             (name, p)
             for name, p in named_parameters
-            if p.regularizer is None or hasattr(p.regularizer, "of_recipe")
+            if p.regularizer is None or hasattr(p.regularizer, "from_recipe")
         ]
         for _, parameter in ours:
             parameter.regularizer = None

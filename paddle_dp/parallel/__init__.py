@@ -6,7 +6,16 @@ Nothing here reads data, writes files or knows epochs. `strategies` choose a pla
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.passes import Dropout
 from paddle_dp.parallel.precision.amp import MixedPrecision
-from paddle_dp.parallel.strategy import Strategy, Task, place_whole, prepare
+from paddle_dp.parallel.strategy import Strategy, Task, full_model_learner, prepare
 from paddle_dp.recipe import Precision
 
-__all__ = ["Dropout", "Learner", "MixedPrecision", "Precision", "Strategy", "Task", "place_whole", "prepare"]
+__all__ = [
+    "Dropout",
+    "Learner",
+    "MixedPrecision",
+    "Precision",
+    "Strategy",
+    "Task",
+    "full_model_learner",
+    "prepare",
+]

@@ -11,9 +11,9 @@ import paddle
 from paddle_dp.batch import Batch
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import gradients
-from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.exchange.elastic_average import ElasticAverage
 from paddle_dp.parallel.exchange.memory import Array
+from paddle_dp.parallel.extra_state import ExtraState, SavedExtraState
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.local_learner import LocalLearner
 from paddle_dp.parallel.loss import number
@@ -33,7 +33,7 @@ class AsynchronousLearner(LocalLearner):
 
     staleness: int
     moving_rate: float
-    own_updates: int = field(default=0, init=False)
+    local_updates: int = field(default=0, init=False)
     waits: int = field(default=0, init=False)  # how often the staleness was reached
 
     def __post_init__(self) -> None:
@@ -52,38 +52,38 @@ class AsynchronousLearner(LocalLearner):
         return True
 
     @paddle.no_grad()
-    def go_on(self) -> None:
+    def begin_round(self) -> None:
         self._start = [parameter.clone() for parameter in self.trainable]
         self._learned, self._age, self._since = 0.0, 0, 0
-        self._apart = self._states_apart = True
+        self._diverged = self._states_diverged = True
         self._elastic.begin(self._flat())
 
-    def learn_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
+    def train_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
         if self.mesh.ranks > 1:
             self._placed_trainable.check(self._may_freeze)
         heartbeat.enter("forward")
         batch = self.mixed.cast_batch(batch)
-        known = self.count_ahead(batch)
+        known = self.known_count(batch)
         divisor = batch.samples if known is None else known
-        seen, answered = self._forward_backward(batch, divisor, collect)
+        local_sums, answered = self._forward_backward(batch, divisor, collect)
         if known is None:
             self._take_count(number(answered))
         heartbeat.enter("update")
-        found = None
-        if self._own:
-            self._unscale(divisor / self._own)
+        metrics = None
+        if self._update_count:
+            self._unscale(divisor / self._update_count)
             if collect:
-                sums, (norm,) = totals(seen, gradients.global_norm(self.trainable))
-                found = {**sums, "gradient_norm": norm, "count": self._own}
+                sums, (norm,) = totals(local_sums, gradients.global_norm(self.trainable))
+                metrics = {**sums, "gradient_norm": norm, "count": self._update_count}
             self.optimizer.step()
         self.optimizer.clear_grad(set_to_zero=False)
-        self._learned += self._own
+        self._learned += self._update_count
         self._exchange()
-        return found
+        return metrics
 
     def _exchange(self) -> None:
         """After an own update: takes what the center pulls, if it is there or due, and begins the next exchange."""
-        self.own_updates, self._since, self._age = self.own_updates + 1, self._since + 1, self._age + 1
+        self.local_updates, self._since, self._age = self.local_updates + 1, self._since + 1, self._age + 1
         if self._elastic.is_under_way:
             there = self._elastic.has_arrived()
             if not there and self._age < self.staleness:
@@ -113,17 +113,17 @@ class AsynchronousLearner(LocalLearner):
             start = stop
 
     @paddle.no_grad()
-    def meet(self) -> None:
+    def end_round(self) -> None:
         if self._elastic.is_under_way:
             self._take_away(self._elastic.take())
         self._end_period()
         Learner._after_update(self)
 
-    def beside(self) -> Beside:
-        return Beside()  # all ranks have the same where a checkpoint is saved
+    def extra_state(self) -> ExtraState:
+        return ExtraState()  # all ranks have the same where a checkpoint is saved
 
-    def load_beside(self, saved: SavedBeside) -> None:
-        self._apart = self._states_apart = False
+    def load_extra_state(self, saved: SavedExtraState) -> None:
+        self._diverged = self._states_diverged = False
 
 
 def _numbers(parameter: paddle.Tensor) -> Array:

@@ -19,8 +19,8 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.parallel.given_optimizer import parameters_of
-from paddle_dp.parallel.own_code import is_library
+from paddle_dp.parallel.library_code import is_library
+from paddle_dp.parallel.optimizer_checks import parameters_of
 
 
 class OptimizerMemory:
@@ -48,8 +48,8 @@ class OptimizerMemory:
         usual = set_by_paddle(kind)
         lists = (parameters_of(self.optimizer), self.optimizer.state_dict().values())
         known = {id(tensor) for some in lists for tensor in some}
-        own = {name: v for name, v in vars(self.optimizer).items() if name not in usual}
-        found = {name: told for name, v in own.items() if (told := digest(v, known)) is not None}
+        user_attributes = {name: v for name, v in vars(self.optimizer).items() if name not in usual}
+        found = {name: told for name, v in user_attributes.items() if (told := digest(v, known)) is not None}
         return found | on_parameters(parameters_of(self.optimizer))
 
 
@@ -59,7 +59,7 @@ def is_known(kind: type) -> bool:
 
 
 _DEPTH = 4  # objects within objects that are looked into
-_LARGEST = 2**26  # bytes of an array that is worth reading
+_MAX_ARRAY_BYTES = 2**26  # bytes of an array that is worth reading
 
 
 class Attributes:
@@ -69,39 +69,39 @@ class Attributes:
     """
 
     def __init__(self, owners: Mapping[str, Any]):
-        self._owners = {word: own for word, own in owners.items() if not is_library(_module_of(own))}
-        self._made_with = self._found()
+        self._owners = {word: owner for word, owner in owners.items() if not is_library(_module_of(owner))}
+        self._initial = self._digests()
 
     def changed(self) -> list[str]:
         """«model.layers.0.calls», «loss.warm»: those that have changed, or have come."""
-        return [name for name, found in self._found().items() if found != self._made_with.get(name)]
+        return [name for name, found in self._digests().items() if found != self._initial.get(name)]
 
-    def _found(self) -> dict[str, Any]:
+    def _digests(self) -> dict[str, Any]:
         return {
             f"{word}.{name}": found
-            for word, own in self._owners.items()
-            for name, value in attributes_of(own).items()
+            for word, owner in self._owners.items()
+            for name, value in attributes_of(owner).items()
             if (found := digest(value)) is not None
         }
 
 
-def _module_of(own: Any) -> str:
-    return own.__module__ if isinstance(own, FunctionType) else type(own).__module__
+def _module_of(owner: Any) -> str:
+    return owner.__module__ if isinstance(owner, FunctionType) else type(owner).__module__
 
 
-def attributes_of(own: Any) -> dict[str, Any]:
+def attributes_of(owner: Any) -> dict[str, Any]:
     """Without those that every layer has, those that are Paddle's, and those that a state_dict has."""
-    if isinstance(own, nn.Layer):
-        return {name: value for name, value in vars(own).items() if name not in _OF_EVERY_LAYER}
-    if isinstance(own, FunctionType):
-        cells = zip(own.__code__.co_freevars, own.__closure__ or (), strict=True)
+    if isinstance(owner, nn.Layer):
+        return {name: value for name, value in vars(owner).items() if name not in _LAYER_ATTRIBUTES}
+    if isinstance(owner, FunctionType):
+        cells = zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=True)
         return {name: cell.cell_contents for name, cell in cells if cell != CellType()}
-    saved = own.state_dict() if hasattr(own, "state_dict") else {}
-    known = {*saved, *set_by_paddle(type(own))}
-    return {name: value for name, value in getattr(own, "__dict__", {}).items() if name not in known}
+    saved = owner.state_dict() if hasattr(owner, "state_dict") else {}
+    known = {*saved, *set_by_paddle(type(owner))}
+    return {name: value for name, value in getattr(owner, "__dict__", {}).items() if name not in known}
 
 
-_OF_EVERY_LAYER = frozenset(vars(nn.Layer()))
+_LAYER_ATTRIBUTES = frozenset(vars(nn.Layer()))
 
 
 def digest(value: Any, known: Collection[int] = (), depth: int = _DEPTH) -> Any:
@@ -112,9 +112,9 @@ def digest(value: Any, known: Collection[int] = (), depth: int = _DEPTH) -> Any:
     if isinstance(value, paddle.Tensor):
         if id(value) in known or not value._is_initialized():
             return None
-        value = value.numpy() if value.size * value.element_size() <= _LARGEST else None
+        value = value.numpy() if value.size * value.element_size() <= _MAX_ARRAY_BYTES else None
     if isinstance(value, (np.ndarray, np.generic)):
-        return zlib.crc32(np.ascontiguousarray(value).tobytes()) if value.nbytes <= _LARGEST else None
+        return zlib.crc32(np.ascontiguousarray(value).tobytes()) if value.nbytes <= _MAX_ARRAY_BYTES else None
     if isinstance(value, (set, frozenset)):
         return sorted(map(repr, value))
     if isinstance(value, Mapping):
@@ -123,9 +123,13 @@ def digest(value: Any, known: Collection[int] = (), depth: int = _DEPTH) -> Any:
         return [digest(inner, known, depth) for inner in value]
     if (state := _state_of_generator(value)) is not None:
         return zlib.crc32(repr(state).encode())
-    own = getattr(value, "__dict__", None)
-    if depth and isinstance(own, dict) and not isinstance(value, (type, nn.Layer)):
-        return _of_object(value, own, known, depth) if not is_library(type(value).__module__) else None
+    user_attributes = getattr(value, "__dict__", None)
+    if depth and isinstance(user_attributes, dict) and not isinstance(value, (type, nn.Layer)):
+        return (
+            _digest_attributes(value, user_attributes, known, depth)
+            if not is_library(type(value).__module__)
+            else None
+        )
     return None
 
 
@@ -150,8 +154,14 @@ def _state_of_generator(value: Any) -> Any:
     return None
 
 
-def _of_object(value: Any, own: Mapping[str, Any], known: Collection[int], depth: int) -> Any:
-    return [(name, digest(inner, known, depth - 1)) for name, inner in own.items() if inner is not value]
+def _digest_attributes(
+    value: Any, user_attributes: Mapping[str, Any], known: Collection[int], depth: int
+) -> Any:
+    return [
+        (name, digest(inner, known, depth - 1))
+        for name, inner in user_attributes.items()
+        if inner is not value
+    ]
 
 
 def on_parameters(parameters: Iterable[paddle.Tensor]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from paddle.autograd import PyLayer
 from paddle.base.dygraph_utils import _append_activation_in_dygraph
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.data_group import Among
+from paddle_dp.parallel.data_group import ProcessGroup
 
 
 class LocalNorms:
@@ -74,13 +74,13 @@ class _Normalize(PyLayer):
         deviation = layer.over_samples(centred.square())
         index = paddle.full([1], layer.index, wide.dtype)
         mine = paddle.concat([count, index, mean, deviation * present])
-        of_ranks = paddle.stack(layer.mesh.gather_tensor(mine))
-        counts = of_ranks[:, :1]
-        means, deviations = paddle.split(of_ranks[:, 2:], 2, axis=1)
+        rank_statistics = paddle.stack(layer.mesh.gather_tensor(mine))
+        counts = rank_statistics[:, :1]
+        means, deviations = paddle.split(rank_statistics[:, 2:], 2, axis=1)
         samples = counts.sum()
-        total = layer.of_this_layer(samples.clip(min=1.0), of_ranks[:, 1])
+        total = layer.check_same_layer(samples.clip(min=1.0), rank_statistics[:, 1])
         ctx.layer, ctx.present = layer, present
-        ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias)]
+        ctx.needs_gradient = [not tensor.stop_gradient for tensor in (x, weight, bias)]
         # With one value per channel in the whole batch, Paddle's kernel returns x. The device is read only where this
         # rank has one value itself.
         ctx.single = wide.size == weight.size and total.item() == 1.0
@@ -99,8 +99,8 @@ class _Normalize(PyLayer):
             # Two tensors: Paddle keeps them as gradients and adds the next ones in place. One would get both sums.
             zeros = (paddle.zeros_like(ctx.layer._mean), paddle.zeros_like(ctx.layer._mean))
             return tuple(
-                one if wanted else None
-                for one, wanted in zip((grad * ctx.present, *zeros), ctx.wanted, strict=True)
+                gradient if needed else None
+                for gradient, needed in zip((grad * ctx.present, *zeros), ctx.needs_gradient, strict=True)
             )
         wide, mean, variance, weight = ctx.saved_tensor()
         layer: SyncBatchNorm = ctx.layer
@@ -109,13 +109,20 @@ class _Normalize(PyLayer):
             for leaf in leaves:
                 leaf.stop_gradient = False
             normal = layer.affine(leaves[0], mean, variance, leaves[1], leaves[2])
-            of_x, of_weight, of_bias = paddle.grad([normal], leaves, [grad.astype(wide.dtype)])
-        sums = layer.mesh.sum_tensor(paddle.stack([of_weight, of_bias])) / ctx.total
+            grad_x, grad_weight, grad_bias = paddle.grad([normal], leaves, [grad.astype(wide.dtype)])
+        sums = layer.mesh.sum_tensor(paddle.stack([grad_weight, grad_bias])) / ctx.total
         scale = paddle.rsqrt(variance + layer.epsilon) * weight
         # The mean and the variance hang on x as well. A dummy's output hangs on them, but they do not hang on it.
-        of_x = of_x - layer.affine(wide, mean, variance, sums[0] * scale, sums[1] * scale)
-        found = (of_x * ctx.present if not ctx.present else of_x).astype(grad.dtype), of_weight, of_bias
-        return tuple(one if wanted else None for one, wanted in zip(found, ctx.wanted, strict=True))
+        grad_x = grad_x - layer.affine(wide, mean, variance, sums[0] * scale, sums[1] * scale)
+        gradients = (
+            (grad_x * ctx.present if not ctx.present else grad_x).astype(grad.dtype),
+            grad_weight,
+            grad_bias,
+        )
+        return tuple(
+            gradient if needed else None
+            for gradient, needed in zip(gradients, ctx.needs_gradient, strict=True)
+        )
 
 
 class SyncBatchNorm(nn.Layer):
@@ -125,7 +132,7 @@ class SyncBatchNorm(nn.Layer):
     must not count. `index` tells the model's BatchNorms apart, for ranks that do not run the same one.
     """
 
-    def __init__(self, local: nn.Layer, mesh: Among, index: int = 0):
+    def __init__(self, local: nn.Layer, mesh: ProcessGroup, index: int = 0):
         super().__init__()
         self.mesh, self.index, self.present = mesh, index, True
         # As Paddle's kernel takes them: 1e-5 in float32 is 2.5e-13 less, and 0.9 is 2.4e-8 less.
@@ -142,7 +149,7 @@ class SyncBatchNorm(nn.Layer):
         for name, parameter in self.named_parameters(include_sublayers=False):
             setattr(self._local[0], name, parameter)
 
-    def of_this_layer(self, total: paddle.Tensor, indices: paddle.Tensor) -> paddle.Tensor:
+    def check_same_layer(self, total: paddle.Tensor, indices: paddle.Tensor) -> paddle.Tensor:
         """The `total`, where the statistics of all ranks are this layer's. Ranks that take different ways through the
         model would mix those of different layers: an error on CPUs; elsewhere the host does not wait for the device to
         know, and the total is NaN, which ends the training."""
@@ -224,7 +231,7 @@ def _is_plain(layer: nn.Layer) -> bool:
     return is_local(layer) and type(layer).forward in _FORWARDS
 
 
-def synchronize(model: nn.Layer, mesh: Among) -> nn.Layer:
+def synchronize(model: nn.Layer, mesh: ProcessGroup) -> nn.Layer:
     """Replaces every BatchNorm inside `model` by one over these ranks, with the same parameters and names.
 
     Frozen ones are not replaced, nor are subclasses with another forward, which `local_norms` still lists.

@@ -24,7 +24,7 @@ from paddle import nn
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
-from paddle_dp.parallel.trial import Apart, here, random_state, trial
+from paddle_dp.parallel.trial import TrialRunner, here, random_state, trial
 from paddle_dp.part.annotation import block_table_of, matching
 from paddle_dp.structure import call
 
@@ -103,16 +103,16 @@ def settle(model: nn.Layer) -> list[nn.Layer]:
 
 def _as_chain(model: nn.Layer, blocks: Sequence[nn.Layer]) -> Callable[..., Any]:
     """A forward that runs the blocks one after another, with the signature of the model's own."""
-    own = model.forward
+    model_forward = model.forward
 
-    @wraps(own)
+    @wraps(model_forward)
     def forward(*inputs: Any, **named: Any) -> Any:
         if named:
-            given: Any = {**inspect.signature(own).bind_partial(*inputs).arguments, **named}
+            arguments: Any = {**inspect.signature(model_forward).bind_partial(*inputs).arguments, **named}
         else:
-            given = inputs[0] if len(inputs) == 1 else inputs
+            arguments = inputs[0] if len(inputs) == 1 else inputs
         first, *others = blocks
-        outputs = call(first, given, first.forward)
+        outputs = call(first, arguments, first.forward)
         for block in others:
             outputs = block(outputs)
         return outputs
@@ -152,20 +152,20 @@ def outside(model: nn.Layer, blocks: Sequence[nn.Layer]) -> list[str]:
 
 
 def check_chain(
-    model: nn.Layer, samples: Callable[[], Any] | None, setting: str, apart: Apart = here
+    model: nn.Layer, samples: Callable[[], Any] | None, setting: str, run_trial: TrialRunner = here
 ) -> None:
     """Raises UsageError unless the model's forward is its blocks one after another: compared on a few samples.
 
-    Both in evaluation and in training mode, each run `apart`, from the same state of blocks and generators, so that a
-    dropout between two blocks is found, and a block may change itself. `samples()` gives a batch of inputs; `setting`
-    is the recipe's key that needs a chain.
+    Both in evaluation and in training mode, each run by `run_trial`, from the same state of blocks and generators, so
+    that a dropout between two blocks is found, and a block may change itself. `samples()` gives a batch of inputs;
+    `setting` is the recipe's key that needs a chain.
     """
     if samples is None or _is_its_children(model):
         return
     blocks, inputs = blocks_of(model), cast(samples(), read_by(model))
     for training in (False, True):
         outputs, chained = (
-            apart(partial(_outputs_of, model, blocks, inputs, setting, training, alone))["arrays"]
+            run_trial(partial(_outputs_of, model, blocks, inputs, setting, training, alone))["arrays"]
             for alone in (False, True)
         )
         _compare(model, outputs, chained, "in training" if training else "in evaluation", setting)
@@ -199,12 +199,12 @@ def _refuse_draws(model: nn.Layer, blocks: Iterable[nn.Layer], setting: str) -> 
 
     In one process forward runs it without the block's number, so it would draw other masks than in a pipeline.
     """
-    own = set(map(id, model.sublayers(include_self=True)))
+    model_layers = set(map(id, model.sublayers(include_self=True)))
     foreign = [
         layer
         for block in blocks
         for layer in block.sublayers(include_self=True)
-        if id(layer) not in own and not isinstance(layer, BlockGroup)
+        if id(layer) not in model_layers and not isinstance(layer, BlockGroup)
     ]
     states: list[Any] = []
 

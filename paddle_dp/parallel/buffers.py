@@ -60,12 +60,12 @@ class Buffers:
         looks once more, and changes nothing."""
         if self._mesh.ranks == 1:
             return []
-        found = list(dict.fromkeys([*self._diverging, *self._unequal()]))
-        if not found:
+        differing = list(dict.fromkeys([*self._diverging, *self._unequal()]))
+        if not differing:
             return []
-        more = len(found) - 1
-        which = f"buffer {found[0]}" + (f" and {more} more are" if more else " is")
-        told = ", and all ranks go on with the first one's" if found[0] in self._diverging else ""
+        more = len(differing) - 1
+        which = f"buffer {differing[0]}" + (f" and {more} more are" if more else " is")
+        told = ", and all ranks go on with the first one's" if differing[0] in self._diverging else ""
         return [
             f"{which} updated by forward from each rank's own samples{told}; one process updates from all samples"
         ]
@@ -97,7 +97,7 @@ class Buffers:
                     self._mesh.broadcast(bits, source := self._mesh.readers[0])
             else:
                 dist.broadcast(bits, group.ranks[0], group)
-        tensor.set_value(of_bits(bits, tensor))
+        tensor.set_value(from_bits(bits, tensor))
 
 
 def bits_of(tensor: paddle.Tensor) -> paddle.Tensor:
@@ -106,7 +106,7 @@ def bits_of(tensor: paddle.Tensor) -> paddle.Tensor:
     return (flat.astype("uint8") if tensor.dtype == paddle.bool else flat.view("uint8")).clone()
 
 
-def of_bits(bits: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
+def from_bits(bits: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
     """The other way, for a tensor of the shape and the dtype of `like`."""
     return (bits.astype("bool") if like.dtype == paddle.bool else bits.view(like.dtype)).reshape(like.shape)
 

@@ -10,7 +10,7 @@ import paddle
 from paddle.nn import ClipGradByGlobalNorm, ClipGradByValue
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.given_optimizer import groups_of, parameters_of
+from paddle_dp.parallel.optimizer_checks import groups_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ def take_clips(optimizer: Any) -> list[Clip]:
     groups = groups_of(optimizer)
     tables = optimizer._param_groups if groups is not None else [{"grad_clip": optimizer._grad_clip}]
     held = [parameters_of(optimizer)] if groups is None else groups
-    optimizer._grad_clip = _kept(optimizer._grad_clip)
+    optimizer._grad_clip = _remaining_clip(optimizer._grad_clip)
     clips = []
     for table, parameters in zip(tables, held, strict=True):
         clip = table.get("grad_clip")
-        table["grad_clip"] = _kept(clip)
+        table["grad_clip"] = _remaining_clip(clip)
         if clip is not None and table["grad_clip"] is None:
             clips.append(
                 Clip(
@@ -49,14 +49,14 @@ def take_clips(optimizer: Any) -> list[Clip]:
 def bound_of(learner: Any) -> float | None:
     """The bound of a placed learner's clip by the norm of all gradients; None without one, or with one for each
     parameter group."""
-    taken = [clip.bound for clip in getattr(learner, "clips", ())]
+    bounds = [clip.bound for clip in getattr(learner, "clips", ())]
     left = getattr(learner.optimizer, "_grad_clip", None)
     if left is not None and type(left) is ClipGradByGlobalNorm:
-        taken.append(float(left.clip_norm))
-    return taken[0] if len(taken) == 1 else None
+        bounds.append(float(left.clip_norm))
+    return bounds[0] if len(bounds) == 1 else None
 
 
-def _kept(clip: Any) -> Any:
+def _remaining_clip(clip: Any) -> Any:
     """The clip that stays in the optimizer: one by value, which does not depend on other parameters; else None.
 
     By exact type, because a subclass may do anything.

@@ -34,12 +34,12 @@ def digests(tensors: Iterable[paddle.Tensor]) -> list[Digest]:
         there = iter(digests(tensor for tensor in tensors if tensor._is_initialized()))
         return [next(there) if tensor._is_initialized() else (0, 0) for tensor in tensors]
     if all(tensor.place.is_cpu_place() for tensor in tensors):
-        return [_of_memory(tensor) for tensor in tensors]
+        return [_digest_of_memory(tensor) for tensor in tensors]
     sums = paddle.stack([_on_device(tensor) for tensor in tensors]).tolist()
     return [(plain, weighted) for plain, weighted in sums]
 
 
-def _of_memory(tensor: paddle.Tensor) -> Digest:
+def _digest_of_memory(tensor: paddle.Tensor) -> Digest:
     """Eight bytes a word, the words added up in lanes: a checksum of the lanes, and one of the bytes that are left."""
     tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
     size = tensor.size * tensor.element_size()
@@ -69,12 +69,12 @@ def _on_device(tensor: paddle.Tensor) -> paddle.Tensor:
 class Replica:
     """A tensor of which other ranks may hold replicas: tensors with the same name and part.
 
-    `part` is the number of the slice, -1 for a whole tensor (`Placement.part`).
+    `slice_index` is the number of the slice, -1 for a whole tensor (`Placement.slice_index`).
     """
 
     name: str
     tensor: paddle.Tensor
-    part: int = -1
+    slice_index: int = -1
 
 
 def check_equal(named: Named, mesh: Mesh, when: str) -> None:
@@ -86,13 +86,13 @@ def check_equal(named: Named, mesh: Mesh, when: str) -> None:
 
 
 def check_sound(
-    copies: Iterable[Replica], own: Named, mesh: Mesh, when: str, excused: Container[str] = ()
+    copies: Iterable[Replica], rank_tensors: Named, mesh: Mesh, when: str, excused: Container[str] = ()
 ) -> None:
-    """Raises NotFiniteError or DivergenceError, naming tensor and rank, unless `copies` and `own` are finite and
-    ranks that hold copies of one tensor hold the same bits. Collective, and the same error on every rank.
+    """Raises NotFiniteError or DivergenceError, naming tensor and rank, unless `copies` and `rank_tensors` are finite
+    and ranks that hold copies of one tensor hold the same bits. Collective, and the same error on every rank.
 
-    `own` is what each rank may have for itself, such as buffers; what is `excused` need not be finite. A copy without
-    memory is a weight that was placed here and never drawn: said as one that is not finite.
+    `rank_tensors` is what each rank may have for itself, such as buffers; what is `excused` need not be finite. A copy
+    without memory is a weight that was placed here and never drawn: said as one that is not finite.
     """
     copies = list(copies)
     empty = {
@@ -101,7 +101,7 @@ def check_sound(
         if copy.tensor.size and not copy.tensor._is_initialized()
     }
     there = [(copy.name, copy.tensor) for copy in copies if copy.name not in empty]
-    bad = empty | not_finite([*there, *own])
+    bad = empty | not_finite([*there, *rank_tensors])
     _compare(copies, {name: what for name, what in bad.items() if name not in excused}, mesh, when)
 
 
@@ -110,7 +110,7 @@ def _compare(copies: list[Replica], bad: dict[str, str], mesh: Mesh, when: str) 
     lines = []
     if mesh.ranks > 1:
         bits = digests(_on_host(copy.tensor) if mesh.axes.servers else copy.tensor for copy in copies)
-        lines = [[copy.name, copy.part, *sums] for copy, sums in zip(copies, bits, strict=True)]
+        lines = [[copy.name, copy.slice_index, *sums] for copy, sums in zip(copies, bits, strict=True)]
     rows = mesh.gather([list(bad.items()), lines])
     _refuse_not_finite([row[0] for row in rows], when)
     _refuse_different([row[1] for row in rows], when)
@@ -139,13 +139,15 @@ def _refuse_not_finite(rows: list[list[list[str]]], when: str) -> None:
 
 def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:
     """`rows`: for each rank, its tensors' names, parts and digests."""
-    seen: dict[tuple[str, int], dict[Digest, list[int]]] = {}
+    ranks_by_digest: dict[tuple[str, int], dict[Digest, list[int]]] = {}
     for rank, row in enumerate(rows):
-        for name, part, plain, weighted in row:
-            seen.setdefault((str(name), int(part)), {}).setdefault((int(plain), int(weighted)), []).append(
-                rank
-            )
-    differing = [(name, list(groups.values())) for (name, _), groups in seen.items() if len(groups) > 1]
+        for name, slice_index, plain, weighted in row:
+            ranks_by_digest.setdefault((str(name), int(slice_index)), {}).setdefault(
+                (int(plain), int(weighted)), []
+            ).append(rank)
+    differing = [
+        (name, list(groups.values())) for (name, _), groups in ranks_by_digest.items() if len(groups) > 1
+    ]
     if not differing:
         return
     name, groups = differing[0]
@@ -169,7 +171,7 @@ def _more(count: int) -> str:
     return f" (and {count - 1} more)" if count > 1 else ""
 
 
-def check_gradients(mine: list[str], mesh: Mesh, unused: frozenset[str] | None) -> frozenset[str]:
+def check_gradients(missing: list[str], mesh: Mesh, unused: frozenset[str] | None) -> frozenset[str]:
     """Raises DivergenceError for a parameter that has a gradient on some ranks only; to be called after a backward,
     with the names of the parameters for which it gave none on this rank. Returns those that had none on any rank in the
     first update, which stay as they are on all ranks, as on one process.
@@ -179,11 +181,11 @@ def check_gradients(mine: list[str], mesh: Mesh, unused: frozenset[str] | None) 
     from being exchanged, so that the ranks that have it wait in backward for this one (seen with 3.3.1). After the
     first update, when `unused` is None, all ranks ask each other, in the later ones each looks at its own.
     """
-    absent = mesh.gather(mine) if unused is None else []
+    absent = mesh.gather(missing) if unused is None else []
     if unused is None:
         unused = frozenset(absent[0]).intersection(*absent[1:])
     else:
-        absent = [mine if rank == mesh.rank else [] for rank in range(mesh.ranks)]
+        absent = [missing if rank == mesh.rank else [] for rank in range(mesh.ranks)]
     lacking = {name: rank for rank, names in enumerate(absent) for name in names if name not in unused}
     if lacking:
         name = min(lacking)

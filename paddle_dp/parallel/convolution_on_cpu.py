@@ -47,8 +47,8 @@ def _is_plain(layer: nn.Conv2D) -> bool:
     )
 
 
-def _numbers(given: Any) -> list[int]:
-    return [given] * 2 if isinstance(given, int) else list(given)
+def _numbers(setting: Any) -> list[int]:
+    return [setting] * 2 if isinstance(setting, int) else list(setting)
 
 
 def forward(self: nn.Conv2D, x: paddle.Tensor) -> paddle.Tensor:

@@ -33,11 +33,11 @@ class CutCheck:
 
     def __init__(self, model: nn.Layer, samples: Callable[[], Any] | None, values: bool = True):
         self._inputs = None if samples is None else cast(samples(), read_by(model))
-        self._cuts, self._whole_flow = misfit.cut_layers(model), misfit.Flow()
+        self._cuts, self._full_flow = misfit.cut_layers(model), misfit.Flow()
         self._outputs: list[paddle.Tensor] = []
         self._values = values
         if samples is not None:
-            self._outputs, self._whole_flow, drew = self._run(model)
+            self._outputs, self._full_flow, drew = self._run(model)
             self._values = values and not drew
 
     def check(self, model: nn.Layer, setting: str, slices: list[tuple[int, Any]]) -> None:
@@ -48,21 +48,21 @@ class CutCheck:
         if not self._outputs:
             return
         outputs, flow, _ = self._run(model, setting)
-        for whole, part in zip(self._outputs, outputs, strict=True):
+        for full, sliced in zip(self._outputs, outputs, strict=True):
             for dim, group in slices:
-                if part.ndim > 1 and part.shape[dim] != whole.shape[dim]:
-                    whole = paddle.split(whole, group.nranks, axis=dim)[group.rank]
-            if part.shape != whole.shape:
-                why = misfit.wrong_output(self._cuts, self._whole_flow, flow, list(part.shape))
+                if sliced.ndim > 1 and sliced.shape[dim] != full.shape[dim]:
+                    full = paddle.split(full, group.nranks, axis=dim)[group.rank]
+            if sliced.shape != full.shape:
+                why = misfit.wrong_output(self._cuts, self._full_flow, flow, list(sliced.shape))
                 if why:
                     raise UsageError(f"{setting}: {why} ({DOCS}).")
                 raise _differs(
-                    model, setting, f"its outputs are {list(part.shape)} instead of {list(whole.shape)}"
+                    model, setting, f"its outputs are {list(sliced.shape)} instead of {list(full.shape)}"
                 )
-            if not self._values or not whole.is_floating_point() or not whole.size:
+            if not self._values or not full.is_floating_point() or not full.size:
                 continue
-            difference, largest = (float(x.abs().max()) for x in (part - whole, whole))
-            if difference > TOLERANCE.get(whole.dtype, DEFAULT_TOLERANCE) * largest:
+            difference, largest = (float(x.abs().max()) for x in (sliced - full, full))
+            if difference > TOLERANCE.get(full.dtype, DEFAULT_TOLERANCE) * largest:
                 why = f"its outputs differ by up to {difference:.2g}, and the largest is {largest:.2g}"
                 raise _differs(model, setting, why)
 
@@ -80,7 +80,7 @@ class CutCheck:
             except PaddleDPError:
                 raise
             except Exception as error:
-                why = misfit.failed_layer(model, self._cuts, self._whole_flow, flow) if setting else None
+                why = misfit.failed_layer(model, self._cuts, self._full_flow, flow) if setting else None
                 if why is None:
                     raise
                 raise UsageError(f"{setting}: {why} ({DOCS}).") from error

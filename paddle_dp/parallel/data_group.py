@@ -13,7 +13,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.parallel.hcg import HCG
 
 
-class Among(Protocol):
+class ProcessGroup(Protocol):
     """The ranks over which a layer gathers and sums: all of a mesh, or some."""
 
     def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]: ...
@@ -21,24 +21,24 @@ class Among(Protocol):
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor: ...
 
 
-class Ranks:
+class PaddleGroup:
     """Ranks with a process group of their own, as one of them (`rank`) sees them; a rank alone has none."""
 
     def __init__(self, ranks: Sequence[int], rank: int, group: Any):
         self.ranks, self.rank, self.group = list(ranks), rank, group
 
     @classmethod
-    def of(cls, degrees: Degrees, rank: int, *axes: str) -> Ranks:
+    def create(cls, degrees: Degrees, rank: int, *axes: str) -> PaddleGroup:
         """The ranks that differ from `rank` on these axes only. Collective: all ranks make all groups."""
-        mine = None
+        local = None
         for ranks in degrees.groups(*axes):
             group = new_group(ranks) if len(ranks) > 1 else None
-            mine = cls(ranks, rank, group) if rank in ranks else mine
-        assert mine is not None
-        return mine
+            local = cls(ranks, rank, group) if rank in ranks else local
+        assert local is not None
+        return local
 
     @property
-    def place(self) -> int:
+    def group_rank(self) -> int:
         """The number of this rank among them."""
         return self.ranks.index(self.rank)
 
@@ -57,14 +57,14 @@ class Ranks:
         return tensor
 
 
-class DataGroup:
+class NestedGroup:
     """The ranks along data and sharding as one group: fleet has a group for each of the two axes."""
 
     def __init__(self, groups: Sequence[Any]):
         self.groups = [group for group in groups if group.nranks > 1]
 
     @classmethod
-    def of(cls, hcg: HCG) -> DataGroup:
+    def from_hcg(cls, hcg: HCG) -> NestedGroup:
         """This rank's group in fleet's HybridCommunicateGroup."""
         return cls([hcg.get_data_parallel_group(), hcg.get_sharding_parallel_group()])
 

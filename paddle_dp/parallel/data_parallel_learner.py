@@ -13,7 +13,6 @@ import paddle.distributed as dist
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh import new_group
-from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.buckets import BUCKET_PER_GRADIENT, ONE_BUCKET, BucketSizes
@@ -27,6 +26,7 @@ from paddle_dp.parallel.exchange.residuals import (
     restore_factors,
     restore_residuals,
 )
+from paddle_dp.parallel.extra_state import ExtraState, SavedExtraState
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.passes import Sums
@@ -56,32 +56,34 @@ class DataParallelLearner(Learner):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = {id(parameter): name for name, parameter in self._named_trainable}
-        self._place_names = [names[id(parameter)] for parameter in self.trainable]
+        self._param_names = [names[id(parameter)] for parameter in self.trainable]
         self._errors = Residuals(self.trainable) if self.compress else None
         self._low_rank: LowRankGradients | None = None
         self._answered: Count = 0  # what the loss has counted on this rank, and what its total is divided by
         self._divisor = 1.0
-        self._told_clipped = False
-        self._ahead = self._made_exchange()
+        self._warned_clipped = False
+        self._overlapped = self._make_exchange()
         # The first updates, of a training that resumes behind them too, exchange whole gradients.
-        self._first = self._whole(self.trainable, "gradients") if self.compress.after else self._ahead
-        self._present: GradientExchange = self._first  # of this update
+        self._warmup = (
+            self._fastest_exchange(self.trainable, "gradients") if self.compress.after else self._overlapped
+        )
+        self._active: GradientExchange = self._warmup  # of this update
 
     @property
     def _exchanged(self) -> str:
         return "gradients compressed in their exchange" if self.compress else super()._exchanged
 
-    def _made_exchange(self) -> GradientExchange:
+    def _make_exchange(self) -> GradientExchange:
         """The exchange of this rank's gradients. Collective."""
         kind, errors = self.compress.kind, self._errors
         if kind == "power_sgd":
             assert errors is not None
-            named = list(zip(self._place_names, self.trainable, strict=True))
-            self._low_rank = LowRankGradients(named, self.compress.rank, self._whole, errors)
+            named = list(zip(self._param_names, self.trainable, strict=True))
+            self._low_rank = LowRankGradients(named, self.compress.rank, self._fastest_exchange, errors)
             check_factors(self._low_rank.shapes, self.compress.rank, self.mesh)
             return self._low_rank
         if self.compress:
-            return self._whole(self.trainable, "gradients", kind, errors)
+            return self._fastest_exchange(self.trainable, "gradients", kind, errors)
         if self.way in ("after", "per_parameter"):
             alone = self.way == "per_parameter"
             return BucketedGradients(
@@ -92,22 +94,28 @@ class DataParallelLearner(Learner):
             )
         if self.way == "bucketed":
             return BucketedGradients(self._group(), self.trainable, sizes=self.sizes)
-        return self._whole(self.trainable, "gradients")
+        return self._fastest_exchange(self.trainable, "gradients")
 
-    def _whole(
+    def _fastest_exchange(
         self,
         tensors: list[paddle.Tensor],
         channel: str,
-        wire: str | None = None,
+        comm_dtype: str | None = None,
         errors: Residuals | None = None,
     ) -> GradientExchange:
         """The fastest exchange of these tensors' gradients on this device."""
         if self.mesh.device != "cpu":
-            return BucketedGradients(self._group(), tensors, comm_dtype=wire, residuals=errors)
+            return BucketedGradients(self._group(), tensors, comm_dtype=comm_dtype, residuals=errors)
         ranks = list(range(self.mesh.ranks))
-        keepers = [ranks] * len(tensors)
+        destinations = [ranks] * len(tensors)
         return PushedGradients(
-            ranks, self.mesh.rank, tensors, keepers, comm_dtype=wire, residuals=errors, channel=channel
+            ranks,
+            self.mesh.rank,
+            tensors,
+            destinations,
+            comm_dtype=comm_dtype,
+            residuals=errors,
+            channel=channel,
         )
 
     def _group(self) -> Any:
@@ -124,7 +132,7 @@ class DataParallelLearner(Learner):
         return super()._no_sync(True)
 
     def _begin(self) -> None:
-        self._present = self._first if self.rate.steps < self.compress.after else self._ahead
+        self._active = self._warmup if self.rate.steps < self.compress.after else self._overlapped
         if self._errors is not None:
             self._errors.begin(1.0 if self._counts_late else self._loss_scale)
 
@@ -158,40 +166,40 @@ class DataParallelLearner(Learner):
                 self._errors.begin(self._loss_scale * count / self._divisor)
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:
-        return self._exchange_waited_for() if last else self._present.backward(False)
+        return self._exchange_waited_for() if last else self._active.backward(False)
 
     @contextmanager
     def _exchange_waited_for(self) -> Iterator[None]:
         self._scale_errors()
-        with self._waiting(computes=True), self._present.backward(True):
+        with self._waiting(computes=True), self._active.backward(True):
             yield
 
     def _waiting(self, computes: bool = False) -> AbstractContextManager[None]:
         """Around collectives over gloo, for which this rank waits; pushes tell it themselves."""
-        waits = isinstance(self._present, BucketedGradients) and self.mesh.device == "cpu"
+        waits = isinstance(self._active, BucketedGradients) and self.mesh.device == "cpu"
         return self.mesh.waiting("the exchange of gradients", computes) if waits else nullcontext()
 
     def _all_reduce_gradients(self) -> None:
         with self._waiting():
-            without = {id(self.trainable[place]) for place in self._present.finish()}
+            without = {id(self.trainable[index]) for index in self._active.finish()}
         if not self.absent:
             lacking = [name for name, parameter in self._named_trainable if id(parameter) in without]
             self._unused = check_gradients(lacking, self.mesh, self._unused)
 
     def _metrics(self, local_sums: list[Sums], count: float) -> dict[str, float]:
-        if self.compress.kind == "float16" and not self._told_clipped:
+        if self.compress.kind == "float16" and not self._warned_clipped:
             self._tell_clipped()
         return super()._metrics(local_sums, count)
 
     def _tell_clipped(self) -> None:
         """Says once, on the first rank, of which gradients numbers were too large to travel. Collective."""
         assert self._errors is not None
-        found = self._gather_names([self._place_names[place] for place in self._errors.take_clipped()])
-        self._told_clipped = bool(found)
-        if found and self.mesh.is_main:
-            more = f" and of {len(found) - 1} more" if len(found) > 1 else ""
+        names = self._gather_names([self._param_names[index] for index in self._errors.take_clipped()])
+        self._warned_clipped = bool(names)
+        if names and self.mesh.is_main:
+            more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
             print(
-                f"step {self.rate.steps + 1}, or before it: the gradient of '{found[0]}'{more} has numbers above "
+                f"step {self.rate.steps + 1}, or before it: the gradient of '{names[0]}'{more} has numbers above "
                 "65504, which float16 has not (strategy.compress). 65504 was sent for them, and the rest comes with "
                 "the next updates, late: compress=bfloat16 has room for them. This is said once.",
                 file=sys.stderr,
@@ -205,13 +213,13 @@ class DataParallelLearner(Learner):
         if self._low_rank is not None:
             self._low_rank.keep()
 
-    def beside(self) -> Beside:
-        factors = {} if self._low_rank is None else factors_of(self._low_rank.right, self._place_names)
-        errors = {} if self._errors is None else residuals_of(self._errors, self._place_names)
-        return Beside(shared=factors, own=errors)
+    def extra_state(self) -> ExtraState:
+        factors = {} if self._low_rank is None else factors_of(self._low_rank.right, self._param_names)
+        errors = {} if self._errors is None else residuals_of(self._errors, self._param_names)
+        return ExtraState(shared=factors, local=errors)
 
-    def load_beside(self, saved: SavedBeside) -> None:
+    def load_extra_state(self, saved: SavedExtraState) -> None:
         if self._errors is not None:
-            restore_residuals(self._errors, self._place_names, self.mesh.ranks, saved)
+            restore_residuals(self._errors, self._param_names, self.mesh.ranks, saved)
         if self._low_rank is not None:
-            restore_factors(self._low_rank.right, self._place_names, saved)
+            restore_factors(self._low_rank.right, self._param_names, saved)

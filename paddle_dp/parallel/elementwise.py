@@ -20,7 +20,7 @@ _ELEMENTWISE = {
     optimizers.Rprop,
 }  # fmt: skip
 # With their subclasses: a layer's rate is a norm over its parameter (Lamb, LARS), or products run over all (L-BFGS).
-_WHOLE = (optimizers.Lamb, DistributedFusedLamb, LarsMomentumOptimizer, optimizers.LBFGS)
+_BY_FULL_PARAMETER = (optimizers.Lamb, DistributedFusedLamb, LarsMomentumOptimizer, optimizers.LBFGS)
 # Of the last ones those that still compute parameter by parameter.
 _BY_PARAMETER = {*_ELEMENTWISE, optimizers.Lamb}
 
@@ -34,7 +34,7 @@ def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
     name = type(optimizer).__name__
     if tensor == 1 or type(optimizer) in _ELEMENTWISE:
         return []
-    if isinstance(optimizer, _WHOLE):
+    if isinstance(optimizer, _BY_FULL_PARAMETER):
         raise UsageError(
             f"strategy.tensor={tensor}: optimizer {name} takes norms over whole parameters, and each rank would take "
             "them over its slices, so it would learn something else than one process. Choose an optimizer that "
@@ -50,10 +50,10 @@ def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
 def check_by_parameter(optimizer: Any, **degrees: int) -> list[str]:
     """A sentence on an optimizer of the user's own where axes give each rank some of the parameters to update, by the
     `degrees` of these axes; none for Paddle's, which compute parameter by parameter."""
-    apart = [axis for axis, degree in degrees.items() if degree > 1]
-    if not apart or type(optimizer) in _BY_PARAMETER:
+    split_axes = [axis for axis, degree in degrees.items() if degree > 1]
+    if not split_axes or type(optimizer) in _BY_PARAMETER:
         return []
     return [
         f"optimizer {type(optimizer).__name__}: whether an update of a parameter looks at other parameters is not "
-        f"known, and under strategy.{apart[0]} each rank updates some of them: `paddle-dp verify` tells"
+        f"known, and under strategy.{split_axes[0]} each rank updates some of them: `paddle-dp verify` tells"
     ]

@@ -26,7 +26,7 @@ class Averages:
     def __init__(self, learner: Learner, settings: Ema):
         self.learner, self.settings = learner, settings
         trained = [p for _, p in learner.named_parameters(trainable=True) if learner.is_updated(p)]
-        self._of = {id(parameter): (parameter, _copy(parameter)) for parameter in trained}
+        self._averages = {id(parameter): (parameter, _copy(parameter)) for parameter in trained}
 
     def update(self, step: int) -> None:
         """After update `step` (from 1): takes the weights into the averages, where that is due."""
@@ -38,30 +38,30 @@ class Averages:
         if self.settings.warmup:
             decay = min(decay, (1 + number) / (10 + number))
         with paddle.no_grad():
-            for parameter, average in self._of.values():
+            for parameter, average in self._averages.values():
                 average.scale_(decay)
                 average.add_(parameter.astype(average.dtype) * (1 - decay))
 
     def begin(self) -> None:
         """Begins anew with the weights as they are."""
         with paddle.no_grad():
-            for parameter, average in self._of.values():
+            for parameter, average in self._averages.values():
                 average.set_value(parameter.astype(average.dtype))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Around code that is to find the averages in place of the weights, which are the same bits afterwards.
         Collective."""
-        kept = [(parameter, parameter.clone()) for parameter, _ in self._of.values()]
+        backups = [(parameter, parameter.clone()) for parameter, _ in self._averages.values()]
         try:
             with paddle.no_grad():
-                for parameter, average in self._of.values():
+                for parameter, average in self._averages.values():
                     parameter.set_value(average.astype(parameter.dtype))
             self.learner.share_updates()
             yield
         finally:
             with paddle.no_grad():
-                for parameter, weight in kept:
+                for parameter, weight in backups:
                     parameter.set_value(weight)
             self.learner.share_updates()
 
@@ -71,15 +71,15 @@ class Averages:
         at = self.learner.mesh.coords
         for name, parameter, average in self.named():
             # Under each of a tied weight's names, so its copy on another stage is no replica.
-            placement = replace(self.learner.placements.of(parameter), first_copy=True)
+            placement = replace(self.learner.placements.placement_of(parameter), first_copy=True)
             if placement.is_main_replica(at):
                 yield name, average, placement
 
     def named(self) -> Iterator[tuple[str, paddle.Tensor, paddle.Tensor]]:
         """This rank's averages: a name of the weight, the weight, and its average."""
         for name, tensor in self.learner.state().items():
-            if id(tensor) in self._of:
-                yield name, *self._of[id(tensor)]
+            if id(tensor) in self._averages:
+                yield name, *self._averages[id(tensor)]
 
 
 def _copy(parameter: paddle.Tensor) -> paddle.Tensor:

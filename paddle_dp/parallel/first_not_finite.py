@@ -54,7 +54,7 @@ INPUTS, LOSS = "the inputs", "the loss"
 
 
 @dataclass(frozen=True, order=True)
-class Found:
+class NotFiniteOutput:
     """An output that is not finite: of the `call`-th layer that ends in this forward, in block number `block` (0 where
     a rank runs all blocks), of micro-batch `micro_batch`. `content` is such as «3 NaN of 4096». `within`: the number of
     a layer that other ranks do not run, behind that call.
@@ -68,11 +68,11 @@ class Found:
     content: str
 
 
-class Outputs:
+class NotFiniteOutputs:
     """Looks at the outputs of forwards under `watched`, and keeps the first that is not finite of each micro-batch."""
 
     def __init__(self) -> None:
-        self.found: list[Found] = []
+        self.not_finite: list[NotFiniteOutput] = []
         self._calls = self._within = 0
         self._clean = True
 
@@ -82,15 +82,16 @@ class Outputs:
         layers: Iterable[tuple[str, nn.Layer]],
         blocks: dict[int, int],
         micro_batch: int,
-        apart: Container[int] = (),
+        uncounted: Container[int] = (),
     ) -> Iterator[None]:
         """Around the forward of a micro-batch. `blocks`: the number of the block that a layer is in, by its id;
-        `apart`: the ids of layers that other ranks of this forward do not run, which are not counted as its calls."""
+        `uncounted`: the ids of layers that other ranks of this forward do not run, which are not counted as its
+        calls."""
         self._calls, self._within, self._clean, hooks = 0, 0, True, []
 
         def look(name: str) -> Any:
             def hook(layer: nn.Layer, inputs: Any, outputs: Any) -> None:
-                if id(layer) in apart:
+                if id(layer) in uncounted:
                     self._within += 1
                 else:
                     self._calls, self._within = self._calls + 1, 0
@@ -115,19 +116,19 @@ class Outputs:
         bad = not_finite((str(number), tensor) for number, tensor in enumerate(tensors))
         if bad:
             self._clean = False
-            self.found.append(
-                Found(block, self._calls, self._within, micro_batch, name, next(iter(bad.values())))
+            self.not_finite.append(
+                NotFiniteOutput(block, self._calls, self._within, micro_batch, name, next(iter(bad.values())))
             )
 
 
-def first(found: Sequence[Found], mesh: Mesh) -> str:
+def first(outputs: Sequence[NotFiniteOutput], mesh: Mesh) -> str:
     """A sentence on the first one of all ranks in the model's order; "" if all outputs are finite. Collective."""
-    rows = mesh.gather([asdict(min(found))] if found else [])
-    of_ranks = [(Found(**row), rank) for rank, of_rank in enumerate(rows) for row in of_rank]
-    if not of_ranks:
+    rows = mesh.gather([asdict(min(outputs))] if outputs else [])
+    rank_outputs = [(NotFiniteOutput(**row), rank) for rank, of_rank in enumerate(rows) for row in of_rank]
+    if not rank_outputs:
         return ""
-    one, rank = min(of_ranks)
-    where = f"in micro-batch {one.micro_batch}" + (f" on rank {rank}" if mesh.ranks > 1 else "")
-    if one.layer == INPUTS:
-        return f"The inputs are not finite: {one.content}, {where}."
-    return f"The first output that is not finite is that of {one.layer}: {one.content}, {where}."
+    earliest, rank = min(rank_outputs)
+    where = f"in micro-batch {earliest.micro_batch}" + (f" on rank {rank}" if mesh.ranks > 1 else "")
+    if earliest.layer == INPUTS:
+        return f"The inputs are not finite: {earliest.content}, {where}."
+    return f"The first output that is not finite is that of {earliest.layer}: {earliest.content}, {where}."

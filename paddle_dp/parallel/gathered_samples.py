@@ -11,7 +11,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddle_dp.mesh.messages import Messages
-from paddle_dp.parallel.data_group import Among
+from paddle_dp.parallel.data_group import ProcessGroup
 
 _ROWS = struct.Struct("<q")
 
@@ -41,7 +41,7 @@ class GatheredSamples:
     `among` exchanges their tensors. How many rows each has is told from host to host, so that no device is waited for.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, among: Among):
+    def __init__(self, ranks: Sequence[int], rank: int, among: ProcessGroup):
         self.among, self.index = among, list(ranks).index(rank)
         self._messages = Messages(ranks, rank, "samples")
         self._present, self._alone = True, False

@@ -29,24 +29,25 @@ def _sketch(gradient: paddle.Tensor) -> np.ndarray:
 
 
 def farthest(
-    whole: Sketches, noisy: Sketches, parts: Iterable[Sketches], close: float, slight: float
+    full: Sketches, noisy: Sketches, chunks: Iterable[Sketches], close: float, slight: float
 ) -> tuple[str, float] | None:
-    """The parameter whose gradient is farthest from the sum of those of `parts`, and how far, as a part of it.
+    """The parameter whose gradient is farthest from the sum of those of `chunks`, and how far, as a part of it.
 
     None where no gradient is farther off than 8 × the distance of a run with noise (`noisy`), `close` of itself and
     `slight` of the largest gradient.
     """
-    parts = list(parts)
+    chunks = list(chunks)
     sizes = {
-        name: max(row[2], sum(part[name][2] for part in parts if name in part)) for name, row in whole.items()
+        name: max(row[2], sum(chunk[name][2] for chunk in chunks if name in chunk))
+        for name, row in full.items()
     }
-    largest, found = max(sizes.values(), default=0.0), None
-    for name, row in whole.items():
-        added = sum((part[name][:2] for part in parts if name in part), np.zeros(2))
-        apart = float(np.abs(row[:2] - added).max())
+    largest, farthest_parameter = max(sizes.values(), default=0.0), None
+    for name, row in full.items():
+        added = sum((chunk[name][:2] for chunk in chunks if name in chunk), np.zeros(2))
+        difference = float(np.abs(row[:2] - added).max())
         noise = float(np.abs(row[:2] - noisy[name][:2]).max()) if name in noisy else 0.0
-        if not apart > max(8 * noise, close * sizes[name], slight * largest):
+        if not difference > max(8 * noise, close * sizes[name], slight * largest):
             continue  # NaN is another's to judge
-        if found is None or apart / sizes[name] > found[1]:
-            found = name, apart / sizes[name]
-    return found
+        if farthest_parameter is None or difference / sizes[name] > farthest_parameter[1]:
+            farthest_parameter = name, difference / sizes[name]
+    return farthest_parameter

@@ -20,7 +20,7 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
-from paddle_dp.parallel.data_group import DataGroup, Ranks
+from paddle_dp.parallel.data_group import NestedGroup, PaddleGroup
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.memory import dtype_of
@@ -30,8 +30,8 @@ from paddle_dp.parallel.exchange.roundings import comm_dtype_of, rounds
 from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.library_code import is_library
 from paddle_dp.parallel.loss import Count
-from paddle_dp.parallel.own_code import is_library
 from paddle_dp.parallel.sharding.zero import Zero
 from paddle_dp.parallel.tensor.layers import before_exchanges
 
@@ -60,54 +60,66 @@ class HybridLearner(Learner):
         self._stage3 = self.zero.stage3 if self.zero is not None else None
         if self._stage3 is not None:
             self._stage3.sends = False
-        self._wire = comm_dtype_of(self.reduce_dtype, self.trainable)
-        self._ahead, self._behind = self._exchange_ahead(), self._exchange_behind()
-        if self._ahead is not None or self._behind is not None:
+        self._comm_dtype = comm_dtype_of(self.reduce_dtype, self.trainable)
+        self._overlapped, self._after_backward = (
+            self._make_overlapped_exchange(),
+            self._make_exchange_after_backward(),
+        )
+        if self._overlapped is not None or self._after_backward is not None:
             # They are added up, where Paddle's exchange along the data axis is an average.
             self.dp_world_size = 1
 
-    def _exchange_ahead(self) -> GradientExchange | None:
+    def _make_overlapped_exchange(self) -> GradientExchange | None:
         """The exchange of the axes data, sharding and sequence together; stage 3 has its own. Collective."""
         axes, zero, me = self.mesh.axes, self.zero, self.mesh.rank
         ranks = axes.group(me, "data", "sharding", "sequence")
         if len(ranks) == 1 or (zero is not None and zero.stage == 3):
             return None
-        each, wire = zero is not None and zero.stage == 2, self._wire
+        each, comm_dtype = zero is not None and zero.stage == 2, self._comm_dtype
         if self.mesh.device == "cpu":
-            keepers = [ranks for _ in self.trainable]
+            destinations = [ranks for _ in self.trainable]
             if zero is not None:
                 owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
-                keepers = [axes.group(owner, "data", "sequence") for owner in owners]
-            return PushedGradients(ranks, me, self.trainable, keepers, each_micro_batch=each, comm_dtype=wire)
-        replicas, before = Ranks.of(axes, me, "data", "sequence").group, before_exchanges(self.model)
-        held = [place for place, parameter in enumerate(self.trainable) if id(parameter) in before]
+                destinations = [axes.group(owner, "data", "sequence") for owner in owners]
+            return PushedGradients(
+                ranks, me, self.trainable, destinations, each_micro_batch=each, comm_dtype=comm_dtype
+            )
+        replicas, before = (
+            PaddleGroup.create(axes, me, "data", "sequence").group,
+            before_exchanges(self.model),
+        )
+        deferred = [index for index, parameter in enumerate(self.trainable) if id(parameter) in before]
         if zero is None:
             assert replicas is not None
-            return BucketedGradients(replicas, self.trainable, held_back=held, comm_dtype=wire)
+            return BucketedGradients(replicas, self.trainable, held_back=deferred, comm_dtype=comm_dtype)
         owners = [zero.group.ranks[zero.owner(p)] for p in self.trainable]
         assert zero.comm_groups is not None
         return BucketedGradients(
             zero.comm_groups.groups[0], self.trainable, owners=owners, replicas=replicas, each_micro_batch=each,
-            comm_groups=zero.comm_groups, held_back=held, comm_dtype=wire,
+            comm_groups=zero.comm_groups, held_back=deferred, comm_dtype=comm_dtype,
         )  # fmt: skip
 
-    def _exchange_behind(self) -> ReplicaSums | None:
+    def _make_exchange_after_backward(self) -> ReplicaSums | None:
         """Under stage 3 with a dtype to travel in: that of the sums that this rank keeps, over data and sequence; in
         their own dtype Paddle exchanges them. Collective."""
         axes, zero, me = self.mesh.axes, self.zero, self.mesh.rank
         ranks = axes.group(me, "data", "sequence")
-        if len(ranks) == 1 or zero is None or zero.stage < 3 or self._wire is None:
+        if len(ranks) == 1 or zero is None or zero.stage < 3 or self._comm_dtype is None:
             return None
-        group = None if self.mesh.device == "cpu" else Ranks.of(axes, me, "data", "sequence").group
-        return ReplicaSums(ranks, me, self.trainable, self._wire, group)
+        group = None if self.mesh.device == "cpu" else PaddleGroup.create(axes, me, "data", "sequence").group
+        return ReplicaSums(ranks, me, self.trainable, self._comm_dtype, group)
 
     @property
     def rounds_to(self) -> str | None:
-        wire = self._wire
-        return wire if wire is not None and any(rounds(dtype_of(p), wire) for p in self.trainable) else None
+        comm_dtype = self._comm_dtype
+        return (
+            comm_dtype
+            if comm_dtype is not None and any(rounds(dtype_of(p), comm_dtype) for p in self.trainable)
+            else None
+        )
 
     def _gathered_samples(self) -> GatheredSamples:
-        ranks = Ranks.of(self.mesh.axes, self.mesh.rank, "data", "sharding")
+        ranks = PaddleGroup.create(self.mesh.axes, self.mesh.rank, "data", "sharding")
         return GatheredSamples(ranks.ranks, ranks.rank, ranks)
 
     @contextmanager
@@ -115,7 +127,7 @@ class HybridLearner(Learner):
         if self._stage3 is not None:
             self._stage3.sends = True
         try:
-            with nullcontext() if self._ahead is None else self._ahead.backward(last):
+            with nullcontext() if self._overlapped is None else self._overlapped.backward(last):
                 yield
         finally:
             if self._stage3 is not None:
@@ -125,15 +137,15 @@ class HybridLearner(Learner):
         zero, named = self.zero, self._named_trainable
         if zero is not None:
             zero.finish()
-        if self._ahead is not None:
-            self._ahead.finish()
+        if self._overlapped is not None:
+            self._overlapped.finish()
             if self.mesh.axes.tensor == self.mesh.axes.pipeline == 1:
                 return  # no other axis has gradients to exchange, and no rank lacks what another has
         with self._absent.as_zeros((n, p) for n, p in named if zero is None or zero.keeps_gradient(p)):
             self._exchange()
 
     @property
-    def counts_sent(self) -> bool:
+    def counts_bytes(self) -> bool:
         """On CPUs our carriers count, and the bridge; on accelerators only the buckets of `parallel.exchange` do."""
         axes, stage = self.mesh.axes, self.zero.stage if self.zero is not None else 0
         return self.mesh.device == "cpu" or (axes.tensor == axes.sequence == axes.pipeline == 1 and stage < 3)
@@ -145,8 +157,8 @@ class HybridLearner(Learner):
     def _finish_exchange(self) -> None:
         if self.zero is not None:
             self.zero.finish()
-        if self._ahead is not None and self._ahead.each_micro_batch:
-            self._ahead.finish()
+        if self._overlapped is not None and self._overlapped.each_micro_batch:
+            self._overlapped.finish()
 
     def _exchange(self) -> None:
         """All-reduces the gradients that this rank keeps, each of which is there. Collective."""
@@ -154,33 +166,33 @@ class HybridLearner(Learner):
         if marked:
             fused_allreduce_gradients_with_group(marked, self.hcg.get_model_parallel_group(), scale=1.0)
         axes = self.mesh.axes
-        if self._behind is not None:
-            self._behind.exchange()
-        elif self._ahead is None and (axes.data > 1 or axes.sequence > 1):
+        if self._after_backward is not None:
+            self._after_backward.exchange()
+        elif self._overlapped is None and (axes.data > 1 or axes.sequence > 1):
             # Under ZeRO: of the gradients that this rank owns.
             fused_allreduce_gradients(self.trainable, self.hcg)
 
     def _step(self) -> None:
-        self.settle()  # what a forward left out
+        self.wait_for_params()  # what a forward left out
         if self.clips:
             norms = self._norms_over([clip.parameters for clip in self.clips])
             for clip, norm in zip(self.clips, norms, strict=True):
                 factor = clip.bound / paddle.maximum(norm, paddle.full_like(norm, clip.bound))
                 gradients.scale(clip.parameters, factor)
-        if self._updates_some:
+        if self._updates_parameters:
             with self.optimizer_states_on_device():
                 self.optimizer.step()
         if self.zero is not None:
             self.zero.share()
         if not self.values_may_travel:
-            self.settle()
+            self.wait_for_params()
 
     def share_updates(self) -> None:
         if self.zero is not None:
             self.zero.share()
             self.zero.settle()
 
-    def settle(self) -> None:
+    def wait_for_params(self) -> None:
         if self.zero is not None:
             self.zero.settle()
 
@@ -197,7 +209,8 @@ class HybridLearner(Learner):
         parameter's main replica. One exchange for all lists. Collective."""
         at = self.mesh.coords
         counted = [
-            [p for p in parameters if self.placements.of(p).is_main_replica(at)] for parameters in lists
+            [p for p in parameters if self.placements.placement_of(p).is_main_replica(at)]
+            for parameters in lists
         ]
         # Float64 on every rank: one that counts nothing has no gradient from which to take the dtype.
         squares = [gradients.global_norm(parameters).astype("float64").square() for parameters in counted]
@@ -205,13 +218,13 @@ class HybridLearner(Learner):
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Over the ranks that hold the same part of the model; those of one sequence have a mean."""
-        DataGroup.of(self.hcg).sum_tensor(tensor)
+        NestedGroup.from_hcg(self.hcg).sum_tensor(tensor)
         if self.mesh.axes.sequence > 1:
             dist.all_reduce(tensor, group=self.hcg.get_sep_parallel_group())
         return tensor / self.mesh.axes.sequence
 
     def predict(self, inputs: Any) -> Any:
-        with self._serving_others():
+        with self._serving_peers():
             return super().predict(inputs)
 
     def _forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
@@ -225,12 +238,12 @@ class HybridLearner(Learner):
             at = f"{own[-1][0].f_code.co_filename}, line {own[-1][1]}" if own else "the model"
             raise UsageError(_ELSEWHERE.format(at)) from error
 
-    def _forward_again(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
-        with self._serving_others():
-            return super()._forward_again(micro_batch, batch)
+    def _recompute_forward(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
+        with self._serving_peers():
+            return super()._recompute_forward(micro_batch, batch)
 
     @contextmanager
-    def _serving_others(self) -> Iterator[None]:
+    def _serving_peers(self) -> Iterator[None]:
         """Around a forward without backward: under ZeRO-3, then joins the rounds of ranks that still run."""
         try:
             yield

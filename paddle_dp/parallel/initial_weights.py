@@ -64,13 +64,13 @@ class Draw:
         return not isinstance(_owner(self.initializer), _CONSTANT)
 
     def run(self) -> None:
-        whole = self.parameter
-        if whole.dtype == self.dtype:
-            self.initializer(whole, None)
+        full = self.parameter
+        if full.dtype == self.dtype:
+            self.initializer(full, None)
             return
-        drawn = Parameter(whole.shape, self.dtype, name=whole.name)
+        drawn = Parameter(full.shape, self.dtype, name=full.name)
         self.initializer(drawn, None)
-        drawn.astype(whole.dtype)._share_underline_tensor_to(whole)
+        drawn.astype(full.dtype)._share_underline_tensor_to(full)
 
 
 class InitialWeights:
@@ -79,7 +79,7 @@ class InitialWeights:
     def __init__(self, draws: Iterable[Draw], state: list[Any]):
         self.draws, self._state = list(draws), state
         self._slices: dict[int, list[tuple[paddle.Tensor, Shard]]] = defaultdict(list)
-        self._whole_of: dict[int, tuple[paddle.Tensor, Shard]] = {}
+        self._full_of: dict[int, tuple[paddle.Tensor, Shard]] = {}
         self._draw_of = {id(draw.parameter): number for number, draw in enumerate(self.draws)}
         self._patterns: dict[str, paddle.Tensor] = {}  # some values of large parameters, for trials
 
@@ -87,17 +87,17 @@ class InitialWeights:
         """Whether these are the values of this (whole) parameter."""
         return id(parameter) in self._draw_of
 
-    def cut(self, part: paddle.Tensor, whole: paddle.Tensor, shard: Shard) -> None:
-        """Says that `part`, which has no memory yet, is a slice of a whole parameter."""
-        self._slices[id(whole)].append((part, shard))
-        self._whole_of[id(part)] = whole, shard
+    def cut(self, sliced: paddle.Tensor, full: paddle.Tensor, shard: Shard) -> None:
+        """Says that `sliced`, which has no memory yet, is a slice of a whole parameter."""
+        self._slices[id(full)].append((sliced, shard))
+        self._full_of[id(sliced)] = full, shard
 
     @paddle.no_grad()
     def draw(self, keep: Iterable[paddle.Tensor]) -> None:
         """Gives the parameters `keep`, and slices, their values; all others stay without memory. Paddle's generators
         are left as they were found."""
-        wanted = {id(parameter) for parameter in keep}
-        uses = [self._is_wanted(draw.parameter, wanted) for draw in self.draws]
+        keep_ids = {id(parameter) for parameter in keep}
+        uses = [self._is_needed(draw.parameter, keep_ids) for draw in self.draws]
         last = max((number for number, used in enumerate(uses) if used), default=-1)
         state = paddle.get_rng_state()
         paddle.set_rng_state(self._state)
@@ -106,7 +106,7 @@ class InitialWeights:
                 # Numbers that this rank does not need come before those that it does.
                 if used or draw.takes_numbers:
                     draw.run()
-                    self._deal(draw.parameter, wanted)
+                    self._deal(draw.parameter, keep_ids)
         finally:
             paddle.set_rng_state(state)
 
@@ -114,47 +114,47 @@ class InitialWeights:
         """Gives every parameter its values."""
         self.draw([draw.parameter for draw in self.draws])
 
-    def _is_wanted(self, whole: paddle.Tensor, wanted: set[int]) -> bool:
-        return id(whole) in wanted or any(id(part) in wanted for part, _ in self._slices[id(whole)])
+    def _is_needed(self, full: paddle.Tensor, keep_ids: set[int]) -> bool:
+        return id(full) in keep_ids or any(id(sliced) in keep_ids for sliced, _ in self._slices[id(full)])
 
-    def _deal(self, whole: paddle.Tensor, wanted: set[int]) -> None:
-        for part, shard in self._slices[id(whole)]:
-            if id(part) in wanted:
-                shard.of(whole)._share_underline_tensor_to(part)
-        if id(whole) not in wanted:
-            whole._clear_data()
+    def _deal(self, full: paddle.Tensor, keep_ids: set[int]) -> None:
+        for sliced, shard in self._slices[id(full)]:
+            if id(sliced) in keep_ids:
+                shard.cut(full)._share_underline_tensor_to(sliced)
+        if id(full) not in keep_ids:
+            full._clear_data()
 
     @paddle.no_grad()
-    def lend(self, parameter: paddle.Tensor) -> bool:
+    def materialize(self, parameter: paddle.Tensor) -> bool:
         """Gives a parameter, or a slice, some values of its distribution, the same at every call and on every rank.
         Returns whether it had none."""
-        whole, shard = self._whole_of.get(id(parameter), (parameter, None))
-        if parameter._is_initialized() or not self.has(whole):
+        full, shard = self._full_of.get(id(parameter), (parameter, None))
+        if parameter._is_initialized() or not self.has(full):
             return False
-        self._try_out(whole)
+        self._try_out(full)
         if shard is not None:
-            shard.of(whole)._share_underline_tensor_to(parameter)
-            whole._clear_data()
+            shard.cut(full)._share_underline_tensor_to(parameter)
+            full._clear_data()
         return True
 
-    def _try_out(self, whole: Any) -> None:
+    def _try_out(self, full: Any) -> None:
         """Large random ones repeat a drawn pattern, of a prime length and from another place each: drawing takes ten
         times as long."""
-        number = self._draw_of[id(whole)]
+        number = self._draw_of[id(full)]
         owner = _owner(self.draws[number].initializer)
-        repeats = whole.size > 16 * _PATTERN and isinstance(owner, _RANDOM)
-        key = f"{type(owner)} {sorted(vars(owner).items())} {whole.shape} {whole.dtype}"
+        repeats = full.size > 16 * _PATTERN and isinstance(owner, _RANDOM)
+        key = f"{type(owner)} {sorted(vars(owner).items())} {full.shape} {full.dtype}"
         if not repeats or key not in self._patterns:
             state = paddle.get_rng_state()
             paddle.seed(number)
             self.draws[number].run()
             paddle.set_rng_state(state)
             if repeats:
-                self._patterns[key] = whole.flatten()[:_PATTERN].clone()
+                self._patterns[key] = full.flatten()[:_PATTERN].clone()
         if repeats:
             start = number * 7919 % _PATTERN
-            values = paddle.tile(self._patterns[key], [(start + whole.size) // _PATTERN + 1])
-            values[start : start + whole.size].reshape(whole.shape)._share_underline_tensor_to(whole)
+            values = paddle.tile(self._patterns[key], [(start + full.size) // _PATTERN + 1])
+            values[start : start + full.size].reshape(full.shape)._share_underline_tensor_to(full)
 
 
 _pending: WeakKeyDictionary[nn.Layer, InitialWeights] = WeakKeyDictionary()  # of models without memory
@@ -184,10 +184,10 @@ def without_memory(
     """
     names = unique_name.switch()  # the generator of names, and what refuses a name's second use
     unique_name.switch(*copy.deepcopy(names))
-    others = np.random.get_state(), random.getstate()
+    host_states = np.random.get_state(), random.getstate()
     state = paddle.get_rng_state()
     draws: list[Draw] = []
-    made = None
+    finished = None
     try:
         with _recorded(draws) as read:
             with paddle.LazyGuard():
@@ -195,18 +195,18 @@ def without_memory(
             reason = _not_reproducible(model, draws)
             if not reason:
                 _pending[model] = InitialWeights(draws, state)
-                made = finish(model)
+                finished = finish(model)
         reason = read[0] if read else reason
     except PaddleDPError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, it can be built whole, or fails in the same way then
         reason = str(error).strip().split("\n")[0] or type(error).__name__
     if not reason:
-        return made, ""
+        return finished, ""
     unique_name.switch(*names)
     paddle.set_rng_state(state)
-    np.random.set_state(others[0])
-    random.setstate(others[1])
+    np.random.set_state(host_states[0])
+    random.setstate(host_states[1])
     return None, reason
 
 
@@ -249,11 +249,11 @@ def reads_weights(model: nn.Layer, make: Callable[[], Any]) -> bool:
 
 class _Generator:
     """Paddle's generator while initializers are recorded: each record moves it, as its draw would, so that a
-    constructor that sets it back, or seeds it again, is noticed as one that draws is. `said`: where a sentence on that
-    goes."""
+    constructor that sets it back, or seeds it again, is noticed as one that draws is. `sentences`: where a sentence on
+    that goes."""
 
-    def __init__(self, said: list[str]):
-        self._found, self._left, self._said = paddle.get_rng_state(), random_state(), said
+    def __init__(self, sentences: list[str]):
+        self._initial_state, self._left, self._sentences = paddle.get_rng_state(), random_state(), sentences
 
     def move(self) -> None:
         self._look()
@@ -262,11 +262,11 @@ class _Generator:
 
     def restore(self) -> None:
         self._look()
-        paddle.set_rng_state(self._found)
+        paddle.set_rng_state(self._initial_state)
 
     def _look(self) -> None:
         if random_state() != self._left:
-            self._said.append("random numbers are drawn, or their generator is set, while it is built")
+            self._sentences.append("random numbers are drawn, or their generator is set, while it is built")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from paddle import nn
 
 from paddle_dp.errors import DivergenceError
 from paddle_dp.parallel.attributes import attributes_of, digest
-from paddle_dp.parallel.own_code import is_library
+from paddle_dp.parallel.library_code import is_library
 
 if TYPE_CHECKING:
     from paddle_dp.parallel.learner import Learner
@@ -43,20 +43,26 @@ class LayerSettings:
         rows = self._mesh.gather([changed, rate])
         rates = {str(rank): repr(row[1]) for rank, row in enumerate(rows)}
         if len(set(rates.values())) > 1:
-            raise DivergenceError(f"{when}: ranks differ in the learning rate: {_by_rank(rates)}. {_OF_RATE}")
+            raise DivergenceError(
+                f"{when}: ranks differ in the learning rate: {_by_rank(rates)}. {_RATE_ADVICE}"
+            )
         keys = sorted({(layer, setting) for row in rows for layer, setting in row[0]})
         if not keys:
             return []
-        held = self._mesh.gather([[*key, now[key]] for key in keys if key in now])
-        return list(self._compared(keys, held, when))
+        rank_rows = self._mesh.gather([[*key, now[key]] for key in keys if key in now])
+        return list(self._compared(keys, rank_rows, when))
 
-    def _compared(self, keys: list[Key], held: list[list[list[str]]], when: str) -> Iterable[str]:
-        of_ranks = [{(layer, setting): value for layer, setting, value in rows} for rows in held]
+    def _compared(self, keys: list[Key], rank_rows: list[list[list[str]]], when: str) -> Iterable[str]:
+        settings_of_ranks = [
+            {(layer, setting): value for layer, setting, value in rows} for rows in rank_rows
+        ]
         own = {name for name, layer in self._learner.named_layers() if not is_library(type(layer).__module__)}
         owned = {name for names in self._mesh.gather(sorted(own)) for name in names}
         for layer, setting in keys:
             values = {
-                str(rank): row[layer, setting] for rank, row in enumerate(of_ranks) if (layer, setting) in row
+                str(rank): row[layer, setting]
+                for rank, row in enumerate(settings_of_ranks)
+                if (layer, setting) in row
             }
             if len(set(values.values())) < 2:
                 continue
@@ -72,19 +78,19 @@ class LayerSettings:
 
     def _settings(self) -> dict[Key, str]:
         """By layer and setting, on a rank that computes."""
-        found: dict[Key, str] = {}
+        settings: dict[Key, str] = {}
         for name, layer in self._learner.named_layers() if self._mesh.reads else ():
             if type(layer).__module__.startswith("paddle_dp."):
                 continue  # ours have states of their own
-            found[name, _MODE] = "training" if layer.training else "evaluation"
-            found[name, _HOOKS] = ", ".join(_hooks(layer)) or "none"
+            settings[name, _MODE] = "training" if layer.training else "evaluation"
+            settings[name, _HOOKS] = ", ".join(_hooks(layer)) or "none"
             for setting, value in attributes_of(layer).items():
                 if (told := digest(value)) is not None:
-                    found[name, setting] = repr(told)
-        return found
+                    settings[name, setting] = repr(told)
+        return settings
 
 
-_OF_RATE = (
+_RATE_ADVICE = (
     "Their updates are others, so their weights drift apart: what a callback or a script changes it has to change on "
     "every rank"
 )

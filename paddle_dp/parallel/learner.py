@@ -18,22 +18,22 @@ from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.attributes import Attributes, OptimizerMemory
 from paddle_dp.parallel.batch_norm import LocalNorms
-from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients
 from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.exchange.reducer_buckets import ReducerBuckets
+from paddle_dp.parallel.extra_state import ExtraState, SavedExtraState
 from paddle_dp.parallel.first_not_finite import not_finite
-from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.missing_gradients import MissingGradients
-from paddle_dp.parallel.passes import Passes, Sums, totals
+from paddle_dp.parallel.optimizer_checks import parameters_of
+from paddle_dp.parallel.passes import MicroBatchRunner, Sums, totals
 from paddle_dp.parallel.placed_model import Trainable
 from paddle_dp.parallel.trial import buffers_before
 
 if TYPE_CHECKING:
-    from paddle_dp.parallel.pipeline.timeline import Recorder
+    from paddle_dp.parallel.pipeline.timeline import PipelineRecorder
 
 NO_REMEDY = (
     "under this strategy ranks do not meet in a forward, as those of data_parallel with sync_batch_norm do"
@@ -55,7 +55,7 @@ Accept = Callable[[Mapping[str, float]], bool]
 
 
 @dataclass(kw_only=True)
-class Learner(Passes):
+class Learner(MicroBatchRunner):
     """A placed model and its optimizer, which make one update from each global batch; this process has its share of it.
 
     The gradient of an update is the one-process gradient. With any number of micro-batches and ranks, each backward
@@ -64,9 +64,10 @@ class Learner(Passes):
     samples), and the all-reduced gradients are multiplied by samples / count. If nothing in a batch counts, no update
     is made, and `empty` is true until the next one.
 
-    `noticed`: sentences on differences from one process that were known before; `unknown`: on what could not be tried.
+    `known_differences`: sentences on differences from one process that were known before; `unknown`: on what could not
+    be tried.
     `values_may_travel`: after an update other ranks' new parameters may still be on their way, for the next forward
-    waits for them layer by layer; who sets it calls `settle` before anybody else reads a parameter.
+    waits for them layer by layer; who sets it calls `wait_for_params` before anybody else reads a parameter.
     `unscaled_by`: what the gradients of the last update were multiplied by after their exchange.
     `faulty_gradients`: this rank's gradients that were not finite in the last update with metrics, and their contents.
     `local_loss`: its share of that update's loss, a sum.
@@ -76,10 +77,12 @@ class Learner(Passes):
     schedule: paddle.optimizer.lr.LRScheduler | None
     faulty_gradients: dict[str, str] = field(default_factory=dict, init=False)
     local_loss: float = field(default=0.0, init=False)
-    recorder: Recorder | None = field(default=None, init=False)  # under a pipeline: times of its stages
+    recorder: PipelineRecorder | None = field(
+        default=None, init=False
+    )  # under a pipeline: times of its stages
     empty: bool = field(default=False, init=False)
     values_may_travel: bool = field(default=False, init=False)
-    noticed: list[str] = field(default_factory=list)
+    known_differences: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     unscaled_by: float = field(default=1.0, init=False)
 
@@ -88,11 +91,11 @@ class Learner(Passes):
         self._placed_trainable = Trainable(self.named_parameters())
         updated = {id(p) for p in parameters_of(self.optimizer)}
         # A stage may have no parameters, and Paddle's methods ask for the first.
-        self._updates_some = bool(updated)
+        self._updates_parameters = bool(updated)
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
         # Parameters that no rank had a gradient of in the first update, where ranks are compared.
         self._unused: frozenset[str] | None = None
-        self._told_unused = False
+        self._warned_unused = False
         self._reducer: ReducerBuckets | None = None
         self._absent = MissingGradients(self.mesh)
         self.rate = Rate(self.optimizer, self.schedule)
@@ -108,7 +111,7 @@ class Learner(Passes):
         """The attributes of a user's optimizer that training has changed and checkpoints do not save. Collective."""
         return self._gather_names(self._optimizer_memory.lost())
 
-    def lost_attributes(self) -> list[str]:
+    def unsaved_attributes(self) -> list[str]:
         """The attributes of a user's layers, loss and schedule that training has changed and checkpoints do not save,
         such as «model.encoder.calls». Collective."""
         return self._gather_names(self._attributes.changed())
@@ -136,23 +139,23 @@ class Learner(Passes):
             self._placed_trainable.check(self._may_freeze)
         if self._local_norms.look():
             self.sync_buffers()  # one that was frozen now uses its running statistics
-        known = self.count_ahead(batch)
+        known = self.known_count(batch)
         divisor = batch.samples if known is None else known or 1.0
-        seen, answered = self._forward_backward(batch, divisor, collect_metrics or accept is not None)
+        local_sums, answered = self._forward_backward(batch, divisor, collect_metrics or accept is not None)
         heartbeat.enter("exchange")
         self._all_reduce_gradients()
         count = self._global_count(answered) if known is None else known
         self.empty = count == 0
-        if not (self._told_unused or self.empty):
+        if not (self._warned_unused or self.empty):
             self._tell_unused()
         usable = not self.empty and self._unscale(divisor / count)
-        metrics = self._metrics(seen, count) if collect_metrics or accept else None
+        metrics = self._metrics(local_sums, count) if collect_metrics or accept else None
         heartbeat.enter("update")
         if accept and undo and metrics is not None and not self.empty and not accept(metrics):
             undo()
         elif usable:
             self._step()
-        if self._updates_some:
+        if self._updates_parameters:
             self.optimizer.clear_grad(set_to_zero=False)
         for parameter in self._not_updated:
             parameter.clear_gradient(False)
@@ -172,7 +175,7 @@ class Learner(Passes):
 
     def _tell_unused(self) -> None:
         """Says once, on the first rank, which trained parameters no rank has a gradient of. Collective."""
-        self._told_unused = True
+        self._warned_unused = True
         present = {name: parameter.grad is not None for name, parameter in self._named_trainable}
         lacking = self._gather_names([name for name, there in present.items() if not there])
         there = set(self._gather_names([name for name in lacking if present.get(name)])) if lacking else set()
@@ -191,7 +194,7 @@ class Learner(Passes):
         self._draws.gather_findings(self.mesh)
         self._synced_buffers.sync()
 
-    def leave_out(self) -> None:
+    def skip_update(self) -> None:
         """Counts an update without making it: the schedule goes on, and nothing else changes. Collective."""
         self.empty = False
         self.rate.step()
@@ -224,9 +227,9 @@ class Learner(Passes):
             yield
         finally:
             self.values_may_travel = False
-            self.settle()
+            self.wait_for_params()
 
-    def settle(self) -> None:
+    def wait_for_params(self) -> None:
         """Waits, on the device, until this rank has all values of the last update; `values_may_travel` tells who must
         call it."""
 
@@ -243,29 +246,29 @@ class Learner(Passes):
 
     # Ranks that have weights of their own for a while override the following.
 
-    def consensus(self, states: bool = False) -> AbstractContextManager[None]:
+    def averaged(self, states: bool = False) -> AbstractContextManager[None]:
         """Around code that reads the weights of the training, and with `states` the optimizer's: where each rank has
         its own, their means stand in their places within it. Collective."""
         return nullcontext()
 
-    def conclude(self) -> None:
+    def finalize(self) -> None:
         """At the end of a training: from here on all ranks have the same weights. Collective."""
 
-    def whole_gradients(self) -> AbstractContextManager[None]:
+    def global_gradients(self) -> AbstractContextManager[None]:
         """Around code that reads the gradients of an update before it is made: within it they are those of the global
         batch, also where ranks use those of their own shares. Collective."""
         return nullcontext()
 
     @property
-    def counts_sent(self) -> bool:
+    def counts_bytes(self) -> bool:
         """Whether all that a step sends is counted (`mesh.traffic`)."""
         return True
 
-    def beside(self) -> Beside:
-        """What a checkpoint has to hold beside model and optimizer. Call it outside of `consensus`."""
-        return Beside()
+    def extra_state(self) -> ExtraState:
+        """What a checkpoint has to hold beside model and optimizer. Call it outside of `averaged`."""
+        return ExtraState()
 
-    def load_beside(self, saved: SavedBeside) -> None:
+    def load_extra_state(self, saved: SavedExtraState) -> None:
         """From a checkpoint, after model and optimizer; of another strategy's it is empty."""
 
     # Ranks that do not wait for each other override these: the loop then trains in rounds (train/rounds.py).
@@ -275,11 +278,11 @@ class Learner(Passes):
         return False
 
     @property
-    def claims(self) -> bool:
+    def computes(self) -> bool:
         """Whether this rank computes shares, in rounds; not one that serves the others alone."""
         return True
 
-    def learn_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
+    def train_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
         """One update from this rank's share of a global batch. Not collective.
 
         With `collect`, returns the share's sums by name, `loss` and scores, what the loss counts in it (`count`), and
@@ -287,7 +290,7 @@ class Learner(Passes):
         """
         raise NotImplementedError
 
-    def leave_off(self) -> None:
+    def end_of_work(self) -> None:
         """When this rank has computed all shares that it could get in a round. Not collective."""
 
     def serve(self) -> Iterator[int]:
@@ -295,10 +298,10 @@ class Learner(Passes):
         global batch when others have come to it."""
         raise NotImplementedError
 
-    def meet(self) -> None:
+    def end_round(self) -> None:
         """At a round's end: from here on all ranks have the weights of the training. Collective."""
 
-    def go_on(self) -> None:
+    def begin_round(self) -> None:
         """At a round's beginning. Collective."""
 
     def share_updates(self) -> None:
@@ -340,7 +343,7 @@ class Learner(Passes):
             sentences = [
                 f"{layers} over one rank's samples ({local[0]}{', …' if len(local) > 1 else ''}): {self._remedy}"
             ]
-        sentences += self.noticed
+        sentences += self.known_differences
         if self.mesh.dp_size > 1 and self.loss.compares == "rank":
             sentences.append(_LOCAL_PAIRS.format(self.loss.name))
         sentences += [*self._synced_buffers.differences(), *self.random_differences()]
@@ -366,15 +369,15 @@ class Learner(Passes):
         """The 2-norm over all gradients of the whole model, 0-d, once they are all-reduced."""
         return gradients.global_norm(self.trainable, "float64" if self.mixed.double else "float32")
 
-    def count_ahead(self, batch: Batch) -> float | None:
+    def known_count(self, batch: Batch) -> float | None:
         """The count of this global batch, over all ranks and micro-batches; None if it is only known after the forward.
         Collective."""
         if self.loss.counted == "samples":
             return batch.samples
-        own = self._own_count(batch)
+        own = self._local_count(batch)
         return None if own is None else self._global_count(own)
 
-    def _own_count(self, batch: Batch) -> Count | None:
+    def _local_count(self, batch: Batch) -> Count | None:
         """The count of this rank's share of a batch; None if it is only known after the forward."""
         own = [one for one in batch.micro_batches if not one.is_dummy]
         if self.loss.counted == "answers":

@@ -11,15 +11,15 @@ from typing import Any, Literal
 import paddle
 
 from paddle_dp.batch import Batch
-from paddle_dp.parallel.beside import Beside, SavedBeside
 from paddle_dp.parallel.consistency import Replica, check_sound
 from paddle_dp.parallel.data_parallel_learner import DataParallelLearner
 from paddle_dp.parallel.exchange.memory import moved_gradient
+from paddle_dp.parallel.extra_state import ExtraState, SavedExtraState
 from paddle_dp.parallel.learner import NO_REMEDY, Accept
 from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.outer_momentum import OuterMomentum
 from paddle_dp.parallel.passes import Sums
-from paddle_dp.parallel.periods import OwnStates, Periods, States, write
+from paddle_dp.parallel.periods import LocalStates, Periods, States, write
 
 
 @dataclass(kw_only=True)
@@ -46,17 +46,17 @@ class LocalLearner(DataParallelLearner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._trained = list(zip(self._place_names, self.trainable, strict=True))
-        self._states = OwnStates(self.optimizer, self._trained, self.mesh)
+        self._trained = list(zip(self._param_names, self.trainable, strict=True))
+        self._states = LocalStates(self.optimizer, self._trained, self.mesh)
         self._began = False  # whether ranks learn on their own
         self._start: list[paddle.Tensor] = []  # the weights that all had when the period began
         # From how many samples, or what the loss counts, this rank has learned since then.
         self._learned = 0.0
-        self._own = 0.0  # the same in this update
+        self._update_count = 0.0  # the same in this update
         self._is_local = False  # this update
         self._portion = 1.0 / self.mesh.ranks  # of this rank in the last mean
-        self._apart = False  # the ranks' weights differ
-        self._states_apart = False
+        self._diverged = False  # the ranks' weights differ
+        self._states_diverged = False
 
     @property
     def _exchanged(self) -> str:
@@ -69,7 +69,7 @@ class LocalLearner(DataParallelLearner):
     ) -> dict[str, float] | None:
         self._is_local = self.periods.is_local(self.rate.steps + 1)
         self.periods.see(self.optimizer.get_lr())
-        if not self._is_local and (self._apart or self._states_apart):
+        if not self._is_local and (self._diverged or self._states_diverged):
             self._end_learning_alone()
         if self._is_local and not self._began:
             self._begin_alone()
@@ -88,24 +88,24 @@ class LocalLearner(DataParallelLearner):
     def _end_learning_alone(self) -> None:
         """Where a resumed training has a longer warm-up than the one that was saved: its updates are those of all ranks
         together, from the same weights and states. Collective."""
-        self.conclude()
-        if self._states_apart:
+        self.finalize()
+        if self._states_diverged:
             self._average_states()
         self._began, self._start, self.periods.ends = False, [], 0
 
-    def count_ahead(self, batch: Batch) -> float | None:
+    def known_count(self, batch: Batch) -> float | None:
         if not self._is_local:
-            return super().count_ahead(batch)
-        own = self._own_count(batch)
+            return super().known_count(batch)
+        own = self._local_count(batch)
         return None if own is None else self._take_count(number(own))
 
     def _global_count(self, counted: Count) -> float:
         return self._take_count(number(counted)) if self._is_local else super()._global_count(counted)
 
-    def _take_count(self, own: float) -> float:
+    def _take_count(self, count: float) -> float:
         """What this rank divides by. Without a sample of its own it makes no update, but takes part in means."""
-        self._own = self._checked(own)
-        return own or 1.0
+        self._update_count = self._checked(count)
+        return count or 1.0
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:
         return super()._exchanging(last and not self._is_local)
@@ -121,21 +121,21 @@ class LocalLearner(DataParallelLearner):
             super()._step()
 
     def _step_alone(self) -> None:
-        if self._own:
+        if self._update_count:
             super()._step()
-        self._learned += self._own
-        self._apart = self._states_apart = True
+        self._learned += self._update_count
+        self._diverged = self._states_diverged = True
         if self.periods.is_over(self.rate.steps + 1):
             self._end_period()
             self.periods.begin(self.rate.steps + 1, self.optimizer.get_lr())
 
     def _after_update(self) -> None:
-        if not (self._is_local and self._apart):
+        if not (self._is_local and self._diverged):
             super()._after_update()
 
     def _metrics(self, local_sums: list[Sums], count: float) -> dict[str, float]:
         if self._is_local:
-            count = self.mesh.sum([self._own])[0]
+            count = self.mesh.sum([self._update_count])[0]
             self.empty = not count
         return super()._metrics(local_sums, count)
 
@@ -143,10 +143,10 @@ class LocalLearner(DataParallelLearner):
         if not self._is_local:
             return super().gradient_norm()
         if self.periods.every == 1:
-            with self.whole_gradients():
+            with self.global_gradients():
                 return super().gradient_norm()
         norm = super().gradient_norm()
-        squares, counted = self.mesh.sum([self._own * norm.item() ** 2, self._own])
+        squares, counted = self.mesh.sum([self._update_count * norm.item() ** 2, self._update_count])
         return paddle.full([], sqrt(squares / counted) if counted else 0.0, norm.dtype)
 
     # Means over the ranks.
@@ -162,14 +162,14 @@ class LocalLearner(DataParallelLearner):
         if self.optimizer_states == "averaged":
             self._average_states()
         self.sync_buffers()
-        self._learned, self._apart = 0.0, False
+        self._learned, self._diverged = 0.0, False
 
     @paddle.no_grad()
     def _average_states(self) -> None:
         for states in self._states.by_kind():
             write(states, self._mean(states))
         self._states.average_counts(self._portion)
-        self._states_apart = False
+        self._states_diverged = False
 
     def _take_weight(self) -> None:
         total = self.mesh.sum([self._learned])[0]
@@ -191,21 +191,25 @@ class LocalLearner(DataParallelLearner):
             parameter.clear_gradient(False)
             if value is not None:
                 parameter._copy_gradient_from(value.astype(parameter.dtype))
-        self._ahead.finish()
+        self._overlapped.finish()
         return [p.grad if p.grad is None else moved_gradient(p) for p in self.trainable]
 
     @contextmanager
-    def whole_gradients(self) -> Iterator[None]:
+    def global_gradients(self) -> Iterator[None]:
         if not self._is_local:
             yield
             return
-        own = [p.grad if p.grad is None else moved_gradient(p) for p in self.trainable]
-        total = self.mesh.sum([self._own])[0]
-        self._give(self._summed([None if g is None else g * (self._own / (total or 1.0)) for g in own]))
+        local_gradients = [p.grad if p.grad is None else moved_gradient(p) for p in self.trainable]
+        total = self.mesh.sum([self._update_count])[0]
+        self._give(
+            self._summed(
+                [None if g is None else g * (self._update_count / (total or 1.0)) for g in local_gradients]
+            )
+        )
         try:
             yield
         finally:
-            self._give(own)
+            self._give(local_gradients)
 
     def _give(self, gradients: States) -> None:
         for parameter, gradient in zip(self.trainable, gradients, strict=True):
@@ -214,32 +218,32 @@ class LocalLearner(DataParallelLearner):
                 parameter._copy_gradient_from(gradient)
 
     @contextmanager
-    def consensus(self, states: bool = False) -> Iterator[None]:
-        kept: list[tuple[paddle.Tensor, paddle.Tensor]] = []
+    def averaged(self, states: bool = False) -> Iterator[None]:
+        backups: list[tuple[paddle.Tensor, paddle.Tensor]] = []
         with paddle.no_grad():
-            if self._apart:
+            if self._diverged:
                 self._take_weight()
-                kept += [(parameter, parameter.clone()) for parameter in self.trainable]
+                backups += [(parameter, parameter.clone()) for parameter in self.trainable]
                 for start, parameter, moved in zip(self._start, self.trainable, self._moved(), strict=True):
                     parameter.copy_(start - moved, False)
-            if states and self._states_apart:
+            if states and self._states_diverged:
                 for of_kind in list(self._states.by_kind()):
                     mean = self._mean(of_kind)
-                    kept += [(state, state.clone()) for state in of_kind if state is not None]
+                    backups += [(state, state.clone()) for state in of_kind if state is not None]
                     write(of_kind, mean)
-                kept += [(count, count.clone()) for count in self._states.counts().values()]
+                backups += [(count, count.clone()) for count in self._states.counts().values()]
                 self._states.average_counts(self._portion)
         try:
             yield
         finally:
             with paddle.no_grad():
-                for tensor, own in kept:
-                    tensor.copy_(own, False)
+                for tensor, backup in backups:
+                    tensor.copy_(backup, False)
 
     @paddle.no_grad()
-    def conclude(self) -> None:
+    def finalize(self) -> None:
         """A period that is not over ends with the plain mean."""
-        if self._apart:
+        if self._diverged:
             outer, self.outer = self.outer, None
             self._end_period()
             self.outer = outer
@@ -253,31 +257,33 @@ class LocalLearner(DataParallelLearner):
         return NO_REMEDY
 
     def check(self, when: str, states: Any = ()) -> None:
-        if not (self._apart or self._states_apart):
+        if not (self._diverged or self._states_diverged):
             super().check(when, states)
             return
-        pairs = zip(self._trained, self._start, strict=True) if self._apart else ()
+        pairs = zip(self._trained, self._start, strict=True) if self._diverged else ()
         copies = [Replica(name, start) for (name, _), start in pairs]
         copies = copies or [Replica(name, parameter) for name, parameter in self.named_parameters()]
         mine = [*self.named_parameters(), *self._buffers(), *((name, state) for name, state, _ in states)]
         check_sound(copies, mine, self.mesh, when, self._excused)
 
-    def beside(self) -> Beside:
+    def extra_state(self) -> ExtraState:
         if not self._began:  # but adaptive periods hang on the highest learning rate, which may be behind
-            return Beside(shared={"periods": _numbers(self.periods.state())} if self.periods.adaptive else {})
+            return ExtraState(
+                shared={"periods": _numbers(self.periods.state())} if self.periods.adaptive else {}
+            )
         named = self._trained
         shared = {"periods": _numbers(self.periods.state())}
-        own = {"counts": _numbers([self._learned, self._portion])}
+        local = {"counts": _numbers([self._learned, self._portion])}
         if self.outer is not None:
             shared |= {f"velocity/{name}": v for (name, _), v in zip(named, self.outer.velocity, strict=True)}
-        if self._apart:
+        if self._diverged:
             shared |= {f"start/{name}": start for (name, _), start in zip(named, self._start, strict=True)}
-            own |= {f"weight/{name}": parameter for name, parameter in named}
-            own |= {f"buffer/{name}": buffer for name, buffer in self._saved_buffers()}
-        if self._states_apart:
+            local |= {f"weight/{name}": parameter for name, parameter in named}
+            local |= {f"buffer/{name}": buffer for name, buffer in self._saved_buffers()}
+        if self._states_diverged:
             self._states.complete()
-            own |= {f"state/{name}": state for name, state in self._states.named().items()}
-        return Beside(shared=shared, own=own)
+            local |= {f"state/{name}": state for name, state in self._states.named().items()}
+        return ExtraState(shared=shared, local=local)
 
     def _saved_buffers(self) -> list[tuple[str, paddle.Tensor]]:
         """The buffers that forward may change from this rank's samples between means, and that checkpoints hold: of the
@@ -286,14 +292,14 @@ class LocalLearner(DataParallelLearner):
         return [(name, buffer) for name, buffer in self.named_buffers() if id(buffer) in held]
 
     @paddle.no_grad()
-    def load_beside(self, saved: SavedBeside) -> None:
-        self._began = self._apart = self._states_apart = False
+    def load_extra_state(self, saved: SavedExtraState) -> None:
+        self._began = self._diverged = self._states_diverged = False
         self._start, self._learned = [], 0.0
         periods, counts = _numbers([0.0, 0.0]), _numbers([0.0, 0.0])
         if "periods" in saved.shared:
             saved.shared_into("periods", periods)
         ends, highest = periods.tolist()
-        self.periods.load([ends if saved.own else 0.0, highest])
+        self.periods.load([ends if saved.local else 0.0, highest])
         named = self._trained
         if self.outer is not None:
             self.outer.velocity = []
@@ -301,28 +307,30 @@ class LocalLearner(DataParallelLearner):
                 self.outer.begin(self.trainable)
                 for (name, _), velocity in zip(named, self.outer.velocity, strict=True):
                     saved.shared_into(f"velocity/{name}", velocity)
-        if not saved.own or "periods" not in saved.shared:
+        if not saved.local or "periods" not in saved.shared:
             return
-        saved.own_into("counts", counts)
+        saved.local_into("counts", counts)
         learned, self._portion = counts.tolist()
         # A parameter that was frozen then has none: all ranks go on from the mean, as on another number of ranks.
-        if all(f"weight/{name}" in saved.own for name, _ in named):
-            self._apart, self._learned = True, learned
-            self._load_own_weights(saved)
-        states = {name: state for name, state in self._states.named().items() if f"state/{name}" in saved.own}
-        self._states_apart = bool(states)
+        if all(f"weight/{name}" in saved.local for name, _ in named):
+            self._diverged, self._learned = True, learned
+            self._load_local_weights(saved)
+        states = {
+            name: state for name, state in self._states.named().items() if f"state/{name}" in saved.local
+        }
+        self._states_diverged = bool(states)
         for name, state in states.items():
-            saved.own_into(f"state/{name}", state)
+            saved.local_into(f"state/{name}", state)
 
-    def _load_own_weights(self, saved: SavedBeside) -> None:
+    def _load_local_weights(self, saved: SavedExtraState) -> None:
         """In the midst of a period: where it began, and this rank's own weights and buffers."""
         self._start = [parameter.clone() for parameter in self.trainable]
         for (name, parameter), start in zip(self._trained, self._start, strict=True):
             saved.shared_into(f"start/{name}", start)
-            saved.own_into(f"weight/{name}", parameter)
+            saved.local_into(f"weight/{name}", parameter)
         for name, buffer in self._saved_buffers():
-            if f"buffer/{name}" in saved.own:  # which earlier versions did not save
-                saved.own_into(f"buffer/{name}", buffer)
+            if f"buffer/{name}" in saved.local:  # which earlier versions did not save
+                saved.local_into(f"buffer/{name}", buffer)
 
 
 def _numbers(values: Sequence[float]) -> paddle.Tensor:

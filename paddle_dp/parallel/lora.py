@@ -45,8 +45,8 @@ class LowRank:
     def detach(self, layer: nn.Layer) -> None:
         """Removes the hook and both factors."""
         self._handle.remove()
-        for word in (A, B, "low_rank"):
-            delattr(layer, word)
+        for attribute in (A, B, "low_rank"):
+            delattr(layer, attribute)
 
     def __call__(self, layer: nn.Layer, inputs: tuple[Any, ...], output: paddle.Tensor) -> paddle.Tensor:
         narrow = paddle.matmul(inputs[0], getattr(layer, A))
@@ -107,11 +107,11 @@ def _add(name: str, layer: nn.Linear, rank: int, scale: float, seed: int) -> Non
     draws = np.random.default_rng([seed, zlib.crc32(name.encode())])
     dtype = layer.weight.dtype
     first = nn.initializer.Assign(draws.uniform(-bound, bound, [inputs, rank]).astype("float32"))
-    for word, shape, begin in (
+    for attribute, shape, begin in (
         (A, [inputs, rank], first),
         (B, [rank, outputs], nn.initializer.Constant(0.0)),
     ):
-        layer.add_parameter(word, layer.create_parameter(shape, dtype=dtype, default_initializer=begin))
+        layer.add_parameter(attribute, layer.create_parameter(shape, dtype=dtype, default_initializer=begin))
     LowRank(scale).attach(layer)
 
 
@@ -120,7 +120,7 @@ def merge_low_rank(model: nn.Layer) -> int:
     layers = list(adapted_layers(model))
     with paddle.no_grad():
         for _, layer, low_rank in layers:
-            a, b = (getattr(layer, word).astype("float64") for word in (A, B))
+            a, b = (getattr(layer, attribute).astype("float64") for attribute in (A, B))
             whole = layer.weight.astype("float64") + paddle.matmul(a, b) * low_rank.scale
             layer.weight.set_value(whole.astype(layer.weight.dtype))
             low_rank.detach(layer)

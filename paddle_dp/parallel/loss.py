@@ -28,19 +28,19 @@ class Loss:
     `count(targets)`; "answers": only from the call.
     """
 
-    given: Any = None  # the callable that it wraps
+    function: Any = None  # the callable that it wraps
     name: str
     counted: Literal["samples", "targets", "answers"]
     compares: Literal["", "ranks", "rank"] = ""
     """Whose samples of a micro-batch it compares with one another: of all `ranks`, once `across` was called, or of one
     `rank` only; "": each sample has a loss of its own."""
-    from_parts: bool = False
+    splits_outputs: bool = False
     """Whether it can be computed from parts of the outputs: some of the classes (`parallel`), or some of the tokens."""
 
     @property
     def owner(self) -> Any:
         """The object that may keep state for the loss: that of a bound method, else the wrapped callable itself."""
-        return getattr(self.given, "__self__", self.given)
+        return getattr(self.function, "__self__", self.function)
 
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         """(total, count): the sum over a micro-batch, with a gradient, and the number of its terms.
@@ -99,24 +99,24 @@ class WrappedLoss(Loss):
     always the number of samples, which saves the ranks an exchange.
     """
 
-    def __init__(self, given: Any, samples: GatheredSamples | None = None):
-        self.given, self._samples = given, samples
-        self.name = getattr(given, "__name__", type(given).__name__)
+    def __init__(self, function: Any, samples: GatheredSamples | None = None):
+        self.function, self._samples = function, samples
+        self.name = getattr(function, "__name__", type(function).__name__)
         for method in ("count", "scores", "num_classes", "predictions"):
-            if callable(own := getattr(given, method, None)):
+            if callable(own := getattr(function, method, None)):
                 setattr(self, method, own)
-        self.from_parts = hasattr(given, "parallel")
-        if hasattr(given, "across"):
-            self.compares = getattr(given, "compares", "ranks")
+        self.splits_outputs = hasattr(function, "parallel")
+        if hasattr(function, "across"):
+            self.compares = getattr(function, "compares", "ranks")
         if "count" in vars(self):
             self.counted = "targets"
         else:
-            self.counted = "samples" if getattr(given, "counts_samples", False) else "answers"
+            self.counted = "samples" if getattr(function, "counts_samples", False) else "answers"
 
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         samples = int(leaves(targets)[0].shape[0])
         try:
-            result = self.given(outputs, targets)
+            result = self.function(outputs, targets)
         except IndexError as error:  # Paddle's cross-entropies raise it without naming the target
             raise _wrong_target(outputs, targets) or error from None
         total, count = total_and_count(result, samples)
@@ -128,10 +128,10 @@ class WrappedLoss(Loss):
         return total, count
 
     def parallel(self, classes: Any) -> Loss | None:
-        return WrappedLoss(self.given.parallel(classes)) if self.from_parts else None
+        return WrappedLoss(self.function.parallel(classes)) if self.splits_outputs else None
 
     def across(self, samples: GatheredSamples) -> Loss:
-        return WrappedLoss(self.given.across(samples), samples)
+        return WrappedLoss(self.function.across(samples), samples)
 
     def present(self, present: bool) -> AbstractContextManager[None]:
         return nullcontext() if self._samples is None else self._samples.present(present)
@@ -140,16 +140,16 @@ class WrappedLoss(Loss):
         return nullcontext() if self._samples is None else self._samples.alone()
 
 
-def as_loss(given: Any) -> Loss:
-    """`given` itself if it is a Loss, else the callable (outputs, targets), wrapped."""
-    return given if isinstance(given, Loss) else WrappedLoss(given)
+def as_loss(function: Any) -> Loss:
+    """`function` itself if it is a Loss, else the callable (outputs, targets), wrapped."""
+    return function if isinstance(function, Loss) else WrappedLoss(function)
 
 
-def loss_of(part: Part | None, model: Any, name: str) -> Any:
+def loss_of(loss: Part | None, model: Any, name: str) -> Any:
     """The loss that a recipe's part builds, or the method `loss` of its model, called `name` there. Raises UsageError
     where there is neither."""
-    if part is not None:
-        return part.build()
+    if loss is not None:
+        return loss.build()
     if callable(getattr(model, "loss", None)):
         return model.loss
     raise UsageError(

@@ -21,7 +21,7 @@ from paddle_dp.part.annotation import attention_methods_of, cut_entries
 from paddle_dp.plan import Anatomy
 from paddle_dp.plan.rank_memory import Weight
 
-WHOLE_PARAMETERS: dict[str, tuple[str, ...]] = {"rowwise": ("bias", lora.B)}  # those that a cut leaves whole
+UNCUT_PARAMETERS: dict[str, tuple[str, ...]] = {"rowwise": ("bias", lora.B)}  # those that a cut leaves whole
 
 
 def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
@@ -111,7 +111,7 @@ def describe_weights(model: nn.Layer) -> list[list[Weight]]:
         for cut in cut_entries(parent)
         if isinstance(cut.value, nn.Layer)
         for word, parameter in cut.value.named_parameters(include_sublayers=False)
-        if word not in WHOLE_PARAMETERS.get(cut.way, (lora.A,))
+        if word not in UNCUT_PARAMETERS.get(cut.way, (lora.A,))
     }
     running = {id(tensor) for tensor in statistics(model).values()}
     names: dict[int, str] = {}

@@ -25,7 +25,7 @@ class MissingGradients:
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
-        self._places: dict[str, int] = {}  # of each parameter's name in what is all-reduced
+        self._index_of: dict[str, int] = {}  # of each parameter's name in what is all-reduced
         # On the host, and on the device: copied when they change, for the host would wait each time.
         self._flags: tuple[np.ndarray[Any, Any], paddle.Tensor] | None = None
 
@@ -37,21 +37,21 @@ class MissingGradients:
         `named`: this rank's parameters; a name means the same parameter, or a slice of it, on every rank. Collective.
         """
         named = list(named)
-        if not self._places:
+        if not self._index_of:
             of_ranks = self._mesh.gather([name for name, _ in named])
             names = dict.fromkeys(name for names in of_ranks for name in names)
-            self._places = {name: place for place, name in enumerate(names)}
-        flags = np.zeros(len(self._places), "int32")
-        flags[[self._places[name] for name, p in named if p.grad is not None]] = 1
+            self._index_of = {name: index for index, name in enumerate(names)}
+        flags = np.zeros(len(self._index_of), "int32")
+        flags[[self._index_of[name] for name, p in named if p.grad is not None]] = 1
         if self._flags is None or not np.array_equal(flags, self._flags[0]):
             self._flags = flags, paddle.to_tensor(flags)
         sums = self._mesh.sum_tensor(self._flags[1].clone())
-        absent = [(self._places[name], p) for name, p in named if p.grad is None]
+        absent = [(self._index_of[name], p) for name, p in named if p.grad is None]
         for _, parameter in absent:
             parameter.grad = paddle.zeros(parameter.shape, parameter.dtype)
         yield
         if absent:
             ranks_with_gradient = sums.numpy()
-            for place, parameter in absent:
-                if not ranks_with_gradient[place] and parameter.grad is not None:
+            for index, parameter in absent:
+                if not ranks_with_gradient[index] and parameter.grad is not None:
                     parameter.clear_gradient(False)

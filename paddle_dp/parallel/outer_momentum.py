@@ -24,9 +24,9 @@ class OuterMomentum:
         if not self.velocity:
             self.velocity = [paddle.zeros_like(weight) for weight in weights]
 
-    def step(self, place: int, gradient: paddle.Tensor) -> paddle.Tensor:
-        """What is taken away from the weight at `place`."""
-        velocity = self.velocity[place]
+    def step(self, index: int, gradient: paddle.Tensor) -> paddle.Tensor:
+        """What is taken away from the weight at `index`."""
+        velocity = self.velocity[index]
         velocity.scale_(self.momentum)
         velocity.add_(gradient)
         return (gradient + velocity * self.momentum if self.nesterov else velocity) * self.learning_rate

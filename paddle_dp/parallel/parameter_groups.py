@@ -14,9 +14,9 @@ from paddle import nn
 from paddle.regularizer import L2Decay
 
 from paddle_dp.parallel.blocks import blocks_of
-from paddle_dp.parallel.given_optimizer import parameters_of
+from paddle_dp.parallel.optimizer_checks import parameters_of
 from paddle_dp.part.groups import (
-    Group,
+    ParameterGroup,
     choose,
     depth_scales,
     freeze,
@@ -26,26 +26,26 @@ from paddle_dp.part.groups import (
 )
 
 _DECAY = "weight_decay"  # in a parameter's optimize_attr, beside Paddle's own learning_rate
-_GIVEN = "given_learning_rate"
+_RATE_KEY = "given_learning_rate"
 
 
-def group(model: nn.Layer, groups: Sequence[Group], others: Collection[str] = ()) -> None:
-    """Sets on the parameters of a whole model what the groups say of them, before it is placed; `others` are frozen
-    unless a group says otherwise.
+def group(model: nn.Layer, groups: Sequence[ParameterGroup], frozen_names: Collection[str] = ()) -> None:
+    """Sets on the parameters of a whole model what the groups say of them, before it is placed; `frozen_names` are
+    frozen unless a group says otherwise.
 
     Raises RecipeError for a pattern that matches nothing, or sets nothing, and for `decay_by_depth` outside of blocks.
     """
-    freeze(model, groups, others)
+    freeze(model, groups, frozen_names)
     for parameter, scale, decay in _settings(model, groups):
         attributes = parameter.optimize_attr = dict(parameter.optimize_attr)
-        given = float(attributes.setdefault(_GIVEN, attributes["learning_rate"]) or 0.0)
+        given = float(attributes.setdefault(_RATE_KEY, attributes["learning_rate"]) or 0.0)
         attributes["learning_rate"] = given * scale
         if decay is not None:
             attributes[_DECAY] = decay
 
 
 def _settings(
-    model: nn.Layer, groups: Sequence[Group]
+    model: nn.Layer, groups: Sequence[ParameterGroup]
 ) -> Iterator[tuple[paddle.Tensor, float, float | None]]:
     """The trained parameters for which a rate or a decay is set, with the factor of the rate, and the decay."""
     named, blocks = named_parameters(model), blocks_of(model)
@@ -80,24 +80,24 @@ def base_of(model: nn.Layer, before: Collection[str]) -> tuple[frozenset[str], f
     return frozenset(base), frozenset(known - set(before))
 
 
-def told(model: nn.Layer, groups: Sequence[Group]) -> list[str]:
+def describe_groups(model: nn.Layer, groups: Sequence[ParameterGroup]) -> list[str]:
     """A line for each group: how many parameters it matches, and what becomes of them."""
     named = named_parameters(model)
     lines = []
-    for one in groups:
-        inside = [p for names, p in named if matches(one, names)]
+    for entry in groups:
+        inside = [p for names, p in named if matches(entry, names)]
         count, size = len(inside), sum(int(p.size) for p in inside)
         frozen = sum(p.stop_gradient for p in inside)
         rates = sorted({float(p.optimize_attr["learning_rate"]) for p in inside if not p.stop_gradient})
-        words = [f"{count} parameter{'s' * (count != 1)}, {size:,} numbers"]
+        clauses = [f"{count} parameter{'s' * (count != 1)}, {size:,} numbers"]
         if frozen:
-            words.append("frozen" if frozen == count else f"{frozen} of them frozen")
-        if (one.lr_scale or one.decay_by_depth) and rates:
+            clauses.append("frozen" if frozen == count else f"{frozen} of them frozen")
+        if (entry.lr_scale or entry.decay_by_depth) and rates:
             span = f"{rates[0]:.3g}" + (f" to {rates[-1]:.3g}" if len(rates) > 1 else "")
-            words.append(f"learning rate × {span}")
-        if one.weight_decay is not None:
-            words.append(f"weight decay {one.weight_decay:g}")
-        lines.append(f"{one.match}: {', '.join(words)}")
+            clauses.append(f"learning rate × {span}")
+        if entry.weight_decay is not None:
+            clauses.append(f"weight decay {entry.weight_decay:g}")
+        lines.append(f"{entry.match}: {', '.join(clauses)}")
     trained = [p for _, p in named if not p.stop_gradient]
     whole = sum(int(p.size) for _, p in named)
     lines.append(
@@ -106,47 +106,49 @@ def told(model: nn.Layer, groups: Sequence[Group]) -> list[str]:
     return lines
 
 
-def own_decay(parameter: paddle.Tensor) -> float | None:
+def group_decay(parameter: paddle.Tensor) -> float | None:
     """The weight decay that a group has set for a parameter, or a slice of it."""
     found: float | None = parameter.optimize_attr.get(_DECAY)
     return found
 
 
-def use_own_decays(optimizer: Any) -> None:
+def use_group_decays(optimizer: Any) -> None:
     """Makes a finished optimizer use the weight decays that groups have set on its parameters.
 
     AdamW and Lamb have one strength of their decay, which is changed around the update of such a parameter; the others
     add L2 decay to the gradient, by a parameter's own regularizer.
     """
     parameters = parameters_of(optimizer)
-    own = {p.name: decay for p in parameters if (decay := own_decay(p)) is not None}
-    if not own:
+    decay_by_name = {p.name: decay for p in parameters if (decay := group_decay(p)) is not None}
+    if not decay_by_name:
         return
     if isinstance(optimizer, paddle.optimizer.AdamW):
         decides = optimizer._apply_decay_param_fun
         optimizer._apply_decay_param_fun = lambda name: (
-            own[name] > 0 if name in own else decides is None or decides(name)
+            decay_by_name[name] > 0 if name in decay_by_name else decides is None or decides(name)
         )
-        _around_update(optimizer, own, "_weight_decay")
+        _around_update(optimizer, decay_by_name, "_weight_decay")
     elif isinstance(optimizer, paddle.optimizer.Lamb):
         leaves_out = optimizer._exclude_from_weight_decay_fn
         optimizer._exclude_from_weight_decay_fn = lambda p: (
-            own[p.name] == 0 if p.name in own else leaves_out is not None and leaves_out(p)
+            decay_by_name[p.name] == 0
+            if p.name in decay_by_name
+            else leaves_out is not None and leaves_out(p)
         )
-        _around_update(optimizer, own, "_lamb_weight_decay")
+        _around_update(optimizer, decay_by_name, "_lamb_weight_decay")
     else:
         for parameter in parameters:
-            if parameter.name in own:
-                parameter.regularizer = L2Decay(own[parameter.name])
-                parameter.regularizer.of_recipe = True
+            if parameter.name in decay_by_name:
+                parameter.regularizer = L2Decay(decay_by_name[parameter.name])
+                parameter.regularizer.from_recipe = True
 
 
-def _around_update(optimizer: Any, own: dict[str, float], strength: str) -> None:
+def _around_update(optimizer: Any, decay_by_name: dict[str, float], strength: str) -> None:
     """Sets the optimizer's attribute `strength` to a parameter's own decay while that parameter is updated."""
     update, usual = optimizer._append_optimize_op, getattr(optimizer, strength)
 
     def updated(block: Any, parameter_and_gradient: Any) -> Any:
-        decay = own.get(parameter_and_gradient[0].name)
+        decay = decay_by_name.get(parameter_and_gradient[0].name)
         if decay is None:
             return update(block, parameter_and_gradient)
         setattr(optimizer, strength, decay)

@@ -16,7 +16,7 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.parallel import first_not_finite, gradients_again
+from paddle_dp.parallel import first_not_finite, gradient_digests
 from paddle_dp.parallel.batch_norm import SyncBatchNorm
 from paddle_dp.parallel.compiled import layer_by_layer, plain_forward
 from paddle_dp.parallel.dropout import Draws, number_elements
@@ -32,11 +32,11 @@ NOTHING = nullcontext()
 Sums = dict[str, Any]  # of a micro-batch, by name: numbers, or tensors of one that no one has read yet
 
 
-def totals(seen: Sequence[Sums], *others: Any) -> tuple[dict[str, float], list[float]]:
+def totals(local_sums: Sequence[Sums], *extra: Any) -> tuple[dict[str, float], list[float]]:
     """The sums over micro-batches, by name, and further numbers, or tensors of one; a device is read once for all."""
-    names = list(seen[0]) if seen else []
-    values = iter(numbers([*(row[name] for name in names for row in seen), *others]))
-    return {name: sum(islice(values, len(seen))) for name in names}, list(values)
+    names = list(local_sums[0]) if local_sums else []
+    values = iter(numbers([*(row[name] for name in names for row in local_sums), *extra]))
+    return {name: sum(islice(values, len(local_sums))) for name in names}, list(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Score:
 
 
 @dataclass(kw_only=True)
-class Passes(PlacedModel):
+class MicroBatchRunner(PlacedModel):
     """A placed model that computes batches: forward and loss of each micro-batch, and backward into the gradients.
 
     `parallel_model` is what runs forward on this rank: `model` itself, or a wrapper (paddle.DataParallel, a pipeline's
@@ -92,10 +92,10 @@ class Passes(PlacedModel):
 
         Returns the sums of each (empty without `collect_metrics`), and the loss's count over all of them.
         """
-        seen: list[Sums] = []
+        local_sums: list[Sums] = []
         counted: Count = 0
-        for place, micro_batch in enumerate(batch.micro_batches, start=1):
-            last = place == len(batch.micro_batches) and self._exchanges
+        for number, micro_batch in enumerate(batch.micro_batches, start=1):
+            last = number == len(batch.micro_batches) and self._exchanges
             with self._dummy() if micro_batch.is_dummy else NOTHING, self._no_sync(not last):
                 with self._draws.around(batch, micro_batch, self.named_layers):
                     outputs, total, count = self._forward(micro_batch)
@@ -111,8 +111,8 @@ class Passes(PlacedModel):
             if collect_metrics or not last:
                 heartbeat.enter("forward")
             if collect_metrics:
-                seen.append(self._sums(outputs, total, micro_batch))
-        return seen, counted
+                local_sums.append(self._sums(outputs, total, micro_batch))
+        return local_sums, counted
 
     def _forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
         with self.mixed.context(), self.loss.present(not micro_batch.is_dummy):
@@ -169,7 +169,7 @@ class Passes(PlacedModel):
     @contextmanager
     def _dummy(self) -> Iterator[None]:
         """Around a dummy micro-batch: it takes part in every exchange and does not change running statistics."""
-        kept = [(statistic, statistic.clone()) for statistic in self._own_statistics()]
+        backups = [(statistic, statistic.clone()) for statistic in self._local_statistics()]
         for norm in self._norms:
             norm.present = False
         try:
@@ -178,7 +178,7 @@ class Passes(PlacedModel):
             for norm in self._norms:
                 norm.present = True
         with paddle.no_grad():
-            for statistic, value in kept:
+            for statistic, value in backups:
                 statistic.set_value(value)
 
     def score(self, micro_batch: MicroBatch) -> Score | None:
@@ -223,20 +223,20 @@ class Passes(PlacedModel):
     def find_not_finite(self, batch: Batch) -> str:
         """A sentence on the first output, in the model's order, that is not finite in one more forward of this batch;
         "" if all are finite. Nothing is changed. Collective, and the same on every rank."""
-        batch, outputs = self.mixed.cast_batch(batch), first_not_finite.Outputs()
+        batch, outputs = self.mixed.cast_batch(batch), first_not_finite.NotFiniteOutputs()
         blocks = self._blocks_of_layers()
-        for place, micro_batch in enumerate(batch.micro_batches, start=1):
+        for number, micro_batch in enumerate(batch.micro_batches, start=1):
             with (
                 trial(self.model),
                 layer_by_layer(self.model),
                 self._dummy() if micro_batch.is_dummy else NOTHING,
-                outputs.watched(self.named_layers(), blocks, place, self._differing_layers()),
+                outputs.watched(self.named_layers(), blocks, number, self._differing_layers()),
             ):
                 if not micro_batch.is_dummy:
-                    outputs.add(first_not_finite.INPUTS, micro_batch.inputs, -1, place)
-                total, _ = self._forward_again(micro_batch, batch)
-                outputs.add(first_not_finite.LOSS, total, sys.maxsize, place)
-        return first_not_finite.first(outputs.found, self.mesh)
+                    outputs.add(first_not_finite.INPUTS, micro_batch.inputs, -1, number)
+                total, _ = self._recompute_forward(micro_batch, batch)
+                outputs.add(first_not_finite.LOSS, total, sys.maxsize, number)
+        return first_not_finite.first(outputs.not_finite, self.mesh)
 
     def _blocks_of_layers(self) -> dict[int, int]:
         """The number of the block that a layer is in, by its id, where ranks run different blocks: all of them call
@@ -249,20 +249,20 @@ class Passes(PlacedModel):
 
     def shared_batch(self, batch: Batch) -> Batch:
         """A batch of which every rank has the same samples: those of the last rank. Collective."""
-        return gradients_again.shared(self.mixed.cast_batch(batch), self.mesh)
+        return gradient_digests.shared(self.mixed.cast_batch(batch), self.mesh)
 
-    def gradients_again(self, batch: Batch) -> dict[str, list[int]]:
+    def recompute_gradients(self, batch: Batch) -> dict[str, list[int]]:
         """Digests of the gradients that this rank computes from its samples of a batch, by parameter, before any
         exchange. Nothing is changed. Collective."""
-        with gradients_again.watched(self._named_trainable) as found:
-            self.compute_alone(batch)
+        with gradient_digests.watched(self._named_trainable) as found:
+            self.compute_without_exchange(batch)
         return dict(sorted(found.items()))
 
-    def compute_alone(self, batch: Batch) -> None:
+    def compute_without_exchange(self, batch: Batch) -> None:
         """Forward and backward of a batch, in which no gradient is exchanged. Nothing is changed. Collective."""
         self._exchanges = False
         try:
-            with gradients_again.untouched(self.model, self.loss.owner), self.loss.alone():
+            with gradient_digests.untouched(self.model, self.loss.owner), self.loss.alone():
                 self._forward_backward(batch, batch.samples, False)
                 self._finish_exchange()
         finally:
@@ -270,7 +270,7 @@ class Passes(PlacedModel):
         for parameter in self.trainable:
             parameter.clear_gradient(False)
 
-    def _forward_again(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
+    def _recompute_forward(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
         """Forward and loss of samples of `batch`, with the same dropout masks as before."""
         present = self.loss.present(not micro_batch.is_dummy)
         with self._draws.scope(batch, micro_batch), self.mixed.context(), present:

@@ -23,7 +23,7 @@ States = list[paddle.Tensor | None]
 """Of one kind: one for each trained parameter, of its shape; None where this rank has none yet."""
 
 
-class OwnStates:
+class LocalStates:
     """The states that `optimizer` keeps of these parameters (name, parameter)."""
 
     def __init__(self, optimizer: Any, named: Sequence[tuple[str, paddle.Tensor]], mesh: Mesh):
@@ -32,11 +32,18 @@ class OwnStates:
     def by_kind(self) -> Iterator[States]:
         """The states that have their parameters' shapes: of the same kinds and parameters on all ranks. Collective."""
         self.complete()
-        held = self._optimizer._accumulators
-        for kind in sorted(kind for kind, of_kind in held.items() if of_kind and not kind.endswith(_COUNTS)):
-            of_kind = [(held[kind].get(parameter.name), parameter) for _, parameter in self._named]
+        accumulators = self._optimizer._accumulators
+        for kind in sorted(
+            kind
+            for kind, states_of_kind in accumulators.items()
+            if states_of_kind and not kind.endswith(_COUNTS)
+        ):
+            states_of_kind = [
+                (accumulators[kind].get(parameter.name), parameter) for _, parameter in self._named
+            ]
             yield [
-                one if one is not None and _is_like(one, parameter) else None for one, parameter in of_kind
+                one if one is not None and _is_like(one, parameter) else None
+                for one, parameter in states_of_kind
             ]
 
     def complete(self) -> None:
@@ -44,30 +51,34 @@ class OwnStates:
         for it has had no sample of it: else a mean, or rank 0's checkpoint, would be without them. Collective."""
         from paddle.base import framework
 
-        held = self._optimizer._accumulators.values()
-        mine = {name for name, p in self._named if any(p.name in of_kind for of_kind in held)}
-        lacking = set().union(*self._mesh.gather(sorted(mine))) - mine
+        accumulators = self._optimizer._accumulators.values()
+        present = {
+            name
+            for name, p in self._named
+            if any(p.name in states_of_kind for states_of_kind in accumulators)
+        }
+        lacking = set().union(*self._mesh.gather(sorted(present))) - present
         if new := [parameter for name, parameter in self._named if name in lacking]:
             self._optimizer._create_accumulators(framework.default_main_program().global_block(), new)
 
     def named(self) -> dict[str, paddle.Tensor]:
         """All of them on this rank, «body.0.weight/moment1»."""
-        held = self._optimizer._accumulators
+        accumulators = self._optimizer._accumulators
         return {
-            f"{name}/{kind}": held[kind][parameter.name]
-            for kind in sorted(held)
+            f"{name}/{kind}": accumulators[kind][parameter.name]
+            for kind in sorted(accumulators)
             for name, parameter in self._named
-            if parameter.name in held[kind]
+            if parameter.name in accumulators[kind]
         }
 
     def counts(self) -> dict[str, paddle.Tensor]:
         """The decays' powers, and what else has not its parameter's shape (ASGD: a number of steps, and gradients of
         several), by name."""
-        of = dict(self._named)
+        parameter_of = dict(self._named)
         return {
             name: state
             for name, state in self.named().items()
-            if name.endswith(_COUNTS) or not _is_like(state, of[name.rpartition("/")[0]])
+            if name.endswith(_COUNTS) or not _is_like(state, parameter_of[name.rpartition("/")[0]])
         }
 
     def average_counts(self, portion: float) -> None:

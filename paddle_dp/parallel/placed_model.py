@@ -90,19 +90,19 @@ class PlacedModel:
     def shards(self) -> Iterator[Placed]:
         """The parts of parameters, statistics and buffers that this rank saves. Call `sync_buffers` first: until then
         running statistics differ between ranks."""
-        return self._parts(lambda name: name not in self.base)
+        return self._placed_tensors(lambda name: name not in self.base)
 
     def base_shards(self) -> Iterator[Placed]:
         """The parts of the base that this rank would save."""
-        return self._parts(self.base.__contains__)
+        return self._placed_tensors(self.base.__contains__)
 
-    def _parts(self, wanted: Callable[[str], bool]) -> Iterator[Placed]:
+    def _placed_tensors(self, selects: Callable[[str], bool]) -> Iterator[Placed]:
         at = self.mesh.coords
         for name, tensor in self.state().items():
-            if not wanted(name):
+            if not selects(name):
                 continue
             # A tied weight is saved under each of its names, so its copy on another stage is no replica.
-            placement = replace(self.placements.of(tensor), first_copy=True)
+            placement = replace(self.placements.placement_of(tensor), first_copy=True)
             if placement.is_main_replica(at):
                 yield name, tensor, placement
 
@@ -110,17 +110,17 @@ class PlacedModel:
         """Those gradients or optimizer states (name, tensor, its parameter) of which this rank is the main replica."""
         at = self.mesh.coords
         for name, tensor, parameter in tensors:
-            placement = self.placements.of(tensor, parameter)
+            placement = self.placements.placement_of(tensor, parameter)
             if placement.is_main_replica(at):
                 yield name, tensor, placement
 
     def is_stored(self, tensor: paddle.Tensor) -> bool:
         """Whether this rank stores the values of a parameter, statistic or buffer between updates."""
-        return self.placements.of(tensor).is_stored_at(self.mesh.coords)
+        return self.placements.placement_of(tensor).is_stored_at(self.mesh.coords)
 
     def is_updated(self, parameter: paddle.Tensor) -> bool:
         """Whether this rank updates a parameter, and so keeps the optimizer's states of it."""
-        return self.placements.of(parameter).is_updated_at(self.mesh.coords)
+        return self.placements.placement_of(parameter).is_updated_at(self.mesh.coords)
 
     def sync_buffers(self) -> None:
         """Averages the running statistics of local BatchNorms over all ranks. Collective.
@@ -132,12 +132,12 @@ class PlacedModel:
         if self.mesh.ranks == 1:
             return
         with paddle.no_grad():
-            for statistic in self._own_statistics():
+            for statistic in self._local_statistics():
                 total = self._sum_over_readers(statistic.astype("float64"))
                 mean = total / (self.mesh.dp_size - len(self.mesh.lost))
                 statistic.set_value(mean.astype(statistic.dtype))
 
-    def _own_statistics(self) -> list[paddle.Tensor]:
+    def _local_statistics(self) -> list[paddle.Tensor]:
         """Running means and variances of this rank's own samples, also of layers in evaluation mode."""
         own = [layer for layer in self.model.sublayers(include_self=True) if keeps_statistics(layer)]
         return [statistic for layer in own for statistic in (layer._mean, layer._variance)]
@@ -159,7 +159,7 @@ class PlacedModel:
         buffers = [(n, t) for n, t in self.named_buffers() if id(t) not in saved and t.stop_gradient]
         return dict(zip([n for n, _ in buffers], digests(tensor for _, tensor in buffers), strict=True))
 
-    def lost(self) -> list[str]:
+    def unsaved_buffers(self) -> list[str]:
         """The buffers that training has changed and checkpoints do not save, by whole-model name. Collective."""
         now = self._not_saved()
         changed = [name for name, initial in self._initial.items() if now.get(name, initial) != initial]
@@ -175,7 +175,7 @@ class PlacedModel:
         """
         parameters = [(name, p, p) for name, p in self.named_parameters() if self.is_stored(p)]
         copies = [
-            Replica(name, tensor, self.placements.of(tensor, parameter).part)
+            Replica(name, tensor, self.placements.placement_of(tensor, parameter).slice_index)
             for name, tensor, parameter in (*parameters, *states)
         ]
         check_sound(copies, self._buffers(), self.mesh, when, self._excused)

@@ -9,7 +9,7 @@ it, instead of the axes of the mesh:
 | the gradient norm, a checkpoint, a proof's sheet | `is_main_replica`: the ranks for which it is true have   |
 |                                                  | together the whole tensor, each element once             |
 | a checkpoint that is saved or loaded             | `global_shape` and `offset` of this rank's part          |
-| the comparison of replicas                       | `part`: ranks with one name and one part hold equal bits |
+| the comparison of replicas                       | `slice_index`: ranks with one name and one part hold equal bits |
 | the update (ZeRO, servers)                       | `owner`, `server`, `is_updated_at`, `is_stored_at`       |
 
 While a model is placed, each axis records its part in the `Placements` that the learner is built with: tensor.layers
@@ -42,11 +42,11 @@ class Shard:
     rank: int
     size: int
 
-    def of(self, whole: paddle.Tensor) -> paddle.Tensor:
+    def cut(self, full: paddle.Tensor) -> paddle.Tensor:
         """This slice of a whole tensor, in memory of its own."""
-        length = whole.shape[self.dim] // self.size
+        length = full.shape[self.dim] // self.size
         start = length * self.rank
-        part = paddle.slice(whole, [self.dim], [start], [start + length])
+        part = paddle.slice(full, [self.dim], [start], [start + length])
         # Paddle's clone() of what is not contiguous makes two copies (3.3.1).
         return part.clone() if part.is_contiguous() else part.contiguous()
 
@@ -85,7 +85,7 @@ class Placement:
         return tuple(offset)
 
     @property
-    def part(self) -> int:
+    def slice_index(self) -> int:
         """The number of this rank's slice; -1: the whole tensor."""
         return -1 if self.shard is None else self.shard.rank
 
@@ -122,9 +122,9 @@ class Placements:
 
     def record(self, tensor: paddle.Tensor, **fields: Any) -> None:
         """Sets some fields of a tensor's `Placement` and leaves the others."""
-        self._records[id(tensor)] = tensor, replace(self.of(tensor), **fields)
+        self._records[id(tensor)] = tensor, replace(self.placement_of(tensor), **fields)
 
-    def of(self, tensor: paddle.Tensor, parameter: paddle.Tensor | None = None) -> Placement:
+    def placement_of(self, tensor: paddle.Tensor, parameter: paddle.Tensor | None = None) -> Placement:
         """The placement of a parameter or buffer; with `parameter`, of its gradient or optimizer state `tensor`."""
         _, placement = self._records.get(id(tensor if parameter is None else parameter), (None, Placement()))
         if parameter is not None and tensor.shape != parameter.shape:

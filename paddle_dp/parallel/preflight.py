@@ -15,9 +15,14 @@ from paddle_dp.errors import UsageError
 from paddle_dp.parallel.clip import take_clips
 from paddle_dp.parallel.compiled import check_compiles
 from paddle_dp.parallel.elementwise import check_elementwise
-from paddle_dp.parallel.given_optimizer import check_dense, check_kept, check_one_dtype, check_ungrouped
 from paddle_dp.parallel.learning_rate import Rate, check_rate
 from paddle_dp.parallel.loss import loss_of
+from paddle_dp.parallel.optimizer_checks import (
+    check_dense,
+    check_not_wrapper,
+    check_single_dtype,
+    check_ungrouped,
+)
 from paddle_dp.parallel.recompute import check_recompute
 from paddle_dp.parallel.tensor.layers import check_padding
 from paddle_dp.part import lazily
@@ -25,7 +30,7 @@ from paddle_dp.part.annotation import cut_entries
 from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.recipe import Recipe
 
-Made = TypeVar("Made")
+Built = TypeVar("Built")
 _LONG = 1_000_000  # updates: how many there will be is known with the data set only
 
 
@@ -45,7 +50,7 @@ def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> Non
         return
     check_dense(model)
     if recipe.train.precision.dtype != "float64":  # which makes all of it float64
-        check_one_dtype(model)
+        check_single_dtype(model)
     check_recompute(model, layout.recompute)
     if "optimizer" not in recipe.model_fields_set:
         return
@@ -66,7 +71,7 @@ def _check_optimizer(recipe: Recipe, model: nn.Layer, layout: Layout, splits: bo
     optimizer = built_without_memory(lambda: recipe.optimizer.build(schedule() if schedule else 0.1, named))
     if optimizer is None:
         return
-    check_kept(optimizer)
+    check_not_wrapper(optimizer)
     check_rate(optimizer, schedule)
     Rate(optimizer, schedule)
     if splits:
@@ -76,7 +81,7 @@ def _check_optimizer(recipe: Recipe, model: nn.Layer, layout: Layout, splits: bo
             check_ungrouped(optimizer, "strategy.sharding")
 
 
-def built_without_memory(make: Callable[[], Made]) -> Made | None:
+def built_without_memory(make: Callable[[], Built]) -> Built | None:
     """What `make` makes, or None where that raises an error that is none of ours: a rank will show it."""
     try:
         with lazily():

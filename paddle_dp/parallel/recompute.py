@@ -37,11 +37,11 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
     if how.attention:
         for layer in model.sublayers(include_self=True):
             for name in attention_methods_of(layer):
-                wrap(layer, name, "recompute", _again)
+                wrap(layer, name, "recompute", _with_recompute)
     if not how.blocks:
         return model
     for block in settle(model)[how.blocks - 1 : -1 : how.blocks]:
-        wrap(block, "forward", "recompute", partial(_again, block=block))
+        wrap(block, "forward", "recompute", partial(_with_recompute, block=block))
     return model
 
 
@@ -59,7 +59,7 @@ def check_recompute(model: nn.Layer, how: Recompute) -> None:
         )
 
 
-def _again(function: Method, block: nn.Layer | None = None) -> Method:
+def _with_recompute(function: Method, block: nn.Layer | None = None) -> Method:
     """`function`, recomputed in backward; called directly where there is no backward, or no input requires a gradient.
 
     Of a `block` both passes begin with the same buffers, and what stays is what one forward leaves. For inputs that
@@ -69,27 +69,33 @@ def _again(function: Method, block: nn.Layer | None = None) -> Method:
     """
 
     def forward(*inputs: Any, **named: Any) -> Any:
-        given: list[paddle.Tensor] = []
-        nesting = _replaced((inputs, named), paddle.Tensor, lambda x: _Hole(_append(given, x)))
-        if not paddle.is_grad_enabled() or all(x.stop_gradient for x in given):
+        input_tensors: list[paddle.Tensor] = []
+        nesting = _replaced((inputs, named), paddle.Tensor, lambda x: _Hole(_append(input_tensors, x)))
+        if not paddle.is_grad_enabled() or all(x.stop_gradient for x in input_tensors):
             return function(*inputs, **named)
-        found: list[Any] = []  # the nesting of the outputs, without the tensors, which would stay in memory
+        output_nesting: list[
+            Any
+        ] = []  # the nesting of the outputs, without the tensors, which would stay in memory
         state = None if block is None else _State(block)
 
         def flat(*tensors: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
-            again, by_name = _replaced(nesting, _Hole, lambda hole: tensors[hole.number])
+            positional, by_name = _replaced(nesting, _Hole, lambda hole: tensors[hole.number])
             outputs: list[paddle.Tensor] = []
 
-            def taken(x: paddle.Tensor) -> _Hole:
-                same = next((n for n, one in enumerate(tensors) if one is x), None)  # passed on as it is
-                return _Hole(_append(outputs, x)) if same is None else _Hole(same, of_inputs=True)
+            def to_hole(x: paddle.Tensor) -> _Hole:
+                same = next(
+                    (n for n, tensor in enumerate(tensors) if tensor is x), None
+                )  # passed on as it is
+                return _Hole(_append(outputs, x)) if same is None else _Hole(same, is_input=True)
 
             with nullcontext() if state is None else state.around_pass():
-                found[:] = [_replaced(function(*again, **by_name), paddle.Tensor, taken)]
+                output_nesting[:] = [_replaced(function(*positional, **by_name), paddle.Tensor, to_hole)]
             return tuple(outputs)
 
-        outputs = recompute(flat, *given)
-        return _replaced(found[0], _Hole, lambda hole: (given if hole.of_inputs else outputs)[hole.number])
+        outputs = recompute(flat, *input_tensors)
+        return _replaced(
+            output_nesting[0], _Hole, lambda hole: (input_tensors if hole.is_input else outputs)[hole.number]
+        )
 
     return forward
 
@@ -99,7 +105,7 @@ class _Hole:
     """The place of a tensor in a nesting, and its number."""
 
     number: int
-    of_inputs: bool = False
+    is_input: bool = False
 
 
 def _append(values: list[Any], value: Any) -> int:
@@ -114,13 +120,13 @@ def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
         return by(value)
     if isinstance(value, dict):
         made = copy(value)  # of the same class
-        made.update({key: _replaced(one, kind, by) for key, one in value.items()})
+        made.update({key: _replaced(item, kind, by) for key, item in value.items()})
         return made
     if isinstance(value, (tuple, list)):
-        some = [_replaced(one, kind, by) for one in value]
+        some = [_replaced(item, kind, by) for item in value]
         is_plain = type(value) in (tuple, list)
         return type(value)(some) if is_plain else type(value)(*some)  # a namedtuple
-    if any(isinstance(one, paddle.Tensor) for one in getattr(value, "__dict__", {}).values()):
+    if any(isinstance(item, paddle.Tensor) for item in getattr(value, "__dict__", {}).values()):
         raise UsageError(
             f"strategy.recompute: a block takes or gives a {type(value).__name__} with tensors, which recompute does "
             "not see: give tensors, dicts or tuples of them, or set strategy.recompute=none."
@@ -148,18 +154,18 @@ class _State:
     @contextmanager
     def around_pass(self) -> Iterator[None]:
         """Around either pass."""
-        places = [(table, name) for table, names in self._tables for name in names]
+        slots = [(table, name) for table, names in self._tables for name in names]
         if not paddle.is_grad_enabled():
-            self._before = [_copy(table[name]) for table, name in places]
+            self._before = [_copy(table[name]) for table, name in slots]
             yield
             return
-        now = [table[name] for table, name in places]
+        now = [table[name] for table, name in slots]
         try:
-            for (table, name), value in zip(places, self._before, strict=True):
+            for (table, name), value in zip(slots, self._before, strict=True):
                 table[name] = value
             yield
         finally:
-            for (table, name), value in zip(places, now, strict=True):
+            for (table, name), value in zip(slots, now, strict=True):
                 table[name] = value
             self._before = []
 

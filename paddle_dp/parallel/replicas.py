@@ -28,7 +28,7 @@ from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.blocks import elements_of
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.parallel.dropout import number_elements
-from paddle_dp.parallel.dropout.scope import part_of_samples
+from paddle_dp.parallel.dropout.scope import within_samples
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import Count
 from paddle_dp.parallel.passes import Sums
@@ -48,27 +48,27 @@ def copies(model: nn.Layer, devices: Sequence[str]) -> list[nn.Layer]:
     """A copy on each of the devices of a model that has not been placed. Raises UsageError for one that cannot be
     copied."""
     try:
-        made = [_copied(model, device) for device in devices]
+        replicas = [_copied(model, device) for device in devices]
     except Exception as error:
         raise UsageError(
             f"strategy replicas: {type(model).__name__} cannot be copied ({type(error).__name__}: {error}): choose "
             "strategy.use=data_parallel, in which each process builds its own."
         ) from error
     own = [name for name, _ in model.named_parameters()]
-    if any([name for name, _ in each.named_parameters()] != own for each in made):
+    if any([name for name, _ in each.named_parameters()] != own for each in replicas):
         raise UsageError(
             f"strategy replicas: a copy of {type(model).__name__} has other parameters than itself: choose "
             "strategy.use=data_parallel, in which each process builds its own."
         )
-    return made
+    return replicas
 
 
 def _copied(model: nn.Layer, device: str) -> nn.Layer:
-    made = copy.deepcopy(model)
-    tensors = [tensor for tensor in (*made.parameters(), *made.buffers()) if tensor._is_initialized()]
+    replica = copy.deepcopy(model)
+    tensors = [tensor for tensor in (*replica.parameters(), *replica.buffers()) if tensor._is_initialized()]
     if any(name_of(tensor.place) != device for tensor in tensors):
-        made.to(device=device_from_name(device))
-    return made
+        replica.to(device=device_from_name(device))
+    return replica
 
 
 class Replicated(nn.Layer):
@@ -88,69 +88,69 @@ class Replicated(nn.Layer):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Raises UsageError for outputs that are not [samples, …]."""
         rows = int(leaves((inputs, named))[0].shape[0])
-        parts = min(len(self._replicas), rows)
-        shares = [slice(place * rows // parts, (place + 1) * rows // parts) for place in range(parts)]
+        count = min(len(self._replicas), rows)
+        shares = [slice(index * rows // count, (index + 1) * rows // count) for index in range(count)]
         scattered = [
-            self._scattered((inputs, named), share, self._devices[place])
-            for place, share in enumerate(shares)
+            self._scattered((inputs, named), share, self._devices[index])
+            for index, share in enumerate(shares)
         ]
         outputs = []
-        for place, (some, others) in enumerate(scattered):
-            replica, device, share = self._replicas[place], self._devices[place], shares[place]
-            with part_of_samples(share.start, share.stop), on(device):
+        for index, (some, others) in enumerate(scattered):
+            replica, device, share = self._replicas[index], self._devices[index], shares[index]
+            with within_samples(share.start, share.stop), on(device):
                 outputs.append(replica(*some, **others))
-        self.ran = max(self.ran, parts)
+        self.ran = max(self.ran, count)
         if len(set(self._devices)) > 1:
             outputs = self._gather(outputs)
         sizes = [share.stop - share.start for share in shares]
-        return paddle.utils.map_structure(lambda *parts: _together(parts, sizes), *outputs)
+        return paddle.utils.map_structure(lambda *chunks: _together(chunks, sizes), *outputs)
 
     @staticmethod
-    def _scattered(given: Any, share: slice, device: str) -> Any:
-        return mapped(lambda tensor: moved(tensor[share], device), given)
+    def _scattered(nesting: Any, share: slice, device: str) -> Any:
+        return mapped(lambda tensor: moved(tensor[share], device), nesting)
 
     def _gather(self, outputs: Sequence[Any]) -> list[Any]:
         """The outputs on the first device, without their histories; `backward` goes on into these."""
         self._gathered = []
 
-        def arrived(made: Any) -> Any:
-            if not isinstance(made, paddle.Tensor):
-                return made  # what is refused later
-            there = moved(made.detach(), self._devices[0])
-            if paddle.is_grad_enabled() and not made.stop_gradient:
+        def arrived(output: Any) -> Any:
+            if not isinstance(output, paddle.Tensor):
+                return output  # what is refused later
+            there = moved(output.detach(), self._devices[0])
+            if paddle.is_grad_enabled() and not output.stop_gradient:
                 there.stop_gradient = False
-                self._gathered[-1].append((made, there))
+                self._gathered[-1].append((output, there))
             return there
 
-        found = []
+        gathered = []
         for of_replica in outputs:
             self._gathered.append([])
-            found.append(paddle.utils.map_structure(arrived, of_replica))
-        return found
+            gathered.append(paddle.utils.map_structure(arrived, of_replica))
+        return gathered
 
     def backward(self) -> None:
         """After the backward of what the outputs were used for: runs those of the replicas, where they have devices of
         their own."""
         handed = [
-            [(made, moved(there.grad, device)) for made, there in pairs if there.grad is not None]
+            [(output, moved(there.grad, device)) for output, there in pairs if there.grad is not None]
             for device, pairs in zip(self._devices, self._gathered, strict=False)
         ]
         self._gathered = []
         for device, pairs in zip(self._devices, handed, strict=False):
             if pairs:
                 with on(device):
-                    paddle.autograd.backward([made for made, _ in pairs], [grad for _, grad in pairs])
+                    paddle.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
 
 
-def _together(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
-    for part, size in zip(parts, sizes, strict=True):
-        if not isinstance(part, paddle.Tensor) or not part.ndim or part.shape[0] != size:
-            got = list(part.shape) if isinstance(part, paddle.Tensor) else type(part).__name__
+def _together(chunks: Sequence[Any], sizes: Sequence[int]) -> Any:
+    for chunk, size in zip(chunks, sizes, strict=True):
+        if not isinstance(chunk, paddle.Tensor) or not chunk.ndim or chunk.shape[0] != size:
+            got = list(chunk.shape) if isinstance(chunk, paddle.Tensor) else type(chunk).__name__
             raise UsageError(
                 f"strategy replicas puts the outputs of its copies together along the samples, and forward gave {got} "
                 f"for {size} samples: choose strategy.use=data_parallel, in which each process has its own loss."
             )
-    return paddle.concat(list(parts)) if len(parts) > 1 else parts[0]
+    return paddle.concat(list(chunks)) if len(chunks) > 1 else chunks[0]
 
 
 @dataclass(kw_only=True)
@@ -176,7 +176,7 @@ class ReplicasLearner(Learner):
         ]
         for replica in self.replicas:
             number_elements(elements_of(replica))
-        self._own_buffers: list[str] | None = None  # that a copy changed; known after the first update
+        self._differing_buffers: list[str] | None = None  # that a copy changed; known after the first update
 
     def _begin(self) -> None:
         """Replicates: weights, buffers, what is trained and how, and the layers' settings, which a callback may have
@@ -187,12 +187,12 @@ class ReplicasLearner(Learner):
             for replica, device, pairs, layers in others:
                 buffers = zip(self.model.buffers(), replica.buffers(), strict=True)
                 with on(device):
-                    for mine, twin in (*pairs, *buffers):
+                    for original, twin in (*pairs, *buffers):
                         # Not so `_dropout_state` of Paddle's LSTM and GRU on a CPU.
-                        if mine._is_initialized():
-                            twin.copy_(moved(mine, name_of(twin.place)), False)
-                for mine, twin in pairs:
-                    twin.stop_gradient = mine.stop_gradient
+                        if original._is_initialized():
+                            twin.copy_(moved(original, name_of(twin.place)), False)
+                for original, twin in pairs:
+                    twin.stop_gradient = original.stop_gradient
                 for layer, twin_layer in layers:
                     _set_alike(layer, twin_layer)
 
@@ -222,37 +222,37 @@ class ReplicasLearner(Learner):
     def _add_up(self) -> None:
         """Adds the copies' gradients up on the model, in their order."""
         for pairs in self._copies:
-            for mine, twin in pairs:
+            for original, twin in pairs:
                 if twin.grad is None:
                     continue
                 grad = moved(twin.grad, self.devices[0])
-                if mine.grad is None:
-                    mine.grad = grad.clone() if grad is twin.grad else grad
+                if original.grad is None:
+                    original.grad = grad.clone() if grad is twin.grad else grad
                 else:
-                    mine.grad.add_(grad)
+                    original.grad.add_(grad)
                 twin.clear_gradient(False)
 
-    def compute_alone(self, batch: Batch) -> None:
-        super().compute_alone(batch)
+    def compute_without_exchange(self, batch: Batch) -> None:
+        super().compute_without_exchange(batch)
         for pairs in self._copies:
             for _, twin in pairs:
                 twin.clear_gradient(False)
 
     @paddle.no_grad()
     def _average_statistics(self) -> None:
-        of_copies = [statistics(replica) for replica in self.replicas[: self.parallel_model.ran - 1]]
-        if not of_copies:
+        copy_statistics = [statistics(replica) for replica in self.replicas[: self.parallel_model.ran - 1]]
+        if not copy_statistics:
             return
-        for name, mine in statistics(self.model).items():
-            others = (moved(found[name], self.devices[0]).astype("float64") for found in of_copies)
-            total = sum(others, mine.astype("float64"))
-            mine.copy_((total / (len(of_copies) + 1)).astype(mine.dtype), False)
+        for name, original in statistics(self.model).items():
+            others = (moved(found[name], self.devices[0]).astype("float64") for found in copy_statistics)
+            total = sum(others, original.astype("float64"))
+            original.copy_((total / (len(copy_statistics) + 1)).astype(original.dtype), False)
 
     def _look_at_buffers(self) -> None:
         """Once: which buffers, but for statistics, the copies that computed have updated otherwise than the model."""
-        if self._own_buffers is not None:
+        if self._differing_buffers is not None:
             return
-        first, *others = (
+        first, *copy_digests = (
             dict(
                 zip(
                     buffers,
@@ -260,9 +260,11 @@ class ReplicasLearner(Learner):
                     strict=True,
                 )
             )
-            for buffers in map(_others, (self.model, *self.replicas[: self.parallel_model.ran - 1]))
+            for buffers in map(_plain_buffers, (self.model, *self.replicas[: self.parallel_model.ran - 1]))
         )
-        self._own_buffers = [name for found in others for name in first if found[name] != first[name]]
+        self._differing_buffers = [
+            name for found in copy_digests for name in first if found[name] != first[name]
+        ]
 
     def differences(self) -> list[str]:
         """As on several ranks: what the copies compute each from their own samples only."""
@@ -274,8 +276,8 @@ class ReplicasLearner(Learner):
                     len(local), "s" * several, "" if several else "s", local[0], ", …" if several else ""
                 )
             )
-        buffers = list(dict.fromkeys(self._own_buffers or ()))
-        sentences += [*self.noticed, *map(_BUFFER.format, buffers), *self.random_differences()]
+        buffers = list(dict.fromkeys(self._differing_buffers or ()))
+        sentences += [*self.known_differences, *map(_BUFFER.format, buffers), *self.random_differences()]
         return list(dict.fromkeys(sentences))
 
 
@@ -296,7 +298,7 @@ def _is_setting(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _others(model: nn.Layer) -> dict[str, paddle.Tensor]:
+def _plain_buffers(model: nn.Layer) -> dict[str, paddle.Tensor]:
     """The buffers without BatchNorm's statistics, by name."""
     running = {id(tensor) for tensor in statistics(model).values()}
     return {

@@ -6,8 +6,9 @@ from a rank's share than from the whole batch. So each is tried on a few samples
 model on two samples, both together, forward and loss, and their backward: it may mix samples where the forward does
 not. How far totals and gradients may be apart is measured: by a run whose weights differ in their last place.
 
-All of this is to run in a process of its own, and each run `apart` from the others, so that none sees what another one
-left in a buffer, an attribute or a generator of the model's own. A training claims nothing of what was not found here.
+All of this is to run in a process of its own, and each run by `run_trial`, apart from the others, so that none sees
+what another one left in a buffer, an attribute or a generator of the model's own. A training claims nothing of what was
+not found here.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ from paddle_dp.parallel.blocks import blocks_of, check_chain, is_table
 from paddle_dp.parallel.compiled import plain_forward
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.parallel.dropout import Scope, install
-from paddle_dp.parallel.dropout.uncaught import Watch
+from paddle_dp.parallel.dropout.uncaught import DrawMonitor
 from paddle_dp.parallel.gradient_sketch import Sketches, farthest, sketches
 from paddle_dp.parallel.initial_weights import draw
 from paddle_dp.parallel.learner import Learner
-from paddle_dp.parallel.lent_weights import is_lendable, lent
 from paddle_dp.parallel.loss import Count, Loss, number
 from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
-from paddle_dp.parallel.strategy import Task, place_whole
-from paddle_dp.parallel.trial import Apart, Result, random_state
+from paddle_dp.parallel.strategy import Task, full_model_learner
+from paddle_dp.parallel.trial import Result, TrialRunner, random_state
+from paddle_dp.parallel.trial_weights import is_lendable, trial_weights
 from paddle_dp.structure import call, leaves
 
 Total = tuple[float, Sketches]  # of a loss, and of its gradients
 Sentences = tuple[list[str], list[str]]  # on differences, and on what could not be tried
 
 SAMPLES = 16  # that a trial takes at most
-LARGEST = 2e9  # bytes of weights up to which a model is tried with its loss and backward: three times as much is needed
+# Of weights: up to these a model is tried with its loss and backward, which need three times as much.
+MAX_TRIED_BYTES = 2e9
 CALLS = 6  # of a loss with the same outputs: it may begin late to remember
 CLOSE = 1e-3  # relative: rounding stays far below, and one sample that looks at another far above
 # Of a gradient, and of the largest one: a ReLU that turns over for the last place of its input is far below.
@@ -58,7 +60,7 @@ _SAME = 1e-5  # the same function of the same numbers
 class Findings:
     """What trials have found. `differences`: sentences on why a training will not be one process's; `unknown`: on what
     could not be tried; `remembers`: attributes, generators and weights that a forward changes, `in_blocks` those of the
-    model's blocks; `lendable`: `lent_weights.is_lendable`."""
+    model's blocks; `lendable`: `trial_weights.is_lendable`."""
 
     differences: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
@@ -67,7 +69,7 @@ class Findings:
     lendable: bool = True
 
 
-class EachOutput(Loss):
+class OutputProbe(Loss):
     """A number for each sample's outputs, in place of a loss that is meant to compare samples: their sum."""
 
     name, counted = "of each output", "samples"
@@ -83,67 +85,73 @@ class EachOutput(Loss):
 
 def is_known(loss: Loss) -> bool:
     """Whether a loss need not be tried: one of this package, or one that is meant to compare samples."""
-    return loss.given is None or type(loss.given).__module__.startswith("paddle_dp.") or bool(loss.compares)
+    return (
+        loss.function is None
+        or type(loss.function).__module__.startswith("paddle_dp.")
+        or bool(loss.compares)
+    )
 
 
-def findings(task: Task, first: MicroBatch, apart: Apart, several: bool, chained: str = "") -> Findings:
-    """Tries a task, on the samples of `first`; `several`: ranks, or copies, that read different samples.
+def findings(
+    task: Task, first: MicroBatch, run_trial: TrialRunner, splits_batch: bool, chained: str = ""
+) -> Findings:
+    """Tries a task, on the samples of `first`; `splits_batch`: ranks, or copies, that read different samples.
 
     `chained`: the recipe's key that needs a forward which is the model's blocks one after another. Raises UsageError
     where it is not, and LossError for a loss whose counts do not add up, or that remembers what it was called with.
     The task's model is not what it was afterwards.
     """
-    model, found = task.model, Findings()
+    model, report = task.model, Findings()
 
     def samples() -> Any:
         return _rows(first.inputs, slice(2))
 
-    found.lendable = apart(lambda: {"lendable": is_lendable(model, samples)})["lendable"]
-    if not found.lendable:
+    report.lendable = run_trial(lambda: {"lendable": is_lendable(model, samples)})["lendable"]
+    if not report.lendable:
         draw(model)
-    with lent(model):
+    with trial_weights(model):
         if chained and (chained == "strategy.pipeline" or is_table(model)):
-            check_chain(model, samples, chained, apart)
-        if several and first.samples > 1:
-            _add(found, mixing(model, samples(), apart, task.dropout == "exact"))
-    if (size := sum(p.size * p.element_size() for p in model.parameters())) > LARGEST:
-        found.unknown.append(_TOO_LARGE.format(type(model).__name__, size / 1e9, LARGEST / 1e9))
-        return found
+            check_chain(model, samples, chained, run_trial)
+        if splits_batch and first.samples > 1:
+            _add(report, mixing(model, samples(), run_trial, task.dropout == "exact"))
+    if (size := sum(p.size * p.element_size() for p in model.parameters())) > MAX_TRIED_BYTES:
+        report.unknown.append(_TOO_LARGE.format(type(model).__name__, size / 1e9, MAX_TRIED_BYTES / 1e9))
+        return report
     draw(model)
     try:
-        learner = place_whole(replace(task, compile=False, samples=None), Mesh.alone())
+        learner = full_model_learner(replace(task, compile=False, samples=None), Mesh.alone())
     except PaddleDPError:  # whoever places it says so
-        return found
-    trial = _Trial(learner, first, apart)
-    found.remembers, drawn = trial.state()
+        return report
+    trial = _Trial(learner, first, run_trial)
+    report.remembers, drawn = trial.state()
     inside = {id(layer) for block in blocks_of(model) for layer in block.sublayers(include_self=True)}
     names = [f"model.{name}." for name, layer in model.named_sublayers() if id(layer) in inside]
-    found.in_blocks = [name for name in found.remembers if f"{name.rpartition('.')[0]}." in names]
+    report.in_blocks = [name for name in report.remembers if f"{name.rpartition('.')[0]}." in names]
     if first.samples < 2:
         mixes: Sentences = [], [_UNTRIED.format(task.loss.name, "there is one sample only")]
     else:
         mixes = ([] if is_known(task.loss) else trial.loss_alone(), [])
-        mixes = mixes if mixes[0] else trial.whole_and_halves() if several else mixes
-    if several:
-        _add(found, (drawn, []))
-        _add(found, mixes)
-    return found
+        mixes = mixes if mixes[0] else trial.compare_halves() if splits_batch else mixes
+    if splits_batch:
+        _add(report, (drawn, []))
+        _add(report, mixes)
+    return report
 
 
-def _add(found: Findings, sentences: Sentences) -> None:
-    found.differences += sentences[0]
-    found.unknown += sentences[1]
+def _add(report: Findings, sentences: Sentences) -> None:
+    report.differences += sentences[0]
+    report.unknown += sentences[1]
 
 
 class _Trial:
     """Runs of a learner of the whole model on its first samples. Where a run fails, nothing is known, which is said."""
 
-    def __init__(self, learner: Learner, first: MicroBatch, apart: Apart):
+    def __init__(self, learner: Learner, first: MicroBatch, run_trial: TrialRunner):
         self.learner, self.loss, self.first = learner, learner.loss, learner.mixed.cast_micro_batch(first)
-        self._apart = apart
+        self._run_trial = run_trial
         self._batch = Batch((), first.samples, 0, 0)
         half = first.samples // 2
-        self._halves = [_part(self.first, slice(half)), _part(self.first, slice(half, None))]
+        self._halves = [_slice_of(self.first, slice(half)), _slice_of(self.first, slice(half, None))]
         self._shares = f"{half} and {first.samples - half} of them"
 
     def state(self) -> tuple[list[str], list[str]]:
@@ -151,63 +159,63 @@ class _Trial:
 
         def forward() -> Result:
             learner, owner = self.learner, self.loss.owner
-            words = {f"model.{name}".rstrip("."): layer for name, layer in learner.named_layers()}
+            layers_by_path = {f"model.{name}".rstrip("."): layer for name, layer in learner.named_layers()}
             weights = dict(learner.named_parameters())
             before = digests(weights.values())
-            apart = owner is not None and all(owner is not layer for layer in words.values())
-            attributes = Attributes({**words, "loss": owner} if apart else words)
+            is_separate = owner is not None and all(owner is not layer for layer in layers_by_path.values())
+            attributes = Attributes({**layers_by_path, "loss": owner} if is_separate else layers_by_path)
             with learner._draws.around(self._batch, self.first, learner.named_layers), paddle.no_grad():
-                learner._forward_again(self.first, self._batch)
+                learner._recompute_forward(self.first, self._batch)
             learner._draws.gather_findings(learner.mesh)
             after = zip(weights, digests(weights.values()), before, strict=True)
             written = [f"model.{name}" for name, now, then in after if now != then]
             return {"changed": [*attributes.changed(), *written], "drawn": learner.random_differences()}
 
         try:
-            seen = self._apart(forward)
+            result = self._run_trial(forward)
         except Exception:  # noqa: BLE001 - the first update tells
             return [], []
-        return seen["changed"], seen["drawn"]
+        return result["changed"], result["drawn"]
 
     def loss_alone(self) -> list[str]:
         """A sentence if the loss compares samples. Raises LossError for one that no number of ranks can share."""
         try:
-            whole = self._apart(partial(self._called, self.first, CALLS))
-            if not whole["totals"]:
+            full = self._run_trial(partial(self._called, self.first, CALLS))
+            if not full["totals"]:
                 return []  # what cannot be cut is tried with the model
-            halves = [self._apart(partial(self._called, part, 1)) for part in self._halves]
+            halves = [self._run_trial(partial(self._called, chunk, 1)) for chunk in self._halves]
         except LossError:
             raise
         except Exception:  # noqa: BLE001 - it cannot be tried so; its own calls will tell what is wrong, if anything
             return []
-        self._refuse_counts(whole, [part["counts"][0] for part in halves])
-        if whole["drew"]:
+        self._refuse_counts(full, [chunk["counts"][0] for chunk in halves])
+        if full["drew"]:
             return []
-        first, *others = whole["totals"]
+        first, *others = full["totals"]
         again = next((total for total in others if abs(total - first) > _SAME * abs(first)), None)
-        if again is not None and not self._is_kept_by_model:
+        if again is not None and not self._is_state_in_model:
             raise LossError(
                 f"the loss {self.loss.name} gives {first:.6g} and then {again:.6g} for the same outputs "
                 "and targets: it remembers something, which no checkpoint holds and ranks do not share. "
                 "Keep it in a buffer of the model, and make the loss a method or a sublayer of the model."
             )
-        parts = [part["totals"][0] for part in halves]
-        if abs(first - sum(parts)) <= CLOSE * max(sum(map(abs, parts)), abs(first)):
+        sums = [chunk["totals"][0] for chunk in halves]
+        if abs(first - sum(sums)) <= CLOSE * max(sum(map(abs, sums)), abs(first)):
             return []
         return [
-            f"the loss {self.loss.name} is {first:.4g} for {self.first.samples} samples together and {sum(parts):.4g} "
+            f"the loss {self.loss.name} is {first:.4g} for {self.first.samples} samples together and {sum(sums):.4g} "
             f"for {self._shares}, added up: it compares samples, or is a mean, and each rank computes it over its own "
             "samples only (one that is to compare those of all ranks has a method across: docs/add-a-part.md)"
         ]
 
     @property
-    def _is_kept_by_model(self) -> bool:
+    def _is_state_in_model(self) -> bool:
         """Whether the loss keeps its state in buffers of the model."""
         owner = self.loss.owner
         own = {id(buffer) for buffer in owner.buffers()} if isinstance(owner, nn.Layer) else set()
         return not own.isdisjoint(id(buffer) for buffer in self.learner.model.buffers())
 
-    def _called(self, part: MicroBatch, calls: int) -> Result:
+    def _called(self, chunk: MicroBatch, calls: int) -> Result:
         """Totals and counts of the loss, called with the same rows of all samples' outputs; none where these cannot be
         cut into samples."""
         learner, first = self.learner, self.first
@@ -216,9 +224,9 @@ class _Trial:
             cuttable = paddle.utils.flatten(outputs)
             if not all(isinstance(x, paddle.Tensor) and x.ndim and len(x) == first.samples for x in cuttable):
                 return {"totals": []}
-            start = part.places[0] - first.first if part.places is not None else 0
-            outputs, before = _rows(outputs, slice(start, start + part.samples)), random_state()
-            called = [self.loss(outputs, part.targets) for _ in range(calls)]
+            start = chunk.places[0] - first.first if chunk.places is not None else 0
+            outputs, before = _rows(outputs, slice(start, start + chunk.samples)), random_state()
+            called = [self.loss(outputs, chunk.targets) for _ in range(calls)]
             return {
                 "totals": [number(total) for total, _ in called],
                 "counts": [number(count) for _, count in called],
@@ -226,12 +234,12 @@ class _Trial:
                 "shape": list(cuttable[0].shape) if len(cuttable) == 1 else None,
             }
 
-    def _refuse_counts(self, whole: Result, parts: list[float]) -> None:
-        count, samples = whole["counts"][0], self.first.samples
-        if abs(count - sum(parts)) <= CLOSE * max(abs(count), 1.0):
+    def _refuse_counts(self, full: Result, chunk_counts: list[float]) -> None:
+        count, samples = full["counts"][0], self.first.samples
+        if abs(count - sum(chunk_counts)) <= CLOSE * max(abs(count), 1.0):
             return
-        outputs, targets = whole["shape"], self.first.targets
-        if count == parts[0] == parts[1]:
+        outputs, targets = full["shape"], self.first.targets
+        if count == chunk_counts[0] == chunk_counts[1]:
             hint = "Return the sum over the samples and their number, not a mean and a constant."
         elif outputs and isinstance(targets, paddle.Tensor) and len(outputs) != targets.ndim:
             hint = (
@@ -242,72 +250,72 @@ class _Trial:
             hint = "What a loss is over has to be counted sample by sample."
         raise LossError(
             f"the loss {self.loss.name} is over {count:g} things for {samples} samples together, and over "
-            f"{parts[0]:g} and {parts[1]:g} for {self._shares}: "
+            f"{chunk_counts[0]:g} and {chunk_counts[1]:g} for {self._shares}: "
             f"on another number of ranks, or of micro-batches, it would be another loss. {hint}"
         )
 
-    def whole_and_halves(self) -> Sentences:
+    def compare_halves(self) -> Sentences:
         """What is wrong with the sum of the losses, or of the gradients, of two halves, each with a forward of its own;
         and what could not be tried."""
         totals: list[Total] = []
-        for nudged, part in (
+        for nudged, chunk in (
             (False, self.first),
             (True, self.first),
             *((False, half) for half in self._halves),
         ):
             try:
-                seen = self._apart(partial(self._learned, part, nudged))
+                result = self._run_trial(partial(self._learned, chunk, nudged))
             except Exception as error:  # noqa: BLE001 - whatever it is: nothing is known then
                 return [], [_UNTRIED.format(self.loss.name, f"with fewer samples there is {_gist(error)}")]
-            if seen["drew"]:
+            if result["drew"]:
                 return [], []  # random numbers, or masks of nobody's: the draws are named
-            sketched = dict(zip(seen["names"], seen["arrays"], strict=True))
-            totals.append((seen["total"], sketched))
-        whole, noisy, *halves = totals
+            sketched = dict(zip(result["names"], result["arrays"], strict=True))
+            totals.append((result["total"], sketched))
+        full, noisy, *halves = totals
         added, size = (
-            sum(part[0] for part in halves),
-            max(sum(abs(part[0]) for part in halves), abs(whole[0])),
+            sum(chunk[0] for chunk in halves),
+            max(sum(abs(chunk[0]) for chunk in halves), abs(full[0])),
         )
-        if whole[0] != whole[0] or added != added:
+        if full[0] != full[0] or added != added:
             return [], [_UNTRIED.format(self.loss.name, "it is not a number")]
-        if abs(whole[0] - added) > max(8 * abs(whole[0] - noisy[0]), self.learner._close() * size):
+        if abs(full[0] - added) > max(8 * abs(full[0] - noisy[0]), self.learner._close() * size):
             return [
-                f"the loss {self.loss.name} is {whole[0]:.6g} for {self.first.samples} samples in one forward and "
+                f"the loss {self.loss.name} is {full[0]:.6g} for {self.first.samples} samples in one forward and "
                 f"{added:.6g} for {self._shares} in their own, added up: the model, or what the loss takes from its "
                 "forward, mixes samples, and each rank has only its own"
             ], []
-        apart = farthest(whole[1], noisy[1], [part[1] for part in halves], SLOPES, SLIGHT)
-        if apart is None:
+        worst = farthest(full[1], noisy[1], [chunk[1] for chunk in halves], SLOPES, SLIGHT)
+        if worst is None:
             return [], []
         return [
-            f"the gradient of {apart[0]} from {self.first.samples} samples in one backward is {apart[1]:.0%} off the "
+            f"the gradient of {worst[0]} from {self.first.samples} samples in one backward is {worst[1]:.0%} off the "
             f"sum of those from {self._shares}: the backward mixes samples, and each rank has only its own"
         ], []
 
-    def _learned(self, part: MicroBatch, nudged: bool) -> Result:
+    def _learned(self, chunk: MicroBatch, nudged: bool) -> Result:
         """The loss of some samples, sketches of its gradients where they are precise, and whether numbers were drawn
         that differ from run to run. A loss that is to compare samples has one in its place that does not."""
-        learner, watch = self.learner, Watch()
+        learner, watch = self.learner, DrawMonitor()
         if self.loss.compares:
-            learner.loss = EachOutput()
+            learner.loss = OutputProbe()
         for layer in learner.model.sublayers(include_self=True):
             layer.training = layer.training and not is_batch_norm(layer)
         if nudged:
             _nudge(learner.model)
         low = learner.mixed.low
         with watch.on([]), paddle.no_grad() if low else nullcontext():
-            total, _ = learner._forward_again(part, self._batch)
+            total, _ = learner._recompute_forward(chunk, self._batch)
             if not low:
                 with learner.mixed.backward_context():
                     total.backward()
         sketched = sketches(learner.named_parameters(trainable=True))
         return {
             "total": number(total), "names": list(sketched), "arrays": list(sketched.values()),
-            "drew": bool(watch.found or watch.doubted),
+            "drew": bool(watch.kinds_by_layer or watch.doubted),
         }  # fmt: skip
 
 
-def mixing(model: nn.Layer, pair: Any, apart: Apart, exact: bool = True) -> Sentences:
+def mixing(model: nn.Layer, pair: Any, run_trial: TrialRunner, exact: bool = True) -> Sentences:
     """A sentence for a model whose output for a sample depends on the other samples of its batch, and one if that could
     not be tried; else nothing.
 
@@ -319,10 +327,10 @@ def mixing(model: nn.Layer, pair: Any, apart: Apart, exact: bool = True) -> Sent
         install()
     for evaluation in (True, False):
         answers: list[Result] = []
-        for place, cut in ((0, slice(2)), (0, slice(1)), (1, slice(1, 2))):
-            scope = Scope(0, 0, 0, place, cut.stop - place) if exact else None
+        for position, cut in ((0, slice(2)), (0, slice(1)), (1, slice(1, 2))):
+            scope = Scope(0, 0, 0, position, cut.stop - position) if exact else None
             try:
-                answers.append(apart(partial(_outputs, model, _rows(pair, cut), scope, evaluation)))
+                answers.append(run_trial(partial(_outputs, model, _rows(pair, cut), scope, evaluation)))
             except Exception as error:  # noqa: BLE001 - of two, the first update will tell
                 return [], [
                     _UNTRIED.format(name, f"of one sample there is {_gist(error)}")
@@ -340,17 +348,17 @@ def mixing(model: nn.Layer, pair: Any, apart: Apart, exact: bool = True) -> Sent
     return [], []
 
 
-def _outputs(model: nn.Layer, part: Any, scope: Scope | None, evaluation: bool) -> Result:
+def _outputs(model: nn.Layer, samples: Any, scope: Scope | None, evaluation: bool) -> Result:
     """Those for some samples, what their forward has left in the buffers, and whether it drew random numbers."""
-    watch = Watch()
+    watch = DrawMonitor()
     with paddle.no_grad(), default_dtype(read_by(model)), scope or nullcontext(), watch.on([]):
         for layer in model.sublayers(include_self=True):
             layer.training = layer.training and not evaluation and not is_batch_norm(layer)
-        answers = _answers(call(model, part, plain_forward(model)))
+        answers = _answers(call(model, samples, plain_forward(model)))
     buffers = dict(model.named_buffers())
     arrays = [(x if x.dtype == paddle.float64 else x.astype("float32")).numpy() for x in answers]
     left = {name: list(digest) for name, digest in zip(buffers, digests(buffers.values()), strict=True)}
-    return {"arrays": arrays, "buffers": left, "drew": bool(watch.found or watch.doubted)}
+    return {"arrays": arrays, "buffers": left, "drew": bool(watch.kinds_by_layer or watch.doubted)}
 
 
 _COUNTS = (
@@ -376,11 +384,11 @@ def _rows(data: Any, cut: slice) -> Any:
     return paddle.utils.map_structure(lambda x: x[cut], data)
 
 
-def _part(whole: MicroBatch, cut: slice) -> MicroBatch:
+def _slice_of(full_batch: MicroBatch, cut: slice) -> MicroBatch:
     """Some of a micro-batch's samples, each in its place in the global batch."""
-    places = tuple(range(whole.first, whole.first + whole.samples))[cut]
-    inputs, targets = _rows(whole.inputs, cut), _rows(whole.targets, cut)
-    return MicroBatch(inputs, targets, len(places), places[0], places)
+    positions = tuple(range(full_batch.first, full_batch.first + full_batch.samples))[cut]
+    inputs, targets = _rows(full_batch.inputs, cut), _rows(full_batch.targets, cut)
+    return MicroBatch(inputs, targets, len(positions), positions[0], positions)
 
 
 def _answers(outputs: Any) -> list[paddle.Tensor]:
@@ -402,8 +410,8 @@ def _matched(
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:
-    apart, largest = float(np.abs(a - b).max(initial=0.0)), float(np.abs(b).max(initial=0.0))
-    return not apart > CLOSE * largest  # NaN is another's to judge
+    difference, largest = float(np.abs(a - b).max(initial=0.0)), float(np.abs(b).max(initial=0.0))
+    return not difference > CLOSE * largest  # NaN is another's to judge
 
 
 @paddle.no_grad()

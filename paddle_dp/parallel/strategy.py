@@ -16,11 +16,16 @@ from paddle_dp.mesh.multi_device import moved, on
 from paddle_dp.parallel.bias_on_cpu import quick_biases
 from paddle_dp.parallel.compiled import compiled
 from paddle_dp.parallel.convolution_on_cpu import quick_convolutions
-from paddle_dp.parallel.given_optimizer import check_dense, check_kept, check_one_dtype, give_parameters
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.learning_rate import check_rate
 from paddle_dp.parallel.loss import as_loss
-from paddle_dp.parallel.parameter_groups import use_own_decays
+from paddle_dp.parallel.optimizer_checks import (
+    check_dense,
+    check_not_wrapper,
+    check_single_dtype,
+    give_parameters,
+)
+from paddle_dp.parallel.parameter_groups import use_group_decays
 from paddle_dp.parallel.passes import Dropout
 from paddle_dp.parallel.precision.amp import MixedPrecision, widen
 from paddle_dp.recipe import Precision
@@ -37,16 +42,17 @@ class Task:
     rate, named parameters) for strategies that change them.
     Under precision float64 the model is cast here, in place, before any strategy cuts it.
     `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
-    `noticed`: sentences on what is not as on one process, known before anything is placed.
+    `known_differences`: sentences on what is not as on one process, known before anything is placed.
     `samples()` gives a batch of inputs to try the model on; without it, nothing is tried.
-    `whole`: why each rank has the whole model until it is placed, although it will keep a part (`initial_weights`).
+    `full_model_reason`: why each rank has the whole model until it is placed, although it will keep a part
+    (`initial_weights`).
     `compared`: a proof compares outputs itself and names where they differ, so a cut that gives wrong ones of the
     right shape is not refused before.
     `base`: names of what an adapter stands on, which is frozen, and not saved; `added`: of its own parameters.
     `compile`: its forward becomes a program.
     Of trials in another process: `unknown`, what could not be tried; `lendable`, whether its initial weights can be
-    lent to it (`lent_weights`; None: not tried), and `remembers`, whether a forward changes attributes or generators of
-    the model's own, so that one beside the training would change what is learned.
+    lent to it (`trial_weights`; None: not tried), and `remembers`, whether a forward changes attributes or generators
+    of the model's own, so that one beside the training would change what is learned.
     """
 
     model: nn.Layer
@@ -55,9 +61,9 @@ class Task:
     schedule: paddle.optimizer.lr.LRScheduler | None = None
     precision: Precision = field(default_factory=Precision)
     dropout: Dropout = "exact"
-    noticed: Sequence[str] = ()
+    known_differences: Sequence[str] = ()
     samples: Callable[[], Any] | None = None
-    whole: str = ""
+    full_model_reason: str = ""
     compared: bool = False
     base: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
@@ -91,7 +97,7 @@ class Strategy(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedTask:
     """A task on this rank, ready to make a learner: the model in its precision, and an optimizer of the parameters that
     the model has here."""
 
@@ -103,10 +109,10 @@ class Prepared:
     mixed: MixedPrecision
 
     def learner(
-        self, kind: Callable[..., Learner] = Learner, *, noticed: Sequence[str] = (), **fields: Any
+        self, kind: Callable[..., Learner] = Learner, *, known_differences: Sequence[str] = (), **fields: Any
     ) -> Learner:
         """The finished learner: a `kind` with further `fields` of its own. `parallel_model` is the model itself, if it
-        is not among them; `noticed` comes behind what the task knows already."""
+        is not among them; `known_differences` comes behind what the task knows already."""
         return kind(
             model=self.model,
             optimizer=self.optimizer,
@@ -116,7 +122,7 @@ class Prepared:
             loss=self.task.loss,
             dropout=self.task.dropout,
             base=self.task.base,
-            noticed=[*self.task.noticed, *noticed],
+            known_differences=[*self.task.known_differences, *known_differences],
             unknown=list(self.task.unknown),
             **{"parallel_model": self.model, **fields},
         )
@@ -136,32 +142,34 @@ class Prepared:
                 )
 
 
-def prepare(task: Task, mesh: Mesh) -> Prepared:
+def prepare(task: Task, mesh: Mesh) -> PreparedTask:
     """Prepares the task for this rank's part of the model.
 
     Raises UsageError for an optimizer or an embedding that is not supported.
     """
     model, schedule, optimizer = task.model, task.schedule, task.optimizer
     check_dense(model)
-    check_one_dtype(model)
+    check_single_dtype(model)
     quicken(model, mesh)
     mixed = MixedPrecision(task.precision, model, mesh.device)
     if isinstance(optimizer, paddle.optimizer.Optimizer):
-        check_kept(optimizer)
+        check_not_wrapper(optimizer)
         give_parameters(optimizer, model)
         rate = optimizer._learning_rate
         schedule = schedule or (rate if isinstance(rate, paddle.optimizer.lr.LRScheduler) else None)
     else:
-        optimizer = made_optimizer(optimizer, task, model)
-        check_kept(optimizer)
+        optimizer = make_optimizer(optimizer, task, model)
+        check_not_wrapper(optimizer)
         check_rate(optimizer, schedule)
-        use_own_decays(optimizer)
-    model, optimizer = mixed.place(model, optimizer)
+        use_group_decays(optimizer)
+    model, optimizer = mixed.decorate(model, optimizer)
     if task.compile:
         samples = task.samples and (lambda: mixed.cast(task.samples()))  # type: ignore[misc]
         with mixed.context() if mixed.double else nullcontext():
             compiled(model, samples, emulated=mixed.low and mesh.device == "cpu", ranks=mesh.ranks)
-    return Prepared(task=task, mesh=mesh, model=model, optimizer=optimizer, schedule=schedule, mixed=mixed)
+    return PreparedTask(
+        task=task, mesh=mesh, model=model, optimizer=optimizer, schedule=schedule, mixed=mixed
+    )
 
 
 def quicken(model: nn.Layer, mesh: Mesh) -> None:
@@ -171,12 +179,12 @@ def quicken(model: nn.Layer, mesh: Mesh) -> None:
         quick_convolutions(model)
 
 
-def made_optimizer(make: OptimizerMaker, task: Task, model: nn.Layer) -> paddle.optimizer.Optimizer:
+def make_optimizer(make: OptimizerMaker, task: Task, model: nn.Layer) -> paddle.optimizer.Optimizer:
     """A new optimizer of the parameters that a model trains; the learner moves its rate on."""
     named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
     return make(task.schedule() if task.schedule else None, named)
 
 
-def place_whole(task: Task, mesh: Mesh) -> Learner:
+def full_model_learner(task: Task, mesh: Mesh) -> Learner:
     """A learner for the whole model on this rank, without exchange."""
     return prepare(task, mesh).learner()

@@ -13,13 +13,13 @@ from paddle_dp.parallel.batch_norm import statistics
 
 Result = dict[str, Any]
 """JSON values; under "arrays", a list of NumPy arrays."""
-Apart = Callable[[Callable[[], Result]], Result]
+TrialRunner = Callable[[Callable[[], Result]], Result]
 """Runs a function in a process of its own, which begins with this one's state and leaves nothing behind, and returns
-its result (`train.trial.Apart`)."""
+its result (`train.trial.TrialRunner`)."""
 
 
 def here(function: Callable[[], Result]) -> Result:
-    """Runs it in this process: an `Apart` for what may stay behind."""
+    """Runs it in this process: a `TrialRunner` for what may stay behind."""
     return function()
 
 

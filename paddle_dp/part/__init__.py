@@ -6,22 +6,22 @@ in `recipe/`; the parts themselves are in the shelves' folders.
 
 from paddle_dp.part.annotation import Annotation, annotate
 from paddle_dp.part.config import settings_of
-from paddle_dp.part.groups import Group, Groups, adapted, freeze
+from paddle_dp.part.groups import Groups, ParameterGroup, adapted, freeze
 from paddle_dp.part.lazy import lazily
 from paddle_dp.part.part import Part, find, read_part
-from paddle_dp.part.reading import Reading, Who
-from paddle_dp.part.settings import Owner, read_settings
+from paddle_dp.part.reading import Readers, Reading
+from paddle_dp.part.settings import ErrorContext, read_settings
 from paddle_dp.part.shelf import SHELVES, names, summary
 
 __all__ = [
     "SHELVES",
     "Annotation",
-    "Group",
+    "ErrorContext",
     "Groups",
-    "Owner",
+    "ParameterGroup",
     "Part",
+    "Readers",
     "Reading",
-    "Who",
     "adapted",
     "annotate",
     "find",

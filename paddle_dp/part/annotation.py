@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar
 
 from paddle_dp.errors import Mistake, RecipeError, UsageError, did_you_mean, similar
 from paddle_dp.part.call import resolve
-from paddle_dp.part.misfit import misfit, of_standard_library
-from paddle_dp.part.words import Keys, show
+from paddle_dp.part.callables import is_standard_library, validate_callable
+from paddle_dp.part.messages import Keys, show
 
 Model = TypeVar("Model")
 Way = Literal["colwise", "heads", "rowwise", "channels", "vocab", "classes"]
@@ -120,11 +120,11 @@ def block_table_of(model: Any) -> Any:
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
     """The names that a pattern means, in their order; `*` stands for one word between dots, or a part of one."""
-    words = pattern.split(".")
+    segments = pattern.split(".")
     return [
         name
         for name in names
-        if len(found := name.split(".")) == len(words) and all(map(fnmatchcase, found, words))
+        if len(path := name.split(".")) == len(segments) and all(map(fnmatchcase, path, segments))
     ]
 
 
@@ -139,10 +139,10 @@ class _Layers:
         """Gives the parents of what the patterns mean their `cuts` tables."""
         tables: dict[str, dict[str, str]] = {}
         for pattern, way in cuts.items():
-            found = self._layers(pattern) or self._numbers(pattern)
-            if not found:
+            layer_names = self._layers(pattern) or self._numbers(pattern)
+            if not layer_names:
                 self._complain(("cuts", pattern), self._nothing(pattern))
-            for name in found:
+            for name in layer_names:
                 parent, _, word = name.rpartition(".")
                 wrong = self._uncuttable(name, getattr(self.named[parent], word), way)
                 before = tables.setdefault(parent, {}).setdefault(word, way)
@@ -158,10 +158,10 @@ class _Layers:
     def attend(self, attention_methods: Mapping[str, str]) -> None:
         """Gives layers their `attention_methods`."""
         for pattern, method in attention_methods.items():
-            found = self._layers(pattern)
-            if not found:
+            layer_names = self._layers(pattern)
+            if not layer_names:
                 self._complain(("attention_methods", pattern), self._nothing(pattern))
-            for name in found:
+            for name in layer_names:
                 layer = self.named[name]
                 if not callable(getattr(layer, method, None)):
                     self._complain(
@@ -174,10 +174,10 @@ class _Layers:
     def branch(self, branches: Mapping[str, Sequence[Sequence[str]]]) -> None:
         """Gives layers their `branches`."""
         for pattern, chains in branches.items():
-            found = self._layers(pattern)
-            if not found:
+            layer_names = self._layers(pattern)
+            if not layer_names:
                 self._complain(("branches", pattern), self._nothing(pattern))
-            for name in found:
+            for name in layer_names:
                 for word in (word for chain in chains for word in chain):
                     if f"{name}.{word}" not in self.named:
                         self._complain(("branches", pattern), self._nothing(f"{name}.{word}"))
@@ -186,29 +186,29 @@ class _Layers:
 
     def chain(self, blocks: Sequence[Any]) -> tuple[Any, ...]:
         """The blocks with patterns expanded: a layer's name, a function, or a tuple of these."""
-        found: list[Any] = []
+        elements: list[Any] = []
         for number, block in enumerate(blocks):
             path: Keys = ("blocks", number)
             if isinstance(block, (list, tuple)):
                 together = [each for element in block for each in self._elements(element, path)]
-                found += [tuple(together)] if together else []
+                elements += [tuple(together)] if together else []
             else:
-                found += self._elements(block, path)
+                elements += self._elements(block, path)
         if blocks and not self.mistakes:
-            self._all_in(found)
-        return tuple(found)
+            self._all_in(elements)
+        return tuple(elements)
 
     def _elements(self, element: Any, path: Keys) -> list[Any]:
         if isinstance(element, str):
-            found = self._layers(element)
-            if not found:
+            layer_names = self._layers(element)
+            if not layer_names:
                 self._complain(path, self._nothing(element))
-            for name in found:
+            for name in layer_names:
                 if _kind(self.named[name]) in LISTS:
                     self._complain(
                         path, f"{name} is a {_kind(self.named[name])}, which has no forward: write '{name}.*'"
                     )
-            return list(found)
+            return list(layer_names)
         if isinstance(element, Mapping):
             return self._function(dict(element), path)
         if callable(element):  # in a script: a layer of the model, or a function
@@ -225,25 +225,25 @@ class _Layers:
             )
             return []
         try:
-            if of_standard_library(use):
+            if is_standard_library(use):
                 raise ImportError("it is of Python's standard library, which holds no part of a model")
             function: Any = resolve(use)
-            if wrong := misfit(function, "blocks"):
+            if wrong := validate_callable(function, "blocks"):
                 raise TypeError(f"it {wrong}")
             if isinstance(function, type):
-                made = function(**settings)
+                block = function(**settings)
             else:
                 signature(function).bind(None, **settings)  # what it is given, and these
-                made = partial(function, **settings)
+                block = partial(function, **settings)
         except Exception as error:  # noqa: BLE001 - the user's function, and their arguments
             self._complain(path, f"{use} cannot be used: {error}")
             return []
-        if any(True for _ in getattr(made, "parameters", list)()):
+        if any(True for _ in getattr(block, "parameters", list)()):
             self._complain(
                 path, f"{use} has weights of its own, which the model does not know: name its layers"
             )
             return []
-        return [made]
+        return [block]
 
     def _all_in(self, blocks: Iterable[Any]) -> None:
         """Complains where a parameter is in no block: its gradient would never be there."""
@@ -266,42 +266,42 @@ class _Layers:
         names = [(owner, vars(self.named[owner]).get(word)) for owner in owners]
         return [f"{owner}.{word}".lstrip(".") for owner, value in names if type(value) is int]
 
-    def _uncuttable(self, name: str, what: Any, way: Way) -> str | None:
-        if isinstance(what, int):
+    def _uncuttable(self, name: str, layer: Any, way: Way) -> str | None:
+        if isinstance(layer, int):
             return None if way in COUNTED else f"{name} is a number, which {way} does not divide"
         kinds = CUTTABLE[way]
-        if kinds and not set(kinds) & {kind.__name__ for kind in type(what).__mro__}:
-            return f"{name} is a {_kind(what)}, and {way} is for {', '.join(kinds)}"
+        if kinds and not set(kinds) & {kind.__name__ for kind in type(layer).__mro__}:
+            return f"{name} is a {_kind(layer)}, and {way} is for {', '.join(kinds)}"
         return None
 
     def _nothing(self, pattern: str) -> str:
         """«no layer is called 'a.c': a holds b. Did you mean 'b'?»: where the names part."""
-        words = pattern.split(".")
-        for known in range(len(words) - 1, -1, -1):
-            holders = matching(".".join(words[:known]), self.named) if known else [""]
+        segments = pattern.split(".")
+        for known in range(len(segments) - 1, -1, -1):
+            holders = matching(".".join(segments[:known]), self.named) if known else [""]
             holders = [name for name in holders if name or not known]  # `*` is one word, and not the root
             full = (name for name in holders if any(other.startswith(f"{name}.") for other in self.named))
             holder = next(full, holders[0] if holders else None)
             if holder is not None:
                 break
-        held = dict.fromkeys(
+        children = dict.fromkeys(
             name[len(holder) + 1 if holder else 0 :].split(".")[0]
             for name in self.named
             if name and (not holder or name.startswith(f"{holder}."))
         )
         where = f"{holder} holds" if holder else f"{_kind(self.model)} holds"
-        return f"no layer is called '{pattern}'.{did_you_mean(words[known], held, where, similar)}"
+        return f"no layer is called '{pattern}'.{did_you_mean(segments[known], children, where, similar)}"
 
-    def _complain(self, path: Keys, what: str) -> None:
+    def _complain(self, path: Keys, message: str) -> None:
         dotted = ".".join(map(str, (self.prefix, *path)))
-        self.mistakes.append(Mistake(where="", what=f"{dotted}: {what}", path=path))
+        self.mistakes.append(Mistake(where="", what=f"{dotted}: {message}", path=path))
 
 
 def _kind(layer: Any) -> str:
     return type(layer).__name__
 
 
-def named_in(settings: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]:
-    """The settings that are annotations: a model that has a setting of such a name (`own`) keeps it for itself."""
-    taken = set(own)
+def named_in(settings: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+    """The settings that are annotations: a model that has a setting of such a name (`fields`) keeps it for itself."""
+    taken = set(fields)
     return {key: settings[key] for key in KEYS if key in settings and key not in taken}

@@ -16,14 +16,14 @@ from pydantic.errors import PydanticUserError
 
 # The arguments with which the training calls build(), by shelf: by position, or by name for schedules. (Paddle's own
 # optimizers are called by name, too: OptimizerCall.)
-GIVEN: dict[str, tuple[str, ...]] = {
+TRAINING_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "datasets": ("split",),
     "optimizers": ("learning_rate", "named_parameters"),
     "strategies": ("mesh",),
     "callbacks": ("run",),
     "adapters": ("model", "seed"),
 }
-GIVEN_BY_NAME: dict[str, tuple[str, ...]] = {"schedules": ("steps", "steps_per_epoch", "batch")}
+TRAINING_ARGUMENTS_BY_NAME: dict[str, tuple[str, ...]] = {"schedules": ("steps", "steps_per_epoch", "batch")}
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -34,63 +34,69 @@ class Call(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
     called: ClassVar[Callable[..., Any]]
-    given: ClassVar[tuple[str, ...]] = ()  # parameters that the training gives, which are no settings
+    training_arguments: ClassVar[
+        tuple[str, ...]
+    ] = ()  # parameters that the training gives, which are no settings
 
-    def given_settings(self) -> dict[str, Any]:
+    def recipe_settings(self) -> dict[str, Any]:
         """The settings that the recipe gives, without defaults."""
         return {name: value for name, value in self if name in self.model_fields_set}
 
-    def build(self, *given: Any, **named: Any) -> Any:
-        return type(self).called(*given, **named, **self.given_settings())
+    def build(self, *arguments: Any, **named: Any) -> Any:
+        return type(self).called(*arguments, **named, **self.recipe_settings())
 
 
 class ScheduleCall(Call):
     """The Config of a schedule, such as paddle.optimizer.lr.StepDecay, which need not ask how long the training is."""
 
-    def build(self, *given: Any, **named: Any) -> Any:
-        return super().build(*given, **{name: named[name] for name in type(self).given if name in named})
+    def build(self, *arguments: Any, **named: Any) -> Any:
+        return super().build(
+            *arguments, **{name: named[name] for name in type(self).training_arguments if name in named}
+        )
 
 
 class LossCall(Call):
     """The Config of a loss that is a plain function of (outputs, targets, …): build() returns the function itself."""
 
-    def build(self, *given: Any, **named: Any) -> Any:
-        called, settings = type(self).called, self.given_settings()
+    def build(self, *arguments: Any, **named: Any) -> Any:
+        called, settings = type(self).called, self.recipe_settings()
         return functools.update_wrapper(functools.partial(called, **settings), called) if settings else called
 
 
 class OptimizerCall(Call):
-    """The Config of a class such as paddle.optimizer.Adam, whose parameters are tensors without their names. `given`:
-    what it calls the learning rate and them."""
+    """The Config of a class such as paddle.optimizer.Adam, whose parameters are tensors without their names.
+    `training_arguments`: what it calls the learning rate and them."""
 
-    def build(self, *given: Any, **named: Any) -> Any:
-        learning_rate, named_parameters = given
+    def build(self, *arguments: Any, **named: Any) -> Any:
+        learning_rate, named_parameters = arguments
         tensors = [tensor for _, tensor in named_parameters]
-        return super().build(**dict(zip(type(self).given, (learning_rate, tensors), strict=True)), **named)
+        return super().build(
+            **dict(zip(type(self).training_arguments, (learning_rate, tensors), strict=True)), **named
+        )
 
 
-def resolve(dotted: str, kept: Path | None = None) -> Any:
+def resolve(dotted: str, code_folder: Path | None = None) -> Any:
     """The module, or the object in a module, of a dotted name. Raises ImportError if there is none.
 
     If a package has both a file and an object of one name (paddle.vision.models.alexnet is a file, and the function in
     it), and the file has no Config, it is the object. The working folder is searched last, so that a file of the user's
-    hides no installed package; and after it `kept`, the code that a run keeps.
+    hides no installed package; and after it `code_folder`, the code that a run keeps.
     """
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
-    if kept is not None and str(kept) not in sys.path:
-        sys.path.append(str(kept))
+    if code_folder is not None and str(code_folder) not in sys.path:
+        sys.path.append(str(code_folder))
     module, rest = _longest_module(dotted)
-    found: Any = module
+    target: Any = module
     if not rest and not hasattr(module, "Config"):
         package, _, name = dotted.rpartition(".")
         same = getattr(sys.modules.get(package), name, None)
         return same if callable(same) else module
     for word in rest:
-        if not hasattr(found, word):
+        if not hasattr(target, word):
             raise ImportError(f"{module.__name__} has no '{word}'", name=dotted)
-        found = getattr(found, word)
-    return found
+        target = getattr(target, word)
+    return target
 
 
 @functools.cache
@@ -100,17 +106,19 @@ def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
     if shelf == "losses" and _is_loss(called, parameters):
         return _config(called, parameters, tuple(p.name for p in parameters[:2]), LossCall)
     if shelf == "optimizers" and isinstance(called, type):
-        asked = {p.name for p in parameters}
+        parameter_names = {p.name for p in parameters}
         every = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        tensors = "parameter_list" if "parameter_list" in asked else "parameters"
-        if every or {"learning_rate", tensors} <= asked:
+        tensors = "parameter_list" if "parameter_list" in parameter_names else "parameters"
+        if every or {"learning_rate", tensors} <= parameter_names:
             return _config(called, parameters, ("learning_rate", tensors), OptimizerCall)
     if shelf == "schedules":
-        asked = {p.name for p in parameters}
+        parameter_names = {p.name for p in parameters}
         every = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        given = tuple(name for name in GIVEN_BY_NAME[shelf] if every or name in asked)
-        return _config(called, parameters, given, ScheduleCall)
-    first = tuple(p.name for p in parameters[: len(GIVEN.get(shelf, ()))])
+        training_arguments = tuple(
+            name for name in TRAINING_ARGUMENTS_BY_NAME[shelf] if every or name in parameter_names
+        )
+        return _config(called, parameters, training_arguments, ScheduleCall)
+    first = tuple(p.name for p in parameters[: len(TRAINING_ARGUMENTS.get(shelf, ()))])
     return _config(called, parameters, first)
 
 
@@ -122,18 +130,23 @@ def _is_loss(called: Callable[..., Any], parameters: list[inspect.Parameter]) ->
 
 
 def _config(
-    called: Callable[..., Any], parameters: list[inspect.Parameter], given: tuple[str, ...], base: Any = Call
+    called: Callable[..., Any],
+    parameters: list[inspect.Parameter],
+    training_arguments: tuple[str, ...],
+    base: Any = Call,
 ) -> Any:
     settings: dict[str, Any] = {
         p.name: (_annotation(p, called), ... if p.default is p.empty else p.default)
         for p in parameters
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in given and p.name[0] != "_"
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        and p.name not in training_arguments
+        and p.name[0] != "_"
     }
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     name = getattr(called, "__name__", type(called).__name__)
     config = create_model(name, __base__=base, __doc__=called.__doc__, **settings)
     config.called = staticmethod(called)
-    config.given = given
+    config.training_arguments = training_arguments
     if open_ended:
         config.model_config["extra"] = "allow"
         config.model_rebuild(force=True)
@@ -162,12 +175,12 @@ def _in_module(annotation: str, module: str) -> Any:
 
 def _longest_module(dotted: str) -> tuple[Any, list[str]]:
     """The module of the longest prefix of the name, and the remaining words."""
-    words = dotted.split(".")
-    for length in range(len(words), 0, -1):
-        name = ".".join(words[:length])
+    segments = dotted.split(".")
+    for length in range(len(segments), 0, -1):
+        name = ".".join(segments[:length])
         try:
-            return import_module(name), words[length:]
+            return import_module(name), segments[length:]
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise  # the module exists; something that it imports does not
-    raise ImportError(f"no package or file '{words[0]}' is installed or stands here", name=words[0])
+    raise ImportError(f"no package or file '{segments[0]}' is installed or stands here", name=segments[0])

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from paddle_dp.part.words import Keys, show
+from paddle_dp.part.messages import Keys, show
 from paddle_dp.units import Quantity
 
 _PLAIN: dict[Any, str] = {
@@ -37,7 +37,7 @@ _BOUNDS: dict[type, str] = {
 }
 
 
-def in_words(annotation: Any) -> str:
+def describe_type(annotation: Any) -> str:
     """The values that a setting of this type takes, in words."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
@@ -48,15 +48,15 @@ def in_words(annotation: Any) -> str:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         bounds = [_BOUNDS[type(b)].format(b) for b in annotation.__metadata__ if type(b) in _BOUNDS]
-        return ", ".join([in_words(inner[0]), *bounds])
+        return ", ".join([describe_type(inner[0]), *bounds])
     if origin in (Union, UnionType):
-        return " or ".join(map(in_words, inner))
+        return " or ".join(map(describe_type, inner))
     if origin is Literal:
         return "one of " + ", ".join(map(str, inner))
     if origin in (list, tuple):
-        return "list: " + "; ".join(in_words(each) for each in inner if each is not Ellipsis)
+        return "list: " + "; ".join(describe_type(each) for each in inner if each is not Ellipsis)
     if origin is dict:
-        return f"mapping: {in_words(inner[0])} to {in_words(inner[1])}"
+        return f"mapping: {describe_type(inner[0])} to {describe_type(inner[1])}"
     return getattr(annotation, "__name__", str(annotation))
 
 
@@ -102,7 +102,7 @@ class Setting:
 @cache
 def meanings(kind: type[Any]) -> dict[str, str]:
     """The meanings of a Config's settings by name: the string after each field, also in a base class."""
-    found: dict[str, str] = {}
+    meaning_by_name: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not vars(base).get("__annotations__"):
             continue
@@ -113,10 +113,10 @@ def meanings(kind: type[Any]) -> dict[str, str]:
         for field, following in pairwise(body.body if isinstance(body, ast.ClassDef) else ()):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 name = in_yaml(field.target.id)
-                found.setdefault(name, "")
+                meaning_by_name.setdefault(name, "")
                 if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                    found[name] = " ".join(str(following.value.value).split())
-    return found
+                    meaning_by_name[name] = " ".join(str(following.value.value).split())
+    return meaning_by_name
 
 
 def settings_of(kind: Any) -> list[Setting]:
@@ -126,22 +126,22 @@ def settings_of(kind: Any) -> list[Setting]:
         return [
             Setting(
                 name=name,
-                type=in_words(field.annotation),
+                type=describe_type(field.annotation),
                 default=None if field.is_required() else show(field.default),
                 meaning=means.get(name, ""),
             )
             for name, field in kind.model_fields.items()
         ]
     hints = get_type_hints(kind, include_extras=True)
-    own = vars(kind).get("__annotations__", {})
+    annotations = vars(kind).get("__annotations__", {})
     return [
         Setting(
             name=in_yaml(f.name),
-            type=in_words(hints[f.name]),
+            type=describe_type(hints[f.name]),
             default=_default(f),
             meaning=means.get(in_yaml(f.name), ""),
         )
-        for f in sorted(fields(kind), key=lambda f: f.name not in own)
+        for f in sorted(fields(kind), key=lambda f: f.name not in annotations)
         if f.init
     ]
 

@@ -21,7 +21,7 @@ _SETTINGS = ("frozen", "lr_scale", "weight_decay", "decay_by_depth")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ParameterGroup:
     """The parameters whose names a pattern matches, and what is set for them. Each setting of a parameter comes from
     the first group that matches it and has that setting."""
 
@@ -43,18 +43,18 @@ class Group:
     the parameter's (1 for the last block), as in ELECTRA (arXiv:2003.10555) and BEiT (arXiv:2106.08254)."""
 
     def __post_init__(self) -> None:
-        given = [name for name in _SETTINGS if getattr(self, name) is not None]
-        if not given:
+        settings = [name for name in _SETTINGS if getattr(self, name) is not None]
+        if not settings:
             raise ValueError(f"match: nothing is set for '{self.match}': give {', '.join(_SETTINGS)}")
-        if self.frozen and len(given) > 1:
-            raise ValueError(f"frozen: what is frozen has no {given[1]}: leave out one of them")
+        if self.frozen and len(settings) > 1:
+            raise ValueError(f"frozen: what is frozen has no {settings[1]}: leave out one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
     """The key beside an optimizer's own settings."""
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ParameterGroup, ...] = ()
     """Parameters by pattern: frozen, with another learning rate or decay ([fine-tuning.md](fine-tuning.md))."""
 
 
@@ -68,7 +68,7 @@ class Choice:
     decay_by_depth: float | None = None
 
 
-def matches(group: Group, names: Iterable[str]) -> bool:
+def matches(group: ParameterGroup, names: Iterable[str]) -> bool:
     """Whether a parameter is in a group; a weight that layers share has several `names`."""
     pattern = group.match
     return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for name in names)
@@ -82,14 +82,14 @@ def named_parameters(model: Any) -> list[tuple[tuple[str, ...], Any]]:
         if keeps_statistics(layer)
         for tensor in (layer._mean, layer._variance)
     }
-    found: dict[int, tuple[list[str], Any]] = {}
+    names_by_parameter: dict[int, tuple[list[str], Any]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in running:
-            found.setdefault(id(parameter), ([], parameter))[0].append(name)
-    return [(tuple(names), parameter) for names, parameter in found.values()]
+            names_by_parameter.setdefault(id(parameter), ([], parameter))[0].append(name)
+    return [(tuple(names), parameter) for names, parameter in names_by_parameter.values()]
 
 
-def choose(groups: Sequence[Group], named: Sequence[Sequence[str]]) -> list[Choice]:
+def choose(groups: Sequence[ParameterGroup], named: Sequence[Sequence[str]]) -> list[Choice]:
     """What is set for each of these parameters, given by all its names.
 
     Raises RecipeError for a group that matches none, and for one of which every setting, for every parameter, is
@@ -99,21 +99,21 @@ def choose(groups: Sequence[Group], named: Sequence[Sequence[str]]) -> list[Choi
     mistakes: list[Mistake] = []
     for number, group in enumerate(groups):
         inside = [at for at, names in enumerate(named) if matches(group, names)]
-        given = {name: value for name in _SETTINGS if (value := getattr(group, name)) is not None}
-        news = [(at, name) for at in inside for name in given if name not in chosen[at]]
+        settings = {name: value for name in _SETTINGS if (value := getattr(group, name)) is not None}
+        news = [(at, name) for at in inside for name in settings if name not in chosen[at]]
         path = ("optimizer", KEY, number, "match")
-        where = f"optimizer.groups.{number}.match"
+        key = f"optimizer.groups.{number}.match"
         if not inside:
-            what = f"{where}: '{group.match}' matches no parameter.{_known(group.match, named)}"
-            mistakes.append(Mistake(where="", what=what, path=path))
+            message = f"{key}: '{group.match}' matches no parameter.{_known(group.match, named)}"
+            mistakes.append(Mistake(where="", what=message, path=path))
         elif not news:
-            what = (
-                f"{where}: '{group.match}' sets nothing: groups before it set {', '.join(given)} for all the "
+            message = (
+                f"{key}: '{group.match}' sets nothing: groups before it set {', '.join(settings)} for all the "
                 f"{len(inside)} parameters that it matches. The first one counts: put the narrower pattern first."
             )
-            mistakes.append(Mistake(where="", what=what, path=path))
+            mistakes.append(Mistake(where="", what=message, path=path))
         for at, name in news:
-            chosen[at][name] = given[name]
+            chosen[at][name] = settings[name]
     if mistakes:
         raise RecipeError(mistakes)
     return [Choice(**one) for one in chosen]
@@ -131,7 +131,7 @@ def _known(pattern: str, named: Sequence[Sequence[str]]) -> str:
 class Adapter(Protocol):
     """What adds parameters to a model: a part of the shelf `adapters`."""
 
-    def build(self, *given: Any) -> Any: ...
+    def build(self, *arguments: Any) -> Any: ...
 
 
 def adapted(model: Any, adapter: Adapter | None, seed: int) -> tuple[Any, frozenset[str]]:
@@ -142,34 +142,34 @@ def adapted(model: Any, adapter: Adapter | None, seed: int) -> tuple[Any, frozen
     return adapter.build(model, seed), before
 
 
-def freeze(model: Any, groups: Sequence[Group], others: Collection[str] = ()) -> None:
+def freeze(model: Any, groups: Sequence[ParameterGroup], frozen_names: Collection[str] = ()) -> None:
     """Freezes, in place, the parameters that the groups freeze, and the statistics of BatchNorms all of whose
-    parameters are frozen; `others`: names of parameters that are frozen unless a group says otherwise. Raises
+    parameters are frozen; `default`: names of parameters that are frozen unless a group says otherwise. Raises
     RecipeError as `choose` does, and where nothing is left to train."""
     named = named_parameters(model)
     for (names, parameter), choice in zip(named, choose(groups, [names for names, _ in named]), strict=True):
-        frozen = choice.frozen if choice.frozen is not None else (names[0] in others or None)
+        frozen = choice.frozen if choice.frozen is not None else (names[0] in frozen_names or None)
         if frozen is not None:
             parameter.stop_gradient = frozen
-    if not groups and not others:
+    if not groups and not frozen_names:
         return
     if all(parameter.stop_gradient for _, parameter in named):
-        what = "optimizer.groups: every parameter is frozen, and nothing is left to train"
-        raise RecipeError([Mistake(where="", what=what, path=("optimizer", KEY))])
+        message = "optimizer.groups: every parameter is frozen, and nothing is left to train"
+        raise RecipeError([Mistake(where="", what=message, path=("optimizer", KEY))])
     for name, layer in model.named_sublayers(include_self=True):
-        if keeps_statistics(layer) and _is_frozen(name, layer, groups, bool(others)):
+        if keeps_statistics(layer) and _is_frozen(name, layer, groups, bool(frozen_names)):
             layer._use_global_stats = True
 
 
-def _is_frozen(name: str, layer: Any, groups: Sequence[Group], others: bool) -> bool:
+def _is_frozen(name: str, layer: Any, groups: Sequence[ParameterGroup], default: bool) -> bool:
     own = [p for p in (layer.weight, layer.bias) if p is not None]
     if own:
         return all(p.stop_gradient for p in own)
     choice = _first_frozen(groups, f"{name}._mean")
-    return others if choice is None else choice
+    return default if choice is None else choice
 
 
-def _first_frozen(groups: Sequence[Group], name: str) -> bool | None:
+def _first_frozen(groups: Sequence[ParameterGroup], name: str) -> bool | None:
     return next((g.frozen for g in groups if g.frozen is not None and matches(g, [name])), None)
 
 
@@ -187,10 +187,10 @@ def depth_scales(groups: Sequence[Choice], block_of: Mapping[int, int], blocks: 
             scales.append(None)
             continue
         if number not in block_of:
-            what = (
+            message = (
                 "optimizer.groups: decay_by_depth needs the order of the model's blocks, and a parameter that it "
                 "matches is in none. Name the blocks (model.blocks, docs/add-a-part.md), or set lr_scale."
             )
-            raise RecipeError([Mistake(where="", what=what, path=("optimizer", KEY))])
+            raise RecipeError([Mistake(where="", what=message, path=("optimizer", KEY))])
         scales.append(choice.decay_by_depth ** (blocks - 1 - block_of[number]))
     return scales

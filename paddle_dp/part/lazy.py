@@ -16,11 +16,11 @@ def lazily() -> Iterator[None]:
     """
     import paddle
 
-    kept, device = paddle.get_rng_state(), paddle.get_device()
+    generator_states, device = paddle.get_rng_state(), paddle.get_device()
     try:
         paddle.set_device("cpu")
         with paddle.LazyGuard(), paddle.utils.unique_name.guard():
             yield
     finally:
         paddle.set_device(device)
-        paddle.set_rng_state(kept)
+        paddle.set_rng_state(generator_states)

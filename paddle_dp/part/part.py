@@ -14,16 +14,16 @@ from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from paddle_dp.errors import InstallError, Mistake, RecipeError, UsageError, did_you_mean, near
+from paddle_dp.part.aliases import PARTS
 from paddle_dp.part.annotation import Annotation, annotate, named_in
 from paddle_dp.part.call import Call, config_of, resolve
+from paddle_dp.part.callables import is_standard_library, validate_callable
 from paddle_dp.part.config import adapter, fields_of
-from paddle_dp.part.elsewhere import PARTS
-from paddle_dp.part.groups import KEY, Group, Groups
+from paddle_dp.part.groups import KEY, Groups, ParameterGroup
 from paddle_dp.part.lazy import lazily
-from paddle_dp.part.misfit import misfit, of_standard_library
-from paddle_dp.part.reading import READING, Reading, Who
-from paddle_dp.part.settings import Owner, read_settings
-from paddle_dp.part.shelf import SHELVES, folders, has_config, kept_code, load, names, shipped, summary
+from paddle_dp.part.reading import READING, Readers, Reading
+from paddle_dp.part.settings import ErrorContext, read_settings
+from paddle_dp.part.shelf import SHELVES, copied_code, folders, has_config, load, names, shipped, summary
 
 
 @runtime_checkable
@@ -46,8 +46,8 @@ class Part:
     name: str
     config: Any
     annotation: Annotation | None = None
-    groups: tuple[Group, ...] = ()
-    reading: Who = "each"
+    groups: tuple[ParameterGroup, ...] = ()
+    reading: Readers = "each"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -60,7 +60,9 @@ class Part:
             tables = adapter(Annotation).dump_python(self.annotation, mode="json")
             written |= {key: value for key, value in tables.items() if value}
         if self.groups:
-            groups = adapter(tuple[Group, ...]).dump_python(self.groups, mode="json", exclude_none=True)
+            groups = adapter(tuple[ParameterGroup, ...]).dump_python(
+                self.groups, mode="json", exclude_none=True
+            )
             written |= {KEY: groups}
         if self.shelf == "datasets" and READING not in written:
             written |= {READING: self.reading}
@@ -74,7 +76,7 @@ class Part:
         if isinstance(self.config, Refuses):
             self.config.refuse(recipe, ranks, device)
 
-    def build(self, *given: Any, **named: Any) -> Any:
+    def build(self, *arguments: Any, **named: Any) -> Any:
         """The object itself. Raises RecipeError if a model's annotation does not fit it.
 
         A model may give its parameters fixed names (`ParamAttr(name=…)`), which Paddle takes once in a process: each
@@ -82,7 +84,7 @@ class Part:
         """
         if self.shelf == "models":
             _free_fixed_names()
-        made = self.config.build(*given, **named)
+        made = self.config.build(*arguments, **named)
         return made if self.annotation is None else annotate(made, self.annotation)
 
 
@@ -113,14 +115,16 @@ def read_part(
     kind = find(shelf, use, home)
     tables = named_in(settings, fields_of(kind)) if shelf == "models" else {}
     grouped = shelf == "optimizers" and KEY in settings and KEY not in fields_of(kind)
-    told = shelf == "datasets" and READING in settings and READING not in fields_of(kind)
-    apart = {"use", *tables, *([KEY] if grouped else []), *([READING] if told else [])}
+    has_reading = shelf == "datasets" and READING in settings and READING not in fields_of(kind)
+    apart = {"use", *tables, *([KEY] if grouped else []), *([READING] if has_reading else [])}
     rest = {name: value for name, value in settings.items() if name not in apart}
-    owner = Owner(subject=f"{noun} {use}", prefix=prefix, hint=partial(_hint, shelf, use, kind, prefix, home))
+    owner = ErrorContext(
+        subject=f"{noun} {use}", prefix=prefix, hint=partial(_hint, shelf, use, kind, prefix, home)
+    )
     annotation = read_settings(Annotation, tables, owner) if tables else None
     config = read_settings(kind, rest, owner, home)
     groups = read_settings(Groups, {KEY: settings[KEY]}, owner).groups if grouped else ()
-    who = read_settings(Reading, {READING: settings[READING]}, owner).reading if told else "each"
+    who = read_settings(Reading, {READING: settings[READING]}, owner).reading if has_reading else "each"
     part = Part(shelf, use, config, annotation, groups, who)
     if annotation is not None and tries:
         _try(part.config, annotation)
@@ -146,24 +150,24 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
     dotted = "." in use
     if not dotted and use not in (known := names(shelf, home)):
         raise _at_use(_unknown(shelf, use, known, home))
-    if dotted and of_standard_library(use):
+    if dotted and is_standard_library(use):
         raise _at_use(f"{noun} {use} is of Python's standard library, which holds no part of a training")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"paddle\.")  # warnings of Paddle's own import
-            found = resolve(use, kept_code(home)) if dotted else load(shelf, use, home)
+            target = resolve(use, copied_code(home)) if dotted else load(shelf, use, home)
     except ImportError as error:
         if (error.name or "").split(".")[0] == "paddle" and not sys.modules.get("paddle"):
             raise InstallError.of_paddle() from error
         raise _at_use(f"{noun} {use} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:  # a user's file may raise anything while it is imported
         raise _at_use(f"{noun} {use} cannot be imported: {type(error).__name__}: {error}") from error
-    config = getattr(found, "Config", None) if isinstance(found, ModuleType) else found
+    config = getattr(target, "Config", None) if isinstance(target, ModuleType) else target
     if isinstance(config, type) and is_dataclass(config) and hasattr(config, "build"):
         return config
     if not callable(config):
-        raise _at_use(_without_config(shelf, use, found))
-    if wrong := misfit(config, shelf):
+        raise _at_use(_without_config(shelf, use, target))
+    if wrong := validate_callable(config, shelf):
         raise _at_use(f"{noun} {use} {wrong}")
     try:
         return config_of(config, shelf)
@@ -171,9 +175,9 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
         raise _at_use(f"{noun} {use} cannot be a part: {error}") from error
 
 
-def _without_config(shelf: str, use: str, found: Any) -> str:
+def _without_config(shelf: str, use: str, target: Any) -> str:
     """A model's name may be that of a file in the user's models/, which is no part: it hides the one shipped here."""
-    noun, file = SHELVES[shelf], getattr(found, "__file__", None)
+    noun, file = SHELVES[shelf], getattr(target, "__file__", None)
     if "." in use or file is None:
         return f"{noun} {use} holds no Config: name a class or function in it, or give it one"
     ours = shipped(shelf)
@@ -191,18 +195,18 @@ def _without_config(shelf: str, use: str, found: Any) -> str:
 
 def _hint(shelf: str, use: str, kind: type[Any], prefix: str, home: Path | None, name: str) -> str:
     """What is known of a setting that the part `use` has not: that the training gives it, or which parts have it."""
-    if issubclass(kind, Call) and name in kind.given:
+    if issubclass(kind, Call) and name in kind.training_arguments:
         made = " What makes a loss takes its settings by name: def make(*, …)." if shelf == "losses" else ""
         return f" '{name}' is given by the training.{made}"
     known = [other for other in names(shelf, home) if other != use and has_config(shelf, other, home)]
-    others = [other for other in known if name in _settings(shelf, other, home)]
-    if not others:
+    alternatives = [other for other in known if name in _settings(shelf, other, home)]
+    if not alternatives:
         return ""
-    if len(others) > 1:
-        return f" '{name}' is a setting of the {shelf} {', '.join(others[:-1])} and {others[-1]}."
+    if len(alternatives) > 1:
+        return f" '{name}' is a setting of the {shelf} {', '.join(alternatives[:-1])} and {alternatives[-1]}."
     in_list = prefix.partition(".")[0] == shelf  # one of several of a shelf, as callbacks.evaluate
-    how = f"{shelf}.{others[0]}.{name}" if in_list else f"{prefix}.use={others[0]}"
-    return f" '{name}' is a setting of {SHELVES[shelf]} {others[0]}: {how}."
+    how = f"{shelf}.{alternatives[0]}.{name}" if in_list else f"{prefix}.use={alternatives[0]}"
+    return f" '{name}' is a setting of {SHELVES[shelf]} {alternatives[0]}: {how}."
 
 
 def _settings(shelf: str, use: str, home: Path | None) -> dict[str, Any]:
@@ -213,12 +217,12 @@ def _settings(shelf: str, use: str, home: Path | None) -> dict[str, Any]:
         return {}
 
 
-def _at_use(what: str) -> RecipeError:
-    return RecipeError([Mistake(where="", what=what, path=("use",))])
+def _at_use(message: str) -> RecipeError:
+    return RecipeError([Mistake(where="", what=message, path=("use",))])
 
 
 def _unknown(shelf: str, use: str, known: list[str], home: Path | None) -> str:
-    if own_file := _own_file(use, home):
+    if own_file := _user_file(use, home):
         return f"there is no {SHELVES[shelf]} '{use}' on the shelf {shelf}. {own_file}"
     own = shelf == "models" and len(folders(shelf, home)) == 1
     hint = (
@@ -236,27 +240,27 @@ def _unknown(shelf: str, use: str, known: list[str], home: Path | None) -> str:
 
 def _by_another_name(shelf: str, use: str, known: list[str], home: Path | None) -> str:
     """The one part whose help has the word, as that of local_sgd has DiLoCo; "" for none, or several."""
-    word = re.compile(rf"\b{re.escape(use)}\b", re.IGNORECASE)
-    found = []
+    pattern = re.compile(rf"\b{re.escape(use)}\b", re.IGNORECASE)
+    suggestions = []
     for name in known:
         with suppress(SyntaxError, ValueError):  # of a file of one's own
-            if word.search(help_line := summary(shelf, name, home)):
-                found.append(f" Perhaps '{name}' is meant: {help_line}")
-    return found[0] if len(found) == 1 else ""
+            if pattern.search(help_line := summary(shelf, name, home)):
+                suggestions.append(f" Perhaps '{name}' is meant: {help_line}")
+    return suggestions[0] if len(suggestions) == 1 else ""
 
 
-def _own_file(use: str, home: Path | None) -> str:
+def _user_file(use: str, home: Path | None) -> str:
     """How to name what is in a file of that name in the working folder, or beside the recipe; "" without one."""
-    here, beside = Path(f"{use}.py"), (home or Path()) / f"{use}.py"
+    here, by_recipe = Path(f"{use}.py"), (home or Path()) / f"{use}.py"
     try:
-        if not here.is_file() and not beside.is_file():
+        if not here.is_file() and not by_recipe.is_file():
             return ""
     except OSError:  # longer than a file's name can be
         return ""
-    text = (here if here.is_file() else beside).read_text("utf-8", errors="replace")
+    text = (here if here.is_file() else by_recipe).read_text("utf-8", errors="replace")
     name = "Config" if "class Config" in text else "CLASS, with the name of a class or function in it"
-    where = "" if here.is_file() else f", in the folder {beside.parent}: modules are imported from there"
-    return f"What is in {beside if where else here} is named by its module: use: {use}.{name}{where}."
+    where = "" if here.is_file() else f", in the folder {by_recipe.parent}: modules are imported from there"
+    return f"What is in {by_recipe if where else here} is named by its module: use: {use}.{name}{where}."
 
 
 def _needs_use(shelf: str, prefix: str, settings: Any, home: Path | None) -> str:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 READING = "reading"
-Who = Literal["each", "scatter"]
+Readers = Literal["each", "scatter"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """The key beside a data set's own settings."""
 
-    reading: Who = "each"
+    reading: Readers = "each"
     """`each`: every rank reads its own samples. `scatter`: rank 0 reads all and sends each rank its own, for data that
     only one machine can see ([parallelism.md](parallelism.md#who-reads-the-data))."""

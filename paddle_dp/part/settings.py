@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from pydantic.errors import PydanticUserError
 
 from paddle_dp.errors import Mistake, RecipeError, did_you_mean, near
+from paddle_dp.part.aliases import RENAMED, find_alias
 from paddle_dp.part.config import adapter, fields_of, setting_at
-from paddle_dp.part.elsewhere import RENAMED, foreign_word
-from paddle_dp.part.words import Keys, complaint, keys_of
+from paddle_dp.part.messages import Keys, complaint, keys_of
 from paddle_dp.units import Quantity
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owner:
+class ErrorContext:
     """Whose settings they are: as a subject («model gpt has no setting …») and as a prefix («model.width: …»).
 
     `hint` knows a sentence on a setting that this owner has not, or "".
@@ -44,7 +44,7 @@ class Owner:
 
 
 def read_settings(
-    kind: type[T], values: Any, owner: Owner, home: Path | None = None, *, tries: bool = True
+    kind: type[T], values: Any, owner: ErrorContext, home: Path | None = None, *, tries: bool = True
 ) -> T:
     """A `kind` made from settings as YAML gives them. Raises RecipeError with every mistake and its path.
 
@@ -61,15 +61,15 @@ def read_settings(
         raise RecipeError([Mistake(where="", what=what)]) from error
 
 
-def _mistakes(error: ValidationError, kind: Any, values: Any, owner: Owner) -> list[Mistake]:
-    found: dict[Keys, list[Mistake]] = {}
+def _mistakes(error: ValidationError, kind: Any, values: Any, owner: ErrorContext) -> list[Mistake]:
+    mistakes_by_path: dict[Keys, list[Mistake]] = {}
     for detail in error.errors(include_url=False):
         path = keys_of(detail["loc"], values, leaf=detail["type"] in (*UNKNOWN, "missing"))
         for mistake in _mistake(dict(detail), path, kind, owner):
-            same = found.setdefault(mistake.path, [])
+            same = mistakes_by_path.setdefault(mistake.path, [])
             if mistake not in same:
                 same.append(mistake)
-    return [_joined(same) for same in found.values()]
+    return [_joined(same) for same in mistakes_by_path.values()]
 
 
 def _joined(same: list[Mistake]) -> Mistake:
@@ -79,39 +79,39 @@ def _joined(same: list[Mistake]) -> Mistake:
     return replace(first, what=" / ".join([first.what, *rest]))
 
 
-def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: Owner) -> list[Mistake]:
+def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext) -> list[Mistake]:
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, RecipeError):  # a part inside a recipe says it in its own words
         return [replace(m, path=(*path, *m.path)) for m in cause.mistakes]
-    whole, name = path[:-1], path[-1] if path else ""
+    group, name = path[:-1], path[-1] if path else ""
     if detail["type"] in UNKNOWN:
         if new := RENAMED.get(owner.dotted(path)):
             return [Mistake(where="", what=f"{owner.dotted(path)} is now {new}.", path=path)]
-        what = f"{owner.subject_at(whole)} has no setting '{name}'.{_known_elsewhere(path, owner, _takes(kind, whole))}"
+        text = f"{owner.subject_at(group)} has no setting '{name}'.{_known_elsewhere(path, owner, _takes(kind, group))}"
     elif detail["type"] == "missing" and isinstance(detail["loc"][-1], str):
-        what = f"{owner.subject_at(whole)} needs '{name}'{_for_example(kind, path)}"
-        path = whole
+        text = f"{owner.subject_at(group)} needs '{name}'{_for_example(kind, path)}"
+        path = group
     elif isinstance(cause, ValueError):
         return [_from_post_init(str(cause), kind, path, owner)]
     else:
-        what = complaint(detail, owner.dotted(path) or owner.subject)
-    return [Mistake(where="", what=what, path=path)]
+        text = complaint(detail, owner.dotted(path) or owner.subject)
+    return [Mistake(where="", what=text, path=path)]
 
 
-def _known_elsewhere(path: Keys, owner: Owner, takes: list[str]) -> str:
+def _known_elsewhere(path: Keys, owner: ErrorContext, takes: list[str]) -> str:
     """Who has a setting of this name: another part, or another group of the recipe, under this word or its own. Without
     one, which of those that are taken here was meant."""
     name = str(path[-1])
     hint = owner.hint(name) if len(path) == 1 else ""
-    foreign = foreign_word(name, exactly=bool(hint or near(name, takes)))
-    group, _, last = (foreign.place if foreign else "").rpartition(".")
-    if foreign is None or foreign.place == owner.dotted(path) or (hint and last == name):
+    foreign = find_alias(name, exactly=bool(hint or near(name, takes)))
+    group, _, last = (foreign.key if foreign else "").rpartition(".")
+    if foreign is None or foreign.key == owner.dotted(path) or (hint and last == name):
         return hint + did_you_mean(name, takes)
     others = owner.hint(last) if group == owner.prefix and last not in takes else ""
     return f"{hint}{foreign.sentence}{others} {owner.subject_at(path[:-1])} takes {', '.join(takes) or 'nothing'}."
 
 
-def _from_post_init(text: str, kind: Any, path: Keys, owner: Owner) -> Mistake:
+def _from_post_init(text: str, kind: Any, path: Keys, owner: ErrorContext) -> Mistake:
     """`ValueError("width: is odd")` of a whole Config is a mistake in its width."""
     name, colon, rest = text.partition(": ")
     if colon and name in _takes(kind, path):

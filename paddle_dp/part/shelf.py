@@ -29,10 +29,10 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 CODE = "code"  # in a run's folder: copies of the modules that its recipe needs and no package has
 
 
-def shipped(what: str) -> Path | None:
+def shipped(name: str) -> Path | None:
     """The folder of the models or the configs that come with this package: of an installed one inside of it, of a
     clone beside it."""
-    places = (_PACKAGE / "shipped" / what, _PACKAGE.parent / what)
+    places = (_PACKAGE / "shipped" / name, _PACKAGE.parent / name)
     return next((place for place in places if place.is_dir()), None)
 
 
@@ -46,12 +46,12 @@ def folders(shelf: str, home: Path | None = None) -> list[Path]:
         return [_PACKAGE / shelf]
     places = [Path.cwd(), *(home.resolve().parents if home else ())]
     own = next((p / "models" for p in places if any((p / "models").glob("*.py"))), None)
-    kept = kept_code(home)
+    kept = copied_code(home)
     found = (own, kept / "models" if kept else None, shipped("models"))
     return list(dict.fromkeys(place.resolve() for place in found if place is not None and place.is_dir()))
 
 
-def kept_code(home: Path | None) -> Path | None:
+def copied_code(home: Path | None) -> Path | None:
     """The folder of the code that a run keeps, of which `home` is the recipe; None where it keeps none."""
     folder = None if home is None else home.resolve().parent / CODE
     return folder if folder is not None and folder.is_dir() else None
@@ -94,19 +94,19 @@ def load(shelf: str, name: str, home: Path | None = None) -> ModuleType:
     return import_module(f"models.{name}")
 
 
-def _make_importable(where: Sequence[Path]) -> None:
+def _make_importable(paths: Sequence[Path]) -> None:
     """Makes the package `models` these folders, whatever sys.path says, and even if another `models` was imported."""
-    known, places = sys.modules.get("models"), [str(place) for place in where]
-    if known is not None and places == list(getattr(known, "__path__", [])):
+    known, search_path = sys.modules.get("models"), [str(place) for place in paths]
+    if known is not None and search_path == list(getattr(known, "__path__", [])):
         return
     for name in [n for n in sys.modules if n == "models" or n.startswith("models.")]:
         del sys.modules[name]
-    init = where[0] / "__init__.py"
+    init = paths[0] / "__init__.py"
     if init.exists():
-        spec = spec_from_file_location("models", init, submodule_search_locations=places)
+        spec = spec_from_file_location("models", init, submodule_search_locations=search_path)
     else:
         spec = ModuleSpec("models", None, is_package=True)
-        spec.submodule_search_locations = places
+        spec.submodule_search_locations = search_path
     assert spec is not None, "a file ending in .py has a loader"
     package = sys.modules["models"] = module_from_spec(spec)
     if spec.loader:

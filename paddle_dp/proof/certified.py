@@ -264,7 +264,7 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
             result = json.loads((scratch / RESULT).read_text())
         finally:
             recipe.unlink(missing_ok=True)
-    alone = attempt["ranks"] == 1 and interval_recipe.strategy.config.parts == 1
+    alone = attempt["ranks"] == 1 and interval_recipe.strategy.config.batch_chunks == 1
     same, lines = verdict(result, exact=alone and attempt["host"] == socket.gethostname())
     print(
         f"{steps}, done on {attempt['ranks']} rank{'s' * (attempt['ranks'] > 1)}, "

@@ -20,7 +20,7 @@ def first_forward(recipe: Recipe, options: dict[str, Any]) -> None:
         side = RecordedSide(recipe.model_copy(update={"callbacks": []}), options)
         learner = side.learner()
         doing = "The model or the loss of this recipe fails on its first batch"
-        learner.compute_alone(learner.mixed.cast_batch(next(side.batches(wide=False))))
+        learner.compute_without_exchange(learner.mixed.cast_batch(next(side.batches(wide=False))))
     except PaddleDPError:
         raise
     except Exception as error:  # noqa: BLE001 - the code is the user's

@@ -151,7 +151,7 @@ class ProofRecorder:
     def _probed(self, step: int) -> None:
         self._step = step
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
-        with self.learner.whole_gradients():
+        with self.learner.global_gradients():
             self._take("probe", [(name, p.grad, p) for name, p in trainable if p.grad is not None])
         self._note_rounded("probe")
 
@@ -160,7 +160,7 @@ class ProofRecorder:
             self._do()
             return
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
-        with self.learner.whole_gradients():
+        with self.learner.global_gradients():
             gradients = [(name, p.grad, p) for name, p in trainable if p.grad is not None]
             self._take("gradient", gradients)
             self._compare_copies("gradient", gradients)
@@ -169,7 +169,7 @@ class ProofRecorder:
         self._before_update(self._step)
         before = {shard.name: _numbers(shard) for shard in self._weights()} if self._updates else {}
         self._do()
-        self.learner.settle()
+        self.learner.wait_for_params()
         stored = [(name, p, p) for name, p in self._named if self.learner.is_stored(p)]
         self._compare_copies("weight", stored)
         frozen = {name for name, p in self._named if p.stop_gradient}
@@ -244,7 +244,9 @@ class ProofRecorder:
         if self.mesh.ranks == 1:
             return
         placements = self.learner.placements
-        slice_indices = {name: placements.of(tensor, p).part for name, tensor, p in placed_tensors}
+        slice_indices = {
+            name: placements.placement_of(tensor, p).slice_index for name, tensor, p in placed_tensors
+        }
         tensors = {name: tensor for name, tensor, _ in placed_tensors}
         rows = [[name, slice_indices[name], _digest(tensor)] for name, tensor in tensors.items()]
         ranks_by_digest: dict[tuple[str, int], dict[str, list[int]]] = {}

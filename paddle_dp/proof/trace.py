@@ -105,7 +105,7 @@ def first_samples(
     Collective."""
     scattered = recipe.dataset.reading == "scatter" and mesh.ranks > 1
     data: Any = dataset(recipe, "train") if mesh.is_main or not scattered else None
-    data = Elsewhere.of(data, mesh) if scattered else data
+    data = Elsewhere.for_rank(data, mesh) if scattered else data
     shuffle = not is_in_order(data)  # a stream is read in its own order, as in training
     sampler = Sampler(len(data), recipe.train.batch, seed=recipe.train.seed, shuffle=shuffle)
     epoch, begun = (after.epoch, after.batch) if after is not None else (0, 0)

@@ -51,7 +51,7 @@ def verify(  # noqa: PLR0913 - the options of the command
     that no more is computed for a layout that cannot be.
     """
     recipe, begun = read_recipe(path, overrides), time.perf_counter()
-    batch_shares = recipe.strategy.config.parts
+    batch_shares = recipe.strategy.config.batch_chunks
     if ranks * batch_shares < 2 or steps < 1:
         raise UsageError(
             f"verify compares one process with 2 ranks or more, over 1 step or more: not with {ranks}, over {steps}."

@@ -180,7 +180,7 @@ class Watched:
         for step, row in enumerate(self.results.rows, start=1):
             for name in numbers_of(row):
                 number = number_key(name, step)
-                put(number, TensorShard.whole(number, np.array([row[name]], "float64")))
+                put(number, TensorShard.full(number, np.array([row[name]], "float64")))
 
     def _follow(self, step: int) -> None:
         """Between the gradients of an update and the update."""

@@ -19,13 +19,13 @@ def check_all(
     files: Iterable[Path],
     overrides: Sequence[str] = (),
     forecast: Callable[[Recipe], Iterable[str]] | None = None,
-    given: Callable[[Recipe, Path], Iterable[str]] | None = None,
+    extra_check: Callable[[Recipe, Path], Iterable[str]] | None = None,
 ) -> int:
     """Prints a line per recipe, and mistakes to stderr. Returns the exit status: 0, or 2 with any mistake.
 
     In this process no part is built, only the modules that hold them are imported; those outside the package are named.
     `forecast` builds the model: it gives further lines on a recipe, and may raise UsageError for a layout that cannot
-    run. So does `given`, of the weights that a recipe begins with, and of a trial of its data, model and loss.
+    run. So does `extra_check`, of the weights that a recipe begins with, and of a trial of its data, model and loss.
     """
     status = 0
     for file in files:
@@ -37,7 +37,7 @@ def check_all(
                     f"{file}: model {recipe.model.name} has no method loss(outputs, targets), so the recipe must name "
                     "one: loss: {use: cross_entropy}, for a classifier."
                 )
-            weights = list(given(recipe, file)) if given is not None else []
+            weights = list(extra_check(recipe, file)) if extra_check is not None else []
             print(f"{file}: {in_short(recipe)}", flush=True)
             for line in weights:
                 print(f"  {line}", flush=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddle_dp.recipe.on_shelf import EditorSchema
 from paddle_dp.recipe.schema import DEFAULTS, Recipe
+from paddle_dp.recipe.shelf_schema import EditorSchema
 
 
 def json_schema() -> dict[str, Any]:

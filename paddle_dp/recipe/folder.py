@@ -14,7 +14,7 @@ from pathlib import Path
 from paddle_dp.errors import UsageError
 
 LOCK = ".lock"  # held while a job works in the folder; the kernel lets go, however the process ends
-_held: dict[tuple[int, int], int] = {}  # this process's locks: descriptors by device and inode
+_locks: dict[tuple[int, int], int] = {}  # this process's locks: descriptors by device and inode
 _FILES = (".yaml", ".json", ".jsonl", LOCK)  # what a run has as files
 SIGNS = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
 
@@ -65,17 +65,17 @@ def check_files(folder: Path) -> None:
         if stat.S_ISLNK(status.st_mode):
             if entry.is_dir() and status.st_uid in (os.geteuid(), 0):
                 continue
-            what = f"a link to {os.readlink(entry.path)}"
+            kind = f"a link to {os.readlink(entry.path)}"
         elif stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-            what = "a file with a second name elsewhere (a hard link)"
+            kind = "a file with a second name elsewhere (a hard link)"
         elif stat.S_ISDIR(status.st_mode) and entry.name.endswith(_FILES):
-            what = "a folder"
+            kind = "a folder"
         elif stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
             continue
         else:
-            what = "a pipe, a socket or a device"
+            kind = "a pipe, a socket or a device"
         raise UsageError(
-            f"{entry.path} is {what}, and a run's files are its own. Remove it, or choose another folder with "
+            f"{entry.path} is {kind}, and a run's files are its own. Remove it, or choose another folder with "
             "--output-dir DIR."
         )
 
@@ -120,8 +120,8 @@ def move_aside(folder: Path, older: int | None, logs: Path | None = None) -> Pat
 def _lock(folder: Path) -> None:
     """Locks the folder for this process. Raises UsageError if another one has it; nothing where disks know no locks."""
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    place = _place(file)
-    if place in _held:
+    inode = _inode(file)
+    if inode in _locks:
         os.close(file)
         return
     try:
@@ -136,7 +136,7 @@ def _lock(folder: Path) -> None:
     except OSError:  # a network disk without locks
         os.close(file)
         return
-    _held[place] = file
+    _locks[inode] = file
     try:
         os.truncate(file, 0)
         os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -150,11 +150,11 @@ def release(folder: Path) -> None:
         status = (folder / LOCK).stat()
     except OSError:
         return
-    held = _held.pop((status.st_dev, status.st_ino), None)
+    held = _locks.pop((status.st_dev, status.st_ino), None)
     if held is not None:
         os.close(held)
 
 
-def _place(file: int) -> tuple[int, int]:
+def _inode(file: int) -> tuple[int, int]:
     status = os.fstat(file)
     return status.st_dev, status.st_ino

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from paddle_dp.errors import UsageError, did_you_mean
 from paddle_dp.part import SHELVES, Annotation, find, names, settings_of, summary
-from paddle_dp.recipe import published
+from paddle_dp.recipe import hf_config
 
 
 def listing(shelf_name: str | None, part_name: str | None) -> Group:
@@ -69,16 +69,16 @@ def _annotations(shelf: str, config: type[Any]) -> Iterator[Padding]:
     own = {setting.name for setting in settings_of(config)}
     keys = [setting.name for setting in settings_of(Annotation) if setting.name not in own]
     if shelf == "models" and keys:
-        said = f"and {', '.join(keys)}: how its layers can be split (docs/add-a-part.md)"
-        yield Padding(Text(said, style="dim"), (0, 0, 0, 2))
+        text = f"and {', '.join(keys)}: how its layers can be split (docs/add-a-part.md)"
+        yield Padding(Text(text, style="dim"), (0, 0, 0, 2))
     if shelf == "optimizers":
-        said = "and groups: parameters by name that are frozen, or have another rate or decay (docs/fine-tuning.md)"
-        yield Padding(Text(said, style="dim"), (0, 0, 0, 2))
+        text = "and groups: parameters by name that are frozen, or have another rate or decay (docs/fine-tuning.md)"
+        yield Padding(Text(text, style="dim"), (0, 0, 0, 2))
     if shelf == "datasets":
-        said = "and reading: each, or scatter where only rank 0 can read the data (docs/parallelism.md)"
-        yield Padding(Text(said, style="dim"), (0, 0, 0, 2))
-    if shelf == "models" and published.has_table(config):
-        yield Padding(Text(f"and {published.KEY}: {published.MEANING}", style="dim"), (0, 0, 0, 2))
+        text = "and reading: each, or scatter where only rank 0 can read the data (docs/parallelism.md)"
+        yield Padding(Text(text, style="dim"), (0, 0, 0, 2))
+    if shelf == "models" and hf_config.has_table(config):
+        yield Padding(Text(f"and {hf_config.KEY}: {hf_config.MEANING}", style="dim"), (0, 0, 0, 2))
 
 
 def _settings(config: type[Any]) -> Padding:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, WithJsonSchema
 
-from paddle_dp.part import Owner, read_settings
+from paddle_dp.part import ErrorContext, read_settings
 from paddle_dp.part.config import adapter
 from paddle_dp.units import AboveZero
 
@@ -30,7 +30,7 @@ class Precision:
     """The loss scale to begin with, for float16 only; it then adapts."""
 
 
-_OWNER = Owner(subject="train.precision", prefix="train.precision")
+_OWNER = ErrorContext(subject="train.precision", prefix="train.precision")
 
 
 def read_precision(value: Any) -> Precision:

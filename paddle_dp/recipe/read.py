@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import Mistake, RecipeError, near
-from paddle_dp.part import Owner, names, read_settings
-from paddle_dp.part.words import Keys, show
-from paddle_dp.recipe import foreign, published
-from paddle_dp.recipe.page import Page, parse, read_page
+from paddle_dp.part import ErrorContext, names, read_settings
+from paddle_dp.part.messages import Keys, show
+from paddle_dp.recipe import external_code, hf_config
 from paddle_dp.recipe.schema import DEFAULTS, Recipe
+from paddle_dp.recipe.yaml_document import YamlDocument, parse, read_page
 
 
-class _NoSuchPlaceError(Exception):
+class _UnknownKeyError(Exception):
     """An override whose key does not exist; the message says what does."""
 
 
@@ -32,8 +32,8 @@ class _Override:
     value: Any
 
     @property
-    def where(self) -> str:
-        return override_place(self.text)
+    def location(self) -> str:
+        return override_location(self.text)
 
     @property
     def order(self) -> tuple[int, bool]:
@@ -41,84 +41,84 @@ class _Override:
         return len(self.keys), self.keys[-1] != "use"
 
 
-def override_place(text: str) -> str:
+def override_location(text: str) -> str:
     """The place that a mistake in this override names."""
     return f"override '{text}'"
 
 
-def lay_over(page: Page, texts: Sequence[str]) -> None:
+def apply_overrides(page: YamlDocument, texts: Sequence[str]) -> None:
     """Applies the overrides to the page, and adds their mistakes to the page's."""
     read = [_read(text, page) for text in texts]
     for override in sorted((o for o in read if o), key=lambda o: o.order):
         try:
             _put(page, override)
-        except _NoSuchPlaceError as error:
-            page.mistakes.append(Mistake(where=override.where, what=str(error)))
+        except _UnknownKeyError as error:
+            page.mistakes.append(Mistake(where=override.location, what=str(error)))
 
 
-def _read(text: str, page: Page) -> _Override | None:
+def _read(text: str, page: YamlDocument) -> _Override | None:
     name, equals, value = text.partition("=")
     keys = tuple(name.strip().split("."))
-    where = override_place(text)
+    location = override_location(text)
     if not equals or not all(keys):
         what = "is not of the form KEY=VALUE, such as train.batch=64"
-        page.mistakes.append(Mistake(where=where, what=what))
+        page.mistakes.append(Mistake(where=location, what=what))
         return None
-    parsed = parse(value, where, numbered=False)
+    parsed = parse(value, location, numbered=False)
     page.mistakes += parsed.mistakes
     return None if parsed.mistakes else _Override(text, keys, parsed.values)
 
 
-def _put(page: Page, override: _Override) -> None:
+def _put(page: YamlDocument, override: _Override) -> None:
     """Finds the group of the last key, making groups on the way, and sets the key."""
     *way, last = override.keys
     path: Keys = ()
     group: Any = page.values
-    for word in way:
-        key = _key(group, word, path)
+    for segment in way:
+        key = _key(group, segment, path)
         path = (*path, key)
         if isinstance(group, list) and key == len(group):
             group.append({})
-        elif isinstance(group, dict) and group.get(word) is None:
-            group[word] = {}
+        elif isinstance(group, dict) and group.get(segment) is None:
+            group[segment] = {}
         if not group[key]:  # made just now, or empty: the file does not say where
-            page.places.setdefault(path, override.where)
+            page.source_lines.setdefault(path, override.location)
         group = group[key]
     key = _key(group, last, path)
     if key == "use":  # another part: nothing of the one before it stays
         group.clear()
         _forget(page, path)
-        page.places[path] = override.where
+        page.source_lines[path] = override.location
     if isinstance(group, list) and key == len(group):
         group.append(None)
     group[key] = override.value
     whole = (*path, key)
     _forget(page, whole)
-    page.places[whole] = override.where
+    page.source_lines[whole] = override.location
 
 
-def _key(group: Any, word: str, path: Keys) -> str | int:
+def _key(group: Any, segment: str, path: Keys) -> str | int:
     """The key of a word in this group: the word; in a list, the number that it is, or of the item with this `use`."""
     here = ".".join(map(str, path))
     if isinstance(group, dict):
-        return word
+        return segment
     if not isinstance(group, list):
-        raise _NoSuchPlaceError(f"{here} is {show(group)}, which has no settings of its own")
-    if word.isdecimal() and int(word) <= len(group):
-        return int(word)
+        raise _UnknownKeyError(f"{here} is {show(group)}, which has no settings of its own")
+    if segment.isdecimal() and int(segment) <= len(group):
+        return int(segment)
     uses = [item.get("use") if isinstance(item, dict) else None for item in group]
-    if word not in uses:
+    if segment not in uses:
         held = ", ".join(str(use) for use in uses if use) or f"{len(group)} of them"
-        meant = near(word, [str(use) for use in uses if use])
-        how = f"Did you mean '{meant}'?" if meant else f"To add one: {here}.{len(group)}.use={word}"
-        raise _NoSuchPlaceError(f"{here} has no '{word}' (it has {held}). {how}")
-    return uses.index(word)
+        meant = near(segment, [str(use) for use in uses if use])
+        how = f"Did you mean '{meant}'?" if meant else f"To add one: {here}.{len(group)}.use={segment}"
+        raise _UnknownKeyError(f"{here} has no '{segment}' (it has {held}). {how}")
+    return uses.index(segment)
 
 
-def _forget(page: Page, path: Keys) -> None:
+def _forget(page: YamlDocument, path: Keys) -> None:
     """Deletes the places of keys that an override removed."""
-    for known in [k for k in page.places if k[: len(path)] == path]:
-        del page.places[known]
+    for known in [k for k in page.source_lines if k[: len(path)] == path]:
+        del page.source_lines[known]
 
 
 def _in_callbacks(name: str) -> str:
@@ -126,7 +126,7 @@ def _in_callbacks(name: str) -> str:
     return f" {name} is a callback: callbacks.{name}." if name in names("callbacks") else ""
 
 
-_RECIPE = Owner(subject="a recipe", hint=_in_callbacks)
+_RECIPE = ErrorContext(subject="a recipe", hint=_in_callbacks)
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = (), *, tries: bool = True) -> Recipe:
@@ -140,14 +140,14 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = (), *, tries: bool 
     """
     path = Path(path)
     page = _read_values(path, overrides)
-    published.expand(page, path)
+    hf_config.expand(page, path)
     page.values.setdefault("name", path.stem)
     try:
         recipe = read_settings(Recipe, page.values, _RECIPE, home=path, tries=tries)
     except RecipeError as error:
-        page.mistakes += [replace(m, where=page.place(m.path)) for m in error.mistakes]
+        page.mistakes += [replace(m, where=page.source_line(m.path)) for m in error.mistakes]
     if page.mistakes:
-        order = [override_place(text) for text in overrides]
+        order = [override_location(text) for text in overrides]
         raise RecipeError(sorted(page.mistakes, key=lambda mistake: _order(mistake, order)))
     return recipe
 
@@ -156,14 +156,14 @@ def foreign_code(path: str | Path, overrides: Sequence[str] = ()) -> list[str]:
     """The modules outside this package and Paddle that reading this recipe would import, without importing them: the
     file of each, or its name where there is none. Raises RecipeError where the file is not YAML."""
     path = Path(path)
-    return foreign.modules(_read_values(path, overrides).values, path)
+    return external_code.modules(_read_values(path, overrides).values, path)
 
 
-def _read_values(path: Path, overrides: Sequence[str]) -> Page:
+def _read_values(path: Path, overrides: Sequence[str]) -> YamlDocument:
     page = read_page(path)
     for key, default in DEFAULTS.items():
         page.values.setdefault(key, copy.deepcopy(default))
-    lay_over(page, overrides)
+    apply_overrides(page, overrides)
     return page
 
 

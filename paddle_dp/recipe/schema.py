@@ -11,14 +11,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, mode
 
 from paddle_dp.errors import UsageError, near
 from paddle_dp.part import Part, adapted, freeze, lazily
-from paddle_dp.recipe.on_shelf import OnShelf
 from paddle_dp.recipe.precision import Precision, PrecisionSetting
+from paddle_dp.recipe.shelf_schema import OnShelf
 from paddle_dp.units import Count, Duration, EverySteps, Length, Positive, Probability, Sigmas, check_steps
 
 FLOAT32 = Precision()
 
 
-def _some(length: Length) -> Length:
+def _positive_length(length: Length) -> Length:
     if not length.count:
         raise ValueError(f"'{length}' is no training at all")
     return length
@@ -33,23 +33,23 @@ def _file_name(name: str) -> str:
 DEVICES = ("auto", "cpu", "gpu", "xpu", "npu")
 
 
-def _device(word: str) -> str:
+def _device(name: str) -> str:
     """A plugin may bring a device of any name, but one that is nearly a known one is a slip."""
-    guess = near(word, DEVICES)
-    if word == "cuda":
+    guess = near(name, DEVICES)
+    if name == "cuda":
         guess = "gpu"
-    if word not in DEVICES and (guess or not word.isidentifier()):
+    if name not in DEVICES and (guess or not name.isidentifier()):
         known = ", ".join(f"'{one}'" for one in DEVICES)
         hint = f" Did you mean '{guess}'?" if guess else ""
-        raise ValueError(f"'{word}' is none of {known}, nor the name of a plugin's device.{hint}")
-    return word
+        raise ValueError(f"'{name}' is none of {known}, nor the name of a plugin's device.{hint}")
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """How to train. `batch` is the global batch, on any number of ranks; `micro_batches` computes it in parts."""
 
-    length: Annotated[Length, AfterValidator(_some)]
+    length: Annotated[Length, AfterValidator(_positive_length)]
     """How far to train, counted from step 0; a resumed run ends there, too."""
 
     batch: Positive
@@ -135,7 +135,7 @@ class LoaderSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class WatchSettings:
     """For how long nothing may happen on any rank before the job is ended, and the rank named that the others wait for
     ([reliability.md](reliability.md))."""
 
@@ -272,7 +272,7 @@ class Recipe(BaseModel):
     loader: LoaderSettings = LoaderSettings()
     """How samples are read."""
 
-    watch: Watch = Watch()
+    watch: WatchSettings = WatchSettings()
     """When a job that stands still is ended."""
 
     load: Load | None = None

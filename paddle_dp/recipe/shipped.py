@@ -16,11 +16,11 @@ from paddle_dp.recipe.read import read_recipe
 def at_hand(file: Path) -> Path:
     """`file` where it exists; else the shipped recipe of this name, for «digits_mlp» and «configs/digits_mlp.yaml»;
     else `file` as it is."""
-    found = _recipe(file.stem) if file.parent in (Path(), Path("configs")) else None
-    if found is None or file.suffix not in ("", ".yaml") or file.is_file():
+    shipped_recipe = _recipe(file.stem) if file.parent in (Path(), Path("configs")) else None
+    if shipped_recipe is None or file.suffix not in ("", ".yaml") or file.is_file():
         return file
     print(f"{file} is not in this folder: the shipped recipe of that name is read", file=sys.stderr)
-    return found
+    return shipped_recipe
 
 
 def copy(name: str, into: Path) -> list[Path]:

@@ -55,7 +55,7 @@ def place_alone(
     mesh: Mesh,
     kind: Callable[..., Learner],
     recompute: Recompute,
-    noticed: Sequence[str],
+    known_differences: Sequence[str],
     **fields: Any,
 ) -> Learner:
     """A learner of this `kind` with rank 0's weights on all ranks. Collective. Raises UsageError for a loss that
@@ -72,6 +72,6 @@ def place_alone(
     if mesh.ranks > 1:
         give_unusual(prepared.model, mesh)
         sync_params_buffers(prepared.model, fuse_params=False)
-    learner = prepared.learner(kind, absent=True, noticed=noticed, **fields)
+    learner = prepared.learner(kind, absent=True, known_differences=known_differences, **fields)
     learner.check("after the weights were made equal")
     return learner

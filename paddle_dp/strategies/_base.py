@@ -36,13 +36,13 @@ class StrategyConfig:
         return Layout(degrees=Degrees(data=ranks), recompute=self.recompute)
 
     @property
-    def keeps_a_part(self) -> bool:
+    def partitions_model(self) -> bool:
         """Whether a rank keeps a part of the model, and `place` takes one without memory for its weights
         (`parallel.initial_weights`), of which it draws that part; by default `place` takes finished models."""
         return False
 
     @property
-    def parts(self) -> int:
+    def batch_chunks(self) -> int:
         """Parts of a batch that one process computes apart: a proof on one rank compares something where it is more
         than 1."""
         return 1
@@ -75,7 +75,7 @@ class StrategyConfig:
         return False
 
     @property
-    def one_process(self) -> bool:
+    def single_process(self) -> bool:
         """Whether it is one rank by itself, and several take another strategy."""
         return False
 

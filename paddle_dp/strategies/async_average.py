@@ -75,9 +75,11 @@ class AsyncAverage:
         from paddle_dp.parallel.periods import Periods
 
         config = self.config
-        noticed = ["each rank learns from the shares that it comes to, and weights are averaged meanwhile"]
+        known_differences = [
+            "each rank learns from the shares that it comes to, and weights are averaged meanwhile"
+        ]
         return place_alone(
-            task, self.mesh, AsynchronousLearner, config.recompute, noticed,
+            task, self.mesh, AsynchronousLearner, config.recompute, known_differences,
             periods=Periods(int(config.every.count)), optimizer_states="averaged", staleness=config.staleness,
             moving_rate=config.moving_rate,
         )  # fmt: skip

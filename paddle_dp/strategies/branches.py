@@ -94,30 +94,30 @@ class Branches:
     def place(self, task: Task) -> Learner:
         """A learner for this rank's branches and what all ranks have. Collective. Raises UsageError for a table that
         does not say what the model does."""
-        from paddle_dp.parallel import place_whole, prepare
+        from paddle_dp.parallel import full_model_learner, prepare
         from paddle_dp.parallel.batch_norm import synchronize
         from paddle_dp.parallel.branches.branch_exchange import BranchExchange
         from paddle_dp.parallel.branches.branched_model import branched
         from paddle_dp.parallel.branches.learner import BranchesLearner
         from paddle_dp.parallel.clip import take_clips
-        from paddle_dp.parallel.data_group import Ranks
+        from paddle_dp.parallel.data_group import PaddleGroup
         from paddle_dp.parallel.placement import Placements
 
         axes, me = self.mesh.axes, self.mesh.rank
         if self.mesh.ranks == 1:
-            return place_whole(task, self.mesh)
-        group, data = Ranks.of(axes, me, "tensor"), Ranks.of(axes, me, "data")
+            return full_model_learner(task, self.mesh)
+        group, data = PaddleGroup.create(axes, me, "tensor"), PaddleGroup.create(axes, me, "data")
         if axes.data > 1 and self.config.sync_batch_norm:
             synchronize(task.model, data)
         placements = Placements()
         wires = BranchExchange(group, self._lanes())
-        found = branched(task.model, task.samples, wires, placements, compare=not task.compared)
-        every = Ranks(range(self.mesh.ranks), me, None)
-        if found.shared and self.mesh.device != "cpu":
-            every = Ranks.of(axes, me, "data", "tensor")
+        branched_model = branched(task.model, task.samples, wires, placements, compare=not task.compared)
+        every = PaddleGroup(range(self.mesh.ranks), me, None)
+        if branched_model.shared and self.mesh.device != "cpu":
+            every = PaddleGroup.create(axes, me, "data", "tensor")
         prepared = prepare(task, self.mesh)
         learner = prepared.learner(
-            BranchesLearner, hcg=None, dp_world_size=1, placements=placements, branched=found,
+            BranchesLearner, hcg=None, dp_world_size=1, placements=placements, branched=branched_model,
             clips=take_clips(prepared.optimizer), data_ranks=data, every_rank=every,
         )  # fmt: skip
         learner.check("after the weights were placed")

@@ -106,24 +106,24 @@ class DataParallel:
 
     def place(self, task: Task) -> Learner:
         """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
-        from paddle_dp.parallel import Learner, place_whole, prepare
+        from paddle_dp.parallel import Learner, full_model_learner, prepare
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.consistency import check_equal
         from paddle_dp.parallel.data_parallel_learner import DataParallelLearner
         from paddle_dp.parallel.recompute import recomputed
 
-        again, many = self.config.recompute, self.mesh.ranks > 1
-        if self.config.sync_batch_norm and (many or needs_ours(task.model)):
+        again, is_distributed = self.config.recompute, self.mesh.ranks > 1
+        if self.config.sync_batch_norm and (is_distributed or needs_ours(task.model)):
             synchronize(task.model, self.mesh)
         recomputed(task.model, again)
-        if not many:
-            return place_whole(task, self.mesh)
+        if not is_distributed:
+            return full_model_learner(task, self.mesh)
         if self.config.init == "seed":
             check_equal(task.model.named_parameters(), self.mesh, "after drawing the weights from one seed")
         prepared = prepare(task, self.mesh)
-        noticed = []
+        known_differences = []
         if self.config.compress:
-            noticed.append(
+            known_differences.append(
                 f"{self.config.approximates}: strategy.compress=none exchanges the gradients themselves"
             )
         kind: type[Learner] = DataParallelLearner
@@ -132,7 +132,9 @@ class DataParallel:
         if self._by_paddle:
             kind, fields = Learner, {"dp_world_size": self.mesh.ranks}  # Paddle's exchange is an average
         parallel_model = self._wrap(prepared.model)
-        learner = prepared.learner(kind, parallel_model=parallel_model, noticed=noticed, **fields)
+        learner = prepared.learner(
+            kind, parallel_model=parallel_model, known_differences=known_differences, **fields
+        )
         learner.check("after the weights were made equal")
         return learner
 

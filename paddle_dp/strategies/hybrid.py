@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paddle_dp.parallel import Learner, Task
     from paddle_dp.parallel.placement import Placements
     from paddle_dp.parallel.sharding.zero import Zero
-    from paddle_dp.parallel.strategy import Prepared
+    from paddle_dp.parallel.strategy import PreparedTask
     from paddle_dp.plan import Shape
     from paddle_dp.recipe import Recipe
 
@@ -102,7 +102,7 @@ class Config(StrategyConfig):
         return auto if self.virtual_stages == "auto" or self.pipeline == 1 else self.virtual_stages
 
     @property
-    def keeps_a_part(self) -> bool:
+    def partitions_model(self) -> bool:
         return self.tensor > 1 or self.pipeline > 1 or (self.sharding > 1 and self.sharding_stage == 3)
 
     def not_promised(self, recipe: Recipe) -> str:
@@ -151,13 +151,13 @@ class Config(StrategyConfig):
 
         model, train = recipe.model, recipe.train
         shape = Shape.from_config(model.config, train.batch, train.micro_batches, anatomy(recipe.build_model))
-        parts = recipe.loss is not None and as_loss(recipe.loss.build()).from_parts
+        splits_outputs = recipe.loss is not None and as_loss(recipe.loss.build()).splits_outputs
         shape = replace(
             shape,
             virtual_stages=self.stages_per_rank,
             pipeline_schedule=self.pipeline_schedule,
             partition=self.partition,
-            partial_loss=parts,
+            partial_loss=splits_outputs,
         )
         return shape.along(recipe.dataset.config, self.sequence_parallel)
 
@@ -204,28 +204,28 @@ class Hybrid:
 
     def place(self, task: Task) -> Learner:
         """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
-        from paddle_dp.parallel import place_whole, prepare
+        from paddle_dp.parallel import full_model_learner, prepare
         from paddle_dp.parallel.batch_norm import synchronize
         from paddle_dp.parallel.clip import take_clips
-        from paddle_dp.parallel.data_group import DataGroup
+        from paddle_dp.parallel.data_group import NestedGroup
         from paddle_dp.parallel.elementwise import check_by_parameter, check_elementwise
         from paddle_dp.parallel.hybrid import HybridLearner
         from paddle_dp.parallel.initial_weights import draw, initial_weights, reads_weights
-        from paddle_dp.parallel.lent_weights import check_lendable
         from paddle_dp.parallel.pipeline.learner import MicroBatchLoss, PipelineLearner
         from paddle_dp.parallel.pipeline.schedules import unsynchronized
         from paddle_dp.parallel.pipeline.stages import build_stages
         from paddle_dp.parallel.placement import Placements
-        from paddle_dp.parallel.strategy import made_optimizer
+        from paddle_dp.parallel.strategy import make_optimizer
+        from paddle_dp.parallel.trial_weights import check_lendable
 
         axes, drawn = self.mesh.axes, initial_weights(task.model) is not None
         check_lendable(task.model, task.samples, task.lendable)
         if self.config.sync_batch_norm and axes.dp_size > 1:
-            synchronize(task.model, DataGroup.of(self.hcg))
+            synchronize(task.model, NestedGroup.from_hcg(self.hcg))
         placements = Placements()
         model, loss = self._cut(task, placements)
         if self.mesh.ranks == 1:
-            return place_whole(task, self.mesh)
+            return full_model_learner(task, self.mesh)
         kind: type[HybridLearner] = HybridLearner
         fields: dict[str, Any] = {}
         if axes.pipeline > 1:
@@ -235,33 +235,42 @@ class Hybrid:
                 model, weighed, self.hcg, placements, self.config.partition, self.config.stages_per_rank
             )
             fields |= {"micro_batch_loss": weighed, "local_stages": local}
-        if not self._stores_some or reads_weights(
-            task.model, lambda: made_optimizer(task.optimizer, task, model)
+        if not self._stores_subset or reads_weights(
+            task.model, lambda: make_optimizer(task.optimizer, task, model)
         ):
             draw(task.model, model.parameters())
         prepared = prepare(replace(task, model=model, loss=loss), self.mesh)
-        noticed = check_elementwise(prepared.optimizer, axes.tensor)
-        noticed += check_by_parameter(prepared.optimizer, sharding=axes.sharding, pipeline=axes.pipeline)
+        known_differences = check_elementwise(prepared.optimizer, axes.tensor)
+        known_differences += check_by_parameter(
+            prepared.optimizer, sharding=axes.sharding, pipeline=axes.pipeline
+        )
         fields["clips"] = take_clips(prepared.optimizer)
         fields["reduce_dtype"] = self.config.reduce_dtype
         if self.config.reduce_dtype == "bfloat16" and not task.compared:
-            noticed.append(f"{self.config.rounds}: strategy.reduce_dtype=float32 exchanges them as they are")
+            known_differences.append(
+                f"{self.config.rounds}: strategy.reduce_dtype=float32 exchanges them as they are"
+            )
         if axes.pipeline > 1:
             with unsynchronized(model) if drawn else nullcontext():
                 fields["parallel_model"] = self._engine(model)
         if axes.sharding > 1:
             fields["zero"] = self._zero(prepared, placements)
-        if self._stores_some:
+        if self._stores_subset:
             at = self.mesh.coords
-            draw(task.model, [p for p in model.parameters() if placements.of(p).is_stored_at(at)])
+            draw(task.model, [p for p in model.parameters() if placements.placement_of(p).is_stored_at(at)])
         learner = prepared.learner(
-            kind, noticed=noticed, hcg=self.hcg, dp_world_size=axes.data, placements=placements, **fields
+            kind,
+            known_differences=known_differences,
+            hcg=self.hcg,
+            dp_world_size=axes.data,
+            placements=placements,
+            **fields,
         )
         learner.check("after the weights were placed")
         return learner
 
     @property
-    def _stores_some(self) -> bool:
+    def _stores_subset(self) -> bool:
         """Whether this rank stores some of its layers' parameters only: known when their owners are."""
         return self.mesh.axes.sharding > 1 and self.config.sharding_stage == 3
 
@@ -270,17 +279,17 @@ class Hybrid:
         does not give the outputs of the whole one for some samples."""
         from paddle_dp.parallel.cut_check import CutCheck
         from paddle_dp.parallel.initial_weights import initial_weights
-        from paddle_dp.parallel.lent_weights import lent
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.sequence.megatron_sp import SequenceParallelizer
         from paddle_dp.parallel.sequence.ulysses import parallelize_sequence
         from paddle_dp.parallel.tensor.layers import TensorParallelizer
         from paddle_dp.parallel.tensor.vocab_parallel_loss import vocab_parallel
+        from paddle_dp.parallel.trial_weights import trial_weights
 
         axes, model, loss = self.mesh.axes, task.model, task.loss
         slices: list[tuple[int, Any]] = []
         cut = axes.tensor > 1 or axes.sequence > 1
-        with lent(model):
+        with trial_weights(model):
             samples = task.samples if cut and not task.remembers else None
             cut_check = CutCheck(model, samples, values=not task.compared)
         if axes.tensor > 1:
@@ -295,14 +304,14 @@ class Hybrid:
         if axes.sequence > 1:
             model, loss = parallelize_sequence(model, loss, self.hcg.get_sep_parallel_group())
             slices.append((1, self.hcg.get_sep_parallel_group()))
-        with lent(model):
+        with trial_weights(model):
             cut_check.check(model, f"strategy.{'tensor' if axes.tensor > 1 else 'sequence'}", slices)
         return model, loss
 
-    def _zero(self, prepared: Prepared, placements: Placements) -> Zero:
+    def _zero(self, prepared: PreparedTask, placements: Placements) -> Zero:
         """Deals the parameters to the ranks of the sharding axis."""
         from paddle_dp.parallel.exchange.roundings import comm_dtype_of
-        from paddle_dp.parallel.given_optimizer import check_ungrouped, leave_frozen_out
+        from paddle_dp.parallel.optimizer_checks import check_ungrouped, leave_frozen_out
         from paddle_dp.parallel.sharding.zero import Zero
 
         check_ungrouped(prepared.optimizer, "strategy.sharding")

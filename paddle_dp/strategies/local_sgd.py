@@ -73,15 +73,17 @@ class Config(StrategyConfig):
         if self.is_data_parallel and recipe.optimizer.name in linear and not clips:
             return ""
         if not self.is_data_parallel:
-            what = f"between means, every {int(self.every.count)} steps, each rank learns from its own samples alone"
+            cause = f"between means, every {int(self.every.count)} steps, each rank learns from its own samples alone"
             if self.every.count == 1:
-                what = "the outer optimizer makes other steps than one process"
+                cause = "the outer optimizer makes other steps than one process"
         elif clips:
-            what = "each rank clips the gradient of its own samples"
+            cause = "each rank clips the gradient of its own samples"
         else:
-            what = f"{recipe.optimizer.name} makes another step of a mean gradient than the mean of its steps"
+            cause = (
+                f"{recipe.optimizer.name} makes another step of a mean gradient than the mean of its steps"
+            )
         return (
-            f"strategy local_sgd does not promise one process's result: {what}. It is promised, and compared, for "
+            f"strategy local_sgd does not promise one process's result: {cause}. It is promised, and compared, for "
             "strategy.every='1 step' with optimizer sgd without clip (momentum, too, with "
             "strategy.optimizer_states=averaged). Otherwise compare held-out numbers of whole trainings "
             "(docs/local-sgd.md)."
@@ -110,13 +112,13 @@ class LocalSGD:
         from paddle_dp.parallel.periods import Periods
 
         config, outer = self.config, self.config.outer
-        every, noticed = int(config.every.count), []
+        every, known_differences = int(config.every.count), []
         if not config.is_data_parallel:
-            noticed = [
+            known_differences = [
                 f"each rank learns from its own samples alone, and weights are averaged every {every} steps"
             ]
         return place_alone(
-            task, self.mesh, LocalLearner, config.recompute, noticed,
+            task, self.mesh, LocalLearner, config.recompute, known_differences,
             periods=Periods(every, int(config.warmup.count), config.adaptive),
             optimizer_states=config.optimizer_states,
             outer=None if outer is None else OuterMomentum(

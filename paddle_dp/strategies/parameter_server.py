@@ -62,7 +62,7 @@ class Config(StrategyConfig):
         )
 
     @property
-    def keeps_a_part(self) -> bool:
+    def partitions_model(self) -> bool:
         return True
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
@@ -138,15 +138,15 @@ class ParameterServer:
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.elementwise import check_by_parameter
-        from paddle_dp.parallel.given_optimizer import check_ungrouped, leave_frozen_out
         from paddle_dp.parallel.initial_weights import draw, reads_weights
-        from paddle_dp.parallel.lent_weights import check_lendable
+        from paddle_dp.parallel.optimizer_checks import check_ungrouped, leave_frozen_out
         from paddle_dp.parallel.placement import Placements
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.server.asynchronous import AsynchronousServedLearner
         from paddle_dp.parallel.server.host_group import HostGroup
         from paddle_dp.parallel.server.learner import ServedLearner, ServerOwners
-        from paddle_dp.parallel.strategy import made_optimizer
+        from paddle_dp.parallel.strategy import make_optimizer
+        from paddle_dp.parallel.trial_weights import check_lendable
 
         if self.config.mode == "async":  # also of a script, whose loss is no part of a recipe
             refuse_across(task.loss.compares, self.mesh.dp_size)
@@ -155,12 +155,12 @@ class ParameterServer:
         if (self.config.mode == "sync" if synchronized is None else synchronized) or needs_ours(task.model):
             synchronize(task.model, HostGroup(self.mesh))
         recomputed(task.model, self.config.recompute)
-        if reads_weights(task.model, lambda: made_optimizer(task.optimizer, task, task.model)):
+        if reads_weights(task.model, lambda: make_optimizer(task.optimizer, task, task.model)):
             draw(task.model)
         prepared = prepare(task, self.mesh)
         check_ungrouped(prepared.optimizer, "strategy.servers")
         leave_frozen_out(prepared.optimizer)
-        noticed = check_by_parameter(prepared.optimizer, servers=self.config.servers)
+        known_differences = check_by_parameter(prepared.optimizer, servers=self.config.servers)
         placements, clips = Placements(), take_clips(prepared.optimizer)
         deal = ServerOwners(prepared.model, prepared.optimizer, self.mesh, placements)
         draw(task.model, deal.stored(prepared.model))
@@ -169,9 +169,11 @@ class ParameterServer:
         if self.config.mode == "sync":
             kind: Any = ServedLearner
         else:
-            noticed.append("updates are made from shares as they come, with parameters that may be old")
+            known_differences.append(
+                "updates are made from shares as they come, with parameters that may be old"
+            )
             kind, fields["staleness"] = AsynchronousServedLearner, self.config.staleness
-        learner = prepared.learner(kind, noticed=noticed, **fields)
+        learner = prepared.learner(kind, known_differences=known_differences, **fields)
         assert isinstance(learner, ServedLearner)
         if self.mesh.computes_on != "cpu":
             learner.take_drawn()

@@ -33,11 +33,11 @@ class Config(StrategyConfig):
         return replace(super().layout(ranks), replicas=self.count, separate_devices=self.devices == "each")
 
     @property
-    def parts(self) -> int:
+    def batch_chunks(self) -> int:
         return self.count
 
     @property
-    def one_process(self) -> bool:
+    def single_process(self) -> bool:
         return True
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
     @property
-    def one_process(self) -> bool:
+    def single_process(self) -> bool:
         return True
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
@@ -46,8 +46,8 @@ class Single:
     mesh: Mesh
 
     def place(self, task: Task) -> Learner:
-        from paddle_dp.parallel import place_whole
+        from paddle_dp.parallel import full_model_learner
         from paddle_dp.parallel.recompute import recomputed
 
         recomputed(task.model, self.config.recompute)
-        return place_whole(task, self.mesh)
+        return full_model_learner(task, self.mesh)

@@ -17,12 +17,12 @@ from paddle_dp import checkpoint as checkpoints
 from paddle_dp.checkpoint.other_names import names_of
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
-from paddle_dp.data.scatter import Elsewhere, ReadByOne, is_in_order, share
+from paddle_dp.data.scatter import Elsewhere, ReadByMain, is_in_order, share
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner, Strategy, Task
-from paddle_dp.parallel.given_optimizer import check_within
+from paddle_dp.parallel.optimizer_checks import check_within
 from paddle_dp.parallel.samplewise import SAMPLES, Findings, is_known
 from paddle_dp.recipe import Load, write_recipe
 from paddle_dp.structure import mapped
@@ -93,7 +93,7 @@ class TrainerBuilder:
         Collective."""
         s = self.setup
         if s.scatters:
-            dataset = Elsewhere.of(s.dataset(split) if self.mesh.is_main else None, self.mesh)
+            dataset = Elsewhere.for_rank(s.dataset(split) if self.mesh.is_main else None, self.mesh)
             fingerprint = consistency.data_of_main(dataset, s.seed, s.loader, self.mesh)
         else:
             dataset = s.dataset(split)
@@ -125,8 +125,8 @@ class TrainerBuilder:
     def _task(self, steps: int, steps_per_epoch: int) -> Task:
         """The task before placement, the same on every rank. Collective."""
         task = self.setup.task(steps, steps_per_epoch)
-        task = replace(task, samples=self._samples, noticed=tuple(self._warnings))
-        check_within(task.optimizer, task.loss.given, task.model)
+        task = replace(task, samples=self._samples, known_differences=tuple(self._warnings))
+        check_within(task.optimizer, task.loss.function, task.model)
         consistency.compare_task(task, self.mesh)
         return task
 
@@ -134,7 +134,7 @@ class TrainerBuilder:
         """The task with what a trial, in another process, has found. Collective. Raises UsageError and LossError, on
         every rank, where that refuses it."""
         config = self.setup.strategy.config
-        divided = self.mesh.dp_size > 1 or config.parts > 1
+        divided = self.mesh.dp_size > 1 or config.batch_chunks > 1
         if self.mesh.ranks == 1 and not divided and not config.chained and is_known(task.loss):
             return task
         if self._findings is None:
@@ -149,7 +149,7 @@ class TrainerBuilder:
             print(f"strategy.recompute: {twice[0]}", file=sys.stderr, flush=True)
         return replace(
             task,
-            noticed=(*task.noticed, *notes.differences, *twice),
+            known_differences=(*task.known_differences, *notes.differences, *twice),
             unknown=[*notes.unknown, *(map(_REMEMBERS.format, notes.remembers[:1]) if divided else ())],
             lendable=notes.lendable,
             remembers=bool(notes.remembers),
@@ -166,16 +166,16 @@ class TrainerBuilder:
                 return trial.in_process(recipe, divided, chained)
             finally:
                 recipe.unlink()
-        data = loader.dataset.dataset if isinstance(loader.dataset, ReadByOne) else loader.dataset
+        data = loader.dataset.dataset if isinstance(loader.dataset, ReadByMain) else loader.dataset
         most = 2 if is_in_order(data) else min(SAMPLES, self.setup.batch)  # a stream may be read once only
         first = trial.first_samples(loader.dataset, loader.sampler.order(0)[:most].tolist(), self.setup.seed)
         return trial.in_fork(task, first, divided, chained)
 
     def _placed(self, task: Task) -> Learner:
-        if task.whole and self.mesh.is_main:
+        if task.full_model_reason and self.mesh.is_main:
             size = sum(p.size * p.element_size() for p in task.model.parameters())
             if size >= _LARGE:
-                print(_FULL_MODEL_NOTICE.format(size / 1e9, task.whole), flush=True)
+                print(_FULL_MODEL_NOTICE.format(size / 1e9, task.full_model_reason), flush=True)
         learner = self.strategy.place(task)
         seed_ranks(self.setup.seed, self.mesh)
         return learner
@@ -261,21 +261,21 @@ class TrainerBuilder:
         recipe, config = self.setup.recipe, self.setup.strategy.config
         if recipe is None or (config.not_promised(recipe) and not config.compared_by_step):
             return None
-        divided = self.mesh.ranks > 1 or config.parts > 1
+        divided = self.mesh.ranks > 1 or config.batch_chunks > 1
         return Verdicts(recipe, self.mesh, identity) if divided else None
 
     def _loader(self, split: Split, dataset: Any, **sampling: Any) -> Loader:
         settings, told = self.setup.loader, self.setup.delivered
-        sampler = Sampler.of(len(dataset), self.setup.batch, self.mesh, **sampling)
+        sampler = Sampler.for_mesh(len(dataset), self.setup.batch, self.mesh, **sampling)
         if self._scatters:
-            dataset = ReadByOne(dataset, self.mesh, None if told is None else partial(told, split))
+            dataset = ReadByMain(dataset, self.mesh, None if told is None else partial(told, split))
         return Loader(
             dataset,
             sampler,
             num_workers=settings.num_workers,
             prefetch=settings.prefetch,
             timeout=settings.timeout.seconds,
-            whole_batches=settings.collate == "batch",
+            global_batches=settings.collate == "batch",
         )
 
 

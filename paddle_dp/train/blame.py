@@ -16,7 +16,7 @@ import paddle
 
 from paddle_dp.batch import Batch
 from paddle_dp.data import Loader
-from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import name, read_samples
 from paddle_dp.errors import LossError, TargetError
 from paddle_dp.mesh import Mesh
@@ -86,7 +86,7 @@ def bad_target(
         indices[error.row] for indices in loader.sampler.local_batch(epoch, batch) if error.row < len(indices)
     ]
     for index in map(int, rows):
-        with globals_kept():
+        with restoring_globals():
             if loader.reads is None:
                 return LossError(
                     f"{_describe_rows(rows)} of the {data_name} data, which rank 0 has read: {error}"
@@ -108,7 +108,7 @@ def _first_bad(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
     for step, indices in _read_in(loader, steps):
         if time.monotonic() > end:
             return []
-        with globals_kept():
+        with restoring_globals():
             inputs, targets = read_samples(
                 loader.dataset, indices, loader.sampler.seed, (step - 1) // loader.batches
             )

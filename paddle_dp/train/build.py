@@ -67,7 +67,7 @@ def dataset(recipe: Recipe, split: str) -> Any:
 
     samples = recipe.loader.samples if split == "train" else None
     named = f"dataset {recipe.dataset.name}, {split}"
-    return prepared(as_dataset(build(), samples, named, again=build), recipe.loader)
+    return prepared(as_dataset(build(), samples, named, recreate=build), recipe.loader)
 
 
 def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
@@ -78,7 +78,7 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
     """
     finish = partial(_task, recipe, steps=steps, steps_per_epoch=steps_per_epoch)
     paddle.seed(recipe.train.seed)
-    if recipe.strategy.config.keeps_a_part:
+    if recipe.strategy.config.partitions_model:
         made, reason = without_memory(recipe.model.build, finish)
         return finish(recipe.model.build(), whole=reason) if made is None else made
     return finish(recipe.model.build())
@@ -96,7 +96,7 @@ def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: i
         schedule=schedule,
         precision=recipe.train.precision,
         dropout=recipe.train.dropout,
-        whole=whole,
+        full_model_reason=whole,
         base=base,
         added=added,
         compile=recipe.train.compile,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle.optimizer import Optimizer
 
-from paddle_dp.data.collate import BESIDE
+from paddle_dp.data.collate import NEIGHBOUR_DEPENDENCE
 from paddle_dp.data.fingerprint import COLLATING, RANDOM, UNREAD, fingerprint
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import UsageError
@@ -119,7 +119,7 @@ def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, 
     mesh.wait("samples read")  # a slow disk may take longer than a collective waits
     tables = mesh.gather(local_fingerprint) if mesh.ranks > 1 else [local_fingerprint]
     for table in tables:
-        if (told := table.get(COLLATING, "")).startswith(BESIDE):
+        if (told := table.get(COLLATING, "")).startswith(NEIGHBOUR_DEPENDENCE):
             raise UsageError(f"the {split} data: {told}")
     shared = [key for key in local_fingerprint if all(key in table for table in tables)]
     comparable = [key for key in shared if _is_comparable([table[key] for table in tables])]
@@ -138,7 +138,7 @@ def data_of_main(dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) 
         local_fingerprint = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
     mesh.wait("samples read")
     found: dict[str, str] = mesh.gather(local_fingerprint)[0]
-    if (told := found.get(COLLATING, "")).startswith(BESIDE):
+    if (told := found.get(COLLATING, "")).startswith(NEIGHBOUR_DEPENDENCE):
         raise UsageError(f"the data that rank 0 reads: {told}")
     return found
 

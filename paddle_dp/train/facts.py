@@ -28,8 +28,8 @@ from paddle.optimizer.lr import LRScheduler
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.parallel.attributes import set_by_paddle
-from paddle_dp.parallel.own_code import is_library
-from paddle_dp.parallel.parameter_groups import own_decay
+from paddle_dp.parallel.library_code import is_library
+from paddle_dp.parallel.parameter_groups import group_decay
 from paddle_dp.part import Part
 from paddle_dp.part.call import Call
 from paddle_dp.recipe import Recipe
@@ -49,7 +49,7 @@ def parameter_facts(task: Task) -> dict[str, Any]:
     factors = {name: p.optimize_attr.get("learning_rate", 1.0) for name, p in named}
     facts: dict[str, Any] = {
         "rate_factors": _values({name: factor for name, factor in factors.items() if factor != 1.0}),
-        "own_decays": _values({name: own for name, p in named if (own := own_decay(p)) is not None}),
+        "own_decays": _values({name: own for name, p in named if (own := group_decay(p)) is not None}),
         "not_clipped": summarize_names([name for name, p in named if not p.need_clip]),
         "regularizers": _values(
             {
@@ -270,7 +270,7 @@ def task_facts(task: Task) -> dict[str, Any]:
     """Types and settings of model, loss, optimizer, schedule and every layer, and settings of single parameters."""
     objects = {
         "model": task.model,
-        "loss": task.loss.given,
+        "loss": task.loss.function,
         "optimizer": task.optimizer,
         "schedule": task.schedule,
     }
@@ -281,7 +281,7 @@ def task_facts(task: Task) -> dict[str, Any]:
     layers = task.model.named_sublayers(include_self=True)
     if frozen := summarize_names([name or "the model" for name, layer in layers if not layer.training]):
         facts["layers in evaluation mode"] = frozen
-    if isinstance(loss := task.loss.given, nn.Layer):
+    if isinstance(loss := task.loss.function, nn.Layer):
         facts |= _layer_facts("loss", loss, without=task.model)
     else:
         facts |= {f"loss.{name}": value for name, value in settings_of(loss).items()}

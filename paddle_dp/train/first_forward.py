@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from paddle_dp.data.arrays import describe
-from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_sample
 from paddle_dp.errors import PaddleDPError, UsageError, gist, near
 from paddle_dp.mesh import Mesh
@@ -103,7 +103,7 @@ def _refuse_classes(trainer: Any, recipe: Recipe) -> None:
 
 def _sample(dataset: Any) -> str:
     """«input float32[64], target int64[]» of the first sample."""
-    with globals_kept():
+    with restoring_globals():
         inputs, targets = read_sample(dataset, 0)
     return f"input {describe(inputs)}, target {describe(targets)}"
 
@@ -164,7 +164,7 @@ def _parameters(error: Exception) -> list[str]:
 def user_frame(error: BaseException) -> str:
     """«loss.py, line 12, in forward: return x / y»: the innermost frame of a user's code, which is neither this
     package's nor a library's; "" where there is none."""
-    from paddle_dp.parallel.own_code import is_library
+    from paddle_dp.parallel.library_code import is_library
 
     location, trace = "", error.__traceback__
     while trace is not None:

@@ -11,13 +11,13 @@ from typing import Protocol, runtime_checkable
 
 from paddle_dp.data.arrays import describe
 from paddle_dp.data.prepared import prepared
-from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_sample
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.mesh.degrees import AXES
 from paddle_dp.parallel.meta_init import built, describe_weights
-from paddle_dp.parallel.parameter_groups import group, told
+from paddle_dp.parallel.parameter_groups import describe_groups, group
 from paddle_dp.part import adapted, lazily
 from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
 from paddle_dp.plan.bound import Compute, WorkOrder, bound
@@ -84,7 +84,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         group(model, recipe.optimizer.groups, before)
         blocks: Blocks = describe_weights(model)
     if recipe.optimizer.groups or recipe.adapter:
-        yield from told(model, recipe.optimizer.groups)
+        yield from describe_groups(model, recipe.optimizer.groups)
     if layout.branches is not None:
         try:
             layout, blocks = planned_branches.assign_branches(recipe, layout, blocks, _bytes(recipe))
@@ -108,7 +108,7 @@ def _first_sample(recipe: Recipe) -> Iterator[str]:
     if not recipe.loader.pad:
         return
     try:
-        with globals_kept():
+        with restoring_globals():
             given = prepared(as_dataset(recipe.dataset.build("train"), 1, "dataset"), recipe.loader)
             inputs, targets = read_sample(given, 0)
     except DataError as error:

@@ -19,8 +19,8 @@ from paddle_dp.parallel import Task
 from paddle_dp.parallel.initial_weights import draw
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.recipe import Load
-from paddle_dp.recipe.page import read_page
 from paddle_dp.recipe.write import RESOLVED
+from paddle_dp.recipe.yaml_document import read_page
 
 
 def other_settings(path: Path, model: Mapping[str, Any]) -> list[str]:
@@ -63,7 +63,7 @@ def load_initial(
     opened = _together(mesh, lambda: source(Path(load.path).expanduser()))
     weights, origins = translated(opened, tables, load.rename)
     local_shapes = {
-        name: list(learner.placements.of(tensor).global_shape(tensor.shape))
+        name: list(learner.placements.placement_of(tensor).global_shape(tensor.shape))
         for name, tensor in tensors.items()
     }
     here = {name: tuple(shape) for shapes in mesh.gather(local_shapes) for name, shape in shapes.items()}
@@ -75,7 +75,7 @@ def load_initial(
         with paddle.no_grad():
             for name, tensor in tensors.items():
                 if name in loaded:
-                    placement, shape = learner.placements.of(tensor), tensor.shape
+                    placement, shape = learner.placements.placement_of(tensor), tensor.shape
                     fill(tensor, weights, name, placement.global_shape(shape), placement.offset(shape))
 
     _together(mesh, read)

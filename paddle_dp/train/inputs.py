@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import class_names, read_sample
 from paddle_dp.errors import UsageError
 from paddle_dp.structure import Structure, leaves, named_leaves, structure_of
@@ -47,7 +47,7 @@ class Inputs:
     @classmethod
     def from_dataset(cls, dataset: Any, varies: bool = False) -> Inputs:
         """As the first sample of a data set has them; where shapes vary, as the first samples together do."""
-        with globals_kept():  # only one rank reads it
+        with restoring_globals():  # only one rank reads it
             samples = [
                 read_sample(dataset, index)[0] for index in range(min(SAMPLES if varies else 1, len(dataset)))
             ]

@@ -10,12 +10,12 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from paddle_dp.errors import UsageError
-from paddle_dp.part import Owner, read_settings
+from paddle_dp.part import ErrorContext, read_settings
 from paddle_dp.recipe import Precision, Train
 
 P = ParamSpec("P")
 T = TypeVar("T")
-OWNER = Owner(subject="Trainer.of", prefix="Trainer.of")
+OWNER = ErrorContext(subject="Trainer.of", prefix="Trainer.of")
 RENAMED = {
     "micros": "micro_batches",
     "last": "drop_last, True or False",

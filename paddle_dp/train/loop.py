@@ -116,7 +116,7 @@ class TrainingLoop(AsyncRounds):
             if self._interrupted:
                 self._interrupt(self._interrupted)
         heartbeat.enter("end", "the last checks")
-        self.learner.conclude()
+        self.learner.finalize()
         self.learner.sync_buffers()  # the caller gets the same model on every rank, saved or not
         self.check("at the end of the training")
         self.look_at_itself()
@@ -140,7 +140,7 @@ class TrainingLoop(AsyncRounds):
     def _shares(self) -> list[int]:
         """The samples of a full batch that each rank computes."""
         axes, sampler = self.mesh.axes, self.loader.sampler
-        return [sampler.of_rank(axes.dp_rank(rank), axes.dp_size) for rank in range(self.mesh.ranks)]
+        return [sampler.samples_of_rank(axes.dp_rank(rank), axes.dp_size) for rank in range(self.mesh.ranks)]
 
     def _interrupt(self, reason: str) -> NoReturn:
         """Lets the callbacks save, and raises StoppedError."""
@@ -185,7 +185,7 @@ class TrainingLoop(AsyncRounds):
         rate = self.learner.optimizer.get_lr() if reads else 0.0
         refusal, metrics = self._refusals.repetition(batch, step), None
         if refusal is not None:
-            self.learner.leave_out()
+            self.learner.skip_update()
         else:
             metrics = self._learn(batch, reads)
             if self.judge.why and metrics is not None:
@@ -229,7 +229,7 @@ class TrainingLoop(AsyncRounds):
         """Where it is due: begins to measure where the time of steps goes, or tells it. Collective."""
         if step != self.measurements.due:
             return
-        self.learner.settle()
+        self.learner.wait_for_params()
         with self.meter.paused():
             measured = self.measurements.after(step, batch)
         if measured is not None:
@@ -241,7 +241,7 @@ class TrainingLoop(AsyncRounds):
         every = self.judge.guard.recompute
         if every is None or self._unsteady or not every.due_at_step(step):
             return
-        self.learner.settle()
+        self.learner.wait_for_params()
         with self.meter.paused():
             self._unsteady = processors.check(self.learner, batch, f"after step {step}")
         if self._unsteady and self.mesh.is_main:

@@ -101,7 +101,7 @@ class Measurements:
             row["bare"] = self._bare_backward(batch) if self.watched and inside else None
             rows = self.mesh.gather(row)
         components = attribute(rows)
-        sent = sum(row["sent"] for row in rows) / len(rows) if self.learner.counts_sent else 0.0
+        sent = sum(row["sent"] for row in rows) / len(rows) if self.learner.counts_bytes else 0.0
         first, rarer = self._began + 1, self._first + RARER * max(AFTER, self._began - self._first)
         self._due_at(step + OFTEN if self.watched else rarer)
         return Measured(
@@ -129,7 +129,7 @@ class Measurements:
         for _ in range(2):
             tape = Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
             with _taped(tape):
-                self.learner.compute_alone(batch)
+                self.learner.compute_without_exchange(batch)
             took.append(
                 sum(seconds for (phase, _), seconds in tape.active_seconds.items() if phase == "backward")
             )
@@ -151,7 +151,7 @@ class Measurements:
             sent=sent,
             servers=axes.servers,
             load=_load(),
-            one_process=recipe is not None and recipe.strategy.config.one_process,
+            one_process=recipe is not None and recipe.strategy.config.single_process,
         )
 
 

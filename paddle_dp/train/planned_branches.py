@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.data.prepared import prepared
-from paddle_dp.data.randomness import globals_kept
+from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.parallel.branches.planned import keep_share, planned
@@ -44,7 +44,7 @@ def rank_model(recipe: Recipe, layout: Layout, tensor_rank: int) -> nn.Layer:
 
 def first_inputs(recipe: Recipe) -> Any:
     """Of the first two samples, as a model gets them."""
-    with globals_kept():
+    with restoring_globals():
         data = prepared(as_dataset(recipe.dataset.build("train"), 2, "dataset"), recipe.loader)
         inputs, _ = read_samples(data, np.arange(min(2, len(data))), recipe.train.seed, 0)
     return mapped(paddle.to_tensor, inputs)

@@ -185,7 +185,7 @@ def _classes(loss: Loss, outputs: Array, names: tuple[str, ...]) -> tuple[str, .
         return ()
     if len(names) == len(outputs):
         return names
-    return tuple(map(str, range(len(outputs)))) if loss.from_parts and len(outputs) > 1 else ()
+    return tuple(map(str, range(len(outputs)))) if loss.splits_outputs and len(outputs) > 1 else ()
 
 
 def _writable(out: Path, files: Sequence[Path]) -> Path:

@@ -41,10 +41,10 @@ def check(learner: Learner, batch: Batch, when: str) -> str:
     """
     mesh = learner.mesh
     batch = learner.shared_batch(batch)
-    first = learner.gradients_again(batch)
+    first = learner.recompute_gradients(batch)
     if mesh.dp_size > 1 and _agree(first, mesh):
         return ""
-    second = learner.gradients_again(batch)
+    second = learner.recompute_gradients(batch)
     if mesh.dp_size == 1 and not any(mesh.gather(first != second)):
         return ""
     rows = mesh.gather([first, second])

@@ -57,14 +57,14 @@ class AsyncRounds(Moments):
         self._done_at = time.perf_counter()  # when its last share was done
         self._spent = sum(heartbeat.spent().values())  # without waiting, until then
         claims.begin(self.progress.batch, self._next_meeting())
-        self.learner.go_on()
-        if self.learner.claims:
+        self.learner.begin_round()
+        if self.learner.computes:
             more = True
             while more:
                 for batch in self.loader.read_shares(self.progress.epoch, claims.shares()):
                     self._compute(batch, claims)
                 more = claims.more()
-            self.learner.leave_off()
+            self.learner.end_of_work()
         else:
             for number in self.learner.serve():
                 self._come_to(number, claims)
@@ -73,7 +73,7 @@ class AsyncRounds(Moments):
         stop = self._agree(claims)
         if stop > self.progress.batch:
             self._come_to(stop - 1, claims)
-            self.learner.meet()
+            self.learner.end_round()
             self._count(stop - 1)
             self._pass(claims, met=True)
 
@@ -100,7 +100,7 @@ class AsyncRounds(Moments):
         sums = None
         if any(not micro_batch.is_dummy for micro_batch in batch.micro_batches):
             try:
-                sums = self.learner.learn_share(batch, any(callback.reads for callback in due))
+                sums = self.learner.train_share(batch, any(callback.reads for callback in due))
             except TargetError as error:
                 raise blame.bad_target(self.loader, batch.epoch, batch.index, error) from None
         now = time.perf_counter()

@@ -22,7 +22,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.part.elsewhere import RENAMED
+from paddle_dp.part.aliases import RENAMED
 from paddle_dp.train.facts import (
     MAY_DIFFER,
     MODULE_PREFIX,

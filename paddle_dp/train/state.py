@@ -10,7 +10,7 @@ from typing import Any
 from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard, content_of
 from paddle_dp.checkpoint.digest import MODULUS, TensorSum, digests_of, shard_sum
 from paddle_dp.checkpoint.host_memory import HostMemory, Room
-from paddle_dp.checkpoint.json_codec import mapping, whole
+from paddle_dp.checkpoint.json_codec import mapping, natural
 from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
@@ -50,15 +50,15 @@ def snapshot(
     state = _state(learner, progress, run, loader) | ({"format": 2, "guard": guard} if guard else {})
     if tensors:
         state["format"] = FORMAT
-    with learner.consensus(states=True):
+    with learner.averaged(states=True):
         tensors |= model_shards(learner, memory) | optimizer_shards(learner, memory)
-    return Snapshot(tensors=tensors, state=state, own={"rng": rng_state()})
+    return Snapshot(tensors=tensors, state=state, rank_state={"rng": rng_state()})
 
 
 def _extra_shards(learner: Learner, memory: HostMemory | None) -> dict[str, TensorShard]:
     """What the strategy keeps beside: the shared part from the main rank, own parts under the rank's number."""
-    beside, rank = learner.beside(), learner.mesh.rank
-    named = {f"{_EXTRA}{rank}/{name}": tensor for name, tensor in beside.own.items()}
+    beside, rank = learner.extra_state(), learner.mesh.rank
+    named = {f"{_EXTRA}{rank}/{name}": tensor for name, tensor in beside.local.items()}
     if learner.mesh.is_main:
         named |= {f"{_EXTRA}{_SHARED}/{name}": tensor for name, tensor in beside.shared.items()}
     return _copied([(name, tensor, Placement()) for name, tensor in named.items()], "strategy", memory)
@@ -72,7 +72,7 @@ class _SavedExtraState:
         self._all = frozenset(name for name in checkpoint.names if name.startswith(_EXTRA))
         self._rank_prefix = f"{_EXTRA}{mesh.rank}/" if checkpoint.ranks == mesh.ranks else None
         self.shared = self._under(f"{_EXTRA}{_SHARED}/")
-        self.own = self._under(self._rank_prefix) if self._rank_prefix else frozenset()
+        self.local = self._under(self._rank_prefix) if self._rank_prefix else frozenset()
         self._read: set[str] = set()  # what of it the strategy has taken, whichever rank's
 
     def _under(self, prefix: str) -> frozenset[str]:
@@ -81,7 +81,7 @@ class _SavedExtraState:
     def shared_into(self, name: str, tensor: Any) -> None:
         self._fill(tensor, f"{_EXTRA}{_SHARED}/{name}")
 
-    def own_into(self, name: str, tensor: Any) -> None:
+    def local_into(self, name: str, tensor: Any) -> None:
         self._fill(tensor, f"{self._rank_prefix}{name}")
 
     def sum_into(self, name: str, tensor: Any) -> bool:
@@ -220,7 +220,7 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     load_model(checkpoint, learner)
     _load_optimizer(checkpoint, learner)
     beside = _SavedExtraState(checkpoint, learner.mesh)
-    learner.load_beside(beside)
+    learner.load_extra_state(beside)
     left_out = beside.left_out()
     if left_out and learner.mesh.is_main:
         print(left_out, file=sys.stderr, flush=True)
@@ -232,7 +232,7 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     if learner.mixed.scale is not None and state["loss_scale"] is not None:
         learner.mixed.scale.load(state["loss_scale"])
     axes = state.get("axes", {"data": checkpoint.ranks})
-    own = checkpoint.own(learner.mesh.rank) if Degrees(**axes) == learner.mesh.axes else None
+    own = checkpoint.rank_state(learner.mesh.rank) if Degrees(**axes) == learner.mesh.axes else None
     if own:  # it is empty of a rank that was lost when this was saved
         load_rng_state(own["rng"])
     else:
@@ -248,9 +248,9 @@ def progress_of(checkpoint: Checkpoint) -> Progress:
     """
     state = checkpoint.state
     with content_of(checkpoint.folder):
-        format_number = whole(state.get("format", 1), "format")
+        format_number = natural(state.get("format", 1), "format")
         for name, count in mapping(state["progress"], "progress").items():
-            whole(count, f"progress.{name}")
+            natural(count, f"progress.{name}")
         for name in ("identity", "recipe", "schedule"):
             mapping(state.get(name) or {}, name)
     try:
@@ -275,7 +275,7 @@ def _load_averages(checkpoint: Checkpoint, averages: Averages) -> None:
     with paddle.no_grad():
         for name, parameter, average in averages.named():
             if (saved_name := _EMA + name) in saved:
-                placement, shape = averages.learner.placements.of(parameter), average.shape
+                placement, shape = averages.learner.placements.placement_of(parameter), average.shape
                 fill(average, checkpoint, saved_name, placement.global_shape(shape), placement.offset(shape))
 
 
@@ -304,7 +304,7 @@ def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -
             )
     with paddle.no_grad():
         for name, tensor in tensors.items():
-            placement, shape = learner.placements.of(tensor), tensor.shape
+            placement, shape = learner.placements.placement_of(tensor), tensor.shape
             saved_name = _EMA + name if name in averaged else _MODEL + name
             fill(tensor, checkpoint, saved_name, placement.global_shape(shape), placement.offset(shape))
 
@@ -332,7 +332,7 @@ def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
 
     def read(name: str) -> Any:
         parameter = named[_parameter(name)]
-        placement, shape = learner.placements.of(parameter), tuple(parameter.shape)
+        placement, shape = learner.placements.placement_of(parameter), tuple(parameter.shape)
         if checkpoint.shape(name) != placement.global_shape(shape):
             return checkpoint.read(name)  # not split, such as a step count
         return checkpoint.read(name, placement.offset(shape), shape)

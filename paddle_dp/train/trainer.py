@@ -16,9 +16,19 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
 from paddle_dp.parallel.parameter_groups import base_of, group
-from paddle_dp.part import Annotation, Owner, Part, Reading, Who, adapted, annotate, read_part, read_settings
+from paddle_dp.part import (
+    Annotation,
+    ErrorContext,
+    Part,
+    Readers,
+    Reading,
+    adapted,
+    annotate,
+    read_part,
+    read_settings,
+)
 from paddle_dp.part.call import config_of
-from paddle_dp.part.misfit import misfit
+from paddle_dp.part.callables import validate_callable
 from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim, move_aside
 from paddle_dp.recipe.precision import read_precision
@@ -43,7 +53,7 @@ if TYPE_CHECKING:
     import paddle
     from typing_extensions import Self
 
-_GUARD = Owner(subject="guard", prefix="guard")
+_GUARD = ErrorContext(subject="guard", prefix="guard")
 _UNKNOWN_LENGTH = Length(1, "epochs")  # stands in the made-up recipe while only `fit` will get a length
 NameOrSettings = str | Mapping[str, Any]
 """A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
@@ -83,7 +93,7 @@ class Trainer(TrainingLoop):
         accept: Sequence[str] | str = (),
         loader: LoaderSettings | Mapping[str, Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        reading: Who = "each",
+        reading: Readers = "each",
         guard: Guard | Mapping[str, Any] | None = None,
         load: Load | Mapping[str, Any] | str | Path | None = None,
         ema: Ema | Mapping[str, Any] | None = None,
@@ -258,7 +268,7 @@ def _wrap_object(shelf: str, thing: Any) -> Part:
 def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) -> None:
     """Raises RecipeError for a pattern that matches no layer, or an unknown way to cut one."""
     if blocks or any(tables.values()):
-        annotation = read_settings(Annotation, tables, Owner(subject="Trainer.of"))
+        annotation = read_settings(Annotation, tables, ErrorContext(subject="Trainer.of"))
         annotate(model, replace(annotation, blocks=tuple(blocks)), "Trainer.of")
 
 
@@ -302,7 +312,7 @@ def _optimizer(value: Any) -> Any:
             f"{len(value)}. Give one; rates and decays of their own come with its parameter groups (docs/recipes.md)."
         )
     if isinstance(value, type):
-        if wrong := misfit(value, "optimizers"):
+        if wrong := validate_callable(value, "optimizers"):
             raise UsageError(f"optimizer: {value.__name__} {wrong}.")
         return config_of(value, "optimizers")().build
     return _read_named("optimizers", value).build if isinstance(value, (str, Mapping)) else value
@@ -325,13 +335,13 @@ def _load(value: Load | Mapping[str, Any] | str | Path | None) -> Load | None:
     if value is None or isinstance(value, Load):
         return value
     settings = {"path": str(value)} if isinstance(value, (str, Path)) else dict(value)
-    return read_settings(Load, settings, Owner(subject="load", prefix="load"))
+    return read_settings(Load, settings, ErrorContext(subject="load", prefix="load"))
 
 
 def _ema(value: Ema | Mapping[str, Any] | None) -> Ema | None:
     if value is None or isinstance(value, Ema):
         return value
-    return read_settings(Ema, dict(value), Owner(subject="ema", prefix="ema"))
+    return read_settings(Ema, dict(value), ErrorContext(subject="ema", prefix="ema"))
 
 
 def _loader_settings(value: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:
@@ -341,4 +351,4 @@ def _loader_settings(value: LoaderSettings | Mapping[str, Any] | None) -> Loader
     settings = dict(value or {})
     if isinstance(timeout := settings.get("timeout"), (int, float)):
         settings["timeout"] = f"{timeout} s"
-    return read_settings(LoaderSettings, settings, Owner(subject="loader", prefix="loader"))
+    return read_settings(LoaderSettings, settings, ErrorContext(subject="loader", prefix="loader"))

@@ -20,9 +20,9 @@ class Unsaved:
         """A line for buffers, for the optimizer's attributes and for those of model, loss and schedule. Collective."""
         optimizer = type(learner.optimizer).__name__
         lines = {
-            "buffer": self._new("buffer", learner.lost()),
+            "buffer": self._new("buffer", learner.unsaved_buffers()),
             "optimizer": self._new("optimizer", learner.lost_of_optimizer()),
-            "attribute": self._new("attribute", learner.lost_attributes()),
+            "attribute": self._new("attribute", learner.unsaved_attributes()),
         }
         if not learner.mesh.is_main:
             return

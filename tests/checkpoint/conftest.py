@@ -60,7 +60,7 @@ def snapshot_of() -> Callable[..., Snapshot]:
         first, last = rank * 6 // ranks, (rank + 1) * 6 // ranks
         tensors = {"w": TensorShard("model/w", (6, 4), (first, 0), whole[first:last])}
         if rank == 0:
-            tensors["b"] = TensorShard.whole("model/b", np.full(4, step, np.int64))
-        return Snapshot(tensors=tensors, state={"progress": {"step": step}}, own={"rank": rank})
+            tensors["b"] = TensorShard.full("model/b", np.full(4, step, np.int64))
+        return Snapshot(tensors=tensors, state={"progress": {"step": step}}, rank_state={"rank": rank})
 
     return make

@@ -53,12 +53,12 @@ def make(folder: Path) -> Path:
     shards = [
         TensorShard("model/w", (6, 4), (0, 0), whole[:2]),
         TensorShard("model/w", (6, 4), (2, 0), whole[2:]),
-        TensorShard.whole("model/b", np.arange(4, dtype=np.uint16), "bfloat16"),
-        TensorShard.whole("model/n", np.asarray(3, np.int64)),
-        TensorShard.whole("optimizer/w/moment1", whole * 2),
+        TensorShard.full("model/b", np.arange(4, dtype=np.uint16), "bfloat16"),
+        TensorShard.full("model/n", np.asarray(3, np.int64)),
+        TensorShard.full("optimizer/w/moment1", whole * 2),
     ]
     own = {"rng": {"paddle": {}, "numpy": {"keys": "00", "position": 0}, "python": [3, "00", None]}}
-    return save(Snapshot(tensors=dict(enumerate(shards)), state=state, own=own), folder, Mesh.alone())
+    return save(Snapshot(tensors=dict(enumerate(shards)), state=state, rank_state=own), folder, Mesh.alone())
 
 
 def refit(folder: Path, manifest: dict[str, Any]) -> None:
@@ -185,13 +185,13 @@ def use(folder: Path) -> None:
     try:
         opened = load(folder)
     finally:
-        newest(folder.parent, say=lambda line: None)
+        newest(folder.parent, report=lambda line: None)
     read(opened)
     merge(folder, folder.parent / "merged.safetensors")
 
 
 def read(opened: Checkpoint) -> None:
-    opened.own(0)
+    opened.rank_state(0)
     opened.first_nan()
     for name in opened.names:
         opened.read(name)

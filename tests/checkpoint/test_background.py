@@ -111,7 +111,9 @@ def test_what_is_no_fault_of_the_disk_is_another_error(tmp_path: Path, on_ranks:
 
     def work(mesh: Any) -> Path:
         own = {"bad": np.zeros(1)} if mesh.rank == 1 else {}
-        return in_background(Snapshot(tensors={}, state={"progress": {"step": 1}}, own=own), tmp_path, mesh)
+        return in_background(
+            Snapshot(tensors={}, state={"progress": {"step": 1}}, rank_state=own), tmp_path, mesh
+        )
 
     results = on_ranks(2, work)
     assert [type(result) for result in results] == [CheckpointError] * 2

@@ -162,7 +162,7 @@ def _save_twice(folder: str) -> list[str]:
     ):
         tensors = {"w": TensorShard("w", (2, 3), (mesh.rank, 0), np.full((1, 3), mesh.rank, np.float32))}
         try:
-            taken = Snapshot(tensors=tensors, state={"progress": {"step": step}}, own=own)
+            taken = Snapshot(tensors=tensors, state={"progress": {"step": step}}, rank_state=own)
             paths.append(str(save(taken, Path(folder), mesh)))
         except CheckpointError as error:
             paths.append(str(error))

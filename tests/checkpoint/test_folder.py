@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paddle_dp.checkpoint import check, clean, find, newest, save, set_best
-from paddle_dp.checkpoint.folder import place
+from paddle_dp.checkpoint.folder import publish
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.mesh import Mesh
 
@@ -24,7 +24,7 @@ def _damage(path):
 
 def test_the_newest_is_the_last_one(folder):
     said = []
-    assert newest(folder, say=said.append) == folder / "step-00000030" and said == []
+    assert newest(folder, report=said.append) == folder / "step-00000030" and said == []
     assert newest(folder.parent / "absent") is None
 
 
@@ -32,7 +32,7 @@ def test_damaged_ones_are_skipped_and_named(folder):
     _damage(folder / "step-00000030")
     (folder / "step-00000020" / "manifest.json").unlink()
     said = []
-    assert newest(folder, say=said.append) == folder / "step-00000010"
+    assert newest(folder, report=said.append) == folder / "step-00000010"
     assert "step-00000030" in said[0] and "checksum" in said[0]
     assert "step-00000020" in said[1] and "manifest.json" in said[1]
 
@@ -125,7 +125,7 @@ def test_what_a_killed_job_left_is_removed(folder):
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(folder):
-    """`place` moves the earlier checkpoint of a step aside before the new one gets its name."""
+    """`publish` moves the earlier checkpoint of a step aside before the new one gets its name."""
     (folder / "step-00000030").rename(folder / ".step-00000030.replaced-12-ab")
     assert clean(folder) == []
     check(folder / "step-00000030")
@@ -133,6 +133,6 @@ def test_a_kill_between_the_two_renames_loses_nothing(folder):
 
 def test_a_replacement_that_is_refused_puts_the_earlier_one_back(folder):
     with pytest.raises(FileNotFoundError):
-        place(folder / "gone", folder / "step-00000030")
+        publish(folder / "gone", folder / "step-00000030")
     check(folder / "step-00000030")
     assert len(list(folder.iterdir())) == 3

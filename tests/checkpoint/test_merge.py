@@ -20,7 +20,7 @@ def saved(folder):
         f"{i}": TensorShard("model/fc.weight", (3, 4), (0, 2 * i), WHOLE[:, 2 * i : 2 * i + 2].copy())
         for i in range(2)
     }
-    other = {"o": TensorShard.whole("optimizer/fc.weight/moment1", WHOLE)}
+    other = {"o": TensorShard.full("optimizer/fc.weight/moment1", WHOLE)}
     state = {"progress": {"step": 3}}
     return save(Snapshot(tensors={**halves, **other}, state=state), folder, Mesh.alone())
 

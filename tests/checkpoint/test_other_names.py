@@ -30,7 +30,7 @@ def written(file: Path, metadata: dict[str, str] | None = None, **shapes: Any) -
         name: one if isinstance(one, np.ndarray) else DRAW.normal(size=one).astype("float32")
         for name, one in shapes.items()
     }
-    tensors = {name: TensorShard.whole(name, array, "float32") for name, array in arrays.items()}
+    tensors = {name: TensorShard.full(name, array, "float32") for name, array in arrays.items()}
     file.unlink(missing_ok=True)
     write_tensors(file, tensors, metadata)
     return file
@@ -114,7 +114,7 @@ def test_any_box_of_q_k_and_v_joined_head_by_head(tmp_path: Path, apart: bool, t
     pieces = {"q": q, "k": k, "v": v} if apart else {"qkv": np.concatenate([q, k, v], 1)}
     arrays = {name: np.ascontiguousarray(one.T) if turned else one for name, one in pieces.items()}
     file = SafetensorsFile(written(tmp_path / "w.safetensors", **arrays))
-    origin = Origin.of((tuple(f"{name}.T" if turned else name for name in pieces), width))
+    origin = Origin.parse((tuple(f"{name}.T" if turned else name for name in pieces), width))
     weights = Translated(file, {"whole": origin})
     assert weights.shape("whole") == whole.shape
     for columns in [(0, 36), (0, 18), (18, 18), (4, 7), (35, 1), (9, 0)]:
@@ -141,7 +141,7 @@ def test_several_files_with_an_index_are_one_source(tmp_path: Path) -> None:
     index = indexed(tmp_path, a="1.safetensors", b="2.safetensors")
     for path in (tmp_path, index):  # a folder of Hugging Face's has it
         found = source(path)
-        assert found.names == ("a", "b") and found.of_torch and found.shape("b") == (4,)
+        assert found.names == ("a", "b") and found.from_torch and found.shape("b") == (4,)
         np.testing.assert_array_equal(
             found.read("a", (1, 1), (1, 2)), SafetensorsFile(tmp_path / "1.safetensors").read("a")[1:, 1:]
         )

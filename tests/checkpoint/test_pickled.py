@@ -36,7 +36,7 @@ def test_what_paddle_saves_is_read(tmp_path: Path, protocol: int) -> None:
     paddle.save(state, str(tmp_path / "w.pdparams"), protocol=protocol)
     plain, file = PickledFile(tmp_path / "plain.pdparams"), PickledFile(tmp_path / "w.pdparams")
     assert plain.names == ("bias", "weight") and file.names == ("bias", "half", "inner.mean", "weight")
-    assert file.of_torch is False and file.dtype("half") == "bfloat16" and file.shape("weight") == (60, 40)
+    assert file.from_torch is False and file.dtype("half") == "bfloat16" and file.shape("weight") == (60, 40)
     for read, name in ((plain, "weight"), (file, "weight"), (file, "inner.mean")):
         np.testing.assert_array_equal(read.read(name), layer.weight.numpy())
     np.testing.assert_array_equal(file.read("weight", (7, 3), (5, 20)), layer.weight.numpy()[7:12, 3:23])
@@ -63,7 +63,7 @@ def test_what_torch_saves_is_read(tmp_path: Path, saver: str) -> None:
         bf16=Tensor((SMALL.view("uint32") >> 16).astype("uint16")), epoch=3, inner={"w": Tensor(SMALL)},
     )  # fmt: skip
     file = PickledFile(SAVERS[saver](content, tmp_path / "w.bin"))
-    assert file.of_torch is True
+    assert file.from_torch is True
     assert file.names == ("bf16", "count", "half", "inner.w", "part", "turned", "w")
     np.testing.assert_array_equal(file.read("w"), LARGE)
     np.testing.assert_array_equal(file.read("turned"), LARGE.T)

@@ -33,7 +33,7 @@ def test_ranks_save_what_they_own(tmp_path, snapshot_of, on_ranks, ranks):
     paths = on_ranks(ranks, lambda mesh: save(snapshot_of(7, mesh.rank, ranks), tmp_path, mesh))
     assert set(paths) == {tmp_path / "step-00000007"}
     opened = load(paths[0])
-    assert (opened.ranks, opened.own(1), opened.own(ranks)) == (ranks, {"rank": 1}, None)
+    assert (opened.ranks, opened.rank_state(1), opened.rank_state(ranks)) == (ranks, {"rank": 1}, None)
     np.testing.assert_array_equal(opened.read("model/w"), np.arange(24).reshape(6, 4) + 7)
 
 
@@ -78,7 +78,7 @@ def test_a_folder_that_cannot_be_made_is_said_on_all_ranks(tmp_path, snapshot_of
 def test_a_state_that_is_not_plain_is_said_on_all_ranks(tmp_path, on_ranks):
     def work(mesh):
         own = {"bad": np.zeros(1)} if mesh.rank == 1 else {}
-        return save(Snapshot(tensors={}, state={"progress": {"step": 1}}, own=own), tmp_path, mesh)
+        return save(Snapshot(tensors={}, state={"progress": {"step": 1}}, rank_state=own), tmp_path, mesh)
 
     message = _all_failed(on_ranks(2, work))
     assert "own.own.bad is a ndarray" in message and "rank 1" in message
@@ -116,7 +116,7 @@ def test_a_second_save_of_a_step_takes_its_place(tmp_path, snapshot_of):
 
 def test_a_second_save_that_fails_leaves_the_first(tmp_path, snapshot_of, monkeypatch):
     path = save(snapshot_of(7), tmp_path, Mesh.alone())
-    monkeypatch.setattr(saving, "place", lambda *a: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    monkeypatch.setattr(saving, "publish", lambda *a: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(CheckpointError, match="Input/output error"):
         save(snapshot_of(7), tmp_path, Mesh.alone())
     assert newest(tmp_path) == path and [p.name for p in tmp_path.iterdir()] == [path.name]
@@ -157,8 +157,8 @@ def test_a_slow_rank_is_waited_for_before_the_collective(tmp_path, snapshot_of):
 def test_pieces_are_written_with_their_dtype(tmp_path):
     bits = np.array([0x3F80, 0xC000], np.uint16)
     tensors = {
-        "a": TensorShard.whole("a", bits, "bfloat16"),
-        "b": TensorShard.whole("b", np.ones(2, np.float16)),
+        "a": TensorShard.full("a", bits, "bfloat16"),
+        "b": TensorShard.full("b", np.ones(2, np.float16)),
     }
     path = save(Snapshot(tensors=tensors, state={"progress": {"step": 1}}), tmp_path, Mesh.alone())
     assert (load(path).dtype("a"), load(path).dtype("b")) == ("bfloat16", "float16")

@@ -8,7 +8,7 @@ from paddle_dp.checkpoint.shards import (
     Box,
     TensorShard,
     assemble,
-    check_whole,
+    check_complete,
     full_box,
     index_of,
     read_index,
@@ -74,7 +74,7 @@ def _some_box(random: np.random.Generator, shape: tuple[int, ...]) -> Box:
 def test_a_piece_knows_its_box_and_dtype():
     shard = TensorShard("w", (4, 3), (2, 0), np.zeros((2, 3), np.float32))
     assert (shard.box, shard.dtype) == (Box((2, 0), (2, 3)), "float32")
-    assert TensorShard.whole("s", np.float64(1)).global_shape == ()
+    assert TensorShard.full("s", np.float64(1)).global_shape == ()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_whole_tensor_keeps_its_name_as_key_and_a_piece_says_its_offset():
 
 
 def test_one_rank_may_own_several_pieces_of_one_tensor(tmp_path):
-    (names,) = check_whole(_indexes(tmp_path, [_rows(0, 2), _rows(2, 6)])).values()
+    (names,) = check_complete(_indexes(tmp_path, [_rows(0, 2), _rows(2, 6)])).values()
     assert [row.key for row in names] == ["w@0,0", "w@2,0"]
 
 
@@ -121,18 +121,18 @@ def test_the_same_piece_twice_on_one_rank_is_refused():
 
 
 def test_replicated_and_overlapping_pieces_are_legal(tmp_path):
-    assert len(check_whole(_indexes(tmp_path, [_rows(0, 6)], [_rows(0, 6)], [_rows(1, 3)]))["w"]) == 3
+    assert len(check_complete(_indexes(tmp_path, [_rows(0, 6)], [_rows(0, 6)], [_rows(1, 3)]))["w"]) == 3
 
 
 def test_a_part_that_no_rank_holds_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"no rank holds w\[2:3, 0:2\] of \(6, 2\)"):
-        check_whole(_indexes(tmp_path, [_rows(0, 2)], [_rows(3, 6)]))
+        check_complete(_indexes(tmp_path, [_rows(0, 2)], [_rows(3, 6)]))
 
 
 @pytest.mark.parametrize("other", [_rows(3, 6, dtype=np.float64), _rows(3, 7, shape=(7, 2))])
 def test_ranks_that_disagree_about_a_tensor_are_named(tmp_path, other):
     with pytest.raises(CheckpointError, match=r"w is float32 \(6, 2\) on rank 0, .* on rank 1"):
-        check_whole(_indexes(tmp_path, [_rows(0, 3)], [other]))
+        check_complete(_indexes(tmp_path, [_rows(0, 3)], [other]))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def _array(label: str, shape: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 4)])
 def test_every_dtype_and_shape_comes_back(tmp_path, label, shape):
     array = _array(label, shape)
-    write_tensors(tmp_path / "f", {"x": TensorShard.whole("x", array, label)})
+    write_tensors(tmp_path / "f", {"x": TensorShard.full("x", array, label)})
     info = read_header(tmp_path / "f")["x"]
     back = read_rows(tmp_path / "f", info)
     assert (info.dtype, back.shape, back.dtype) == (label, shape, array.dtype)
@@ -32,7 +32,7 @@ def test_the_safetensors_package_reads_the_file(tmp_path):
     """The format is a promise to others: every tensor is read by the reference implementation, bfloat16 as such."""
     arrays = {label: _array(label, (3, 2)) for label in DTYPES} | {"empty": np.zeros((0, 2))}
     write_tensors(
-        tmp_path / "f", {k: TensorShard.whole(k, a, k if k in DTYPES else "") for k, a in arrays.items()}
+        tmp_path / "f", {k: TensorShard.full(k, a, k if k in DTYPES else "") for k, a in arrays.items()}
     )
     there = dict(safetensors.deserialize((tmp_path / "f").read_bytes()))
     for key, array in arrays.items():
@@ -55,27 +55,27 @@ def test_paddle_reads_bfloat16_from_the_file(tmp_path):
     from safetensors.paddle import load_file
 
     bits = paddle.to_tensor([1.5, -2.0, 3e38]).astype("bfloat16").numpy()
-    write_tensors(tmp_path / "f", {"x": TensorShard.whole("x", bits, "bfloat16")})
+    write_tensors(tmp_path / "f", {"x": TensorShard.full("x", bits, "bfloat16")})
     assert load_file(tmp_path / "f")["x"].dtype == paddle.bfloat16
     np.testing.assert_array_equal(load_file(tmp_path / "f")["x"].numpy(), bits)
 
 
 def test_an_array_that_is_not_contiguous_is_written_by_value(tmp_path):
     array = np.arange(12.0).reshape(3, 4).T[::2]
-    write_tensors(tmp_path / "f", {"x": TensorShard.whole("x", array)})
+    write_tensors(tmp_path / "f", {"x": TensorShard.full("x", array)})
     np.testing.assert_array_equal(read_rows(tmp_path / "f", read_header(tmp_path / "f")["x"]), array)
 
 
 def test_some_rows_are_read_without_the_others(tmp_path):
     array = np.arange(12.0).reshape(4, 3)
-    write_tensors(tmp_path / "f", {"x": TensorShard.whole("x", array), "y": TensorShard.whole("y", array)})
+    write_tensors(tmp_path / "f", {"x": TensorShard.full("x", array), "y": TensorShard.full("y", array)})
     info = read_header(tmp_path / "f")["y"]
     np.testing.assert_array_equal(read_rows(tmp_path / "f", info, slice(1, 3)), array[1:3])
 
 
 def test_what_was_read_is_not_the_file(tmp_path):
     """A memory-mapped tensor would change under the model when the file is overwritten in place."""
-    write_tensors(tmp_path / "f", {"x": TensorShard.whole("x", np.ones(4))})
+    write_tensors(tmp_path / "f", {"x": TensorShard.full("x", np.ones(4))})
     array = read_rows(tmp_path / "f", read_header(tmp_path / "f")["x"])
     (tmp_path / "f").write_bytes(b"\0" * (tmp_path / "f").stat().st_size)
     assert array.sum() == 4 and array.flags.writeable and not isinstance(array, np.memmap)

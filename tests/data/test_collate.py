@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.data import Loader, Sampler
-from paddle_dp.data.collate import BESIDE
+from paddle_dp.data.collate import NEIGHBOUR_DEPENDENCE
 from paddle_dp.data.fingerprint import COLLATING, fingerprint
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import read_sample, read_samples
@@ -64,10 +64,10 @@ def settings(collate="samples", **more):
 def rows(data, ranks, micro_batches=1, workers=0, start=0):
     """{position in the epoch: (inputs, targets) as lists} of epoch 1 on all ranks."""
     found = {}
-    whole = data[0].whole
+    whole = data[0].is_global_batch
     for rank in range(ranks):
         sampler = Sampler(13, 4, rank, ranks, seed=3, micro_batches=micro_batches)
-        with Loader(data, sampler, num_workers=workers, whole_batches=whole) as loader:
+        with Loader(data, sampler, num_workers=workers, global_batches=whole) as loader:
             for batch in loader.read(1, start):
                 for part in batch.micro_batches:
                     inputs = part.inputs if isinstance(part.inputs, dict) else {"x": part.inputs}
@@ -101,7 +101,7 @@ def test_the_rows_are_the_same_in_workers(collate_fn, over, nothing_left_behind)
 
 def test_a_batch_is_as_long_as_its_longest_sample_on_every_rank():
     data = prepared(Texts(to_longest), settings("batch"))
-    loaders = [Loader(data, Sampler(13, 4, r, 3, shuffle=False), whole_batches=True) for r in range(3)]
+    loaders = [Loader(data, Sampler(13, 4, r, 3, shuffle=False), global_batches=True) for r in range(3)]
     widths = [[b.micro_batches[0].inputs["ids"].shape[1] for b in loader.read(0)] for loader in loaders]
     assert widths == [[4, 5, 5, 3]] * 3
 
@@ -115,7 +115,7 @@ def test_a_stream_is_collated_too():
     for ranks in (1, 2):
         found = []
         for rank in range(ranks):
-            loader = Loader(stream, Sampler(13, 4, rank, ranks, shuffle=False), whole_batches=True)
+            loader = Loader(stream, Sampler(13, 4, rank, ranks, shuffle=False), global_batches=True)
             found += [
                 row
                 for b in loader.read(0)
@@ -131,8 +131,10 @@ def test_a_stream_is_collated_too():
 @pytest.mark.parametrize("collate_fn", [to_longest, mixed])
 def test_what_depends_on_the_samples_beside_it_is_told(collate_fn):
     told = fingerprint(prepared(Texts(collate_fn), settings()), 0)[COLLATING]
-    assert told.startswith(BESIDE) and "loader.collate to batch" in told
-    assert not fingerprint(prepared(Texts(collate_fn), settings("batch")), 0)[COLLATING].startswith(BESIDE)
+    assert told.startswith(NEIGHBOUR_DEPENDENCE) and "loader.collate to batch" in told
+    assert not fingerprint(prepared(Texts(collate_fn), settings("batch")), 0)[COLLATING].startswith(
+        NEIGHBOUR_DEPENDENCE
+    )
 
 
 @pytest.mark.parametrize("collate_fn", [to_five, masked])

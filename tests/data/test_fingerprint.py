@@ -56,7 +56,7 @@ def test_it_is_of_the_samples_wherever_they_are_read() -> None:
     assert (
         found["sample 0"].startswith("inputs float32[1, 6] ") and ", targets int64[1] " in found["sample 0"]
     )
-    assert fingerprint(Points(), 1, apart=True) == found != fingerprint(Points(draw=1), 1)
+    assert fingerprint(Points(), 1, in_fork=True) == found != fingerprint(Points(draw=1), 1)
     assert list(fingerprint(Points(1), 0)) == ["sample 0"] and fingerprint(Points(0), 0) == {}
 
 
@@ -103,7 +103,7 @@ def test_a_sample_that_cannot_be_read_says_so_and_is_not_compared() -> None:
     found = fingerprint(Broken(), 0)
     assert "cannot be read: sample 0: OSError: no file 0" in found["sample 0"]
     assert common(found, fingerprint(Points(), 0)) == []
-    assert "exit status 3" in fingerprint(Broken(), 0, apart=True)["samples"]
+    assert "exit status 3" in fingerprint(Broken(), 0, in_fork=True)["samples"]
 
 
 @pytest.mark.processes
@@ -119,10 +119,10 @@ def test_a_sample_that_nobody_seeds_is_told_wherever_it_is_read() -> None:
         def __getitem__(self, i: int) -> Any:
             return self.x[i] + np.random.randn(), i % 4
 
-    assert fingerprint(Own(), 0) == fingerprint(Own(), 0, apart=True) == {"sample 0": RANDOM}
+    assert fingerprint(Own(), 0) == fingerprint(Own(), 0, in_fork=True) == {"sample 0": RANDOM}
     found = fingerprint(Seeded(), 0)
     assert RANDOM not in found.values() and len(found) > 4
-    assert found == fingerprint(Seeded(), 0, apart=True) != fingerprint(Seeded(), 1)
+    assert found == fingerprint(Seeded(), 0, in_fork=True) != fingerprint(Seeded(), 1)
 
 
 def test_reading_leaves_the_generators_as_they_were() -> None:

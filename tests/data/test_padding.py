@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.data.padding import pad
-from paddle_dp.data.prepared import EachNamed, prepared
+from paddle_dp.data.prepared import TransformedNamed, prepared
 from paddle_dp.data.sample import class_names, read_sample, read_samples, read_seeded
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, RecipeError, UsageError
@@ -53,10 +53,10 @@ def test_what_is_longer_is_named_with_its_sample():
             return f"{i}.txt"
 
     data = prepared(Files(), LoaderSettings(pad={"ids": Pad(length=3)}))
-    assert isinstance(data, EachNamed)
+    assert isinstance(data, TransformedNamed)
     with pytest.raises(DataError, match=r"sample 4: ids is 5 long, and loader\.pad\.ids\.length is 3"):
         read_sample(data, 4)
-    assert not isinstance(prepared(Texts(), LoaderSettings(pad=PADS)), EachNamed)
+    assert not isinstance(prepared(Texts(), LoaderSettings(pad=PADS)), TransformedNamed)
 
 
 @pytest.mark.parametrize(

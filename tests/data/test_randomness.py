@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from paddle_dp.data.randomness import globals_kept, key, seed_sample
+from paddle_dp.data.randomness import key, restoring_globals, seed_sample
 
 
 def drawn():
@@ -38,7 +38,7 @@ def test_the_programs_own_randomness_is_put_back():
     random.seed(5)
     np.random.seed(5)
     first = drawn()
-    with globals_kept():
+    with restoring_globals():
         seed_sample(0, 0, 9)
         drawn()
     assert (first, drawn()) == expected
@@ -49,7 +49,7 @@ def test_it_is_put_back_after_a_failure_too():
     expected = np.random.random()
     np.random.seed(5)
     try:
-        with globals_kept():
+        with restoring_globals():
             np.random.seed(1)
             raise KeyError
     except KeyError:

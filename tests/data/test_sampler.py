@@ -131,5 +131,5 @@ def test_a_share_of_a_mesh_takes_its_seat():
     class Seat:
         dp_rank, dp_size = 1, 3
 
-    assert Sampler.of(10, 4, Seat(), seed=5) == Sampler(10, 4, dp_rank=1, dp_size=3, seed=5)
-    assert Sampler.of(10, 4) == Sampler(10, 4)
+    assert Sampler.for_mesh(10, 4, Seat(), seed=5) == Sampler(10, 4, dp_rank=1, dp_size=3, seed=5)
+    assert Sampler.for_mesh(10, 4) == Sampler(10, 4)

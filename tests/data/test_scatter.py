@@ -9,7 +9,7 @@ import pytest
 
 from paddle_dp.data import Sampler
 from paddle_dp.data.sample import InProcess
-from paddle_dp.data.scatter import Elsewhere, ReadByOne, Received, Scatterer, is_in_order, pack, unpack
+from paddle_dp.data.scatter import Elsewhere, ReadByMain, Received, Scatterer, is_in_order, pack, unpack
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError
 from paddle_dp.mesh import Mesh, transport
@@ -69,11 +69,11 @@ def sources(monkeypatch, dataset, settings, ahead=1, degrees=None):
     """Every rank's source under scatter, which share channels as those of ranks do, and its own source without."""
     degrees = degrees or Degrees(data=RANKS)
     meshes = [Mesh(rank=rank, ranks=degrees.ranks, degrees=degrees) for rank in range(degrees.ranks)]
-    samplers = [Sampler.of(len(dataset), 7, mesh, **settings) for mesh in meshes]
+    samplers = [Sampler.for_mesh(len(dataset), 7, mesh, **settings) for mesh in meshes]
     channel = iter([-1000] * degrees.ranks)
     monkeypatch.setattr("paddle_dp.data.scatter._CHANNELS", channel)
-    whole = InProcess(dataset, Sampler.of(len(dataset), 7, **settings))
-    first = Scatterer(whole, samplers[0], ReadByOne(dataset, meshes[0]), ahead)
+    whole = InProcess(dataset, Sampler.for_mesh(len(dataset), 7, **settings))
+    first = Scatterer(whole, samplers[0], ReadByMain(dataset, meshes[0]), ahead)
     others = [Received(sampler) for sampler in samplers[1:]]
     alone = [InProcess(dataset, sampler) for sampler in samplers]
     return [list(map(Reads, each, samplers)) for each in ([first, *others], alone)]

@@ -37,7 +37,7 @@ def test_samples_of_no_size_are_held_too(shape):
 
 
 def test_a_difference_is_told_in_words():
-    layout = SampleSpec.of((np.zeros((3, 8), np.float32), np.int64(1)))
+    layout = SampleSpec.from_pair((np.zeros((3, 8), np.float32), np.int64(1)))
     assert layout.difference((np.ones((3, 8), np.float32), np.array(5))) is None
     assert layout.difference((np.ones((1, 8), np.float32), np.array(5))) == "float32[1, 8], not float32[3, 8]"
     assert layout.difference((np.ones((3, 8), np.float32), np.array(0.5))) == "float64[], not int64[]"

@@ -9,7 +9,7 @@ from paddle.io import IterableDataset
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.fingerprint import RANDOM, common, fingerprint
 from paddle_dp.data.sample import class_names, read_seeded
-from paddle_dp.data.stream import Made, Stream, as_dataset
+from paddle_dp.data.stream import FreshIterable, Stream, as_dataset
 from paddle_dp.errors import DataError, UsageError
 
 
@@ -88,7 +88,7 @@ def test_random_numbers_are_each_samples_own_also_of_those_that_are_passed_over(
             state += random.random()
             yield np.float32(state), 0
 
-    stream = Stream(Made(noisy), 100)
+    stream = Stream(FreshIterable(noisy), 100)
     whole = inputs(stream, 1, range(20), seed=5)
     assert inputs(stream, 1, [13, 19], seed=5) == [whole[13], whole[19]]
     assert inputs(stream, 2, range(20), seed=5) != whole
@@ -102,7 +102,7 @@ def test_ranks_and_workers_read_each_sample_once():
             sampler = Sampler(
                 samples=10, batch=4, dp_rank=rank, dp_size=ranks, shuffle=False, micro_batches=2
             )
-            with Loader(Stream(Made(numbers()), 10), sampler, num_workers=2) as loader:
+            with Loader(Stream(FreshIterable(numbers()), 10), sampler, num_workers=2) as loader:
                 for batch in loader.read(0):
                     for part in batch.micro_batches:
                         seen += part.targets.tolist()[: part.samples]
@@ -110,16 +110,16 @@ def test_ranks_and_workers_read_each_sample_once():
 
 
 def test_a_loader_begins_in_the_middle():
-    loader = Loader(Stream(Made(numbers()), 10), Sampler(samples=10, batch=4, shuffle=False))
+    loader = Loader(Stream(FreshIterable(numbers()), 10), Sampler(samples=10, batch=4, shuffle=False))
     rest = [part.targets.tolist() for batch in loader.read(0, start=2) for part in batch.micro_batches]
     assert rest == [[8, 9]]
 
 
 def test_a_stream_that_ends_early_is_told_with_its_end():
     with pytest.raises(DataError, match="ended after 10 samples of epoch 1, and 12 were to come"):
-        inputs(Stream(Made(numbers()), 12), 1, [11])
+        inputs(Stream(FreshIterable(numbers()), 12), 1, [11])
     with pytest.raises(IndexError):
-        Stream(Made(numbers()), 10)[10]
+        Stream(FreshIterable(numbers()), 10)[10]
 
 
 @pytest.mark.parametrize("said", ["counted", "len"])
@@ -144,7 +144,7 @@ def test_what_can_be_read_only_once_is_refused():
 
 
 def test_a_generator_that_can_be_made_again_is_a_stream():
-    stream = as_dataset(numbers()(), None, "train", again=numbers())
+    stream = as_dataset(numbers()(), None, "train", recreate=numbers())
     assert len(stream) == 10
     assert inputs(stream, 0, [9, 2]) == inputs(stream, 1, [9, 2]) == [9.0, 2.0]
 
@@ -181,14 +181,14 @@ def test_names_of_classes_are_the_sources():
 
 
 def test_fingerprints_differ_where_streams_do_and_find_what_is_not_seeded():
-    one, other = (fingerprint(Stream(Made(numbers(50)), 50), seed=0) for _ in range(2))
+    one, other = (fingerprint(Stream(FreshIterable(numbers(50)), 50), seed=0) for _ in range(2))
     assert one == other and len(one) > 5
 
     def changed():
         for i, (x, y) in enumerate(numbers(50)()):
             yield (x + (i == 40), y)
 
-    third = fingerprint(Stream(Made(changed), 50), seed=0)
+    third = fingerprint(Stream(FreshIterable(changed), 50), seed=0)
     differ = [key for key in common(one, third) if one[key] != third[key]]
     assert differ == ["samples 32, 33, 34, 35, 36, 37, 38, 39, … (18 of them)"]
     draw = np.random.default_rng()
@@ -197,7 +197,7 @@ def test_fingerprints_differ_where_streams_do_and_find_what_is_not_seeded():
         while True:
             yield draw.random(2), 0
 
-    assert fingerprint(Stream(Made(unseeded), 50), seed=0)["sample 0"] == RANDOM
+    assert fingerprint(Stream(FreshIterable(unseeded), 50), seed=0)["sample 0"] == RANDOM
 
 
 def test_what_failed_is_begun_anew():
@@ -243,16 +243,16 @@ def test_what_can_be_read_only_once_gives_what_was_looked_at_again_and_each_samp
         as_dataset(arrivals(), None, "train", once=True)
     stream = as_dataset(arrivals(), 6, "train", once=True)
     assert stream.is_once
-    assert [int(stream.of_epoch(0, 0)[i][1]) for i in (0, 1)] == [0, 1]
+    assert [int(stream.at_epoch(0, 0)[i][1]) for i in (0, 1)] == [0, 1]
     stream.begin()
-    assert [int(stream.of_epoch(0, 0)[i][1]) for i in range(6)] == list(range(6))
+    assert [int(stream.at_epoch(0, 0)[i][1]) for i in range(6)] == list(range(6))
     assert produced == list(range(6))
     with pytest.raises(DataError, match="can be read only once, and its first 6 samples have been"):
-        stream.of_epoch(0, 1)[0]
+        stream.at_epoch(0, 1)[0]
 
 
 def test_of_what_can_be_read_only_once_a_resume_passes_over_the_beginning():
     stream = as_dataset(iter([(np.float32(i), np.int64(i)) for i in range(9)]), 9, "train", once=True)
     stream.begin()
-    assert int(stream.of_epoch(0, 0)[5][1]) == 5
-    assert len(stream.source._kept) == 0
+    assert int(stream.at_epoch(0, 0)[5][1]) == 5
+    assert len(stream.source._buffer) == 0

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.datasets import _pickled, cifar, image_folder
-from paddle_dp.datasets._matlab import LARGEST, whole_numbers
+from paddle_dp.datasets._matlab import LARGEST, read_integers
 from paddle_dp.datasets._pickled import read_pickled
 from paddle_dp.errors import DataError
 
@@ -49,9 +49,9 @@ def mat(path: Path, arrays: dict[str, np.ndarray], *, packed: bool = False) -> b
 def test_matlab_files_of_every_kind_of_number_are_read(tmp_path: Path, kind: str, packed: bool) -> None:
     numbers = np.arange(1, 100).astype(kind)[None]
     mat(tmp_path / "a.mat", {"before": np.zeros((3, 3)), "ids": numbers, "after": np.ones(1)}, packed=packed)
-    assert whole_numbers(tmp_path / "a.mat", "ids").tolist() == list(range(1, 100))
+    assert read_integers(tmp_path / "a.mat", "ids").tolist() == list(range(1, 100))
     with pytest.raises(DataError, match=r"a\.mat cannot be read: it holds no idz, but before, ids, after"):
-        whole_numbers(tmp_path / "a.mat", "idz")
+        read_integers(tmp_path / "a.mat", "idz")
 
 
 def test_a_matlab_bomb_is_not_unpacked(tmp_path: Path) -> None:
@@ -62,10 +62,10 @@ def test_a_matlab_bomb_is_not_unpacked(tmp_path: Path) -> None:
         at_most(4 * LARGEST),
         pytest.raises(DataError, match=r"bomb\.mat cannot be read: it unpacks to more than 16"),
     ):
-        whole_numbers(tmp_path / "bomb.mat", "labels")
+        read_integers(tmp_path / "bomb.mat", "labels")
     (tmp_path / "long.mat").write_bytes(whole + bytes(LARGEST))
     with pytest.raises(DataError, match=r"long\.mat cannot be read: it is larger than 16 MB"):
-        whole_numbers(tmp_path / "long.mat", "labels")
+        read_integers(tmp_path / "long.mat", "labels")
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -80,7 +80,7 @@ def test_a_damaged_matlab_file_never_ends_the_process(tmp_path: Path, packed: bo
             bytes(wrong[: draw.choice([len(wrong), draw.randrange(len(wrong))])])
         )
         with suppress(DataError):
-            whole_numbers(tmp_path / "wrong.mat", "labels")
+            read_integers(tmp_path / "wrong.mat", "labels")
 
 
 def sparse(path: Path) -> None:

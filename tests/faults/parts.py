@@ -127,7 +127,7 @@ class Hanging(Callback):
         if WHERE == "writing":
             saving.write_tensors = _from_step(moment, saving.write_tensors, half=True)
         if WHERE == "renaming":
-            saving.place = _from_step(moment, saving.place)
+            saving.publish = _from_step(moment, saving.publish)
 
     def step(self, moment: Moment) -> None:
         if moment.progress.step == STEP:

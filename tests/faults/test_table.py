@@ -46,8 +46,8 @@ def test_one_bit_is_a_loss(tmp_path):
         weight = np.array([value, 2], "float32")
         state = {"progress": {"step": 4}}
         tensors = {
-            "model/w": TensorShard.whole("model/w", weight),
-            "model/b": TensorShard.whole("model/b", weight[1:]),
+            "model/w": TensorShard.full("model/w", weight),
+            "model/b": TensorShard.full("model/b", weight[1:]),
         }
         checks = Checks(agreed=True, finite=True, step=4)
         snapshot = Snapshot(tensors=tensors, state=state, checks=checks)

@@ -93,15 +93,15 @@ def neighbours_and_limit(seconds: float) -> list[int]:
     core.ProcessGroupGloo.create = staticmethod(create_side_by_side)
     join(patience=seconds)
     gloo = time_limit._Gloo()
-    (context,) = gloo._words(gloo._registered("0") + CHAIN[0].offset, 0, 1, "")
-    words = [gloo._words(context, 8 * i, 1, "")[0] for i in range(32)]
+    (context,) = gloo._read_integers(gloo._registered("0") + CHAIN[0].offset, 0, 1, "")
+    words = [gloo._read_integers(context, 8 * i, 1, "")[0] for i in range(32)]
     begins = [gloo._read(word, 8) for word in words]
     found = [
         word
         for word, begin in zip(words, begins, strict=True)
         if begin == gloo._vtable(CHAIN[2]).to_bytes(8, "little")
     ]
-    return [len(set(found)), gloo.get_limit(context), *gloo._words(found[0], CHAIN[2].offset, 1, "")]
+    return [len(set(found)), gloo.get_limit(context), *gloo._read_integers(found[0], CHAIN[2].offset, 1, "")]
 
 
 def test_the_limit_is_set_wherever_malloc_puts_the_second_context_of_a_group() -> None:
@@ -136,8 +136,8 @@ class Objects(time_limit._Gloo):
     def _registered(self, key: str) -> int:
         return ctypes.addressof(self.memory[0])
 
-    def _vtable(self, of: time_limit._Class) -> int:
-        return 1000 + CHAIN.index(of)
+    def _vtable(self, kind: time_limit._Class) -> int:
+        return 1000 + CHAIN.index(kind)
 
 
 def test_only_the_limit_and_its_copy_are_written() -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paddle_dp.gloo import stopwatch
-from paddle_dp.gloo.stopwatch import SEVERAL, Stopwatch, axes_timed, axis_of
+from paddle_dp.gloo.stopwatch import MULTIPLE_AXES, Stopwatch, axes_timed, axis_of
 from paddle_dp.mesh.degrees import Degrees
 from tests.ranks import run_ranks
 
@@ -22,8 +22,8 @@ def test_the_axis_of_a_group_is_on_which_its_ranks_differ() -> None:
         "pipeline",
         "tensor",
     ]
-    assert axis_of(grid, list(range(8))) == SEVERAL and axis_of(grid, [3]) == ""
-    assert axes_timed(grid) == ["data", "pipeline", "tensor", SEVERAL]
+    assert axis_of(grid, list(range(8))) == MULTIPLE_AXES and axis_of(grid, [3]) == ""
+    assert axes_timed(grid) == ["data", "pipeline", "tensor", MULTIPLE_AXES]
     assert axes_timed(Degrees(tensor=4)) == ["tensor"] and axes_timed(Degrees()) == []
 
 
@@ -92,7 +92,7 @@ def test_waiting_for_a_late_peer_is_seen_on_its_axis() -> None:
         assert (
             set(one["first"]) == {"tensor"}
             and set(one["second"]) <= {"data"}
-            and set(one["last"]) == {SEVERAL}
+            and set(one["last"]) == {MULTIPLE_AXES}
         )
         if rank % 2 == 0:
             assert one["first"]["tensor"] > LATE / 2

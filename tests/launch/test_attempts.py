@@ -30,7 +30,7 @@ JOB = Job(recipe=Path("a.yaml"), ranks=2, restarts=3)
 
 def saved(run: Path, step: int) -> Path:
     """A whole checkpoint of one small tensor."""
-    w = TensorShard.whole("model/w", np.full(4, step, np.float32))
+    w = TensorShard.full("model/w", np.full(4, step, np.float32))
     checks = Checks(agreed=True, finite=True, step=step)
     return save(
         Snapshot(tensors={"w": w}, state={"progress": {"step": step}}, checks=checks),

@@ -72,7 +72,7 @@ def old(tmp_path: Path) -> Path:
     """A run with checkpoints of steps 1 and 2, which is the best one."""
     folder = tmp_path / "old" / "checkpoints"
     for step in (1, 2):
-        shards = {"w": TensorShard.whole("model/body.w", np.zeros(2, "float32"))}
+        shards = {"w": TensorShard.full("model/body.w", np.zeros(2, "float32"))}
         save(Snapshot(tensors=shards, state={"progress": {"step": step}}), folder, Mesh.alone())
     set_best(folder, folder / "step-00000002", {"loss": 1.0})
     return folder.parent

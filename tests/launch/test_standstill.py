@@ -10,12 +10,14 @@ import pytest
 from paddle_dp.launch.command import Limits
 from paddle_dp.launch.standstill import GAP, Standing
 from paddle_dp.mesh.heartbeat import Heartbeat, RankStatus, StatusTable
-from paddle_dp.recipe.schema import Watch
+from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
 
 
 def limits(sample: float = 120.0, **watch: str) -> Limits:
-    return Limits(watch=Watch(**{name: Duration.parse(text) for name, text in watch.items()}), sample=sample)
+    return Limits(
+        watch=WatchSettings(**{name: Duration.parse(text) for name, text in watch.items()}), sample=sample
+    )
 
 
 def beat(count: int = 1, phase: str = "forward", step: int = 12, **more) -> RankStatus:

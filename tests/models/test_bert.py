@@ -71,7 +71,7 @@ def test_the_bias_of_a_tied_output_is_cut_with_its_embedding():
     np.testing.assert_array_equal(cut["blocks.2.out.bias"].numpy(), bias[4:])
     np.testing.assert_array_equal(cut["blocks.2.out.weight"].numpy(), weight[4:])
     assert cut["blocks.2.out.weight"] is cut["blocks.0.token.weight"]
-    shard = parallelizer.placements.of(cut["blocks.2.out.bias"]).shard
+    shard = parallelizer.placements.placement_of(cut["blocks.2.out.bias"]).shard
     assert (shard.dim, shard.rank, shard.size) == (0, 1, 2)
 
 

@@ -98,7 +98,7 @@ def learned(name: str, folder: str, out: str, strategy: str) -> dict[str, Any]:
     before and after."""
     from paddle_dp import checkpoint
     from paddle_dp.mesh import join
-    from paddle_dp.recipe.page import parse
+    from paddle_dp.recipe.yaml_document import parse
     from paddle_dp.train import Trainer
     from tests.parity import recorded
 
@@ -147,7 +147,7 @@ def gradients_apart(name: str, folder: Path, found: dict[str, Any], tmp: Path) -
     theirs = dict(np.load(folder / "gradients.npz"))
     file = tmp / "gradients.safetensors"
     write_tensors(
-        file, {k: TensorShard.whole(k, g, str(g.dtype)) for k, g in theirs.items()}, {"format": "pt"}
+        file, {k: TensorShard.full(k, g, str(g.dtype)) for k, g in theirs.items()}, {"format": "pt"}
     )
     model = recipe_of(name, str(folder), tmp).model.build()
     wanted, _ = translated(source(file), names_of(model), {})

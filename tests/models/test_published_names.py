@@ -19,7 +19,7 @@ from paddle_dp.checkpoint.translated import origins_of
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.part import find
 from paddle_dp.recipe import Load, read_recipe
-from paddle_dp.recipe.published import read, settings_of, written
+from paddle_dp.recipe.hf_config import read, settings_of, written
 
 SMALL = {"width": 16, "depth": 2, "heads": 4}
 WORDS = {"vocab": 20, "length": 8, **SMALL}
@@ -55,7 +55,7 @@ def folder_of(name: str, folder: Path) -> paddle.nn.Layer:
     found: dict[str, np.ndarray] = {}
     for ours, origin in origins_of(names_of(model).names[HUGGING_FACE]).items():
         found |= origin.written(model.state_dict()[ours].numpy())
-    shards = {key: TensorShard.whole(key, array, "float32") for key, array in found.items()}
+    shards = {key: TensorShard.full(key, array, "float32") for key, array in found.items()}
     write_tensors(folder / "model.safetensors", shards, {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(written(config(name))))
     return model
@@ -92,7 +92,7 @@ def test_the_model_inside_and_masks_of_old_versions(tmp_path: Path) -> None:
     opened = source(tmp_path)
     arrays = {name.removeprefix("transformer."): opened.read(name) for name in opened.names}
     arrays["h.0.attn.bias"] = np.ones((1, 1, 8, 8), "float32")
-    shards = {key: TensorShard.whole(key, array, "float32") for key, array in arrays.items()}
+    shards = {key: TensorShard.full(key, array, "float32") for key, array in arrays.items()}
     (tmp_path / "model.safetensors").unlink()
     write_tensors(tmp_path / "model.safetensors", shards)
     lines = outlook(source(tmp_path), model, Load(path="x"))
@@ -258,7 +258,7 @@ def test_names_of_other_versions_are_known(name: str, tmp_path: Path) -> None:
         other = theirs
         for old, new in VERSIONS[name].items():
             other = other.replace(old, new)
-        shards[other] = TensorShard.whole(other, opened.read(theirs), "float32")
+        shards[other] = TensorShard.full(other, opened.read(theirs), "float32")
     assert set(shards) != set(opened.names)
     (tmp_path / "model.safetensors").unlink()
     write_tensors(tmp_path / "model.safetensors", shards)

@@ -93,7 +93,9 @@ def _train(strategy, model):
         samples=lambda: paddle.to_tensor(data.inputs[:2]),
     )  # fmt: skip
     learner, rows = strategy.place(task), []
-    for batch in Loader(data, Sampler.of(SAMPLES, BATCH, strategy.mesh, micro_batches=2, seed=1)).read(0):
+    for batch in Loader(data, Sampler.for_mesh(SAMPLES, BATCH, strategy.mesh, micro_batches=2, seed=1)).read(
+        0
+    ):
         metrics = learner.train_batch(batch, collect_metrics=True)
         rows.append([metrics["loss"], metrics["gradient_norm"]])
     learner.sync_buffers()

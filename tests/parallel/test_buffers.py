@@ -71,8 +71,8 @@ def learn(mesh, kind, interrupted=False, sync=False, updates=9):
         precision=Precision(dtype="float64"),
     )
     learner = Config(sync_batch_norm=sync).build(mesh).place(task)
-    train = Loader(Points(), Sampler.of(17, 4, mesh, seed=1))
-    test = Loader(Points(), Sampler.of(17, 4, mesh, shuffle=False))
+    train = Loader(Points(), Sampler.for_mesh(17, 4, mesh, seed=1))
+    test = Loader(Points(), Sampler.for_mesh(17, 4, mesh, shuffle=False))
     losses = []
     for epoch in range(3):
         for batch in train.read(epoch):

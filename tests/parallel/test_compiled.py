@@ -17,7 +17,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.parallel import Task, place_whole
+from paddle_dp.parallel import Task, full_model_learner
 from paddle_dp.parallel.batch_norm import synchronize
 from paddle_dp.parallel.compiled import check_compiles, compiled, is_compiled, layer_by_layer
 from paddle_dp.plan.rank_memory import Layout
@@ -168,7 +168,7 @@ def test_samples_are_traced_in_the_precision_of_the_model(tmp_path) -> None:
         ), schedule=paddle.optimizer.lr.StepDecay(0.1, 1), precision=Precision(dtype="float64"), compile=True,
         samples=lambda: paddle.randn([2, 4]),
     )  # fmt: skip
-    assert is_compiled(place_whole(task, Mesh.alone()).model)
+    assert is_compiled(full_model_learner(task, Mesh.alone()).model)
 
 
 class Refusing(nn.Layer):

@@ -232,10 +232,10 @@ class Saved:
 
     def __init__(self, of_ranks, rank=None, shared=None):
         self._of_ranks, self.shared = of_ranks, shared or {}
-        self.own = {} if rank is None else of_ranks[rank]
+        self.local = {} if rank is None else of_ranks[rank]
 
-    def own_into(self, name, tensor):
-        tensor.set_value(self.own[name])
+    def local_into(self, name, tensor):
+        tensor.set_value(self.local[name])
 
     def shared_into(self, name, tensor):
         tensor.set_value(self.shared[name])

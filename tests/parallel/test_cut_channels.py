@@ -47,7 +47,7 @@ class Pictures:
 def train(folder, strategy, precision, sync=False):
     """Losses and norms of each step, and where the weights are saved."""
     from paddle_dp import checkpoint
-    from paddle_dp.recipe.page import parse
+    from paddle_dp.recipe.yaml_document import parse
     from paddle_dp.train import Trainer
 
     paddle.seed(5)

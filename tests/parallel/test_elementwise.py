@@ -11,7 +11,7 @@ from paddle.incubate.optimizer import LarsMomentumOptimizer
 
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.elementwise import check_by_parameter, check_elementwise
-from paddle_dp.parallel.given_optimizer import check_kept
+from paddle_dp.parallel.optimizer_checks import check_not_wrapper
 from tests.ranks import run_ranks
 
 
@@ -107,4 +107,4 @@ def test_an_own_optimizer_that_updates_some_parameters_only_is_named() -> None:
 
 def test_what_computes_the_loss_again_within_an_update_is_refused() -> None:
     with pytest.raises(UsageError, match="LBFGS computes the loss several times in one update"):
-        check_kept(paddle.optimizer.LBFGS(0.1, parameters=weights()))
+        check_not_wrapper(paddle.optimizer.LBFGS(0.1, parameters=weights()))

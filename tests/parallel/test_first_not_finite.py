@@ -9,12 +9,14 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_dp.parallel.first_not_finite import Outputs, first
+from paddle_dp.parallel.first_not_finite import NotFiniteOutputs, first
 
 
-def seen(layers: Sequence[tuple[str, nn.Layer]], bad: Sequence[str], apart: Sequence[str] = ()) -> Outputs:
+def seen(
+    layers: Sequence[tuple[str, nn.Layer]], bad: Sequence[str], apart: Sequence[str] = ()
+) -> NotFiniteOutputs:
     """What a rank sees of a forward in which these layers run one after the other."""
-    outputs, inside = Outputs(), {id(layer) for name, layer in layers if name in apart}
+    outputs, inside = NotFiniteOutputs(), {id(layer) for name, layer in layers if name in apart}
     with outputs.watched(layers, {}, 1, inside):
         for name, layer in layers:
             layer(paddle.full([2], float("nan") if name in bad else 1.0))
@@ -30,6 +32,6 @@ def test_a_branch_s_layer_is_named_and_not_the_join_that_another_rank_comes_to_s
     there = seen(layers("begin", "narrow", "join", "end"), ["join", "end"], ["narrow"])
     rows: list[Any] = []
     for outputs in (here, there):
-        first(outputs.found, SimpleNamespace(ranks=1, gather=lambda row: (rows.append(row), [row])[1]))  # type: ignore[arg-type]
-    said = first(here.found, SimpleNamespace(ranks=2, gather=lambda _: rows))  # type: ignore[arg-type]
+        first(outputs.not_finite, SimpleNamespace(ranks=1, gather=lambda row: (rows.append(row), [row])[1]))  # type: ignore[arg-type]
+    said = first(here.not_finite, SimpleNamespace(ranks=2, gather=lambda _: rows))  # type: ignore[arg-type]
     assert "that of wide3" in said and "on rank 0" in said

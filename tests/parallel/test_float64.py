@@ -45,7 +45,7 @@ def gradients(folder, layouts, model, precision):
         def recorded(learner=learner, parts=parts, step=step):
             for name, p in learner.named_parameters():
                 if p.grad is not None:
-                    shard = learner.placements.of(p).shard
+                    shard = learner.placements.placement_of(p).shard
                     place = [shard.dim, shard.rank] if shard else [0, 0]
                     parts[name] = [place, p.grad.numpy().tolist(), str(p.grad.dtype)]
             step()

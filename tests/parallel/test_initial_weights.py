@@ -17,9 +17,9 @@ from paddle_dp.parallel.initial_weights import (
     reads_weights,
     without_memory,
 )
-from paddle_dp.parallel.lent_weights import check_lendable, lent
 from paddle_dp.parallel.meta_init import built
 from paddle_dp.parallel.precision.amp import castable
+from paddle_dp.parallel.trial_weights import check_lendable, trial_weights
 from paddle_dp.part import lazily, read_part
 from tests.ranks import run_ranks
 
@@ -81,7 +81,7 @@ def placed(strategies, models):
             learner = learner_of(recipe, mesh)
             wrong = []
             for name, tensor in learner.state().items():
-                placement = learner.placements.of(tensor)
+                placement = learner.placements.placement_of(tensor)
                 start = placement.offset(tensor.shape)
                 box = tuple(slice(a, a + n) for a, n in zip(start, tensor.shape, strict=True))
                 if not np.array_equal(one[name][box], tensor.numpy()):
@@ -298,7 +298,7 @@ def test_weights_are_lent_to_a_block_while_it_runs_and_are_the_same_each_time():
     for block in model.blocks:
         block.register_forward_post_hook(look)
     with paddle.no_grad():
-        with lent(model):
+        with trial_weights(model):
             first, again = model(tokens), model(tokens)
         assert nbytes(model.parameters()) == 0
         assert bool((first == again).all()) and float(first.std()) > 0
@@ -334,7 +334,7 @@ def test_large_weights_that_are_lent_repeat_a_pattern_of_their_distribution():
     values = []
     for layer in model:
         layer.register_forward_post_hook(lambda layer, *_: values.append(layer.weight.numpy()))
-    with paddle.no_grad(), lent(model):
+    with paddle.no_grad(), trial_weights(model):
         model(paddle.ones([1, 1100]))
     drawn = nn.Linear(1100, 1100).weight.numpy()
     assert not np.array_equal(*values)

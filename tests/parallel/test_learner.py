@@ -9,8 +9,8 @@ from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.errors import DivergenceError, UsageError
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Learner, Precision, Task, place_whole
-from paddle_dp.parallel.passes import Passes
+from paddle_dp.parallel import Learner, Precision, Task, full_model_learner
+from paddle_dp.parallel.passes import MicroBatchRunner
 
 
 class Summed:
@@ -32,7 +32,7 @@ def learner(loss, precision="float32", model=None):
         optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
         precision=Precision(dtype=precision),
     )
-    return place_whole(task, Mesh.alone())
+    return full_model_learner(task, Mesh.alone())
 
 
 def batch(*pieces):
@@ -124,7 +124,7 @@ def test_a_dummy_changes_neither_weights_nor_statistics():
 def scheduled(maker):
     schedule = paddle.optimizer.lr.LambdaDecay(0.5, lambda step: 1.0 / (1 + step))
     task = Task(model=nn.Linear(3, 2), loss=Summed(), optimizer=maker, schedule=schedule)
-    return place_whole(task, Mesh.alone())
+    return full_model_learner(task, Mesh.alone())
 
 
 def test_the_rate_follows_the_schedule_and_its_state():
@@ -153,7 +153,9 @@ def test_an_optimizer_that_does_not_take_the_schedules_rate_is_refused():
 def test_a_finished_optimizer_follows_the_schedule_from_its_first_update():
     model, schedule = nn.Linear(3, 2), paddle.optimizer.lr.LambdaDecay(0.5, lambda step: 1.0)
     finished = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    ours = place_whole(Task(model=model, loss=Summed(), optimizer=finished, schedule=schedule), Mesh.alone())
+    ours = full_model_learner(
+        Task(model=model, loss=Summed(), optimizer=finished, schedule=schedule), Mesh.alone()
+    )
     assert ours.optimizer.get_lr() == 0.5
 
 
@@ -162,7 +164,7 @@ def test_an_optimizer_with_another_schedule_is_refused():
     one, other = (paddle.optimizer.lr.LambdaDecay(0.5, lambda step: 1.0) for _ in range(2))
     finished = paddle.optimizer.SGD(one, parameters=model.parameters())
     with pytest.raises(UsageError, match="a scheduler of its own"):
-        place_whole(Task(model=model, loss=Summed(), optimizer=finished, schedule=other), Mesh.alone())
+        full_model_learner(Task(model=model, loss=Summed(), optimizer=finished, schedule=other), Mesh.alone())
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
@@ -187,7 +189,7 @@ def test_paddle_s_word_on_an_unused_parameter_becomes_ours(monkeypatch):
             "(PreconditionNotMet) … has been ready before. Please set find_unused_parameters=True to …"
         )
 
-    monkeypatch.setattr(Passes, "_forward_backward", fails)
+    monkeypatch.setattr(MicroBatchRunner, "_forward_backward", fails)
     for ranks, kind in ((2, DivergenceError), (1, RuntimeError)):
         one = object.__new__(Learner)
         one.dp_world_size = ranks

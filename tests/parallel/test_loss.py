@@ -16,7 +16,7 @@ from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import LossError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.parallel import Precision, Task, place_whole
+from paddle_dp.parallel import Precision, Task, full_model_learner
 from paddle_dp.parallel.loss import Loss, as_loss, total_and_count
 from tests.ranks import run_ranks
 
@@ -149,7 +149,7 @@ def learned(loss: str, mesh: Mesh, strategy: dict[str, Any] | None = None, dtype
         precision=Precision(dtype=dtype, scale=128.0),
     )
     learner = read_part("strategies", strategy or {"use": "single"}).build(mesh).place(task)
-    share = Sampler.of(SAMPLES, BATCH, learner.mesh, micro_batches=MICROS, seed=4)
+    share = Sampler.for_mesh(SAMPLES, BATCH, learner.mesh, micro_batches=MICROS, seed=4)
     losses = []
     for batch in Loader(texts(loss), share).read(0):
         losses.append(learner.train_batch(batch, collect_metrics=True)["loss"])
@@ -255,7 +255,7 @@ def test_a_batch_in_which_nothing_counts_makes_no_update(loss: str, dtype: Any) 
         optimizer=lambda rate, named: paddle.optimizer.AdamW(0.5, parameters=[p for _, p in named]),
         precision=Precision(dtype=dtype),
     )
-    learner, data = place_whole(task, Mesh.alone()), Texts()
+    learner, data = full_model_learner(task, Mesh.alone()), Texts()
     data.y[:] = IGNORED
     before = [p.numpy().copy() for p in learner.model.parameters()]
     for collect_metrics, batch in zip(

@@ -95,7 +95,7 @@ def learn(strategy: dict[str, Any], micro_batches: int = 1, norm: bool = False) 
     placer = read_part("strategies", strategy).build(mesh)
     learner, mesh = placer.place(task), placer.mesh
     loader = Loader(
-        Points(), Sampler.of(len(Points()), BATCH, mesh, micro_batches=micro_batches, shuffle=False)
+        Points(), Sampler.for_mesh(len(Points()), BATCH, mesh, micro_batches=micro_batches, shuffle=False)
     )
     rows = []
     for epoch in range(2):
@@ -105,7 +105,7 @@ def learn(strategy: dict[str, Any], micro_batches: int = 1, norm: bool = False) 
     learner.check("at the end")
     assert not learner.differences()  # which are looked for with forwards and backwards of its own
     held_out = evaluate(
-        learner, Loader(Points(), Sampler.of(len(Points()), BATCH, mesh, shuffle=False)), mesh
+        learner, Loader(Points(), Sampler.for_mesh(len(Points()), BATCH, mesh, shuffle=False)), mesh
     )
     weights = {name: p.numpy() for name, p in learner.named_parameters() if learner.is_stored(p)}
     return {"rows": rows, "weights": weights, "held_out": held_out.numbers["loss"]}

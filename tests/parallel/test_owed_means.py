@@ -52,7 +52,7 @@ def owed(compress: str) -> list[list[list[float]]]:
         true += np.einsum("rsi,so->io", x[:, :count], of_outputs) / (mesh.ranks * count)
         mine = MicroBatch(paddle.to_tensor(x[mesh.rank]), paddle.to_tensor(y), SAMPLES, SAMPLES * mesh.rank)
         learner.train_batch(Batch((mine,), SAMPLES * mesh.ranks, index, 0))
-    debt = learner.beside().own["error/weight"].numpy()
+    debt = learner.extra_state().local["error/weight"].numpy()
     return [(before - model.weight.numpy()).tolist(), true.tolist(), debt.tolist()]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.parallel.periods import OwnStates
+from paddle_dp.parallel.periods import LocalStates
 
 
 class TwoRanks:
@@ -33,7 +33,7 @@ def test_what_has_not_a_parameter_s_shape_is_no_gradient_of_it() -> None:
         "beta1_pow_acc": paddle.to_tensor([0.5]),
     }
     optimizer = SimpleNamespace(_accumulators={kind: {weight.name: state} for kind, state in states.items()})
-    own = OwnStates(optimizer, [("weight", weight)], TwoRanks())  # type: ignore[arg-type]
+    own = LocalStates(optimizer, [("weight", weight)], TwoRanks())  # type: ignore[arg-type]
     assert [[one is not None for one in kind] for kind in own.by_kind()] == [[True], [False], [False]]
     assert sorted(own.counts()) == ["weight/beta1_pow_acc", "weight/m", "weight/y"]
     own.average_counts(0.5)

@@ -9,8 +9,8 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.parallel.parameter_groups import group, told, use_own_decays
-from paddle_dp.part import Group, read_part
+from paddle_dp.parallel.parameter_groups import describe_groups, group, use_group_decays
+from paddle_dp.part import ParameterGroup, read_part
 from tests.optimizers.test_optimizers import CASES, RATE, SHELF, gradients, layer, run, wanted
 from tests.parity import LAYOUTS, assert_same, train_each, truth
 from tests.ranks import run_ranks
@@ -18,9 +18,9 @@ from tests.ranks import run_ranks
 SCALES = {"0.weight": 0.5, "0.bias": 2.0, "1.weight": 1.0, "1.bias": 1.0}
 DECAYS = {"0.weight": 0.4, "0.bias": 0.1, "1.weight": 0.0, "1.bias": 0.2}
 GROUPS = (
-    Group(match="0.weight", lr_scale=0.5, weight_decay=0.4),
-    Group(match="0.bias", lr_scale=2.0, weight_decay=0.1),
-    Group(match="1.bias", weight_decay=0.2),
+    ParameterGroup(match="0.weight", lr_scale=0.5, weight_decay=0.4),
+    ParameterGroup(match="0.bias", lr_scale=2.0, weight_decay=0.1),
+    ParameterGroup(match="1.bias", weight_decay=0.2),
 )
 
 
@@ -35,7 +35,7 @@ def test_rates_and_decays_are_each_parameters_own(case: str, monkeypatch: pytest
 
     def built(*given: Any) -> Any:
         optimizer = build(*given)
-        use_own_decays(optimizer)
+        use_group_decays(optimizer)
         return optimizer
 
     found = run(type("Grouped", (), {"build": staticmethod(built)}), model, grads)
@@ -47,11 +47,14 @@ def test_rates_and_decays_are_each_parameters_own(case: str, monkeypatch: pytest
 
 def test_a_users_optimizer_takes_a_decay_as_l2() -> None:
     model = nn.Linear(2, 2)
-    group(model, [Group(match="bias", weight_decay=0.5), Group(match="weight", weight_decay=0.0)])
+    group(
+        model,
+        [ParameterGroup(match="bias", weight_decay=0.5), ParameterGroup(match="weight", weight_decay=0.0)],
+    )
     before = {name: p.numpy() for name, p in model.named_parameters()}
     part = read_part("optimizers", {"use": "paddle.optimizer.SGD", "weight_decay": 0.3})
     optimizer = part.build(0.1, list(model.named_parameters()))
-    use_own_decays(optimizer)
+    use_group_decays(optimizer)
     for parameter in model.parameters():
         parameter.set_value(paddle.ones_like(parameter))
         parameter.grad = paddle.zeros_like(parameter)
@@ -63,14 +66,17 @@ def test_a_users_optimizer_takes_a_decay_as_l2() -> None:
 
 def test_check_tells_what_becomes_of_each_group() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    groups = (Group(match="0", frozen=True), Group(match="*", decay_by_depth=0.5, weight_decay=0.0))
+    groups = (
+        ParameterGroup(match="0", frozen=True),
+        ParameterGroup(match="*", decay_by_depth=0.5, weight_decay=0.0),
+    )
     group(model, groups)
-    assert told(model, groups) == [
+    assert describe_groups(model, groups) == [
         "0: 2 parameters, 16 numbers, frozen",
         "*: 4 parameters, 26 numbers, 2 of them frozen, learning rate × 1, weight decay 0",
         "trained: 2 of 4, 10 of 26 numbers",
     ]
-    group(model, (Group(match="*", frozen=False), Group(match="*", decay_by_depth=0.5)))
+    group(model, (ParameterGroup(match="*", frozen=False), ParameterGroup(match="*", decay_by_depth=0.5)))
     assert model[0].weight.optimize_attr["learning_rate"] == 0.25
 
 

@@ -40,7 +40,7 @@ def test_servers_are_the_first_ranks_and_read_nothing() -> None:
 def test_a_server_has_a_batch_without_micro_batches() -> None:
     sampler = Sampler(30, 8, dp_rank=-1, dp_size=2, micro_batches=2)
     assert sampler.batches == 4 and sampler.cuts(8) == sampler.reads(0, 0) == []
-    assert sampler.of_rank(-1, 2) == 0
+    assert sampler.samples_of_rank(-1, 2) == 0
 
 
 @pytest.mark.parametrize("server", [None, 0, 1])

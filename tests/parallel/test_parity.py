@@ -60,7 +60,7 @@ def learn(batch=10, micro_batches=1, norm=False, epochs=2, kind="momentum", dtyp
         precision=Precision(dtype=dtype),
     )
     learner = Config(**settings).build(mesh).place(task)
-    loader = Loader(Points(), Sampler.of(SAMPLES, batch, mesh, micro_batches=micro_batches, seed=1))
+    loader = Loader(Points(), Sampler.for_mesh(SAMPLES, batch, mesh, micro_batches=micro_batches, seed=1))
     losses, norms = [], []
     for epoch in range(epochs):
         for group in loader.read(epoch):

@@ -68,9 +68,9 @@ def _train(placer, case):
     words = {"use": "random_tokens", "vocab": 32, "length": 12, "samples": SAMPLES}
     tokens = read_part("datasets", words).build("train")
     loader = Loader(
-        tokens, Sampler.of(SAMPLES, BATCH, mesh, micro_batches=case.get("micro_batches", 4), seed=1)
+        tokens, Sampler.for_mesh(SAMPLES, BATCH, mesh, micro_batches=case.get("micro_batches", 4), seed=1)
     )
-    held_out = Loader(tokens, Sampler.of(SAMPLES, BATCH, mesh, shuffle=False))
+    held_out = Loader(tokens, Sampler.for_mesh(SAMPLES, BATCH, mesh, shuffle=False))
     rows, epoch, ordered = [], 0, None
     while len(rows) < STEPS:
         for batch in loader.read(epoch):

@@ -54,12 +54,12 @@ def test_a_slice_is_what_shape_and_offset_say():
     whole = paddle.arange(32, dtype="float32").reshape(WHOLE)
     for dim, rank in ((0, 1), (1, 0), (1, 3)):
         shard = Shard(dim, rank, 4)
-        local, placement = shard.of(whole), Placement(shard=shard)
+        local, placement = shard.cut(whole), Placement(shard=shard)
         start, shape = placement.offset(local.shape), tuple(local.shape)
         box = tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))
         np.testing.assert_array_equal(local.numpy(), whole.numpy()[box])
         assert placement.global_shape(shape) == WHOLE
-        assert placement.part == rank
+        assert placement.slice_index == rank
 
 
 def test_of_a_tied_weight_the_first_copy_counts():
@@ -72,13 +72,13 @@ def test_axes_write_down_one_field_each():
     placements, tensor, other = Placements(), paddle.zeros([2, 8]), paddle.zeros([2, 8])
     placements.record(tensor, shard=Shard(1, 0, 2))
     placements.record(tensor, owner=1, stored_by_owner=True)
-    assert placements.of(tensor) == Placement(shard=Shard(1, 0, 2), owner=1, stored_by_owner=True)
-    assert placements.of(other) == Placement()  # equal, and not it
+    assert placements.placement_of(tensor) == Placement(shard=Shard(1, 0, 2), owner=1, stored_by_owner=True)
+    assert placements.placement_of(other) == Placement()  # equal, and not it
 
 
 def test_a_state_of_another_shape_is_no_slice():
     placements, parameter = Placements(), paddle.zeros([2, 4])
     placements.record(parameter, shard=Shard(1, 1, 2), owner=1)
-    assert placements.of(paddle.ones([2, 4]), parameter).offset([2, 4]) == (0, 4)
-    count = placements.of(paddle.ones([1]), parameter)
-    assert (count.part, count.offset([1]), count.global_shape([1]), count.owner) == (-1, (0,), (1,), 1)
+    assert placements.placement_of(paddle.ones([2, 4]), parameter).offset([2, 4]) == (0, 4)
+    count = placements.placement_of(paddle.ones([1]), parameter)
+    assert (count.slice_index, count.offset([1]), count.global_shape([1]), count.owner) == (-1, (0,), (1,), 1)

@@ -178,7 +178,9 @@ def learned(strategy, mesh, dtype="float32"):
     )
     learner = strategy.place(task)
     seed_ranks(3, strategy.mesh)
-    loader = Loader(Texts(), Sampler.of(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2))
+    loader = Loader(
+        Texts(), Sampler.for_mesh(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2)
+    )
     for batch in loader.read(0):
         learner.train_batch(batch)
     return {name: p.numpy() for name, p in learner.named_parameters()}

@@ -19,8 +19,8 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import LossError, UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Precision, Task, place_whole, samplewise
-from paddle_dp.parallel.given_optimizer import check_ungrouped
+from paddle_dp.parallel import Precision, Task, full_model_learner, samplewise
+from paddle_dp.parallel.optimizer_checks import check_ungrouped
 from paddle_dp.parallel.samplewise import Findings, mixing
 from paddle_dp.train import trial
 from paddle_dp.train.trial import ForkRunner, in_fork, understood
@@ -430,7 +430,7 @@ def test_a_trial_that_fails_is_a_sentence(
 
 
 def test_a_model_that_is_too_large_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samplewise, "LARGEST", 100)
+    monkeypatch.setattr(samplewise, "MAX_TRIED_BYTES", 100)
     (doubt,) = tried(cross_entropy()).unknown
     assert doubt.startswith("whether Sequential and its loss treat each sample alone: ")
 
@@ -438,11 +438,11 @@ def test_a_model_that_is_too_large_is_a_sentence(monkeypatch: pytest.MonkeyPatch
 def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
     table = nn.Sequential(nn.Embedding(5, 6, sparse=True), nn.Linear(6, CLASSES))
     with pytest.raises(UsageError, match="layer 0 is an Embedding with sparse=True"):
-        place_whole(task(cross_entropy(), table), Mesh.alone())
+        full_model_learner(task(cross_entropy(), table), Mesh.alone())
     model = network()
     ahead = paddle.incubate.LookAhead(paddle.optimizer.SGD(0.1, parameters=model.parameters()))
     with pytest.raises(UsageError, match="LookAhead keeps another optimizer inside"):
-        place_whole(Task(model=model, loss=contrastive, optimizer=ahead), Mesh.alone())
+        full_model_learner(Task(model=model, loss=contrastive, optimizer=ahead), Mesh.alone())
     groups = [{"params": model[0].parameters(), "learning_rate": 0.1}, {"params": model[2].parameters()}]
     with pytest.raises(UsageError, match=r"strategy\.sharding assigns one list .* SGD has parameter groups"):
         check_ungrouped(paddle.optimizer.SGD(0.1, parameters=groups), "strategy.sharding")
@@ -450,4 +450,4 @@ def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
     rate = paddle.optimizer.lr.ReduceOnPlateau(0.1)
     waits = paddle.optimizer.SGD(rate, parameters=model.parameters())
     with pytest.raises(UsageError, match="ReduceOnPlateau needs a metric at each step"):
-        place_whole(Task(model=model, loss=contrastive, optimizer=waits), Mesh.alone())
+        full_model_learner(Task(model=model, loss=contrastive, optimizer=waits), Mesh.alone())

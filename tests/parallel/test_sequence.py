@@ -82,7 +82,7 @@ def learned(strategy, mesh, model, loss, length=LENGTH):
     )
     learner = strategy.place(task)
     loader = Loader(
-        Samples(), Sampler.of(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2)
+        Samples(), Sampler.for_mesh(10, 6, mesh, seed=0, shuffle=True, drop_last=False, micro_batches=2)
     )
     rows = []
     for batch in [*loader.read(0), *loader.read(1)]:

@@ -37,9 +37,9 @@ class Late:
 def test_an_answer_is_applied_when_it_is_there_or_waited_for(after, staleness, every, sent, applied, waits):
     begun, taken, center = [], [], Late(after)
     learner = SimpleNamespace(
-        own_updates=0, _since=0, _age=0, waits=0, staleness=staleness, periods=SimpleNamespace(every=every),
-        _elastic=center, _flat=lambda: begun.append(learner.own_updates),
-        _take_away=lambda _: taken.append(learner.own_updates),
+        local_updates=0, _since=0, _age=0, waits=0, staleness=staleness, periods=SimpleNamespace(every=every),
+        _elastic=center, _flat=lambda: begun.append(learner.local_updates),
+        _take_away=lambda _: taken.append(learner.local_updates),
     )  # fmt: skip
     for _ in range(12):
         AsynchronousLearner._exchange(learner)

@@ -12,7 +12,7 @@ from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import seed_ranks
-from paddle_dp.parallel.dropout.uncaught import Watch
+from paddle_dp.parallel.dropout.uncaught import DrawMonitor
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.tensor.layers import TensorParallelizer
 from paddle_dp.parallel.tensor.rng import draw_slice
@@ -77,11 +77,11 @@ class Stretched(nn.Layer):
 @pytest.mark.parametrize(("p", "said"), [(0.0, set()), (0.5, {"drop (Dropout)"})])
 def test_another_stream_is_no_draw(p, said):
     seed_ranks(3, Mesh(rank=0, ranks=2, degrees=Degrees(tensor=2)))
-    block, watch = Stretched(p), Watch()
+    block, watch = Stretched(p), DrawMonitor()
     draw_slice(block, "tokens", SimpleNamespace(rank=0, nranks=2), "forward")
     with watch.on(list(block.named_sublayers(include_self=True))):
         block(paddle.ones([2, 4]))
-    assert set(watch.found) == said
+    assert set(watch.kinds_by_layer) == said
 
 
 def run(folder, until, resume, strategy, ranks=2):

@@ -74,7 +74,7 @@ def test_what_is_unfrozen_in_the_midst_of_a_round(kind: Any) -> None:
     )
     parameter.stop_gradient = False
     with pytest.raises(UsageError, match="'body' was unfrozen after the model was placed"):
-        kind.learn_share(rank, None, False)
+        kind.train_share(rank, None, False)
 
 
 def test_what_is_unfrozen_in_the_midst() -> None:

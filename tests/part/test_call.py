@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from paddle_dp.errors import RecipeError
-from paddle_dp.part import Owner, read_part, read_settings, settings_of
+from paddle_dp.part import ErrorContext, read_part, read_settings, settings_of
 from paddle_dp.part.call import config_of, resolve
 
-NET = Owner(subject="model Net", prefix="model")
+NET = ErrorContext(subject="model Net", prefix="model")
 
 
 class Net:

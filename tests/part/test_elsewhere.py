@@ -9,8 +9,8 @@ import pytest
 from paddle_dp.cli import app
 from paddle_dp.errors import RecipeError, near
 from paddle_dp.part import SHELVES, find, names
+from paddle_dp.part.aliases import FOREIGN, OPTIONS, PARTS, VERBS, find_alias
 from paddle_dp.part.config import fields_of
-from paddle_dp.part.elsewhere import FOREIGN, OPTIONS, PARTS, VERBS, foreign_word
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Train
 
@@ -64,8 +64,8 @@ def keys() -> set[str]:
 
 
 def test_every_row_names_a_key_that_there_is() -> None:
-    assert {row.place for row in FOREIGN.values() if row.place} <= keys()
-    assert all(row.place or row.note for row in FOREIGN.values())
+    assert {row.key for row in FOREIGN.values() if row.key} <= keys()
+    assert all(row.key or row.note for row in FOREIGN.values())
 
 
 def test_every_part_option_and_verb_is_one_of_ours() -> None:
@@ -135,7 +135,7 @@ def test_a_slip_is_one_letter(word: str, known: list[str], meant: str | None) ->
 
 
 def test_a_slip_in_another_tools_word_is_understood() -> None:
-    row = foreign_word("gradient_acumulation_steps")
-    assert row is not None and row.place == "train.micro_batches"
-    assert foreign_word("gradient_acumulation_steps", exactly=True) is None
-    assert foreign_word("wibble") is None
+    row = find_alias("gradient_acumulation_steps")
+    assert row is not None and row.key == "train.micro_batches"
+    assert find_alias("gradient_acumulation_steps", exactly=True) is None
+    assert find_alias("wibble") is None

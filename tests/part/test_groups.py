@@ -9,7 +9,7 @@ from paddle import nn
 
 from paddle_dp.errors import RecipeError
 from paddle_dp.part import read_part
-from paddle_dp.part.groups import Choice, Group, choose, depth_scales, freeze, named_parameters
+from paddle_dp.part.groups import Choice, ParameterGroup, choose, depth_scales, freeze, named_parameters
 
 NAMES = [
     ("body.0.weight",),
@@ -22,10 +22,10 @@ NAMES = [
 
 def test_each_setting_comes_from_the_first_group_that_matches_and_has_it() -> None:
     groups = [
-        Group(match="body.0.*", frozen=True),
-        Group(match="*.bias", weight_decay=0.0),
-        Group(match="embed", lr_scale=0.1),
-        Group(match="*", decay_by_depth=0.75, weight_decay=0.3),
+        ParameterGroup(match="body.0.*", frozen=True),
+        ParameterGroup(match="*.bias", weight_decay=0.0),
+        ParameterGroup(match="embed", lr_scale=0.1),
+        ParameterGroup(match="*", decay_by_depth=0.75, weight_decay=0.3),
     ]
     assert choose(groups, NAMES) == [
         Choice(frozen=True, decay_by_depth=0.75, weight_decay=0.3),
@@ -40,16 +40,16 @@ def test_each_setting_comes_from_the_first_group_that_matches_and_has_it() -> No
     ("groups", "sentence"),
     [
         (
-            [Group(match="bodi.*", frozen=True)],
+            [ParameterGroup(match="bodi.*", frozen=True)],
             "optimizer.groups.0.match: 'bodi.*' matches no parameter. Did you mean",
         ),
         (
-            [Group(match="*", lr_scale=0.1), Group(match="head", lr_scale=10.0)],
+            [ParameterGroup(match="*", lr_scale=0.1), ParameterGroup(match="head", lr_scale=10.0)],
             "optimizer.groups.1.match: 'head' sets nothing: groups before it set lr_scale for all the 1 parameters",
         ),
     ],
 )
-def test_a_pattern_without_effect_is_refused(groups: list[Group], sentence: str) -> None:
+def test_a_pattern_without_effect_is_refused(groups: list[ParameterGroup], sentence: str) -> None:
     with pytest.raises(RecipeError) as raised:
         choose(groups, NAMES)
     assert str(raised.value).startswith(sentence)
@@ -73,7 +73,7 @@ def test_any_optimizer_takes_groups_and_writes_them_back() -> None:
     group = {"match": "*.bias", "weight_decay": 0.0}
     for use in ("adamw", "lamb", "paddle.optimizer.Adam"):
         part = read_part("optimizers", {"use": use, "groups": [group]})
-        assert part.groups == (Group(match="*.bias", weight_decay=0.0),)
+        assert part.groups == (ParameterGroup(match="*.bias", weight_decay=0.0),)
         assert part.settings["groups"] == [group]
     assert "groups" not in read_part("optimizers", {"use": "sgd"}).settings
 
@@ -110,20 +110,20 @@ def test_parameters_have_all_their_names_and_statistics_are_none() -> None:
 )
 def test_a_frozen_batch_norm_keeps_its_statistics(patterns: list[str], frozen: list[bool]) -> None:
     made = model()
-    freeze(made, [Group(match=pattern, frozen=True) for pattern in patterns])
+    freeze(made, [ParameterGroup(match=pattern, frozen=True) for pattern in patterns])
     assert [bool(made[number]._use_global_stats) for number in (1, 2)] == frozen
     assert made[1].weight.stop_gradient
 
 
 def test_something_is_left_to_train() -> None:
     with pytest.raises(RecipeError, match="every parameter is frozen, and nothing is left to train"):
-        freeze(model(), [Group(match="*", frozen=True)])
+        freeze(model(), [ParameterGroup(match="*", frozen=True)])
 
 
 def test_others_are_frozen_but_for_those_that_a_group_exempts() -> None:
     made = model()
     others = {names[0] for names, _ in named_parameters(made)}
-    freeze(made, [Group(match="1.*", frozen=False)], others)
+    freeze(made, [ParameterGroup(match="1.*", frozen=False)], others)
     assert {names[0] for names, p in named_parameters(made) if not p.stop_gradient} == {"1.weight", "1.bias"}
     assert not made[1]._use_global_stats
     assert made[2]._use_global_stats

@@ -17,7 +17,7 @@ from paddle.nn import functional
 import paddle_dp
 from paddle_dp.errors import RecipeError
 from paddle_dp.part import SHELVES, Annotation, annotate, read_part
-from paddle_dp.part.misfit import misfit
+from paddle_dp.part.callables import validate_callable
 
 SHELL = """
 from os import system
@@ -91,7 +91,7 @@ def test_a_class_of_another_kind_is_refused(shelf: str) -> None:
     ],
 )
 def test_what_is_a_part_is_none(shelf: str, called: Any) -> None:
-    assert misfit(called, shelf) is None
+    assert validate_callable(called, shelf) is None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_what_is_a_part_is_none(shelf: str, called: Any) -> None:
     ],
 )
 def test_what_is_none_is_told(shelf: str, called: Any) -> None:
-    assert misfit(called, shelf)
+    assert validate_callable(called, shelf)
 
 
 def test_a_function_whose_settings_nobody_knows_is_refused_by_name() -> None:

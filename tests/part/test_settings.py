@@ -8,10 +8,10 @@ from typing import Any, Literal
 import pytest
 
 from paddle_dp.errors import RecipeError
-from paddle_dp.part import Owner, read_settings
+from paddle_dp.part import ErrorContext, read_settings
 from paddle_dp.units import Every, Length, Positive
 
-GPT = Owner(subject="model gpt", prefix="model")
+GPT = ErrorContext(subject="model gpt", prefix="model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def test_what_is_needed_is_told_with_an_example() -> None:
 
 def test_settings_that_are_no_group() -> None:
     with pytest.raises(RecipeError, match=r"model gpt: 3 is not a group of settings"):
-        read_settings(Config, 3, Owner(subject="model gpt"))
+        read_settings(Config, 3, ErrorContext(subject="model gpt"))
 
 
 def test_an_annotation_that_cannot_be_read_is_the_parts_mistake() -> None:

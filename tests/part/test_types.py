@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from annotated_types import Gt
 
-from paddle_dp.part.config import in_words
+from paddle_dp.part.config import describe_type
 from paddle_dp.units import Bytes, Every, Positive, Probability
 
 
@@ -30,4 +30,4 @@ from paddle_dp.units import Bytes, Every, Positive, Probability
     ],
 )
 def test_in_words(kind: Any, said: str) -> None:
-    assert in_words(kind) == said
+    assert describe_type(kind) == said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddle_dp.part.words import complaint, keys_of, show
+from paddle_dp.part.messages import complaint, keys_of, show
 
 
 @pytest.mark.parametrize(

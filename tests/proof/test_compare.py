@@ -19,7 +19,7 @@ def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, **v
         number = key(kind, 1, "w")
         array = np.asarray(value, "float64")
         shards[number] = (
-            TensorShard(number, cut[0], cut[1], array) if cut else TensorShard.whole(number, array)
+            TensorShard(number, cut[0], cut[1], array) if cut else TensorShard.full(number, array)
         )
     most = {number: np.full(shard.array.shape, noise, "float32") for number, shard in shards.items()}
     facts = {
@@ -161,7 +161,7 @@ def test_the_fault_that_shows_is_counted_in_the_noise(tmp_path, noise, one, show
     floors = {key("gradient", 1, "w"): most}
     norms = {number: float(np.linalg.norm(array)) for number, array in floors.items()}
     facts = {"dtype": "float64", "rows": [], "amiss": None, "recorded": [1], "noise": norms}
-    shards = {number: TensorShard.whole(number, array) for number, array in arrays.items()}
+    shards = {number: TensorShard.full(number, array) for number, array in arrays.items()}
     write_sheet(tmp_path, "wide", 0, shards, facts, noise=floors)
     trace = Trace.read(tmp_path, "wide", 1)
     found = TraceComparison(trace, trace).shows

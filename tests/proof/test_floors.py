@@ -40,11 +40,11 @@ def runs(count):
 def test_the_most_of_every_element_and_of_the_norm_is_kept(tmp_path):
     base, *noisy = runs(4)
     with Writer(tmp_path, "wide", 0) as sheet:
-        sheet.put(GRADIENT, TensorShard.whole(GRADIENT, base))
+        sheet.put(GRADIENT, TensorShard.full(GRADIENT, base))
         floors = Floors(sheet)
         for array in noisy:
-            floors.put(GRADIENT, TensorShard.whole(GRADIENT, array))
-            floors.put(key("state", 1, "unknown"), TensorShard.whole("x", array))
+            floors.put(GRADIENT, TensorShard.full(GRADIENT, array))
+            floors.put(key("state", 1, "unknown"), TensorShard.full("x", array))
         sheet.finish({"noise": floors.norms})
     most, norm = Trace.read(tmp_path, "wide", 1).noise(GRADIENT)
     apart = [np.abs(array - base) for array in noisy]

@@ -9,7 +9,7 @@ from paddle.optimizer.lr import StepDecay
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task, place_whole
+from paddle_dp.parallel import Task, full_model_learner
 from paddle_dp.proof.compare import K, TraceComparison
 from paddle_dp.proof.record import ProofRecorder
 from paddle_dp.proof.replay import replay
@@ -34,7 +34,7 @@ def learner(optimizer):
         optimizer=lambda rate, named: OPTIMIZERS[optimizer](rate, [p for _, p in named]),
         schedule=StepDecay(0.1, step_size=1, gamma=0.5),
     )
-    return place_whole(task, Mesh.alone())
+    return full_model_learner(task, Mesh.alone())
 
 
 def batch(step):
@@ -146,7 +146,7 @@ def test_a_last_batch_in_which_nothing_counts_leaves_states_to_compare(tmp_path)
     recorder.initial()
     recorder.watch(1)
     ours.train_batch(batch(1))
-    ours.leave_out()
+    ours.skip_update()
     recorder.states(2)
     facts = {"dtype": "float32", "rows": [{}, {}], "recorded": [1], "order": [], "amiss": None}
     write_sheet(tmp_path / "many", "own", 0, shards, facts)

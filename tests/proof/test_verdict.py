@@ -28,7 +28,7 @@ def side(folder, gradient, differences=(), losses=(1.0,), update=None, last=None
         ("weight", 1): 1 - gradient if last is None else last,
     }
     shards = {
-        key(kind, step, "w"): TensorShard.whole("w", np.full(3, value))
+        key(kind, step, "w"): TensorShard.full("w", np.full(3, value))
         for (kind, step), value in quantities.items()
     }
     row = {"gradient_norm": 1.0, "samples": 2, "shares": [2], "read": [[0, [0, 1]]]}
@@ -55,7 +55,7 @@ def compared(tmp_path, gradient, first=0.5, **more):
         one.folder / "replay0",
         "own",
         0,
-        {key("update", 1, "w"): TensorShard.whole("w", np.full(3, more.get("update", -gradient)))},
+        {key("update", 1, "w"): TensorShard.full("w", np.full(3, more.get("update", -gradient)))},
         {},
     )
     return compare_sides(one, many)

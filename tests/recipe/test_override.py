@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.recipe.page import Page, parse
-from paddle_dp.recipe.read import lay_over
+from paddle_dp.recipe.read import apply_overrides
+from paddle_dp.recipe.yaml_document import YamlDocument, parse
 
 TEXT = """\
 strategy: {use: data_parallel, comm_buffer_size: 5 MB}
@@ -18,9 +18,9 @@ loss:
 """
 
 
-def laid(*overrides: str) -> Page:
+def laid(*overrides: str) -> YamlDocument:
     page = parse(TEXT, "a.yaml")
-    lay_over(page, overrides)
+    apply_overrides(page, overrides)
     return page
 
 
@@ -78,10 +78,10 @@ def test_the_last_of_two_holds() -> None:
 
 def test_mistakes_are_placed_at_the_override() -> None:
     page = laid("train.batch=64", "strategy.use=hybrid")
-    assert page.place(("train", "batch")) == "override 'train.batch=64'"
-    assert page.place(("strategy", "tensor")) == "override 'strategy.use=hybrid'"
-    assert page.place(("strategy", "comm_buffer_size")) == "override 'strategy.use=hybrid'"
-    assert page.place(("train", "precision")) == "a.yaml:2"
+    assert page.source_line(("train", "batch")) == "override 'train.batch=64'"
+    assert page.source_line(("strategy", "tensor")) == "override 'strategy.use=hybrid'"
+    assert page.source_line(("strategy", "comm_buffer_size")) == "override 'strategy.use=hybrid'"
+    assert page.source_line(("train", "precision")) == "a.yaml:2"
 
 
 @pytest.mark.parametrize(
@@ -105,5 +105,5 @@ def test_one_mistake(override: str, said: str) -> None:
 
 def test_one_override_leaves_aliases_of_a_group_alone() -> None:
     page = parse("a: &x {b: 1}\nc: *x\n", "a.yaml")
-    lay_over(page, ["a.b=2"])
+    apply_overrides(page, ["a.b=2"])
     assert page.values == {"a": {"b": 2}, "c": {"b": 1}}

@@ -10,7 +10,7 @@ import pytest
 
 from paddle_dp.errors import RecipeError
 from paddle_dp.recipe import read_recipe
-from paddle_dp.recipe.page import parse, read_page
+from paddle_dp.recipe.yaml_document import parse, read_page
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def test_values(text: str, value: Any) -> None:
 
 def test_every_key_and_item_has_its_line() -> None:
     page = parse("a: 1\nb:\n  c: 2\n  d:\n    - 3\n    - {e: 4}\n", "a.yaml")
-    lines = {path: place for path, place in page.places.items() if path}
+    lines = {path: place for path, place in page.source_lines.items() if path}
     assert lines == {
         ("a",): "a.yaml:1", ("b",): "a.yaml:2", ("b", "c"): "a.yaml:3", ("b", "d"): "a.yaml:4",
         ("b", "d", 0): "a.yaml:5", ("b", "d", 1): "a.yaml:6", ("b", "d", 1, "e"): "a.yaml:6",
     }  # fmt: skip
-    assert page.place(("b", "nowhere", "x")) == "a.yaml:2"
+    assert page.source_line(("b", "nowhere", "x")) == "a.yaml:2"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def trained(recipe: str, overrides: list[str], travel: bool) -> tuple[dict[str, 
 
     def settled() -> None:
         step()
-        learner.settle()
+        learner.wait_for_params()
 
     if not travel:
         learner._step = settled  # type: ignore[method-assign]

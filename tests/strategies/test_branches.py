@@ -16,7 +16,7 @@ from paddle_dp.parallel.branches.assignment import assign
 from paddle_dp.parallel.branches.branch_exchange import BranchExchange
 from paddle_dp.parallel.branches.branch_trace import observed, tables_of
 from paddle_dp.parallel.branches.branched_model import Branched, branched
-from paddle_dp.parallel.data_group import Ranks
+from paddle_dp.parallel.data_group import PaddleGroup
 from paddle_dp.parallel.placement import Placement, Placements
 from paddle_dp.part import read_part
 from paddle_dp.strategies.branches import Config
@@ -24,7 +24,7 @@ from tests.parity import weights
 from tests.ranks import run_ranks
 from tests.sim.build import built, why_not
 
-ALONE = BranchExchange(Ranks([0], 0, None))
+ALONE = BranchExchange(PaddleGroup([0], 0, None))
 
 
 class Paths(nn.Layer):

@@ -204,14 +204,14 @@ class Saved:
 
     def __init__(self, trained: Sequence[str]):
         self.shared = {"periods", *(f"start/{name}" for name in trained)}
-        self.own = {"counts", *(f"weight/{name}" for name in trained)}
+        self.local = {"counts", *(f"weight/{name}" for name in trained)}
 
     def shared_into(self, name: str, tensor: Any) -> None:
         assert name in self.shared
         tensor.fill_(7.0)
 
-    def own_into(self, name: str, tensor: Any) -> None:
-        assert name in self.own
+    def local_into(self, name: str, tensor: Any) -> None:
+        assert name in self.local
         tensor.fill_(7.0)
 
 
@@ -224,7 +224,7 @@ def test_what_was_frozen_in_the_midst_of_a_period_goes_on_from_the_mean(frozen):
         optimizer=paddle.optimizer.SGD(0.1, parameters=model.parameters()),
     )
     learner = read_part("strategies", {"use": "local_sgd"}).build(Mesh.alone()).place(task)
-    learner.load_beside(Saved([name for name in ("0.weight", "0.bias") if name not in frozen]))
+    learner.load_extra_state(Saved([name for name in ("0.weight", "0.bias") if name not in frozen]))
     assert bool((model.weight == 7.0).all()) is (not frozen)
 
 

@@ -118,7 +118,7 @@ def test_gradients_that_are_computed_again_leave_nothing_on_a_copy():
     one, many = learner({"use": "single"}, network()), learner({"use": "replicas"}, network())
     for each in (one, many):
         each.train_batch(batch())
-        each.gradients_again(each.shared_batch(batch()))
+        each.recompute_gradients(each.shared_batch(batch()))
     alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
     assert found == pytest.approx(alone, rel=1e-5)
 

@@ -105,7 +105,7 @@ def test_a_model_without_a_table_has_pytorchs_names(tmp_path: Path) -> None:
     assert not (tmp_path / "hf/config.json").exists()
     written = SafetensorsFile(tmp_path / "hf/model.safetensors")
     saved = load(tmp_path / "run/checkpoints/step-00000001")
-    assert written.of_torch and written.shape("head.weight") == (10, 5)
+    assert written.from_torch and written.shape("head.weight") == (10, 5)
     np.testing.assert_array_equal(written.read("head.weight").T, saved.read("model/head.weight"))
     again = read_recipe(file, [f"load.path={tmp_path / 'hf'}", f"output_dir={tmp_path / 'again'}"])
     for name, value in weights(build(again, Mesh.alone())).items():

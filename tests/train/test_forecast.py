@@ -198,7 +198,7 @@ def test_what_cannot_be_is_said(monkeypatch):
         said("large_classifier", 3, None, "strategy.tensor=3")
     with pytest.raises(UsageError, match="--build 8: give a rank from 0 to 7"):
         said("gpt_tensor2_pipeline2_data2", 8, 8)
-    monkeypatch.setitem(meta_init.WHOLE_PARAMETERS, "rowwise", ("weight", "bias"))  # counted as whole
+    monkeypatch.setitem(meta_init.UNCUT_PARAMETERS, "rowwise", ("weight", "bias"))  # counted as whole
     with pytest.raises(
         PaddleDPError, match="the `cuts` and `blocks` of gpt do not describe all of its layers"
     ):

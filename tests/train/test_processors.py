@@ -106,7 +106,9 @@ def test_one_process_finds_what_is_wrong_now_and_then(tmp_path):
 
 def held(run: Path) -> dict[str, bytes]:
     found = load(checkpoints(run / "checkpoints")[-1])
-    return {name: found.read(name).tobytes() for name in found.names} | {"rng": str(found.own(0)).encode()}
+    return {name: found.read(name).tobytes() for name in found.names} | {
+        "rng": str(found.rank_state(0)).encode()
+    }
 
 
 def test_looking_changes_nothing(tmp_path):

@@ -231,12 +231,14 @@ def spoiled(checkpoint: Path, checks: Checks | None, name: str = "model/0.weight
     from paddle_dp.mesh import Mesh
 
     saved = checkpoints.load(checkpoint)
-    tensors = {n: TensorShard.whole(n, saved.read(n)) for n in saved.names}
+    tensors = {n: TensorShard.full(n, saved.read(n)) for n in saved.names}
     if checks is None:
         tensors[name].array.reshape(-1)[0] = NAN
-    own = saved.own(0) or {}
+    own = saved.rank_state(0) or {}
     checkpoints.save(
-        Snapshot(tensors=tensors, state=saved.state, own=own, checks=checks), checkpoint.parent, Mesh.alone()
+        Snapshot(tensors=tensors, state=saved.state, rank_state=own, checks=checks),
+        checkpoint.parent,
+        Mesh.alone(),
     )
 
 

@@ -144,8 +144,8 @@ def test_a_heartbeat_adds_up_its_own_time_without_waiting(monkeypatch):
 
 def test_shares_are_those_of_a_full_batch():
     sampler = Sampler(100, 9, micro_batches=2)
-    assert [sampler.of_rank(rank, 2) for rank in range(2)] == [4, 5]
-    assert sum(sampler.of_rank(rank, 4) for rank in range(4)) == 9
+    assert [sampler.samples_of_rank(rank, 2) for rank in range(2)] == [4, 5]
+    assert sum(sampler.samples_of_rank(rank, 4) for rank in range(4)) == 9
 
 
 RECIPE = """

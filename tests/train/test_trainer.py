@@ -11,7 +11,7 @@ from paddle_dp.data import Loader
 from paddle_dp.errors import DataError, LossError, UsageError
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task, place_whole
+from paddle_dp.parallel import Task, full_model_learner
 from paddle_dp.train import Callback, Progress, Run, Trainer
 from paddle_dp.train.evaluate import evaluate
 from paddle_dp.units import Every
@@ -57,7 +57,7 @@ def trainer(*callbacks, samples=10, rate=0.1, loss=None):
         optimizer=lambda _, named: paddle.optimizer.SGD(rate, parameters=[p for _, p in named]),
     )
     mesh = Mesh.alone()
-    return Trainer(place_whole(task, mesh), Loader.plain(Points(samples), 4, mesh), callbacks)
+    return Trainer(full_model_learner(task, mesh), Loader.plain(Points(samples), 4, mesh), callbacks)
 
 
 def test_moments_in_order():
@@ -163,7 +163,7 @@ def sparse(counting, *callbacks):
         train_loader=Loader.plain(Sparse(counting), 4, mesh, shuffle=False),
         test_loader=Loader.plain(Sparse(counting), 4, mesh, shuffle=False),
     )  # fmt: skip
-    return Trainer(place_whole(task, mesh), run.train_loader, callbacks, run=run)
+    return Trainer(full_model_learner(task, mesh), run.train_loader, callbacks, run=run)
 
 
 @pytest.mark.parametrize("read", [True, False])

@@ -34,7 +34,7 @@ from paddle.nn import functional as F
 
 from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Learner, Task, place_whole
+from paddle_dp.parallel import Learner, Task, full_model_learner
 from paddle_dp.parallel.dropout import Scope, install, masks
 from paddle_dp.part import find
 
@@ -97,7 +97,7 @@ def learner(model: str, settings: dict[str, Any], dropout: float, which: Any) ->
         optimizer=lambda rate, named: paddle.optimizer.AdamW(1e-3, parameters=[p for _, p in named]),
         dropout=which,
     )
-    learner: Learner = place_whole(task, Mesh.alone())
+    learner: Learner = full_model_learner(task, Mesh.alone())
     return learner
 
 

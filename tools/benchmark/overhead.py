@@ -185,7 +185,7 @@ class Bench:
         mesh = join(seed=0)
         recipe.folder.mkdir(parents=True)
         trainer = build(recipe, mesh)
-        trainer.loader = Loader(self.data, Sampler.of(len(self.data), self.batch, mesh))
+        trainer.loader = Loader(self.data, Sampler.for_mesh(len(self.data), self.batch, mesh))
         trainer.tell_start()  # what happens once per run is not a cost per step
         trainer.measurements.plan(0, 10**6)  # all rounds are one training: few of its steps are measured
         return trainer

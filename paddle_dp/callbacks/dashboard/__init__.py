@@ -21,7 +21,7 @@ from paddle_dp.callbacks.dashboard.ranks import RankCurves
 from paddle_dp.callbacks.dashboard.settings import settings
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation
 from paddle_dp.callbacks.dashboard.visualdl import Log
-from paddle_dp.data.randomness import globals_kept, seed_sample
+from paddle_dp.data.randomness import restoring_globals, seed_sample
 from paddle_dp.data.sample import class_names
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.units import Count, Every, Rate
@@ -174,7 +174,7 @@ class Dashboard(Callback):
 
     def _show(self, index: int, step: int) -> None:
         loader = self.run.train_loader
-        with globals_kept():
+        with restoring_globals():
             seed_sample(loader.sampler.seed, 0, index)
             sample, target = loader.dataset[index]
         shown, classes = picture(sample), class_names(loader.dataset)

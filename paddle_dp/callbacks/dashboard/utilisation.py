@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.data.randomness import globals_kept, seed_sample
+from paddle_dp.data.randomness import restoring_globals, seed_sample
 from paddle_dp.data.sample import read_sample
 from paddle_dp.train import Run
 
@@ -122,7 +122,7 @@ def count(run: Run, peak_flops: float | None) -> Utilisation | str:
     if peak is None or run.recipe is None:
         return "the peak of this device is not known: set the dashboard's peak_flops"
     dataset = run.train_loader.dataset
-    with globals_kept():
+    with restoring_globals():
         seed_sample(run.train_loader.sampler.seed, 0, 0)
         sample, _ = read_sample(dataset, 0)
     if isinstance(sample, (dict, tuple)):

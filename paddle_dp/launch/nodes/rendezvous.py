@@ -19,7 +19,7 @@ from paddle_dp.errors import StoppedError
 from paddle_dp.launch.nodes.messages import Message
 
 if TYPE_CHECKING:
-    from paddle_dp.recipe.schema import Watch
+    from paddle_dp.recipe.schema import WatchSettings
 
 GAP = 2.0  # seconds between two looks that count at most: this machine may have been stopped as a whole
 SETTLE = 3.0  # seconds for a cause to be heard of, after a failure that looks like the loss of a peer
@@ -46,7 +46,7 @@ class NodeLimits:
     spare: int | None = None
 
     @classmethod
-    def from_watch(cls, watch: Watch, least: int, most: int, spare: int | None = None) -> NodeLimits:
+    def from_watch(cls, watch: WatchSettings, least: int, most: int, spare: int | None = None) -> NodeLimits:
         """As a recipe's `watch` has them."""
         return cls(
             least=least, most=most, silence=watch.node.seconds, gather=watch.start.seconds,

@@ -10,7 +10,7 @@ from paddle import nn
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.parallel.branches.branch_trace import DOCS, BranchTrace, holder
-from paddle_dp.parallel.data_group import Ranks
+from paddle_dp.parallel.data_group import PaddleGroup
 from paddle_dp.parallel.placement import Placements
 
 
@@ -31,7 +31,7 @@ class AbsentLayer(nn.Layer):
 
 
 def drop_remote(
-    model: nn.Layer, traces: Sequence[BranchTrace], ranks: Ranks, placements: Placements
+    model: nn.Layer, traces: Sequence[BranchTrace], ranks: PaddleGroup, placements: Placements
 ) -> list[str]:
     """Replaces the layers of others' branches, and records where each weight and buffer is. Returns the names of
     weights that branches of several ranks share."""
@@ -41,11 +41,11 @@ def drop_remote(
     shared = set()
     for layer, ranks_with_it in having:
         for tensor in [*layer.parameters(), *layer.buffers()]:
-            if ranks.place in ranks_with_it:
+            if ranks.group_rank in ranks_with_it:
                 placements.record(tensor, only_at=min(ranks_with_it))
             if len(ranks_with_it) > 1 and not tensor.stop_gradient:
                 shared.add(names[id(tensor)])
-    elsewhere = {id(layer) for layer, ranks_with_it in having if ranks.place not in ranks_with_it}
+    elsewhere = {id(layer) for layer, ranks_with_it in having if ranks.group_rank not in ranks_with_it}
     for trace in traces:
         for parent, key in (holder(trace.layer, path) for chain in trace.chains for path in chain):
             if id(parent._sub_layers[key]) in elsewhere:

@@ -16,7 +16,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel.branches.branch_trace import DOCS
-from paddle_dp.parallel.data_group import Ranks
+from paddle_dp.parallel.data_group import PaddleGroup
 from paddle_dp.parallel.exchange.lanes import CommGroups
 from paddle_dp.parallel.exchange.memory import nbytes
 
@@ -47,7 +47,7 @@ class OutputSpecs:
     that they are remembered, so that hosts do not wait for each other in every forward.
     """
 
-    def __init__(self, ranks: Ranks, name: str):
+    def __init__(self, ranks: PaddleGroup, name: str):
         self._messages = Messages(ranks.ranks, ranks.rank, "branches")
         self._name = name
         self._known: dict[Hashable, list[TensorSpec]] = {}
@@ -91,7 +91,7 @@ class BranchExchange:
     accelerator, so that one rank's outputs travel while another's do; the gloo bridge, which counts by itself, has
     none."""
 
-    def __init__(self, ranks: Ranks, comm_groups: CommGroups | None = None):
+    def __init__(self, ranks: PaddleGroup, comm_groups: CommGroups | None = None):
         self.ranks, self._comm_groups = ranks, comm_groups
 
     @paddle.no_grad()

@@ -92,7 +92,9 @@ class BranchForward:
 
     def __init__(self, trace: BranchTrace, exchange: BranchExchange, turns: CollectiveOrder):
         self._trace, self._exchange, self._turns, self._forward = trace, exchange, turns, trace.layer.forward
-        self._local = [branch for branch, owner in enumerate(trace.owners) if owner == exchange.ranks.place]
+        self._local = [
+            branch for branch, owner in enumerate(trace.owners) if owner == exchange.ranks.group_rank
+        ]
         self.forms = OutputSpecs(exchange.ranks, trace.name)
         self.__signature__ = signature(self._forward)  # a batch is given as the layer's own forward takes it
 

@@ -63,7 +63,9 @@ def branched(
             )
     for join in joins:
         join.forms.forget()
-    layers = [layer for layer, having in ranks_of_layers(traces, len(ranks.ranks)) if ranks.place in having]
+    layers = [
+        layer for layer, having in ranks_of_layers(traces, len(ranks.ranks)) if ranks.group_rank in having
+    ]
     return Branched(
         shared=tuple(shared),
         exchanges_back=any(trace.learned for trace in traces),

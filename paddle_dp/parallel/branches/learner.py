@@ -9,7 +9,7 @@ from typing import Any
 import paddle
 
 from paddle_dp.parallel.branches.branched_model import Branched
-from paddle_dp.parallel.data_group import Ranks
+from paddle_dp.parallel.data_group import PaddleGroup
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.gradient_exchange import CompositeExchange, GradientExchange
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
@@ -25,10 +25,10 @@ class BranchesLearner(HybridLearner):
     """
 
     branched: Branched
-    data_ranks: Ranks
-    every_rank: Ranks
+    data_ranks: PaddleGroup
+    every_rank: PaddleGroup
 
-    def _exchange_ahead(self) -> GradientExchange | None:
+    def _make_overlapped_exchange(self) -> GradientExchange | None:
         shared = set(self.branched.shared)
         kinds: dict[bool, list[int]] = {False: [], True: []}
         indices = {id(parameter): place for place, parameter in enumerate(self.trainable)}
@@ -41,7 +41,7 @@ class BranchesLearner(HybridLearner):
             exchanges.append((self._over(self.every_rank, kinds[True], "shared"), kinds[True]))
         return CompositeExchange(exchanges) if exchanges else None
 
-    def _over(self, ranks: Ranks, indices: Sequence[int], channel: str) -> GradientExchange:
+    def _over(self, ranks: PaddleGroup, indices: Sequence[int], channel: str) -> GradientExchange:
         parameters = [self.trainable[place] for place in sorted(indices)]
         if self.mesh.device == "cpu":
             keepers = [ranks.ranks] * len(parameters)
@@ -51,11 +51,11 @@ class BranchesLearner(HybridLearner):
         return BucketedGradients(ranks.group, parameters, overlapped=beside)
 
     def _all_reduce_gradients(self) -> None:
-        if self._ahead is not None:
-            self._ahead.finish()
+        if self._overlapped is not None:
+            self._overlapped.finish()
 
     @property
-    def counts_sent(self) -> bool:
+    def counts_bytes(self) -> bool:
         return True
 
     def _sum_over_readers(self, tensor: paddle.Tensor) -> paddle.Tensor:

@@ -10,7 +10,7 @@ from paddle import nn
 from paddle_dp.parallel.branches.assignment import drop_remote, ranks_of_layers
 from paddle_dp.parallel.branches.branch_trace import observed
 from paddle_dp.parallel.branches.branched_model import spread_over
-from paddle_dp.parallel.data_group import Ranks
+from paddle_dp.parallel.data_group import PaddleGroup
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.precision.amp import cast, read_by
 from paddle_dp.plan.rank_memory import Blocks, BranchTraffic
@@ -58,4 +58,4 @@ def keep_share(model: nn.Layer, inputs: Any, ranks: int, rank: int) -> None:
     """Leaves in a model what one rank of the group has."""
     traces, _ = observed(model, cast(inputs, read_by(model)))
     spread_over(traces, ranks)
-    drop_remote(model, traces, Ranks(range(ranks), rank, None), Placements())
+    drop_remote(model, traces, PaddleGroup(range(ranks), rank, None), Placements())

@@ -125,11 +125,11 @@ def dropped(here: Scope, x: paddle.Tensor, p: float, axes: Sequence[int] | None 
         sample = tuple(size if dim in axes else 1 for dim, size in enumerate(sample))
         shape = (1 if 0 not in axes else shape[0], *sample[1:])
     keys = here.next_keys(shared)
-    whole, held = (sample, masks.everything(sample)) if shared else here.held(sample)
+    full_shape, ranges = (sample, masks.everything(sample)) if shared else here.locate_slice(sample)
     if x.place.is_cpu_place():
-        mask = paddle.to_tensor(masks.dropped(keys, masks.positions(whole, held), p), place=x.place)
+        mask = paddle.to_tensor(masks.dropped(keys, masks.positions(full_shape, ranges), p), place=x.place)
     else:
-        mask = masks.dropped_on_device(keys, whole, held, p, x.place)
+        mask = masks.dropped_on_device(keys, full_shape, ranges, p, x.place)
     return mask.reshape(shape)
 
 
@@ -227,8 +227,8 @@ def _each_sample(shape: Any) -> bool:
     return list(shape) == [here.samples, *[1] * (len(shape) - 1)] and len(shape) + here.samples > 2
 
 
-def _numbers(shape: Sequence[int], place: Any) -> paddle.Tensor:
+def _numbers(shape: Sequence[int], device: Any) -> paddle.Tensor:
     """The next number of each sample of the scope, from 0 to below 1, as float64 in `shape`."""
     here = current()
     assert here is not None  # as `_each_sample` has seen
-    return copies_to(place)(masks.numbers(here.next_keys())).reshape(shape)
+    return copies_to(device)(masks.numbers(here.next_keys())).reshape(shape)

@@ -12,7 +12,7 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.dropout.patching import install
 from paddle_dp.parallel.dropout.scope import Scope
-from paddle_dp.parallel.dropout.uncaught import Watch, cut_unsaid
+from paddle_dp.parallel.dropout.uncaught import DrawMonitor, cut_unsaid
 
 Layers = Sequence[tuple[str, nn.Layer]]
 
@@ -26,10 +26,10 @@ class Draws:
 
     def __init__(self, exact: bool):
         self.exact = exact
-        self._watch: Watch | None = Watch()
+        self._watch: DrawMonitor | None = DrawMonitor()
         self._watched: tuple[int, int] | None = None  # epoch and number of that batch
-        self._later: Watch | None = None  # of the batches after it
-        self._found: dict[str, list[str]] = {}
+        self._later: DrawMonitor | None = None  # of the batches after it
+        self._kinds_by_layer: dict[str, list[str]] = {}
         self._doubted: dict[str, tuple[list[int], int]] = {}
         self._unsaid: dict[str, str] = {}
         if exact:
@@ -54,7 +54,7 @@ class Draws:
 
     def watch_on(self) -> None:
         """From now on later batches are watched as well as the first one, until `gather_later`."""
-        self._later = Watch(notes_calls=False)
+        self._later = DrawMonitor(notes_calls=False)
 
     def gather_findings(self, mesh: Mesh) -> None:
         """After the first update, or a later one: shares what the ranks' watches found. Collective."""
@@ -71,12 +71,12 @@ class Draws:
         if watch is not None:
             self._gather(watch, mesh)
 
-    def _gather(self, watch: Watch, mesh: Mesh) -> None:
-        mine = {label: sorted(kinds) for label, kinds in watch.found.items()}, watch.doubted
+    def _gather(self, watch: DrawMonitor, mesh: Mesh) -> None:
+        mine = {label: sorted(kinds) for label, kinds in watch.kinds_by_layer.items()}, watch.doubted
         for found, doubted in mesh.gather(mine) if mesh.ranks > 1 else [mine]:
             self._doubted = doubted | self._doubted
             for label, kinds in found.items():
-                self._found[label] = sorted({*self._found.get(label, []), *kinds})
+                self._kinds_by_layer[label] = sorted({*self._kinds_by_layer.get(label, []), *kinds})
 
     def differences(self) -> list[str]:
         """Sentences on draws that differ, or may differ, on another number of ranks."""
@@ -103,19 +103,19 @@ class Draws:
         )
 
     def _drawn(self) -> list[str]:
-        if not self._found:
+        if not self._kinds_by_layer:
             return []
-        first, more = min(self._found), len(self._found) - 1
-        who = f"{first} and {more} more draw" if more else f"{first} draws"
-        kinds = {kind for kinds in self._found.values() for kind in kinds}
+        first, more = min(self._kinds_by_layer), len(self._kinds_by_layer) - 1
+        noun = f"{first} and {more} more draw" if more else f"{first} draws"
+        kinds = {kind for kinds in self._kinds_by_layer.values() for kind in kinds}
         if not self.exact and "Paddle" in kinds:
             return [
-                f"{who} other random numbers on each rank; train.dropout=exact makes those of dropout the same on any "
+                f"{noun} other random numbers on each rank; train.dropout=exact makes those of dropout the same on any "
                 "number of ranks"
             ]
         whose = " and ".join(f"{kind}'s" for kind in sorted(kinds))
         return [
-            f"{who} from {whose} generator, which differs on another number of ranks: exact are dropout, and one "
+            f"{noun} from {whose} generator, which differs on another number of ranks: exact are dropout, and one "
             "number for each sample"
         ]
 

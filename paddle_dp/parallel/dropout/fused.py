@@ -18,7 +18,7 @@ from paddle_dp.parallel.dropout.scope import current, scope_of
 
 _OPS, _LEGACY_OPS, _SDPA = "paddle._C_ops", "paddle._legacy_C_ops", "paddle.nn.functional.sdpa"
 # The position of the probability among the arguments, and that of `is_test` (3.3.1).
-_PLACES: Mapping[str, tuple[int, int | None]] = {
+_ARGUMENTS: Mapping[str, tuple[int, int | None]] = {
     "flash_attn_qkvpacked": (3, 6),
     "flash_attn_unpadded": (10, 13),
     "flash_attn_varlen_qkvpacked": (8, 11),
@@ -42,11 +42,11 @@ def patches() -> Iterator[Patch]:
     name = "select_sdp_for_sdpa"
     yield Patch(owner=_SDPA, name=name, value=plain_if_dropped, symptom=drawn, missing="skip")
     yield Patch(owner=_OPS, name="flash_attn", value=flash_attention, symptom=drawn, missing="skip")
-    for name, (probability, test) in _PLACES.items():
+    for name, (probability, test) in _ARGUMENTS.items():
         call = refusing(f"{_OPS}.{name}", _at(probability, test))
         yield Patch(owner=_OPS, name=name, value=call, symptom=drawn, missing="skip")
-    for name, words in _NAMES.items():
-        call = refusing(f"{_LEGACY_OPS}.{name}", _named(words))
+    for name, names in _NAMES.items():
+        call = refusing(f"{_LEGACY_OPS}.{name}", _named(names))
         yield Patch(owner=_LEGACY_OPS, name=name, value=call, symptom=drawn, missing="skip")
 
 
@@ -90,10 +90,10 @@ def _at(probability: int, test: int | None) -> Callable[[tuple[Any, ...]], bool]
     return lambda args: bool(args[probability]) and not (test is not None and args[test])
 
 
-def _named(words: tuple[str, ...]) -> Callable[[tuple[Any, ...]], bool]:
+def _named(names: tuple[str, ...]) -> Callable[[tuple[Any, ...]], bool]:
     def drops(args: tuple[Any, ...]) -> bool:
         first = next(index for index, arg in enumerate(args) if isinstance(arg, str))
         settings = dict(zip(args[first::2], args[first + 1 :: 2], strict=True))
-        return any(settings[word] for word in words) and not settings.get("is_test")
+        return any(settings[word] for word in names) and not settings.get("is_test")
 
     return drops

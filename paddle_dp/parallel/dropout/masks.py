@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from paddle_dp.mesh.copies import to_device
 
-Words = NDArray[np.uint32]
-Keys = tuple[Words, Words]  # two words for each sample, [n] each
+Uint32Array = NDArray[np.uint32]
+Keys = tuple[Uint32Array, Uint32Array]  # two words for each sample, [n] each
 Ranges = tuple[tuple[int, int], ...]  # start and stop of each dim
 
 SHARED = 2**64 - 1  # the place for a mask that all samples share
@@ -35,7 +35,7 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _M0, _M1, _M2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 
 
-def word(*numbers: int) -> int:
+def hash64(*numbers: int) -> int:
     """One 64-bit word that depends on every bit of each number and on their order."""
     z = 0
     for number in numbers:
@@ -55,30 +55,30 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return z ^ (z >> np.uint64(31))
 
 
-def words(update: int, places: Sequence[int]) -> NDArray[np.uint64]:
-    """One word per sample, from its place in the global batch and the update (as a `word`)."""
-    return _mixed(np.array(places, np.uint64) ^ np.uint64(update))
+def sample_hashes(update: int, sample_positions: Sequence[int]) -> NDArray[np.uint64]:
+    """One word per sample, from its place in the global batch and the update (as a `hash64`)."""
+    return _mixed(np.array(sample_positions, np.uint64) ^ np.uint64(update))
 
 
 def keys(samples: NDArray[np.uint64], call: int) -> Keys:
-    """The keys of samples, given by their `words`, in one call (as a `word`)."""
+    """The keys of samples, given by their `sample_hashes`, in one call (as a `hash64`)."""
     z = _mixed(samples ^ np.uint64(call))
     return z.astype(np.uint32), (z >> np.uint64(32)).astype(np.uint32)
 
 
-def numbers(of: Keys) -> NDArray[np.float64]:
+def numbers(sample_keys: Keys) -> NDArray[np.float64]:
     """One number of each sample [n]: uniform from 0 to below 1, a multiple of 2^-24, so that float32 has it exactly."""
-    return (of[0] >> np.uint32(8)) * 2.0**-24
+    return (sample_keys[0] >> np.uint32(8)) * 2.0**-24
 
 
 @lru_cache(maxsize=32)
-def positions(whole: tuple[int, ...], held: Ranges) -> Words:
-    """The first round of the hash of each position in the part `held` of a sample of shape `whole`. Flat."""
+def positions(full_shape: tuple[int, ...], ranges: Ranges) -> Uint32Array:
+    """The first round of the hash of each position in the part `ranges` of a sample of shape `full_shape`. Flat."""
     with np.errstate(over="ignore"):
-        h = np.arange(math.prod(whole), dtype=np.uint32) * np.uint32(_M0)
+        h = np.arange(math.prod(full_shape), dtype=np.uint32) * np.uint32(_M0)
         h ^= h >> np.uint32(16)
         h *= np.uint32(_M1)
-    part = h.reshape(whole)[tuple(slice(*span) for span in held)]
+    part = h.reshape(full_shape)[tuple(slice(*span) for span in ranges)]
     return np.ascontiguousarray(part).reshape(-1)
 
 
@@ -87,17 +87,17 @@ def bound(p: float) -> int:
     return min(round(p * 2**32) - 2**31, 2**31 - 1)
 
 
-def dropped(of: Keys, where: Words, p: float) -> NDArray[np.bool_]:
+def dropped(sample_keys: Keys, position_hashes: Uint32Array, p: float) -> NDArray[np.bool_]:
     """Which elements are dropped: bool [n, positions], each True with probability `p` from 0 to below 1."""
-    n, count, limit = len(of[0]), where.size, np.int32(bound(p))
+    n, count, limit = len(sample_keys[0]), position_hashes.size, np.int32(bound(p))
     out = np.empty((n, count), np.bool_)
     columns = max(min(count, CHUNK), 1)
     rows = max(CHUNK // columns, 1)
     hashes, spare = np.empty((2, min(rows, n), columns), np.uint32)
     for top in range(0, n, rows):
-        first, second = of[0][top : top + rows, None], of[1][top : top + rows, None]
+        first, second = sample_keys[0][top : top + rows, None], sample_keys[1][top : top + rows, None]
         for left in range(0, count, columns):
-            some = where[left : left + columns]
+            some = position_hashes[left : left + columns]
             h, other = hashes[: len(first), : some.size], spare[: len(first), : some.size]
             np.add(some, first, out=h)
             _round(h, other, 15, _M2)
@@ -109,28 +109,30 @@ def dropped(of: Keys, where: Words, p: float) -> NDArray[np.bool_]:
     return out
 
 
-def _round(h: Words, spare: Words, shift: int, factor: int) -> None:
+def _round(h: Uint32Array, spare: Uint32Array, shift: int, factor: int) -> None:
     np.right_shift(h, np.uint32(shift), out=spare)
     np.bitwise_xor(h, spare, out=h)
     np.multiply(h, np.uint32(factor), out=h)
 
 
-def dropped_on_device(of: Keys, whole: tuple[int, ...], held: Ranges, p: float, place: Any) -> paddle.Tensor:
-    """The same bits as `dropped`, bool [n, positions], computed on the device `place`.
+def dropped_on_device(
+    sample_keys: Keys, full_shape: tuple[int, ...], ranges: Ranges, p: float, device: Any
+) -> paddle.Tensor:
+    """The same bits as `dropped`, bool [n, positions], computed on the device `device`.
 
     In int32, whose products and sums wrap: Paddle has no uint32 arithmetic (3.3.1).
     """
-    words = np.stack(of).view(np.int32)[:, :, None]
-    first, second = to_device(words, place)
-    h = _positions_on_device(whole, held, str(place)) + first
+    sample_hashes = np.stack(sample_keys).view(np.int32)[:, :, None]
+    first, second = to_device(sample_hashes, device)
+    h = _positions_on_device(full_shape, ranges, str(device)) + first
     h = _round_on_device(h, 15, _M2)
     h = _round_on_device(h.bitwise_xor(second), 16, _M1)
     return _xor_shifted(h, 15) < paddle.full([], bound(p), "int32")
 
 
 @lru_cache(maxsize=32)
-def _positions_on_device(whole: tuple[int, ...], held: Ranges, place: str) -> paddle.Tensor:
-    return paddle.to_tensor(positions(whole, held).view(np.int32))
+def _positions_on_device(full_shape: tuple[int, ...], ranges: Ranges, device: str) -> paddle.Tensor:
+    return paddle.to_tensor(positions(full_shape, ranges).view(np.int32))
 
 
 def _round_on_device(h: paddle.Tensor, shift: int, factor: int) -> paddle.Tensor:

@@ -82,15 +82,21 @@ class Scope:
     """The samples of one micro-batch in one update, and which call of which block comes next.
 
     The micro-batch holds the samples `first` to `first + samples` of global batch `index` of `epoch`, or those at
-    `places`. These numbers do not depend on the number of ranks or on a resume. Calls are counted per element, which is
-    the number of the running block from 1 on, and 0 outside of all blocks.
+    `positions`. These numbers do not depend on the number of ranks or on a resume. Calls are counted per element, which
+    is the number of the running block from 1 on, and 0 outside of all blocks.
     """
 
     def __init__(
-        self, seed: int, epoch: int, index: int, first: int, samples: int, places: Sequence[int] | None = None
+        self,
+        seed: int,
+        epoch: int,
+        index: int,
+        first: int,
+        samples: int,
+        positions: Sequence[int] | None = None,
     ):
         self.samples = samples
-        self._numbers, self._first, self._places = (seed, epoch, index), first, places
+        self._numbers, self._first, self._positions = (seed, epoch, index), first, positions
         self.element = 0
         self.calls: dict[int, int] = {}
         self.slices: dict[Axis, Slice] = {}
@@ -113,24 +119,24 @@ class Scope:
         """The keys of this micro-batch's samples in the next call; one key for all samples if `shared`."""
         number = self.calls.get(self.element, 0)
         self.calls[self.element] = number + 1
-        return masks.keys(self._shared_word if shared else self._words, masks.word(self.element, number))
+        return masks.keys(self._shared_hash if shared else self._words, masks.hash64(self.element, number))
 
     @cached_property
     def _update(self) -> int:
-        return masks.word(*self._numbers)
+        return masks.hash64(*self._numbers)
 
     @cached_property
     def _words(self) -> NDArray[np.uint64]:
         following = range(self._first, self._first + self.samples)
-        return masks.words(self._update, following if self._places is None else self._places)
+        return masks.sample_hashes(self._update, following if self._positions is None else self._positions)
 
     @cached_property
-    def _shared_word(self) -> NDArray[np.uint64]:
-        return masks.words(self._update, [masks.SHARED])
+    def _shared_hash(self) -> NDArray[np.uint64]:
+        return masks.sample_hashes(self._update, [masks.SHARED])
 
-    def held(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Ranges]:
+    def locate_slice(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Ranges]:
         """The whole shape of an activation of which this rank holds `shape` per sample, and where that slice is."""
-        whole, ranges = list(shape), list(masks.everything(shape))
+        full_shape, ranges = list(shape), list(masks.everything(shape))
         for kind, order in _ORDER.items():
             for axis in reversed(order):  # the smaller slices first
                 cut = self.slices.get(axis)
@@ -138,37 +144,37 @@ class Scope:
                     continue
                 dim = cut.dim(shape)
                 low, high = ranges[dim]
-                offset = cut.rank * whole[dim]
+                offset = cut.rank * full_shape[dim]
                 ranges[dim] = (low + offset, high + offset)
-                whole[dim] *= cut.ranks
-        return tuple(whole), tuple(ranges)
+                full_shape[dim] *= cut.ranks
+        return tuple(full_shape), tuple(ranges)
 
-    def part(self, start: int, stop: int) -> Scope:
+    def subset(self, start: int, stop: int) -> Scope:
         """The same moment for some of the samples: numbers `start` to `stop` of them."""
         following = range(self._first, self._first + self.samples)
-        places = following if self._places is None else self._places
-        some = copy(self)
-        some.samples, some._places = stop - start, places[start:stop]
-        some.calls, some.slices = dict(self.calls), dict(self.slices)
-        vars(some).pop("_words", None)
-        return some
+        positions = following if self._positions is None else self._positions
+        subset_scope = copy(self)
+        subset_scope.samples, subset_scope._positions = stop - start, positions[start:stop]
+        subset_scope.calls, subset_scope.slices = dict(self.calls), dict(self.slices)
+        vars(subset_scope).pop("_words", None)
+        return subset_scope
 
 
 _current: Scope | None = None
 
 
 @contextmanager
-def part_of_samples(start: int, stop: int) -> Iterator[None]:
+def within_samples(start: int, stop: int) -> Iterator[None]:
     """Around a forward of the samples `start` to `stop` of those of the current scope, if there is one. The calls of
     all such parts are the same calls: they count for the scope when the last part is done."""
     outer = _current
     if outer is None:
         yield
         return
-    with outer.part(start, stop) as some:
+    with outer.subset(start, stop) as subset_scope:
         yield
     if stop == outer.samples:
-        outer.calls = some.calls
+        outer.calls = subset_scope.calls
 
 
 def current() -> Scope | None:
@@ -237,13 +243,18 @@ def number_elements(blocks: Iterable[tuple[int, nn.Layer]]) -> None:
     for number, block in blocks:
         if not all(map(_never_draws, block.sublayers(include_self=True))):
             numbers.setdefault(block, []).append(number)
-    for block, own in numbers.items():
+    for block, element_numbers in numbers.items():
         outer: list[int] = []
 
-        def enter(layer: nn.Layer, inputs: Any, own: list[int] = own, outer: list[int] = outer) -> None:
+        def enter(
+            layer: nn.Layer,
+            inputs: Any,
+            element_numbers: list[int] = element_numbers,
+            outer: list[int] = outer,
+        ) -> None:
             if _current is not None:
                 outer.append(_current.element)
-                _current.element = _next_of(own, _current.calls) + 1
+                _current.element = _next_of(element_numbers, _current.calls) + 1
 
         def leave(layer: nn.Layer, inputs: Any, outputs: Any, outer: list[int] = outer) -> None:
             if _current is not None and outer:

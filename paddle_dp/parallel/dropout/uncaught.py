@@ -21,17 +21,17 @@ States = dict[str, Any]
 Dropped = tuple[list[int], str, str, list[str]]
 
 
-class Watch:
+class DrawMonitor:
     """Finds the layers of a model that draw random numbers in a forward inside `on`.
 
-    `found`: by layer («name (Class)»), the generators that it drew from itself, not in its sublayers: "Paddle",
-    "NumPy", "Python". `doubted`: by layer, the shape of a tensor in which the samples' rows are not known, and the
-    number of samples. `dropped`: every call of dropout, where calls are noted.
+    `kinds_by_layer`: by layer («name (Class)»), the generators that it drew from itself, not in its sublayers:
+    "Paddle", "NumPy", "Python". `doubted`: by layer, the shape of a tensor in which the samples' rows are not known,
+    and the number of samples. `dropped`: every call of dropout, where calls are noted.
     """
 
     def __init__(self, notes_calls: bool = True) -> None:
         self.notes_calls = notes_calls
-        self.found: dict[str, set[str]] = {}
+        self.kinds_by_layer: dict[str, set[str]] = {}
         self.doubted: dict[str, tuple[list[int], int]] = {}
         self.dropped: list[Dropped] = []
         self._inside: list[str] = []
@@ -68,11 +68,11 @@ class Watch:
         now = _states()
         changed = {name for name, state in now.items() if state != self._before[name]}
         if changed:
-            self.found.setdefault(self._inside[-1], set()).update(changed)
+            self.kinds_by_layer.setdefault(self._inside[-1], set()).update(changed)
         self._before = now
 
 
-_watching: Watch | None = None
+_watching: DrawMonitor | None = None
 
 
 def doubt(x: paddle.Tensor, samples: int) -> None:
@@ -102,11 +102,11 @@ def cut_unsaid(ranks: Sequence[tuple[dict[str, int], list[Dropped]]]) -> dict[st
     for axis in ("tensor", "sequence"):
         if len({coords.get(axis) for coords, _ in ranks}) == 1:
             continue  # nothing is cut along it
-        seen: dict[tuple[object, ...], str] = {}
+        label_by_call: dict[tuple[object, ...], str] = {}
         for coords, dropped in ranks:
             others = tuple(sorted((name, place) for name, place in coords.items() if name != axis))
             for call, label, digest, axes in dropped:
-                if axis not in axes and seen.setdefault((others, *call), digest) != digest:
+                if axis not in axes and label_by_call.setdefault((others, *call), digest) != digest:
                     undeclared[label] = axis
     return undeclared
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import paddle
 
-from paddle_dp.parallel.beside import SavedBeside
+from paddle_dp.parallel.extra_state import SavedExtraState
 
 Tensors = dict[str, paddle.Tensor]
 
@@ -27,14 +27,14 @@ def factors_of(factors: Mapping[int, paddle.Tensor], names: Sequence[str]) -> Te
     return {_factor(names[index], factor): factor for index, factor in factors.items()}
 
 
-def restore_residuals(memory: Residuals, names: Sequence[str], ranks: int, saved: SavedBeside) -> None:
+def restore_residuals(memory: Residuals, names: Sequence[str], ranks: int, saved: SavedExtraState) -> None:
     """On as many ranks as saved them each gets its own; on others, all that is owed is shared equally: what counts is
     its sum."""
     for index, name in enumerate(names):
         parameter, key = memory.parameters[index], f"error/{name}"
         error = paddle.zeros(parameter.shape, wide(parameter))
-        if key in saved.own:
-            saved.own_into(key, error)
+        if key in saved.local:
+            saved.local_into(key, error)
         elif saved.sum_into(key, error):
             error = error / ranks
         else:
@@ -42,7 +42,7 @@ def restore_residuals(memory: Residuals, names: Sequence[str], ranks: int, saved
         memory.restore(index, error)
 
 
-def restore_factors(factors: dict[int, paddle.Tensor], names: Sequence[str], saved: SavedBeside) -> None:
+def restore_factors(factors: dict[int, paddle.Tensor], names: Sequence[str], saved: SavedExtraState) -> None:
     """Of as many columns as now; others stay as they were drawn."""
     for index, factor in factors.items():
         key = _factor(names[index], factor)

@@ -18,7 +18,7 @@ from paddle_dp.parallel.loss import Count, Loss
 from paddle_dp.parallel.passes import Sums
 from paddle_dp.parallel.pipeline.schedules import Engine
 from paddle_dp.parallel.pipeline.stages import LocalStages
-from paddle_dp.parallel.pipeline.timeline import Recorder
+from paddle_dp.parallel.pipeline.timeline import PipelineRecorder
 from paddle_dp.plan.pipeline_schedule import Work
 
 
@@ -59,11 +59,11 @@ class PipelineLearner(HybridLearner):
     local_stages: LocalStages
     names: list[str] = field(default_factory=list)  # of the sums, which only the last stage knows at first
     batch: Batch | None = None  # the current one
-    recorder: Recorder = field(init=False)
+    recorder: PipelineRecorder = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.recorder = Recorder(self.mesh)
+        self.recorder = PipelineRecorder(self.mesh)
 
     def _compare_across(self) -> None:
         super()._compare_across()
@@ -84,13 +84,13 @@ class PipelineLearner(HybridLearner):
         engine.around = self._around
         with self.mixed.context():
             engine.learn([m.inputs for m in micro_batches], [m.targets for m in micro_batches])
-        return self._seen() if collect_metrics else [], self.micro_batch_loss.counted
+        return self._sums_of_micro_batches() if collect_metrics else [], self.micro_batch_loss.counted
 
-    def _forward_again(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
+    def _recompute_forward(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
         """Through all stages; only the last one has a loss."""
         engine: Engine = self.parallel_model
         scope = self._draws.scope(batch, micro_batch)
-        with self._serving_others(), scope, self.mixed.context(), paddle.no_grad():
+        with self._serving_peers(), scope, self.mixed.context(), paddle.no_grad():
             outputs = engine.predict(micro_batch.inputs)
             if outputs is None:
                 return paddle.zeros([]), 0
@@ -129,7 +129,7 @@ class PipelineLearner(HybridLearner):
         assert self.batch is not None
         return self._draws.around(self.batch, micro_batch, self.named_layers)
 
-    def _seen(self) -> list[Sums]:
+    def _sums_of_micro_batches(self) -> list[Sums]:
         """Each micro-batch's sums on ranks that count, zeros with the same names elsewhere. Collective at first."""
         sums = self.micro_batch_loss.sums if self.mesh.is_loss_rank else []
         if not self.names:
@@ -158,7 +158,7 @@ class PipelineLearner(HybridLearner):
     def predict(self, inputs: Any) -> Any:
         """The outputs on the last stage, None elsewhere. All stages of a reader call it together."""
         engine: Engine = self.parallel_model
-        with self._serving_others(), paddle.no_grad(), self.mixed.context():
+        with self._serving_peers(), paddle.no_grad(), self.mixed.context():
             return engine.predict(inputs)
 
     def elements(self) -> list[tuple[int, nn.Layer]]:

@@ -98,8 +98,8 @@ class AsynchronousP2P(P2pHelper):
     ) -> None:
         if not pp_last_stage:
             self._send_meta(output_tensor, skip_check_meta=skip_check_meta)
-            kept = _kept(output_tensor)  # fleet frees a stage's output once it is sent
-            self._leave(self._begin(tensor_send_next=kept)[2], kept)
+            retained = _retained(output_tensor)  # fleet frees a stage's output once it is sent
+            self._leave(self._begin(tensor_send_next=retained)[2], retained)
 
     def recv_backward(self, pp_last_stage: bool, *_: Any, **more: Any) -> Any:
         if pp_last_stage:
@@ -126,37 +126,37 @@ class AsynchronousP2P(P2pHelper):
             request.wait()
         self._coming = []
 
-    def settle(self, most: int = 0) -> None:
+    def flush(self, most: int = 0) -> None:
         """The same for sends, until at most so many are under way."""
         while len(self._leaving) > most:
             for request in self._leaving.popleft()[0]:
                 request.wait()
 
-    def _leave(self, requests: list[Any], kept: Any) -> None:
-        self._leaving.append((requests, kept))
-        self.settle(2 * self._stages)
+    def _leave(self, requests: list[Any], tensor: Any) -> None:
+        self._leaving.append((requests, tensor))
+        self.flush(2 * self._stages)
 
-    def _begin(self, **what: Any) -> tuple[Any, Any, list[Any]]:
+    def _begin(self, **options: Any) -> tuple[Any, Any, list[Any]]:
         """One of fleet's exchanges, which is not waited for: what comes from the previous and the next stage, and the
         requests."""
-        asked = {
+        arguments = {
             "tensor_send_next": None,
             "tensor_send_prev": None,
             "recv_prev": False,
             "recv_next": False,
-            **what,
+            **options,
         }
-        found: tuple[Any, Any, list[Any]] = p2p_communication._p2p_helper(
-            **asked,
+        exchanged: tuple[Any, Any, list[Any]] = p2p_communication._p2p_helper(
+            **arguments,
             send_recv_meta=self._send_recv_meta,
             batch_p2p_comm=False,
             wait_on_reqs=False,
             dynamic_shape=self._dynamic_shape,
         )
         self._dynamic_cnt += self._dynamic_shape
-        return found
+        return exchanged
 
 
-def _kept(output: Any) -> Any:
+def _retained(output: Any) -> Any:
     """The same memory, which stays when the output's is freed."""
     return tuple(each.detach() for each in output) if isinstance(output, tuple) else output.detach()

@@ -56,7 +56,7 @@ class Engine(PipelineParallel):
         self._layers.reads = structure_of(inputs[0])
         self.forward_backward_pipeline([_by_leaf(inputs), _by_leaf(targets)], scaler=None)
         if isinstance(self._p2p_helper, AsynchronousP2P):
-            self._p2p_helper.settle()
+            self._p2p_helper.flush()
 
     def predict(self, inputs: Any) -> Any:
         """The outputs of one micro-batch on the last stage, None elsewhere. Collective over the pipeline.
@@ -78,7 +78,7 @@ class Engine(PipelineParallel):
                 x = None
         self.set_virtual_pipeline_rank(0)
         if isinstance(self._p2p_helper, AsynchronousP2P):
-            self._p2p_helper.settle()
+            self._p2p_helper.flush()
         return x
 
     def _arrive(self) -> None:
@@ -183,8 +183,8 @@ def _with_gradient(output: Any) -> Any:
     return output
 
 
-def _floats(given: Any) -> bool:
-    return isinstance(given, paddle.Tensor) and given.is_floating_point()
+def _floats(value: Any) -> bool:
+    return isinstance(value, paddle.Tensor) and value.is_floating_point()
 
 
 class ForwardThenBackward(Engine):
@@ -195,18 +195,18 @@ class ForwardThenBackward(Engine):
         first, last, p2p = self.is_pipeline_first_stage(), self.is_pipeline_last_stage(), self._p2p_helper
         self.scaler, self.total_loss, self.micro_batch_id = scaler, None, 0
         self.user_hooks_enabled = False  # they belong to fleet's own schedule
-        micro_batches, kept = self._wrap_data(data), deque[tuple[Any, Any]]()
+        micro_batches, pending = self._wrap_data(data), deque[tuple[Any, Any]]()
         for _ in range(self.accumulate_steps):
-            given = p2p.recv_forward(first, batch_p2p_comm=self._use_batch_p2p_comm)
-            output = _output(self._forward_step(given, micro_batches))
+            stage_input = p2p.recv_forward(first, batch_p2p_comm=self._use_batch_p2p_comm)
+            output = _output(self._forward_step(stage_input, micro_batches))
             p2p.send_forward(output, last, batch_p2p_comm=self._use_batch_p2p_comm)
-            kept.append((given, output))
+            pending.append((stage_input, output))
             if not last:
                 self._release_output(output)
-        while kept:
-            given, output = kept.popleft()
+        while pending:
+            stage_input, output = pending.popleft()
             gradient = p2p.recv_backward(last, batch_p2p_comm=self._use_batch_p2p_comm)
-            given_gradient = self._backward_step(given, output, gradient)
+            given_gradient = self._backward_step(stage_input, output, gradient)
             p2p.send_backward(given_gradient, first, batch_p2p_comm=self._use_batch_p2p_comm)
 
 

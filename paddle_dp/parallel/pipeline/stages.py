@@ -92,7 +92,7 @@ class LocalStages:
     tied: list[TiedWeight] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: nn.Layer, blocks: dict[int, nn.Layer], tied: list[TiedWeight]) -> LocalStages:
+    def from_blocks(cls, model: nn.Layer, blocks: dict[int, nn.Layer], tied: list[TiedWeight]) -> LocalStages:
         """The local stages for the `blocks` of `model` that are on this rank."""
         layers = {id(layer) for block in blocks.values() for layer in block.sublayers(include_self=True)}
         places = model.named_sublayers(include_self=True, remove_duplicate=False)
@@ -144,7 +144,7 @@ def build_stages(
     }
     tied = _tie(blocks, holders, hcg, placements)
     mine = {n: block for n, block in enumerate(blocks) if holders[n] == hcg.get_stage_id()}
-    return Stages(blocks, bounds, hcg, loss, virtual_stages), LocalStages.of(model, mine, tied)
+    return Stages(blocks, bounds, hcg, loss, virtual_stages), LocalStages.from_blocks(model, mine, tied)
 
 
 def _stages(hcg: HCG) -> int:
@@ -199,8 +199,8 @@ def _tie(
 
 def group_of_stages(stages: tuple[int, ...], hcg: HCG) -> Any:
     """A new group of the ranks of this rank's pipeline that hold `stages`. Collective: all ranks make all groups."""
-    mine = None
+    local_group = None
     for pipeline in hcg.topology().get_comm_list("pipe"):
         group = new_group(pipeline[stage] for stage in stages)
-        mine = group if dist.get_rank() in pipeline else mine
-    return mine
+        local_group = group if dist.get_rank() in pipeline else local_group
+    return local_group

@@ -26,7 +26,7 @@ class Recording:
 
 
 @dataclass
-class Recorder:
+class PipelineRecorder:
     """Records the start and the stop of each piece of work of one batch, if `armed`.
 
     On an accelerator it synchronizes with the device around each piece, so a recorded batch is a little slower.
@@ -65,11 +65,11 @@ class Recorder:
         Ranks of one machine share a clock; another machine's clock is aligned at `begin`.
         """
         own = [[work.kind, work.micro_batch, work.chunk, start, stop] for work, start, stop in self.rows]
-        of_ranks = self.mesh.gather([self.mesh.host, self.zero, self.on_core, own])
-        first_host, first_zero, _, _ = of_ranks[0]
+        rank_recordings = self.mesh.gather([self.mesh.host, self.zero, self.on_core, own])
+        first_host, first_zero, _, _ = rank_recordings[0]
         recorded: dict[tuple[int, ...], list[WorkSpan]] = {}
         calm: dict[tuple[int, ...], float] = {}
-        for rank, (host, own_zero, on_core, rows) in enumerate(of_ranks):
+        for rank, (host, own_zero, on_core, rows) in enumerate(rank_recordings):
             coords = self.mesh.axes.coords(rank)
             stage, pipeline = coords.pop("pipeline"), tuple(coords.values())
             zero = first_zero if host == first_host else own_zero

@@ -43,18 +43,18 @@ def castable(model: nn.Layer) -> Iterator[None]:
     """Inside, layers whose weights have no memory yet (`parallel.initial_weights`) can be cast: while one is, its
     weights have memory."""
 
-    def cast_one(layer: nn.Layer, **how: Any) -> nn.Layer:
-        own = [p for p in layer.parameters(include_sublayers=False) if not p._is_initialized()]
-        for parameter in own:
+    def cast_layer(layer: nn.Layer, **how: Any) -> nn.Layer:
+        parameters = [p for p in layer.parameters(include_sublayers=False) if not p._is_initialized()]
+        for parameter in parameters:
             paddle.empty(parameter.shape, parameter.dtype)._share_underline_tensor_to(parameter)
         type(layer)._to_impl(layer, **how)
-        for parameter in own:
+        for parameter in parameters:
             parameter._clear_data()
         return layer
 
     layers = model.sublayers(include_self=True)
     for layer in layers:
-        vars(layer)["_to_impl"] = partial(cast_one, layer)
+        vars(layer)["_to_impl"] = partial(cast_layer, layer)
     try:
         yield
     finally:
@@ -150,7 +150,7 @@ class MixedPrecision:
         if self._rounder is not None:
             self._rounder.watch(model)
 
-    def place(self, model: nn.Layer, optimizer: Any) -> tuple[nn.Layer, Any]:
+    def decorate(self, model: nn.Layer, optimizer: Any) -> tuple[nn.Layer, Any]:
         """O2 on an accelerator casts the model and gives the optimizer float32 master weights. Its clip computes the
         norm in float32, as under hybrid: Paddle's own adds up 16-bit squares, and is off by 0.4 % in bfloat16 (3.3.1).
         """

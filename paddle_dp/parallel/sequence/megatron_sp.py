@@ -45,7 +45,7 @@ class _TransposeBT(PyLayer):
         return gradient.transpose([1, 0, *range(2, gradient.ndim)]).contiguous()
 
 
-class ColwiseLinear(ColumnSequenceParallelLinear):
+class SequenceColwiseLinear(ColumnSequenceParallelLinear):
     """Sequence shards [n, t / tp_size, width] → some of the outputs for all tokens [n, t, outputs / tp_size]."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -56,8 +56,8 @@ def gathered(x: paddle.Tensor, group: Group) -> paddle.Tensor:
     """Sequence shards [n, t / tp_size, …] → all tokens [n, t, …]; gradients are reduce-scattered. Once for all layers
     of the same input."""
 
-    def exchange(given: paddle.Tensor) -> paddle.Tensor:
-        return _TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(given)))
+    def exchange(shard: paddle.Tensor) -> paddle.Tensor:
+        return _TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(shard)))
 
     return shared(x, exchange, ("gathered", *group.ranks))
 
@@ -79,11 +79,11 @@ class GatherFromSequenceParallel(CopyToTensorParallel):
 class BlockParallelizer(TensorParallelizer):
     """Shards the layers of blocks that work on sequence shards."""
 
-    kinds = (ColwiseLinear, RowwiseLinear, GatherFromSequenceParallel)
+    kinds = (SequenceColwiseLinear, RowwiseLinear, GatherFromSequenceParallel)
 
-    def _check_tokens_whole(self, whole: nn.Layer) -> None:
+    def _check_tokens_unsplit(self, full: nn.Layer) -> None:
         raise UsageError(
-            f"strategy.sequence_parallel: a {type(whole).__name__} works on pixels, and between this model's blocks a "
+            f"strategy.sequence_parallel: a {type(full).__name__} works on pixels, and between this model's blocks a "
             "rank would hold its tokens only. Set strategy.sequence_parallel=false, or leave the layer whole."
         )
 
@@ -150,5 +150,5 @@ class SequenceParallelizer(TensorParallelizer):
         """
         draw_slice(block, "tokens", self.group, "forward")
         for parameter in block.parameters():
-            if self.placements.of(parameter).shard is None:
+            if self.placements.placement_of(parameter).shard is None:
                 mark_as_sequence_parallel_parameter(parameter)

@@ -38,7 +38,7 @@ def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.
             "`attention_methods` (docs/add-a-part.md), so sequences cannot be sharded. Name it, or set "
             "strategy.sequence=1."
         )
-    if not loss.from_parts:
+    if not loss.splits_outputs:
         raise UsageError(
             f"strategy.sequence: {loss.name} cannot be computed from shards of a sequence. Set loss to "
             "{use: cross_entropy}, or strategy.sequence=1."
@@ -52,14 +52,14 @@ def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.
     return model, SequenceShardLoss(loss, group)
 
 
-def sequence_shard(whole: paddle.Tensor, group: Group) -> paddle.Tensor:
+def sequence_shard(full: paddle.Tensor, group: Group) -> paddle.Tensor:
     """This rank's tokens of [n, t, …]: [n, t / ranks, …]. Raises UsageError where the ranks do not divide t."""
-    if whole.shape[1] % group.nranks:
+    if full.shape[1] % group.nranks:
         raise UsageError(
-            f"sequence length {whole.shape[1]} is not divisible by strategy.sequence={group.nranks}. Choose a length "
+            f"sequence length {full.shape[1]} is not divisible by strategy.sequence={group.nranks}. Choose a length "
             "that it divides."
         )
-    return paddle.split(whole, group.nranks, axis=1)[group.rank].contiguous()
+    return paddle.split(full, group.nranks, axis=1)[group.rank].contiguous()
 
 
 class SequenceShardLoss(Loss):
@@ -135,9 +135,9 @@ def _to_tokens(x: paddle.Tensor, group: Group) -> paddle.Tensor:
     return _all_to_all(parts, group).transpose([1, 2, 0, 3]).reshape([n, t // group.nranks, -1])
 
 
-def _all_to_all(parts: paddle.Tensor, group: Group) -> paddle.Tensor:
+def _all_to_all(chunks: paddle.Tensor, group: Group) -> paddle.Tensor:
     """Part j of dim 0 goes to rank j, and comes from it."""
-    given = parts.contiguous()
+    given = chunks.contiguous()
     taken = paddle.empty_like(given)
     dist.alltoall_single(taken, given, group=group)
     return taken

@@ -17,9 +17,9 @@ from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.exchange.host_copies import bytes_on_host, to_tensors
 from paddle_dp.parallel.exchange.memory import Array, bytes_of, moved_gradient, nbytes
-from paddle_dp.parallel.given_optimizer import parameters_of
 from paddle_dp.parallel.learner import NO_REMEDY, Learner
 from paddle_dp.parallel.loss import number
+from paddle_dp.parallel.optimizer_checks import parameters_of
 from paddle_dp.parallel.passes import totals
 from paddle_dp.parallel.server.async_server import END, MESSAGE, PULL, PUSH, AsyncServer
 from paddle_dp.parallel.server.learner import ServedLearner
@@ -60,7 +60,7 @@ class AsynchronousServedLearner(ServedLearner):
         return True
 
     @property
-    def claims(self) -> bool:
+    def computes(self) -> bool:
         return self.mesh.reads
 
     @property
@@ -71,7 +71,7 @@ class AsynchronousServedLearner(ServedLearner):
     def _remedy(self) -> str:
         return NO_REMEDY
 
-    def go_on(self) -> None:
+    def begin_round(self) -> None:
         if self.desk is not None:
             self.desk.begin()
         else:
@@ -84,11 +84,11 @@ class AsynchronousServedLearner(ServedLearner):
         assert self.desk is not None, "a worker serves nobody"
         return self.desk.serve()
 
-    def leave_off(self) -> None:
+    def end_of_work(self) -> None:
         for server in range(self.mesh.axes.servers):
             self._send(server, END)
 
-    def meet(self) -> None:
+    def end_round(self) -> None:
         if self.desk is not None:
             self.desk.finish()
         self.share_updates()
@@ -105,13 +105,13 @@ class AsynchronousServedLearner(ServedLearner):
 
     # What a worker does. Nothing here is collective.
 
-    def learn_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
+    def train_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
         self._placed_trainable.check(self._may_freeze)
         heartbeat.enter("exchange")
         self._pull(batch.index)
         heartbeat.enter("forward")
         batch = self.mixed.cast_batch(batch)
-        known = self.count_ahead(batch)
+        known = self.known_count(batch)
         divisor = batch.samples if known is None else known or 1.0
         local_sums, answered = self._forward_backward(batch, divisor, collect)
         count = self._checked(number(answered) if known is None else known)
@@ -131,9 +131,9 @@ class AsynchronousServedLearner(ServedLearner):
         self._push(batch.index, own[0].first, fraction, bool(count))
         return metrics
 
-    def count_ahead(self, batch: Batch) -> float | None:
+    def known_count(self, batch: Batch) -> float | None:
         """Of this share alone."""
-        own = self._own_count(batch)
+        own = self._local_count(batch)
         return None if own is None else number(own)
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:

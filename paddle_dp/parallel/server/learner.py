@@ -26,8 +26,8 @@ from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.gathered_samples import GatheredSamples
-from paddle_dp.parallel.given_optimizer import keep, parameters_of
 from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.optimizer_checks import keep, parameters_of
 from paddle_dp.parallel.passes import Sums, totals
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.server.copied_gradients import CopiedGradients
@@ -62,7 +62,7 @@ class ServerOwners:
 
     def stored(self, model: nn.Layer) -> list[paddle.Tensor]:
         """The model's parameters that this rank stores: a server its own, and what is frozen."""
-        return [p for p in model.parameters() if self._placements.of(p).is_stored_at(self._at)]
+        return [p for p in model.parameters() if self._placements.placement_of(p).is_stored_at(self._at)]
 
     def free_remote(self, model: nn.Layer) -> None:
         """Frees the memory of those that it does not store."""
@@ -129,7 +129,7 @@ class ServedLearner(Learner):
     def __post_init__(self) -> None:
         super().__post_init__()
         owners, axes = self.deal.owners, self.mesh.axes
-        self._ahead = self._make_exchange()
+        self._overlapped = self._make_exchange()
         self._values = ServerParams(self.mesh, self.deal.parameters, owners)
         self._among_servers = (
             None if self.mesh.reads else Messages(range(axes.servers), self.mesh.rank, "servers")
@@ -162,10 +162,10 @@ class ServedLearner(Learner):
         return True
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:
-        return self._ahead.backward(last)
+        return self._overlapped.backward(last)
 
     def _all_reduce_gradients(self) -> None:
-        self._ahead.finish()
+        self._overlapped.finish()
 
     def _step(self) -> None:
         if self._among_servers is not None:

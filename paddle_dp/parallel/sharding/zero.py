@@ -18,9 +18,9 @@ from paddle_dp.parallel.batch_norm import SyncBatchNorm, statistics
 from paddle_dp.parallel.exchange.async_param_broadcast import AsyncParamBroadcast
 from paddle_dp.parallel.exchange.lanes import CommGroups
 from paddle_dp.parallel.exchange.push import ParamBroadcast
-from paddle_dp.parallel.given_optimizer import keep, parameters_of
 from paddle_dp.parallel.hcg import HCG
 from paddle_dp.parallel.memory import states
+from paddle_dp.parallel.optimizer_checks import keep, parameters_of
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.sharding.broadcasts import Broadcasts
 from paddle_dp.parallel.sharding.pulled_params import Pull

@@ -97,12 +97,12 @@ def with_bias(layer: nn.Layer, outputs: paddle.Tensor, bias: paddle.Tensor | Non
 def instead(layer: nn.Layer, **values: paddle.Tensor | None) -> Iterator[None]:
     """Inside, a layer computes with these in place of its parameters, or of what emulated low precision has put before
     them."""
-    own = layer.__dict__
-    before = {name: own[name] for name in values if name in own}
-    own.update(values)
+    attributes = layer.__dict__
+    before = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
     try:
         yield
     finally:
         for name in values:
-            del own[name]
-        own.update(before)
+            del attributes[name]
+        attributes.update(before)

@@ -114,127 +114,127 @@ class TensorParallelizer:
         """Around new layers: without memory for their weights where the model has none."""
         return nullcontext() if self.initial is None else paddle.LazyGuard()
 
-    def colwise(self, whole: Any) -> Any:
+    def colwise(self, full: Any) -> Any:
         """Each rank holds some of a linear's outputs. A dropout on them draws this rank's slice of the masks. A number
         (`num_heads`) becomes this rank's share. Raises UsageError where the ranks do not divide the size."""
-        if isinstance(whole, int):
-            self._check_divides(whole, "heads")
-            return whole // self.group.nranks
-        if isinstance(whole, DROPOUTS):
-            draw_slice(whole, "colwise", self.group, "forward")
-            return whole
-        self._check_divides(whole.weight.shape[1], "outputs")
-        with default_dtype(whole.weight.dtype):
+        if isinstance(full, int):
+            self._check_divides(full, "heads")
+            return full // self.group.nranks
+        if isinstance(full, DROPOUTS):
+            draw_slice(full, "colwise", self.group, "forward")
+            return full
+        self._check_divides(full.weight.shape[1], "outputs")
+        with default_dtype(full.weight.dtype):
             layer = self.kinds[0](
-                whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None, gather_output=False,
+                full.weight.shape[0], full.weight.shape[1], has_bias=full.bias is not None, gather_output=False,
                 mp_group=self.group,
             )  # fmt: skip
-        self._take(layer, "weight", whole.weight, 1)
-        if whole.bias is not None:
-            self._take(layer, "bias", whole.bias, 0)
-        self._adapt(whole, layer, {lora.A: None, lora.B: 1}, self._copied)
+        self._take(layer, "weight", full.weight, 1)
+        if full.bias is not None:
+            self._take(layer, "bias", full.bias, 0)
+        self._adapt(full, layer, {lora.A: None, lora.B: 1}, self._copied)
         return layer
 
-    def rowwise(self, whole: Any) -> nn.Layer:
+    def rowwise(self, full: Any) -> nn.Layer:
         """Each rank holds the weights of some inputs, of a linear or a convolution; the ranks' products are summed over
         the axis."""
-        if isinstance(whole, convolutions.CONVOLUTIONS):
-            return self._summed_convolution(whole)
-        self._check_divides(whole.weight.shape[0], "inputs")
-        with default_dtype(whole.weight.dtype):
+        if isinstance(full, convolutions.CONVOLUTIONS):
+            return self._summed_convolution(full)
+        self._check_divides(full.weight.shape[0], "inputs")
+        with default_dtype(full.weight.dtype):
             layer = self.kinds[1](
-                whole.weight.shape[0], whole.weight.shape[1], has_bias=whole.bias is not None,
+                full.weight.shape[0], full.weight.shape[1], has_bias=full.bias is not None,
                 input_is_parallel=True, mp_group=self.group,
             )  # fmt: skip
-        self._take(layer, "weight", whole.weight, 0)
-        if whole.bias is not None:
-            layer.bias = whole.bias
-        self._adapt(whole, layer, {lora.A: 0, lora.B: None}, self._summed)
+        self._take(layer, "weight", full.weight, 0)
+        if full.bias is not None:
+            layer.bias = full.bias
+        self._adapt(full, layer, {lora.A: 0, lora.B: None}, self._summed)
         return layer
 
-    def channels(self, whole: Any) -> nn.Layer:
+    def channels(self, full: Any) -> nn.Layer:
         """Each rank holds some channels: of a convolution's outputs, or of what a BatchNorm normalizes. A dropout on
         them draws this rank's slice of the masks. Raises UsageError for other layers."""
-        if isinstance(whole, CHANNEL_DROPOUTS):
-            last = getattr(whole, "data_format", "NCHW").endswith("C")
-            draw_slice(whole, "colwise" if last else "channels", self.group, "forward")
-            return whole
-        if not convolutions.has_channels(whole):
+        if isinstance(full, CHANNEL_DROPOUTS):
+            last = getattr(full, "data_format", "NCHW").endswith("C")
+            draw_slice(full, "colwise" if last else "channels", self.group, "forward")
+            return full
+        if not convolutions.has_channels(full):
             raise UsageError(
-                f"strategy.tensor: `channels` is for convolutions, BatchNorms and dropouts, and {type(whole).__name__} "
+                f"strategy.tensor: `channels` is for convolutions, BatchNorms and dropouts, and {type(full).__name__} "
                 "is none. Leave it whole, or cut the layer before it otherwise."
             )
-        self._check_tokens_whole(whole)
+        self._check_tokens_unsplit(full)
         self._check_divides(
-            convolutions.channels_of(whole), "groups" if convolutions.is_grouped(whole) else "channels"
+            convolutions.channels_of(full), "groups" if convolutions.is_grouped(full) else "channels"
         )
-        for name in [name for name, _ in whole.named_parameters(include_sublayers=False)]:
-            self._slice(whole, name, convolutions.OUTPUTS)
-        if isinstance(whole, convolutions.CONVOLUTIONS):
-            convolutions.takes_all(whole, self.group)
-        if isinstance(whole, SyncBatchNorm):
-            whole.share_parameters()
-        return cast(nn.Layer, whole)
+        for name in [name for name, _ in full.named_parameters(include_sublayers=False)]:
+            self._slice(full, name, convolutions.OUTPUTS)
+        if isinstance(full, convolutions.CONVOLUTIONS):
+            convolutions.takes_all(full, self.group)
+        if isinstance(full, SyncBatchNorm):
+            full.share_parameters()
+        return cast(nn.Layer, full)
 
-    def _summed_convolution(self, whole: Any) -> nn.Layer:
-        self._check_tokens_whole(whole)
-        if convolutions.is_grouped(whole):
+    def _summed_convolution(self, full: Any) -> nn.Layer:
+        self._check_tokens_unsplit(full)
+        if convolutions.is_grouped(full):
             raise UsageError(
                 "strategy.tensor: a convolution of several groups does not sum over all of its inputs, so that "
                 "`rowwise` cannot cut it. Where the channels before it are cut, cut it as `channels`."
             )
-        self._check_divides(whole.weight.shape[convolutions.INPUTS], "inputs")
-        self._slice(whole, "weight", convolutions.INPUTS)
-        convolutions.sums(whole, self.group)
-        return cast(nn.Layer, whole)
+        self._check_divides(full.weight.shape[convolutions.INPUTS], "inputs")
+        self._slice(full, "weight", convolutions.INPUTS)
+        convolutions.sums(full, self.group)
+        return cast(nn.Layer, full)
 
-    def _check_tokens_whole(self, whole: nn.Layer) -> None:
+    def _check_tokens_unsplit(self, full: nn.Layer) -> None:
         """Raises UsageError where activations are sequence shards."""
 
-    def vocab(self, whole: nn.Layer) -> nn.Layer:
+    def vocab(self, full: nn.Layer) -> nn.Layer:
         """Each rank holds some tokens of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
-        if isinstance(whole, nn.Embedding):
-            self._check_divides(whole.weight.shape[0], "words")
-            check_padding(whole, "vocab")
-            with default_dtype(whole.weight.dtype):
-                layer = VocabParallelEmbedding(*whole.weight.shape, mp_group=self.group)
-            self._take(layer, "weight", whole.weight, 0)
+        if isinstance(full, nn.Embedding):
+            self._check_divides(full.weight.shape[0], "words")
+            check_padding(full, "vocab")
+            with default_dtype(full.weight.dtype):
+                layer = VocabParallelEmbedding(*full.weight.shape, mp_group=self.group)
+            self._take(layer, "weight", full.weight, 0)
             return layer
-        if isinstance(whole, nn.Linear):
-            return self.classes(whole)
-        whole.weight = self._sharded.get(id(whole.weight), whole.weight)
-        return self._cut_classes(whole, "weight")
+        if isinstance(full, nn.Linear):
+            return self.classes(full)
+        full.weight = self._sharded.get(id(full.weight), full.weight)
+        return self._cut_classes(full, "weight")
 
-    def classes(self, whole: nn.Layer) -> nn.Layer:
+    def classes(self, full: nn.Layer) -> nn.Layer:
         """Each rank holds some classes: a slice along the last dim of every parameter of the layer."""
-        if isinstance(whole, nn.Linear):
+        if isinstance(full, nn.Linear):
             self.cuts_classes = True
-            return self.colwise(whole)
-        return self._cut_classes(whole)
+            return self.colwise(full)
+        return self._cut_classes(full)
 
-    def _cut_classes(self, whole: nn.Layer, *cut_already: str) -> nn.Layer:
+    def _cut_classes(self, full: nn.Layer, *cut_already: str) -> nn.Layer:
         self.cuts_classes = True
-        for name, parameter in list(whole.named_parameters(include_sublayers=False)):
+        for name, parameter in list(full.named_parameters(include_sublayers=False)):
             if name in cut_already:
                 continue
             self._check_divides(parameter.shape[-1], "classes")
-            self._slice(whole, name, parameter.ndim - 1)
-        return self.kinds[2](whole, self.group)
+            self._slice(full, name, parameter.ndim - 1)
+        return self.kinds[2](full, self.group)
 
     def _adapt(
-        self, whole: nn.Linear, layer: nn.Layer, dims: dict[str, int | None], between: lora.Between
+        self, full: nn.Linear, layer: nn.Layer, dims: dict[str, int | None], between: lora.Between
     ) -> None:
         """Gives a cut layer the adapter of the whole one, if it has one, with slices along `dims`."""
-        low_rank = lora.low_rank_of(whole)
+        low_rank = lora.low_rank_of(full)
         if low_rank is None:
             return
-        for word, dim in dims.items():
-            factor = getattr(whole, word)
+        for factor_name, dim in dims.items():
+            factor = getattr(full, factor_name)
             if dim is None:
-                layer.add_parameter(word, factor)
+                layer.add_parameter(factor_name, factor)
                 continue
-            layer.add_parameter(word, factor)
-            self._slice(layer, word, dim)
+            layer.add_parameter(factor_name, factor)
+            self._slice(layer, factor_name, dim)
         lora.LowRank(low_rank.scale, between).attach(layer)
 
     def _copied(self, narrow: paddle.Tensor) -> paddle.Tensor:
@@ -245,35 +245,35 @@ class TensorParallelizer:
         """x A of a rowwise layer: the sum over each rank's rows of A."""
         return mp_ops._mp_allreduce(narrow, group=self.group)
 
-    def _check_divides(self, size: int, what: str) -> None:
+    def _check_divides(self, size: int, noun: str) -> None:
         """Raises UsageError unless the number of ranks divides `size`."""
         if size % self.group.nranks:
             raise UsageError(
-                f"strategy.tensor: {self.group.nranks} ranks do not divide the {size} {what} of a layer that is cut. "
+                f"strategy.tensor: {self.group.nranks} ranks do not divide the {size} {noun} of a layer that is cut. "
                 "Choose another strategy.tensor, or leave the layer whole."
             )
 
     def _slice(self, layer: nn.Layer, name: str, dim: int) -> None:
         """Puts this rank's slice in a parameter's place."""
-        whole = getattr(layer, name)
-        shape = [size // self.group.nranks if at == dim else size for at, size in enumerate(whole.shape)]
-        setattr(layer, name, layer.create_parameter(shape, dtype=whole.dtype))
-        self._take(layer, name, whole, dim)
+        full = getattr(layer, name)
+        shape = [size // self.group.nranks if at == dim else size for at, size in enumerate(full.shape)]
+        setattr(layer, name, layer.create_parameter(shape, dtype=full.dtype))
+        self._take(layer, name, full, dim)
 
-    def _take(self, layer: nn.Layer, name: str, whole: paddle.Tensor, dim: int) -> None:
+    def _take(self, layer: nn.Layer, name: str, full: paddle.Tensor, dim: int) -> None:
         """Gives `layer` its slice of a whole parameter, under the whole one's name."""
-        part, shard = getattr(layer, name), Shard(dim, self.group.rank, self.group.nranks)
-        if self.initial is not None and self.initial.has(whole):
-            self.initial.cut(part, whole, shard)
+        sliced, shard = getattr(layer, name), Shard(dim, self.group.rank, self.group.nranks)
+        if self.initial is not None and self.initial.has(full):
+            self.initial.cut(sliced, full, shard)
         else:
             with paddle.no_grad():
-                part.set_value(shard.of(whole))
-        part.name, part.is_distributed = whole.name, True
-        self.placements.record(part, shard=shard)
-        part.stop_gradient = whole.stop_gradient
-        part.optimize_attr, part.regularizer = whole.optimize_attr, whole.regularizer
-        part.need_clip = whole.need_clip
-        self._sharded[id(whole)] = part
+                sliced.set_value(shard.cut(full))
+        sliced.name, sliced.is_distributed = full.name, True
+        self.placements.record(sliced, shard=shard)
+        sliced.stop_gradient = full.stop_gradient
+        sliced.optimize_attr, sliced.regularizer = full.optimize_attr, full.regularizer
+        sliced.need_clip = full.need_clip
+        self._sharded[id(full)] = sliced
 
 
 def layers_in(block: nn.Layer) -> frozenset[int]:

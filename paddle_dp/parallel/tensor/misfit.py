@@ -76,14 +76,14 @@ def cut_layers(model: nn.Layer) -> dict[str, str]:
     }
 
 
-def failed_layer(model: nn.Layer, ways: Mapping[str, str], whole: Flow, part: Flow) -> str | None:
+def failed_layer(model: nn.Layer, ways: Mapping[str, str], full: Flow, sliced: Flow) -> str | None:
     """Why the forward of a cut model failed, and what to change. None where no cut layer has to do with it.
 
-    `ways` are the cut layers' ways; `whole` and `part` the shapes in the whole and in the cut model.
+    `ways` are the cut layers' ways; `full` and `sliced` the shapes in the whole and in the cut model.
     """
     layers = dict(model.named_sublayers(include_self=True))
-    *outer, name = part.running or [""]
-    got, needed = part.inputs.get(name), whole.inputs.get(name)
+    *outer, name = sliced.running or [""]
+    got, needed = sliced.inputs.get(name), full.inputs.get(name)
     if ways.get(name) == "rowwise" and got is not None and got == needed:
         before = "channels" if isinstance(layers[name], CONVOLUTIONS) else "colwise"
         return (
@@ -95,13 +95,13 @@ def failed_layer(model: nn.Layer, ways: Mapping[str, str], whole: Flow, part: Fl
             f"{_label(layers, name)} is cut as channels but got all of them, {got}, where it needs those that the "
             f"layer before it makes on this rank. Cut that layer as channels, or leave {name} whole"
         )
-    source = _source(ways, part, got)
+    source = _source(ways, sliced, got)
     if source is None:
         return None
-    slices = f"{source} is cut as {ways[source]}, so each rank holds {part.outputs[source]} of its outputs "
-    slices += f"{whole.outputs.get(source)}"
+    slices = f"{source} is cut as {ways[source]}, so each rank holds {sliced.outputs[source]} of its outputs "
+    slices += f"{full.outputs.get(source)}"
     way = ways[source]
-    if got is None or got == needed or _width(way, got) != _width(way, part.outputs[source]):
+    if got is None or got == needed or _width(way, got) != _width(way, sliced.outputs[source]):
         where = name if got == needed or not outer else outer[-1]
         return (
             f"{slices}, and the forward of {_label(layers, where)} fails on them. Between {way} and rowwise, "
@@ -117,25 +117,25 @@ def failed_layer(model: nn.Layer, ways: Mapping[str, str], whole: Flow, part: Fl
     return f"{slices}, and {_label(layers, name)} got {got} but needs {needed}. {advice}"
 
 
-def wrong_output(ways: Mapping[str, str], whole: Flow, part: Flow, shape: list[int]) -> str | None:
+def wrong_output(ways: Mapping[str, str], full: Flow, sliced: Flow, shape: list[int]) -> str | None:
     """Why a cut model's output has another `shape`, and what to change; None unless a cut layer gave that output."""
-    source = _source(ways, part, shape)
-    if source is None or part.outputs[source] != shape:
+    source = _source(ways, sliced, shape)
+    if source is None or sliced.outputs[source] != shape:
         return None
     return (
         f"{source} is cut as {ways[source]}, so each rank's model returns {shape} of its outputs "
-        f"{whole.outputs.get(source)}. If these are scores of classes, cut {source} as classes: the loss is then "
+        f"{full.outputs.get(source)}. If these are scores of classes, cut {source} as classes: the loss is then "
         f"computed over all of them. Otherwise leave {source} whole"
     )
 
 
-def _source(ways: Mapping[str, str], part: Flow, shape: list[int] | None) -> str | None:
+def _source(ways: Mapping[str, str], sliced: Flow, shape: list[int] | None) -> str | None:
     """The last layer that returned slices; if possible, one whose slices are as wide as `shape`."""
-    sources = [name for name in part.outputs if ways.get(name) in SLICED]
+    sources = [name for name in sliced.outputs if ways.get(name) in SLICED]
     matching = [
         name
         for name in sources
-        if shape and _width(ways[name], part.outputs[name]) == _width(ways[name], shape)
+        if shape and _width(ways[name], sliced.outputs[name]) == _width(ways[name], shape)
     ]
     return next(reversed(matching or sources), None)
 

@@ -23,13 +23,13 @@ def draw_slice(layer: nn.Layer, kind: Kind, group: Group, *methods: str) -> None
     """Makes `methods` of a layer draw for this rank's slice of the activations, which are cut as `kind` says."""
 
     def for_slice(function: Method) -> Method:
-        return within_slice(_in_own_stream(function), "tensor", kind, group.rank, group.nranks)
+        return within_slice(_in_rank_stream(function), "tensor", kind, group.rank, group.nranks)
 
     for method in methods:
         wrap(layer, method, "random numbers", for_slice)
 
 
-def _in_own_stream(function: Method) -> Method:
+def _in_rank_stream(function: Method) -> Method:
     def forward(*inputs: Any, **named: Any) -> Any:
         if current() is not None:
             return function(*inputs, **named)

@@ -15,7 +15,9 @@ from paddle.distributed.fleet.layers.mpu import mp_ops
 from paddle_dp.parallel.hcg import Group
 
 Exchange = Callable[[paddle.Tensor], paddle.Tensor]
-_MADE = "exchanged_for_cut_layers"  # the attribute of an input, which lives as long as the input does
+_CACHE_ATTRIBUTE = (
+    "exchanged_for_cut_layers"  # the attribute of an input, which lives as long as the input does
+)
 
 
 def shared(x: paddle.Tensor, exchange: Exchange, key: object) -> paddle.Tensor:
@@ -26,11 +28,11 @@ def shared(x: paddle.Tensor, exchange: Exchange, key: object) -> paddle.Tensor:
     if not paddle.in_dynamic_mode() or (x.is_leaf and not x.stop_gradient):
         return exchange(x)
     state = key, x.inplace_version, paddle.is_grad_enabled()
-    made = getattr(x, _MADE, None)
-    if made is None or made[0] != state:
-        made = state, exchange(x)
-        setattr(x, _MADE, made)
-    found: paddle.Tensor = made[1]
+    cached = getattr(x, _CACHE_ATTRIBUTE, None)
+    if cached is None or cached[0] != state:
+        cached = state, exchange(x)
+        setattr(x, _CACHE_ATTRIBUTE, cached)
+    found: paddle.Tensor = cached[1]
     return found
 
 

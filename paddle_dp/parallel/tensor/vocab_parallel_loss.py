@@ -46,9 +46,9 @@ class VocabParallel:
         known = known.logical_or(numbers == ignored)
         return paddle.where(known, losses, paddle.full_like(losses, float("nan"))).sum()
 
-    def all_reduce(self, parts: paddle.Tensor) -> paddle.Tensor:
+    def all_reduce(self, partial_sums: paddle.Tensor) -> paddle.Tensor:
         """The sum of the ranks' parts; the gradient of each part is the sum's."""
-        return mp_ops._mp_allreduce(parts, group=self.group)
+        return mp_ops._mp_allreduce(partial_sums, group=self.group)
 
     def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
         """The number of the highest score [...], the first of equals."""

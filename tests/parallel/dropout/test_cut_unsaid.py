@@ -44,7 +44,7 @@ def differences(cuts):
             optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
         )
         learner = read_part("strategies", {"use": "hybrid", "tensor": 2}).build(mesh).place(task)
-        for batch in Loader(Samples(), Sampler.of(8, 8, learner.mesh, seed=0, shuffle=False)).read(0):
+        for batch in Loader(Samples(), Sampler.for_mesh(8, 8, learner.mesh, seed=0, shuffle=False)).read(0):
             learner.train_batch(batch, collect_metrics=True)
         found.append(learner.random_differences())
     return found

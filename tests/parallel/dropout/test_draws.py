@@ -11,7 +11,7 @@ from paddle import nn
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task, place_whole
+from paddle_dp.parallel import Task, full_model_learner
 from paddle_dp.parallel.dropout.uncaught import cut_unsaid
 
 
@@ -50,7 +50,7 @@ def learner(how="", dropout="exact", loss=loss):
         optimizer=lambda rate, named: paddle.optimizer.SGD(0.1, parameters=[p for _, p in named]),
         dropout=dropout,
     )
-    return place_whole(task, Mesh.alone())
+    return full_model_learner(task, Mesh.alone())
 
 
 def trained(one, epochs=1, micro_batches=2, seed=0):

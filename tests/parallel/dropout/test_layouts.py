@@ -62,7 +62,7 @@ def learned(strategy, name, micro_batches, recompute="none"):
     paddle.seed(mesh.rank)  # nothing of what follows depends on it
     data, rows = Images() if name == "vit" else Texts(), []
     for batch in Loader(
-        data, Sampler.of(20, 8, mesh, seed=5, shuffle=True, micro_batches=micro_batches)
+        data, Sampler.for_mesh(20, 8, mesh, seed=5, shuffle=True, micro_batches=micro_batches)
     ).read(1):
         metrics = learner.train_batch(batch, collect_metrics=True)
         rows.append([metrics["loss"], metrics["gradient_norm"]])

@@ -9,7 +9,9 @@ from paddle_dp.parallel.dropout import masks
 
 def keys(n, first=0, seed=0, epoch=0, index=0, element=0, call=0):
     places = range(first, first + n)
-    return masks.keys(masks.words(masks.word(seed, epoch, index), places), masks.word(element, call))
+    return masks.keys(
+        masks.sample_hashes(masks.hash64(seed, epoch, index), places), masks.hash64(element, call)
+    )
 
 
 def dropped(p, n, rest, **which):

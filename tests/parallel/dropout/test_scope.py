@@ -25,7 +25,7 @@ def positions(shape, parts):
     """Where in a whole sample each element of a rank's [n, ...] lies, in the shape of one sample's rows."""
     scope = Scope(0, 0, 0, 0, N)
     scope.slices = parts
-    whole, spans = scope.held((shape[0] // N, *shape[1:]))
+    whole, spans = scope.locate_slice((shape[0] // N, *shape[1:]))
     return np.arange(np.prod(whole)).reshape(whole)[tuple(slice(*span) for span in spans)]
 
 

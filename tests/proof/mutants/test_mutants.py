@@ -83,7 +83,7 @@ def test_the_exam_tells_a_killer_from_what_changes_nothing(tmp_path):
 
 
 def traced(folder, factor=1.0, kind="gradient", samples=8, dtype="float64"):
-    numbers = {f"{kind}|1|w": TensorShard.whole(f"{kind}|1|w", factor * np.arange(1.0, 9.0))}
+    numbers = {f"{kind}|1|w": TensorShard.full(f"{kind}|1|w", factor * np.arange(1.0, 9.0))}
     row = {"loss": factor, "samples": samples, "empty": False, "shares": [samples], "read": [[0, [1]]]}
     write_sheet(folder, "own", 0, numbers, {"rows": [row], "dtype": dtype})
     return Trace.read(folder, "own", 1)

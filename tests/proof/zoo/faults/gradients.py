@@ -52,7 +52,7 @@ def exchange_after_the_first_micro_batch() -> AbstractContextManager[None]:
             with exchanging(self, not last):
                 yield
             if not last:
-                self._ahead.finish()
+                self._overlapped.finish()
 
         return early
 

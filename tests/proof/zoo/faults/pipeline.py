@@ -36,7 +36,7 @@ def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
 def tied_counted_per_stage() -> AbstractContextManager[None]:
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
         def each(self: Any, lists: Any) -> Any:
-            tied = [p for p in self.trainable if not self.placements.of(p).first_copy]
+            tied = [p for p in self.trainable if not self.placements.placement_of(p).first_copy]
             for parameter in tied:
                 self.placements.record(parameter, first_copy=True)
             found = norm(self, lists)

@@ -57,7 +57,7 @@ def the_first_slice_of_masks() -> AbstractContextManager[None]:
 
         return first
 
-    return replaced(f"{SCOPE}.held", make)
+    return replaced(f"{SCOPE}.locate_slice", make)
 
 
 DROPS = ("model.dropout=0.2",)

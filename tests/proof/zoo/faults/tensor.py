@@ -165,7 +165,7 @@ def first_slice_everywhere() -> AbstractContextManager[None]:
 
         return first
 
-    return replaced("paddle_dp.parallel.placement:Shard.of", make)
+    return replaced("paddle_dp.parallel.placement:Shard.cut", make)
 
 
 def exchanged_over_the_wrong_axis() -> AbstractContextManager[None]:

@@ -12,30 +12,30 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from paddle_dp.errors import Mistake, RecipeError, did_you_mean
+from paddle_dp.part.messages import Keys
 from paddle_dp.part.shelf import shipped
-from paddle_dp.part.words import Keys
 
 _NUMBERS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null")}
 _KNOWN = _NUMBERS | {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "timestamp", "binary")}
 
 
 @dataclass
-class Page:
+class YamlDocument:
     """Values, the place of each key («file:line» or «override 'a.b=c'»), and the mistakes so far."""
 
     name: str
     values: Any = None
-    places: dict[Keys, str] = field(default_factory=dict)
+    source_lines: dict[Keys, str] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
 
-    def place(self, path: Keys) -> str:
+    def source_line(self, path: Keys) -> str:
         """The place of this key, or of the nearest group around it."""
-        while path and path not in self.places:
+        while path and path not in self.source_lines:
             path = path[:-1]
-        return self.places.get(path, self.name)
+        return self.source_lines.get(path, self.name)
 
-    def complain(self, path: Keys, what: str) -> None:
-        self.mistakes.append(Mistake(where=self.place(path), what=what, path=path))
+    def complain(self, path: Keys, message: str) -> None:
+        self.mistakes.append(Mistake(where=self.source_line(path), what=message, path=path))
 
 
 LARGEST, MOST = 2**17, 50_000  # bytes of a recipe; values that it stands for, its aliases written out
@@ -46,7 +46,7 @@ class _TooMuchError(Exception):
     """A recipe that stands for more values than any recipe needs."""
 
 
-def read_page(path: Path) -> Page:
+def read_page(path: Path) -> YamlDocument:
     """The recipe file as a page. Raises RecipeError if it cannot be read as one group of settings."""
     try:
         with path.open("rb") as file:
@@ -68,9 +68,9 @@ def read_page(path: Path) -> Page:
     return page
 
 
-def parse(text: str, name: str, numbered: bool = True) -> Page:
+def parse(text: str, name: str, numbered: bool = True) -> YamlDocument:
     """YAML 1.2 as a page; `numbered`: places are «name:line», otherwise the name alone."""
-    page = Page(name)
+    page = YamlDocument(name)
     if _brackets(text) > DEEPEST:
         page.mistakes.append(
             Mistake(where=name, what=f"opens more than {DEEPEST} brackets within each other")
@@ -82,12 +82,12 @@ def parse(text: str, name: str, numbered: bool = True) -> Page:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark and numbered else name
-        what = ", ".join(filter(None, (error.context, error.problem)))
-        page.mistakes.append(Mistake(where=where, what=f"this is not YAML: {what}"))
+        message = ", ".join(filter(None, (error.context, error.problem)))
+        page.mistakes.append(Mistake(where=where, what=f"this is not YAML: {message}"))
     except _TooMuchError:
-        what = f"stands for more than {MOST} values, its aliases written out: no recipe needs so many"
-        page.mistakes.append(Mistake(where=name, what=what))
-        page.places.clear()
+        message = f"stands for more than {MOST} values, its aliases written out: no recipe needs so many"
+        page.mistakes.append(Mistake(where=name, what=message))
+        page.source_lines.clear()
     except (YAMLError, RecursionError) as error:
         page.mistakes.append(Mistake(where=name, what=f"this is not YAML: {str(error).splitlines()[0]}"))
     return page
@@ -106,7 +106,7 @@ def _brackets(text: str) -> int:
 class _Walk:
     """Converts YAML nodes to plain values; records places, and reports repeated keys."""
 
-    page: Page
+    page: YamlDocument
     constructor: Any
     numbered: bool
     above: list[Node] = field(default_factory=list)
@@ -118,7 +118,7 @@ class _Walk:
         self.values += 1
         if self.values > MOST:
             raise _TooMuchError
-        self.page.places.setdefault(path, self._place(node))
+        self.page.source_lines.setdefault(path, self._source_line(node))
         if str(node.tag) not in _KNOWN or node in self.above:
             odd = f"the tag {node.tag}" if str(node.tag) not in _KNOWN else "an alias of what it stands in"
             self.page.complain(path, f"{odd} has no place in a recipe")
@@ -131,18 +131,18 @@ class _Walk:
         return found
 
     def _mapping(self, node: MappingNode, path: Keys) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key, value in node.value:
             name = str(key.value) if isinstance(key, ScalarNode) else "?"
             here = (*path, name)
-            if name in found:
-                first = self.page.place(here).removeprefix(f"{self.page.name}:")
+            if name in mapping:
+                first = self.page.source_line(here).removeprefix(f"{self.page.name}:")
                 what = f"'{name}' is set twice" + (f", first on line {first}" if self.numbered else "")
-                self.page.mistakes.append(Mistake(where=self._place(key), what=what))
+                self.page.mistakes.append(Mistake(where=self._source_line(key), what=what))
                 continue
-            self.page.places[here] = self._place(key)
-            found[name] = self.value(value, here)
-        return found
+            self.page.source_lines[here] = self._source_line(key)
+            mapping[name] = self.value(value, here)
+        return mapping
 
     def _sequence(self, node: Node, path: Keys) -> list[Any]:
         return [self.value(item, (*path, number)) for number, item in enumerate(node.value)]
@@ -156,12 +156,12 @@ class _Walk:
             self.page.complain(path, f"'{node.value}' is not what its tag {node.tag} says")
             return None
 
-    def _place(self, node: Node) -> str:
+    def _source_line(self, node: Node) -> str:
         return f"{self.page.name}:{node.start_mark.line + 1}" if self.numbered else self.page.name
 
 
-def _refuse(where: object, what: str) -> RecipeError:
-    return RecipeError([Mistake(where=str(where), what=what)])
+def _refuse(location: object, message: str) -> RecipeError:
+    return RecipeError([Mistake(where=str(location), what=message)])
 
 
 def _unreadable(path: Path, error: OSError) -> str:

@@ -16,8 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 from paddle_dp.errors import Mistake, RecipeError, UsageError
 from paddle_dp.part import find, names
 from paddle_dp.part.config import fields_of
-from paddle_dp.part.words import show
-from paddle_dp.recipe.page import Page
+from paddle_dp.part.messages import show
+from paddle_dp.recipe.yaml_document import YamlDocument
 
 FILE = "config.json"
 KEY = "from"
@@ -54,7 +54,7 @@ class PublishedSizes(Protocol):
     hugging_face: Mapping[str, Any]
 
 
-def expand(page: Page, home: Path) -> None:
+def expand(page: YamlDocument, home: Path) -> None:
     """Replaces `model.from` by the sizes in that folder, where the recipe does not say others, and by `load`, where it
     has none. Adds to the page's mistakes what cannot be done."""
     model = page.values.get("model")
@@ -66,22 +66,22 @@ def expand(page: Page, home: Path) -> None:
         return  # reading the model says it
     if KEY in fields_of(kind):
         return
-    folder, place = model.pop(KEY), ("model", KEY)
+    folder, key_path = model.pop(KEY), ("model", KEY)
     try:
         if not isinstance(folder, str) or not folder:
             raise _wrong(f"{show(folder)} is not the path of a folder")
-        found = settings_of(read(Path(folder).expanduser()), kind, model["use"], home)
+        settings = settings_of(read(Path(folder).expanduser()), kind, model["use"], home)
     except RecipeError as error:
         for mistake in error.mistakes:
-            page.complain(place, mistake.what)
+            page.complain(key_path, mistake.what)
         return
-    for name, value in found.items():
+    for name, value in settings.items():
         if name not in model:
             model[name] = value
-            page.places[("model", name)] = page.place(place)
+            page.source_lines[("model", name)] = page.source_line(key_path)
     if page.values.get("load") is None:
         page.values["load"] = {"path": folder}
-        page.places[("load",)] = page.place(place)
+        page.source_lines[("load",)] = page.source_line(key_path)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > _LARGEST:
             raise _wrong(f"{file} is no config.json: it is larger than {_LARGEST >> 20} MB")
-        found = json.loads(file.read_text("utf-8"))
+        content = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         there = "there is no such folder" if not folder.is_dir() else f"there is no {FILE} in it"
         raise _wrong(f"{folder}: {there}") from None
@@ -98,11 +98,11 @@ def read(folder: Path) -> dict[str, Any]:
         raise _wrong(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise _wrong(f"{file} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise _wrong(f"{file} is not a group of settings")
-    if isinstance(labels := found.get("id2label"), dict):
-        found.setdefault("num_labels", len(labels))
-    return dict(_flat(found, ""))
+    if isinstance(labels := content.get("id2label"), dict):
+        content.setdefault("num_labels", len(labels))
+    return dict(_flat(content, ""))
 
 
 def _flat(group: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
@@ -122,17 +122,17 @@ def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path 
         raise _wrong(
             f"model {use} has no table of Hugging Face's sizes; those that have: {', '.join(having)}"
         )
-    said = _canonical(there, table.get("also", {}))
-    wrong = list(_wrong_type(said, table, use, home)) or list(_wrong_keys(said, table, use))
+    values = _canonical(there, table.get("also", {}))
+    wrong = list(_wrong_type(values, table, use, home)) or list(_wrong_keys(values, table, use))
     if wrong:
         raise RecipeError([Mistake(where="", what=f"model.{KEY}: {FILE} {what}") for what in wrong])
     settings = dict(table.get("always", {}))
     for key, field in table["sizes"].items():
-        value = said[key] if key in said else table.get("absent", {}).get(key, ...)
-        if isinstance(value, str) and value in table["sizes"] and key not in said:
-            value = said.get(value, ...)
+        value = values[key] if key in values else table.get("absent", {}).get(key, ...)
+        if isinstance(value, str) and value in table["sizes"] and key not in values:
+            value = values.get(value, ...)
         if value is not ...:
-            settings[field] = _word(table, field, value)
+            settings[field] = _translate(table, field, value)
         elif field in REQUIRED:
             raise _wrong(f"{FILE} has no {key}")
     return settings
@@ -160,28 +160,28 @@ def _table(config: Any) -> Mapping[str, Any] | None:
 
 def _canonical(there: Mapping[str, Any], also: Mapping[str, str]) -> dict[str, Any]:
     """The keys under the words of the table; of two for the same, one that says null says nothing."""
-    found: dict[str, Any] = {}
+    canonical: dict[str, Any] = {}
     for key, value in there.items():
         word = also.get(key, key)
-        if word not in found or found[word] is None:
-            found[word] = value
-    return found
+        if word not in canonical or canonical[word] is None:
+            canonical[word] = value
+    return canonical
 
 
 def _wrong_type(
-    said: Mapping[str, Any], table: Mapping[str, Any], use: str, home: Path | None
+    values: Mapping[str, Any], table: Mapping[str, Any], use: str, home: Path | None
 ) -> Iterator[str]:
     """A sentence on a folder of another kind of model: of its other keys nothing need be said then."""
-    theirs, ours = said.get("model_type"), table.get("must", {}).get("model_type", ())
-    if theirs is None or not ours:
+    model_type, ours = values.get("model_type"), table.get("must", {}).get("model_type", ())
+    if model_type is None or not ours:
         return
-    if theirs not in ours:
-        others = [n for n in names("models", home) if "." not in n and _reads(n, theirs, home)]
+    if model_type not in ours:
+        others = [n for n in names("models", home) if "." not in n and _reads(n, model_type, home)]
         instead = f": use {' or '.join(others)}" if others else ""
-        yield f"has model_type {show(theirs)}, and {use} reads {' and '.join(map(show, ours))} only{instead}"
-    for key in table.get("needs", {}).get(theirs, ()) if theirs in ours else ():
-        if key not in said:
-            yield f"has no {key}, of which a {theirs} has another default than {use}: write it there"
+        yield f"has model_type {show(model_type)}, and {use} reads {' and '.join(map(show, ours))} only{instead}"
+    for key in table.get("needs", {}).get(model_type, ()) if model_type in ours else ():
+        if key not in values:
+            yield f"has no {key}, of which a {model_type} has another default than {use}: write it there"
 
 
 def _reads(name: str, model_type: str, home: Path | None) -> bool:
@@ -191,16 +191,16 @@ def _reads(name: str, model_type: str, home: Path | None) -> bool:
         return False
 
 
-def _wrong_keys(said: Mapping[str, Any], table: Mapping[str, Any], use: str) -> Iterator[str]:
+def _wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) -> Iterator[str]:
     """A sentence on each key that ours cannot do."""
     sizes, must = table["sizes"], table.get("must", {})
-    for key, value in said.items():
+    for key, value in values.items():
         if key in sizes:
             words = table.get("words", {}).get(sizes[key])
             if words is not None and value is not None and value not in words:
                 yield f"has {key} {show(value)}: {use} has {', '.join(map(str, words))}"
         elif key in must:
-            allowed = [_meant(one, said) for one in must[key]]
+            allowed = [_meant(one, values) for one in must[key]]
             if value is not None and value not in allowed:
                 yield f"has {key} {show(value)}: {use} has {' or '.join(map(show, allowed))} only"
         elif value and not any(
@@ -209,21 +209,21 @@ def _wrong_keys(said: Mapping[str, Any], table: Mapping[str, Any], use: str) -> 
             yield f"has {key} {show(value)}, which {use} does not know"
 
 
-def _meant(one: Any, said: Mapping[str, Any]) -> Any:
+def _meant(allowed: Any, values: Mapping[str, Any]) -> Any:
     """A value that is allowed: «as KEY» and «KEY / KEY» are numbers of config.json."""
-    if not isinstance(one, str):
-        return one
-    if one.startswith("as "):
-        return said.get(one.removeprefix("as "))
-    if " / " in one:
-        above, below = (said.get(key) for key in one.split(" / "))
+    if not isinstance(allowed, str):
+        return allowed
+    if allowed.startswith("as "):
+        return values.get(allowed.removeprefix("as "))
+    if " / " in allowed:
+        above, below = (values.get(key) for key in allowed.split(" / "))
         if not above or not below:
             return None
         return above / below if above % below else above // below
-    return one
+    return allowed
 
 
-def _word(table: Mapping[str, Any], field: str, value: Any) -> Any:
+def _translate(table: Mapping[str, Any], field: str, value: Any) -> Any:
     words = table.get("words", {}).get(field)
     return value if words is None else words.get(value)
 
@@ -253,12 +253,12 @@ def written(config: Any) -> dict[str, Any]:
     flat |= {key: _meant(allowed[0], flat) for key, allowed in table.get("must", {}).items()}
     if flat.get("rope_scaling.rope_type") == "default":
         flat = {key: value for key, value in flat.items() if not key.startswith("rope_scaling.")}
-    made: dict[str, Any] = {"architectures": [table["architecture"]], "torch_dtype": "float32"}
+    content: dict[str, Any] = {"architectures": [table["architecture"]], "torch_dtype": "float32"}
     for key, value in flat.items():
         group, _, last = key.rpartition(".")
-        (made.setdefault(group, {}) if group else made)[last] = value
-    return made
+        (content.setdefault(group, {}) if group else content)[last] = value
+    return content
 
 
-def _wrong(what: str) -> RecipeError:
-    return RecipeError([Mistake(where="", what=f"model.{KEY}: {what}")])
+def _wrong(message: str) -> RecipeError:
+    return RecipeError([Mistake(where="", what=f"model.{KEY}: {message}")])

@@ -15,7 +15,7 @@ from paddle import nn
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import SyncBatchNorm
-from paddle_dp.parallel.buffers import bits_of, of_bits
+from paddle_dp.parallel.buffers import bits_of, from_bits
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.parallel.trial import buffers_before
 from paddle_dp.structure import leaves, structure_of, unflatten
@@ -28,19 +28,21 @@ def shared(batch: Batch, mesh: Mesh) -> Batch:
     """The last rank's samples of a batch, on every rank: of all ranks it always has some. Collective."""
     if mesh.ranks == 1:
         return batch
-    source, mine = mesh.ranks - 1, []
+    source, micro_batches = mesh.ranks - 1, []
     rows = mesh.gather([_row(micro_batch) for micro_batch in batch.micro_batches])[source]
-    for own, (parts, samples, first, places) in zip(batch.micro_batches, rows, strict=True):
+    for own, (specs, samples, first, positions) in zip(batch.micro_batches, rows, strict=True):
         read = (own.inputs, own.targets)
         inputs, targets = unflatten(
             structure_of(read),
             [
                 _broadcast(tensor if mesh.rank == source else paddle.zeros(shape, dtype), source)
-                for tensor, (shape, dtype) in zip(leaves(read), parts, strict=True)
+                for tensor, (shape, dtype) in zip(leaves(read), specs, strict=True)
             ],
         )
-        mine.append(MicroBatch(inputs, targets, samples, first, None if places is None else tuple(places)))
-    return replace(batch, micro_batches=tuple(mine))
+        micro_batches.append(
+            MicroBatch(inputs, targets, samples, first, None if positions is None else tuple(positions))
+        )
+    return replace(batch, micro_batches=tuple(micro_batches))
 
 
 def _row(micro_batch: MicroBatch) -> list[object]:
@@ -54,23 +56,23 @@ def _broadcast(tensor: paddle.Tensor, source: int) -> paddle.Tensor:
     """The source's tensor."""
     bits = bits_of(tensor)
     dist.broadcast(bits, source)
-    return of_bits(bits, tensor)
+    return from_bits(bits, tensor)
 
 
 @contextmanager
 def watched(named: Named) -> Iterator[dict[str, list[int]]]:
     """Within it, the digests of each parameter's gradient are taken where a backward has computed it, before it is
     added to others or sent: two numbers for each backward."""
-    found: dict[str, list[int]] = {}
+    digests_by_name: dict[str, list[int]] = {}
 
     def hook(name: str, gradient: paddle.Tensor) -> None:
-        found.setdefault(name, []).extend(digests([gradient])[0])
+        digests_by_name.setdefault(name, []).extend(digests([gradient])[0])
 
     handles = [
         parameter.register_hook(lambda gradient, name=name: hook(name, gradient)) for name, parameter in named
     ]
     try:
-        yield found
+        yield digests_by_name
     finally:
         for handle in handles:
             handle.remove()

@@ -31,10 +31,10 @@ _OPERATIONS = (
     "paddle.nn.functional", "paddle.tensor", "paddle.incubate.nn.functional",
     "paddle.base.dygraph.generated_tensor_methods_patch",  # gelu, tanh, abs … are made there when Paddle is imported
 )  # fmt: skip
-OF_PADDLE = {"models": ("paddle.vision.models",), "losses": _OPERATIONS, "blocks": _OPERATIONS}
+PADDLE_MODULES = {"models": ("paddle.vision.models",), "losses": _OPERATIONS, "blocks": _OPERATIONS}
 
 
-def misfit(called: Any, shelf: str) -> str | None:
+def validate_callable(called: Any, shelf: str) -> str | None:
     """Why `called` cannot be a part of the shelf, as the end of a sentence; None where nothing speaks against it.
 
     `shelf` is "blocks" for a function or layer in a model's chain.
@@ -42,22 +42,22 @@ def misfit(called: Any, shelf: str) -> str | None:
     while isinstance(called, functools.partial):
         called = called.func
     module = _module_of(called)
-    if of_standard_library(module):
+    if is_standard_library(module):
         return "is of Python's standard library, which holds no part of a training"
     if isinstance(called, type):
         return _wrong_class(called, shelf)
     if isbuiltin(called):
         return "is a function in C, whose settings cannot be checked"
     of_paddle = module.partition(".")[0] == "paddle" and isfunction(called)
-    if of_paddle and not module.startswith(OF_PADDLE.get(shelf, ())):
-        made = " or ".join(OF_PADDLE.get(shelf, ())[:3])
+    if of_paddle and not module.startswith(PADDLE_MODULES.get(shelf, ())):
+        made = " or ".join(PADDLE_MODULES.get(shelf, ())[:3])
         return (
             f"is a function of Paddle's {module}{f'; parts are in {made}' if made else ', which makes none'}"
         )
     return None
 
 
-def of_standard_library(dotted: str) -> bool:
+def is_standard_library(dotted: str) -> bool:
     """Whether a module, by its dotted name, is Python's own."""
     return dotted.partition(".")[0] in sys.stdlib_module_names
 

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.part.shelf import folders, kept_code, shipped
+from paddle_dp.part.shelf import copied_code, folders, shipped
 
-OUR_OWN = ("paddle_dp", "paddle")
+OUR_PACKAGES = ("paddle_dp", "paddle")
 
 
 def modules(values: Any, home: Path) -> list[str]:
@@ -37,7 +37,7 @@ def _uses(values: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str, bool]
 def _module(use: str, is_model: bool, home: Path) -> str | None:
     if "." in use:
         first = use.partition(".")[0]
-        return None if first in (*OUR_OWN, *sys.stdlib_module_names) else _file_of(use, home)
+        return None if first in (*OUR_PACKAGES, *sys.stdlib_module_names) else _file_of(use, home)
     found = (_file(place / use) for place in folders("models", home) if is_model)
     file = next((file for file in found if file is not None), None)
     own = shipped("models")
@@ -47,7 +47,7 @@ def _module(use: str, is_model: bool, home: Path) -> str | None:
 def _file_of(use: str, home: Path) -> str:
     """The file of the longest module in a dotted name, found without importing a package on the way."""
     first, *rest = use.split(".")
-    last = [os.getcwd(), *map(str, filter(None, [kept_code(home)]))]  # searched last
+    last = [os.getcwd(), *map(str, filter(None, [copied_code(home)]))]  # searched last
     try:
         spec = find_spec(first) or PathFinder.find_spec(first, last)
     except ValueError:  # a module without a spec, as __main__

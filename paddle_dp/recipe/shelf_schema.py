@@ -11,7 +11,7 @@ from pydantic_core import core_schema
 
 from paddle_dp.part import Annotation, Groups, Part, Reading, find, names, read_part, summary
 from paddle_dp.part.config import adapter, meanings
-from paddle_dp.recipe import published
+from paddle_dp.recipe import hf_config
 from paddle_dp.units import Quantity
 
 
@@ -29,7 +29,7 @@ class EditorSchema(GenerateJsonSchema):
 
 
 # The keys that every part of a shelf has, beside its own settings.
-_BESIDE: dict[str, Any] = {"models": Annotation, "optimizers": Groups, "datasets": Reading}
+_SHARED_KEYS: dict[str, Any] = {"models": Annotation, "optimizers": Groups, "datasets": Reading}
 
 
 def _explained(described: dict[str, Any], kind: Any) -> dict[str, Any]:
@@ -69,11 +69,11 @@ class OnShelf:
 
     def _describe(self, name: str) -> dict[str, Any]:
         described = _schema_of(find(self.shelf, name))
-        if (beside := _BESIDE.get(self.shelf)) is not None:
+        if (beside := _SHARED_KEYS.get(self.shelf)) is not None:
             further = _schema_of(beside)["properties"]
             described["properties"] = {**further, **described.get("properties", {})}
-        if self.shelf == "models" and published.has_table(find(self.shelf, name)):
-            described["properties"][published.KEY] = {"type": "string", "description": published.MEANING}
+        if self.shelf == "models" and hf_config.has_table(find(self.shelf, name)):
+            described["properties"][hf_config.KEY] = {"type": "string", "description": hf_config.MEANING}
         use = {"const": name, "description": summary(self.shelf, name)}
         return {
             **described,

@@ -18,7 +18,7 @@ from paddle_dp.structure import call
 
 
 @contextmanager
-def lent(model: nn.Layer) -> Iterator[None]:
+def trial_weights(model: nn.Layer) -> Iterator[None]:
     """Inside, the weights of each of the model's blocks have values while that block runs: some of their distribution,
     the same in each forward. A weight that is in no block has them all the time.
 
@@ -30,17 +30,17 @@ def lent(model: nn.Layer) -> Iterator[None]:
         return
     blocks = list({id(block): block for _, block in elements_of(model)}.values())
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
-    lent_to: dict[int, list[paddle.Tensor]] = defaultdict(list)
+    materialized: dict[int, list[paddle.Tensor]] = defaultdict(list)
     hooks: list[Any] = []
 
     def before(block: nn.Layer, inputs: Any) -> None:
-        lent_to[id(block)] += [p for p in block.parameters() if initial.lend(p)]
+        materialized[id(block)] += [p for p in block.parameters() if initial.materialize(p)]
 
     def after(block: nn.Layer, inputs: Any, outputs: Any) -> None:
-        for parameter in lent_to.pop(id(block), ()):
+        for parameter in materialized.pop(id(block), ()):
             parameter._clear_data()
 
-    outside = [p for p in model.parameters() if id(p) not in inside and initial.lend(p)]
+    outside = [p for p in model.parameters() if id(p) not in inside and initial.materialize(p)]
     for block in blocks:
         hooks.append(block.register_forward_pre_hook(before))
         # Before all other hooks: some of them read weights.
@@ -51,18 +51,18 @@ def lent(model: nn.Layer) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-        for parameter in (*outside, *(p for some in lent_to.values() for p in some)):
+        for parameter in (*outside, *(p for some in materialized.values() for p in some)):
             parameter._clear_data()
 
 
 def is_lendable(model: nn.Layer, samples: Callable[[], Any] | None) -> bool:
-    """False for a model whose forward reads a block's weights outside of that block's forward, where `lent` has no
-    values for them: such a model is whole on every rank until it is placed."""
+    """False for a model whose forward reads a block's weights outside of that block's forward, where `trial_weights`
+    has no values for them: such a model is whole on every rank until it is placed."""
     if initial_weights(model) is None or samples is None:
         return True
     try:
         dtype = read_by(model)
-        with lent(model), trial(model), default_dtype(dtype):
+        with trial_weights(model), trial(model), default_dtype(dtype):
             call(model, cast(samples(), dtype), model.forward)
     except Exception:  # noqa: BLE001 - one that fails for another reason fails again, where it says so
         return False

@@ -152,44 +152,44 @@ Global Arch DataLoader Metric Infer SSLD | PaddleClas       | -                 
 
 
 @dataclass(frozen=True)
-class ForeignWord:
-    """A word of other tools. `place`: the recipe's key, "" without one; `note`: what else to know, a clause."""
+class Alias:
+    """A word of other tools. `key`: the recipe's key, "" without one; `note`: what else to know, a clause."""
 
-    word: str
-    whose: str
-    place: str
+    name: str
+    tool: str
+    key: str
     note: str
 
     @property
     def sentence(self) -> str:
         note = f" ({self.note})" if self.note else ""
-        if self.place:
-            return f" In a recipe that is {self.place}{note}."
-        return f" '{self.word}' is of {self.whose}: {self.note}."
+        if self.key:
+            return f" In a recipe that is {self.key}{note}."
+        return f" '{self.name}' is of {self.tool}: {self.note}."
 
 
-def _words() -> Iterator[ForeignWord]:
+def _aliases() -> Iterator[Alias]:
     texts = {
         f"{{{name}}}": text for name, text in globals().items() if name[0] == "_" and isinstance(text, str)
     }
     for row in _ROWS.strip().splitlines():
-        words, whose, place, note = (cell.strip() for cell in row.split("|"))
+        names, tool, key, note = (cell.strip() for cell in row.split("|"))
         for name, text in texts.items():
             note = note.replace(name, text)
-        for word in words.split():
-            yield ForeignWord(word, whose, place.removeprefix("-"), note)
+        for alias in names.split():
+            yield Alias(alias, tool, key.removeprefix("-"), note)
 
 
 # Keys that are looked for in another group than theirs, under their own names.
-_OWN = """
+_MOVED_KEYS = """
 schedule.learning_rate schedule.warmup schedule.floor train.length train.batch train.micro_batches train.precision
 train.seed train.drop_last train.dropout train.compile train.max_time loader.num_workers loader.pad optimizer.clip
 optimizer.weight_decay optimizer.groups strategy.data strategy.tensor strategy.pipeline strategy.sharding
 strategy.sequence strategy.sharding_stage strategy.sequence_parallel strategy.recompute strategy.sync_batch_norm
 strategy.find_unused_parameters
 """
-FOREIGN = {key.rpartition(".")[2]: ForeignWord(key.rpartition(".")[2], "", key, "") for key in _OWN.split()}
-FOREIGN |= {found.word.lower(): found for found in _words()}
+FOREIGN = {key.rpartition(".")[2]: Alias(key.rpartition(".")[2], "", key, "") for key in _MOVED_KEYS.split()}
+FOREIGN |= {found.name.lower(): found for found in _aliases()}
 # A part's `use` in other tools, by shelf: the part here, or what to do.
 PARTS = {
     "losses": {
@@ -263,7 +263,7 @@ RENAMED = {
 RENAMED_VALUES = {"columns": "colwise", "rows": "rowwise", "vocabulary": "vocab"}
 
 
-def foreign_word(name: str, exactly: bool = False) -> ForeignWord | None:
+def find_alias(name: str, exactly: bool = False) -> Alias | None:
     """The row of another tool's word, also if one letter of it is wrong (unless `exactly`); None for an unknown one."""
     word = name.lower().replace("-", "_")
     return FOREIGN.get(word) or (None if exactly else FOREIGN.get(near(word, FOREIGN) or ""))

@@ -10,26 +10,26 @@ import paddle
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
-    """Tensors by name: `shared`, the same on all ranks, and this rank's `own`."""
+class ExtraState:
+    """Tensors by name: `shared`, the same on all ranks, and this rank's `local`."""
 
     shared: Mapping[str, paddle.Tensor] = field(default_factory=dict)
-    own: Mapping[str, paddle.Tensor] = field(default_factory=dict)
+    local: Mapping[str, paddle.Tensor] = field(default_factory=dict)
 
 
-class SavedBeside(Protocol):
-    """The same in a checkpoint. `own` is empty where that was saved on another number of ranks."""
+class SavedExtraState(Protocol):
+    """The same in a checkpoint. `local` is empty where that was saved on another number of ranks."""
 
     @property
     def shared(self) -> Collection[str]: ...
 
     @property
-    def own(self) -> Collection[str]: ...
+    def local(self) -> Collection[str]: ...
 
     def shared_into(self, name: str, tensor: paddle.Tensor) -> None:
         """Writes a shared one into a tensor of its shape."""
 
-    def own_into(self, name: str, tensor: paddle.Tensor) -> None: ...
+    def local_into(self, name: str, tensor: paddle.Tensor) -> None: ...
 
     def sum_into(self, name: str, tensor: paddle.Tensor) -> bool:
         """The sum of what all ranks saved as their own, whatever their number was; False where there is none."""

@@ -17,12 +17,12 @@ def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
     """Raises UsageError for a finished optimizer, or a loss, with a parameter that is not the model's: its gradient
     would not be exchanged, and no checkpoint would save it. Call it before the model is placed."""
     known = {id(parameter) for parameter in model.parameters()}
-    found: dict[str, Parameters] = {"optimizer": [], "loss": []}
+    parameters_by_owner: dict[str, Parameters] = {"optimizer": [], "loss": []}
     if isinstance(optimizer, paddle.optimizer.Optimizer):
-        found["optimizer"] = parameters_of(optimizer)
+        parameters_by_owner["optimizer"] = parameters_of(optimizer)
     if isinstance(loss, nn.Layer):
-        found["loss"] = [p for p in loss.parameters() if not p.stop_gradient]
-    for whose, parameters in found.items():
+        parameters_by_owner["loss"] = [p for p in loss.parameters() if not p.stop_gradient]
+    for whose, parameters in parameters_by_owner.items():
         if foreign := [p for p in parameters if id(p) not in known]:
             raise UsageError(
                 f"{whose}: its parameter '{foreign[0].name}' {list(foreign[0].shape)} is not one of the model's "
@@ -31,7 +31,7 @@ def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
             )
 
 
-def check_kept(optimizer: Any) -> None:
+def check_not_wrapper(optimizer: Any) -> None:
     """Raises UsageError for an optimizer around another one (paddle.incubate.LookAhead): its state_dict has neither the
     inner one's moments nor its own counter, so a resumed run would go on as another one (3.3.1). So, too, for L-BFGS,
     which computes the loss again and again within an update."""
@@ -76,7 +76,7 @@ def check_dense(model: nn.Layer) -> None:
             )
 
 
-def check_one_dtype(model: nn.Layer) -> None:
+def check_single_dtype(model: nn.Layer) -> None:
     """Raises UsageError for trained parameters in float64 beside narrower ones: Paddle's clip and optimizers take one
     dtype (3.3.1)."""
     trained = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]

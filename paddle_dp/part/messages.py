@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 from paddle_dp.errors import near
-from paddle_dp.part.elsewhere import RENAMED_VALUES
+from paddle_dp.part.aliases import RENAMED_VALUES
 
 Keys = tuple[str | int, ...]
 
 # pydantic's name of an error → the sentence's predicate, with pydantic's numbers filled in.
-WORDS: dict[str, str] = {
+PREDICATES: dict[str, str] = {
     "int_type": "is not a whole number",
     "int_parsing": "is not a whole number",
     "int_from_float": "is not a whole number",
@@ -43,11 +43,11 @@ _NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
 _UNQUOTED = {"int_type": _NUMBER, "float_type": _NUMBER, "bool_type": re.compile("true|false")}
 
 
-def complaint(detail: dict[str, Any], place: str) -> str:
+def complaint(detail: dict[str, Any], key: str) -> str:
     """`train.batch: 'abc' is not a whole number`, from one of ValidationError.errors()."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    words = WORDS[kind].format(**context) if kind in WORDS else f"is wrong: {detail['msg']}"
-    return f"{place}: {show(value)} {words}{_hint(kind, value, context)}"
+    words = PREDICATES[kind].format(**context) if kind in PREDICATES else f"is wrong: {detail['msg']}"
+    return f"{key}: {show(value)} {words}{_hint(kind, value, context)}"
 
 
 def show(value: Any) -> str:

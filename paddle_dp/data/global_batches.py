@@ -12,21 +12,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from paddle_dp.data.arrays import Arrays, Pair
-from paddle_dp.data.randomness import globals_kept
-from paddle_dp.data.sample import Dataset, MicroArrays, Part, read_batch
+from paddle_dp.data.randomness import restoring_globals
+from paddle_dp.data.sample import BatchShare, Dataset, MicroArrays, read_batch
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.worker import Progress, Reply, Worker, WorkerMain
 from paddle_dp.data.worker_pool import Pool, Pooled, answering, command
 from paddle_dp.structure import leaves, mapped, structure_of, unflatten
 
 
-class WholeBatches(Pooled["BatchPool"]):
+class GlobalBatches(Pooled["BatchPool"]):
     """A source of batches that are collated whole, here (`workers=0`) or ahead; see Loader for the settings."""
 
-    def read(self, epoch: int, parts: Iterator[Part]) -> Iterator[list[MicroArrays]]:
+    def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
         """The micro-batches of each of the parts of global batches."""
-        whole = self._ahead(epoch, parts) if self.workers else self._here(epoch, parts)
-        for (k, sampler), (inputs, targets) in whole:
+        pairs = self._prefetched(epoch, shares) if self.workers else self._here(epoch, shares)
+        for (k, sampler), (inputs, targets) in pairs:
             # A rank without a sample reads the first one of the batch for the collectives, as anywhere.
             slices = [
                 (slice(first, stop) if stop > first else slice(0, 1), stop - first)
@@ -34,28 +34,28 @@ class WholeBatches(Pooled["BatchPool"]):
             ]
             yield [(_rows(inputs, rows), _rows(targets, rows), count) for rows, count in slices]
 
-    def _here(self, epoch: int, parts: Iterator[Part]) -> Iterator[tuple[Part, Pair]]:
-        for k, sampler in parts:
-            with globals_kept():
+    def _here(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[tuple[BatchShare, Pair]]:
+        for k, sampler in shares:
+            with restoring_globals():
                 pair = read_batch(self.dataset, sampler.global_batch(epoch, k), sampler.seed, epoch)
             yield (k, sampler), pair
 
-    def _ahead(self, epoch: int, parts: Iterator[Part]) -> Iterator[tuple[Part, Pair]]:
+    def _prefetched(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[tuple[BatchShare, Pair]]:
         pool = self._idle_pool()
-        pending: deque[Part] = deque()
+        pending: deque[BatchShare] = deque()
 
         def begin() -> None:
-            if (part := next(parts, None)) is not None:
-                pending.append(part)
-                pool.begin(epoch, part[0])
+            if (share := next(shares, None)) is not None:
+                pending.append(share)
+                pool.begin(epoch, share[0])
 
         try:
             for _ in range(self.prefetch):
                 begin()
             while pending:
-                pair, part = pool.finish(), pending.popleft()
+                pair, share = pool.finish(), pending.popleft()
                 begin()
-                yield part, pair
+                yield share, pair
         finally:
             if pool.busy:
                 pool.end()
