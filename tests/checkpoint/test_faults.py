@@ -25,7 +25,7 @@ from paddle_dp.checkpoint import Snapshot, TensorShard, disk, prune, save
 from paddle_dp.mesh import Mesh
 
 def snapshot(step, size):
-    w = TensorShard.whole("w", np.full(size, step, np.float32))
+    w = TensorShard.full("w", np.full(size, step, np.float32))
     return Snapshot(tensors={"w": w}, state={"progress": {"step": step}})
 
 folder = Path(sys.argv[1])
