@@ -20,10 +20,10 @@ from pathlib import Path
 from paddle_dp.launch.command import Limits
 from paddle_dp.launch.inside import watched_inside
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.recipe.schema import Watch
+from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
 
-limits = Limits(watch=Watch(start=Duration.parse("1 s"), patience=Duration.parse("1 s")), sample=0.0)
+limits = Limits(watch=WatchSettings(start=Duration.parse("1 s"), patience=Duration.parse("1 s")), sample=0.0)
 with watched_inside(limits, Path(sys.argv[1]), lambda failure: print(failure.message, flush=True)):
     heartbeat.enter("start")
     breakpoint()
