@@ -70,13 +70,17 @@ def test_a_mutant_is_in_the_rank_that_it_was_put_into_alone():
 def test_the_exam_tells_a_killer_from_what_changes_nothing(tmp_path):
     exam = Exam("mlp", Setting("mlp", 2, ("train.batch=10",)), tmp_path)
     known = {site for site, _ in exam.sites}
-    wrong = next(s for s in known if s.function == "MicroBatchRunner._factor" and s.mutation.endswith(" * divisor"))
+    wrong = next(
+        s for s in known if s.function == "MicroBatchRunner._factor" and s.mutation.endswith(" * divisor")
+    )
     row = exam.judge(wrong, shared=True, seed="")
     assert (row.outcome, row.bits) == ("different", "differ")
     assert row.in_file is not None
     assert "gradient" in row.said
     cached = next(
-        s for s in known if s.function == "MicroBatchRunner._weight" and s.mutation.startswith("constant+1: len")
+        s
+        for s in known
+        if s.function == "MicroBatchRunner._weight" and s.mutation.startswith("constant+1: len")
     )
     row = exam.judge(cached, shared=True, seed="")
     assert (row.outcome, row.bits, row.in_file) == ("same", "equal", None)
