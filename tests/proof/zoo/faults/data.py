@@ -165,5 +165,6 @@ FAULTS = (
         source="silent-fault catalogue, DATA",
         setting=MLP,
         patch=two_samples_change_places,
+        guard="door",
     ),
 )

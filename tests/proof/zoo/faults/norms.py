@@ -28,7 +28,7 @@ def through(exchange: Callable[[Any], _Exchange]) -> AbstractContextManager[None
     """Every SyncBatchNorm exchanges through `exchange(mesh)`."""
 
     def make(init: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, local, mesh: init(self, local, exchange(mesh))
+        return lambda self, local, mesh, *index: init(self, local, exchange(mesh), *index)
 
     return replaced(f"{NORM}:SyncBatchNorm.__init__", make)
 
@@ -77,8 +77,8 @@ def momentum_the_other_way() -> AbstractContextManager[None]:
     """The running variance moves by momentum instead of by 1 - momentum: another library's convention."""
 
     def make(init: Callable[..., Any]) -> Callable[..., Any]:
-        def turned(self: Any, local: Any, mesh: Any) -> None:
-            init(self, local, mesh)
+        def turned(self: Any, local: Any, mesh: Any, *index: int) -> None:
+            init(self, local, mesh, *index)
             self.momentum = 1 - self.momentum
 
         return turned
