@@ -219,12 +219,12 @@ def bernoulli(x: Any) -> Any:
 
 
 def _each_sample(shape: Any) -> bool:
-    """Whether a draw of this shape is one number for each sample of the running micro-batch. [1] is not, for one sample
-    either: this is how a model draws once for its whole batch."""
+    """Whether a draw of this shape, [n, 1, …], is one number for each sample of the running micro-batch. [n] is not: it
+    may be a number for each of n features, on a rank that happens to have as many samples."""
     here = current()
     if here is None or not paddle.in_dynamic_mode() or not isinstance(shape, list | tuple):
         return False
-    return list(shape) == [here.samples, *[1] * (len(shape) - 1)] and len(shape) + here.samples > 2
+    return len(shape) > 1 and list(shape) == [here.samples, *[1] * (len(shape) - 1)]
 
 
 def _numbers(shape: Sequence[int], device: Any) -> paddle.Tensor:
