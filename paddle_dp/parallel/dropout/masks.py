@@ -118,7 +118,7 @@ def _round(h: Uint32Array, spare: Uint32Array, shift: int, factor: int) -> None:
 def dropped_on_device(
     sample_keys: Keys, full_shape: tuple[int, ...], ranges: Ranges, p: float, device: Any
 ) -> paddle.Tensor:
-    """The same bits as `dropped`, bool [n, positions], computed on the device `device`.
+    """The same bits as `dropped`, bool [n, positions], computed on `device`.
 
     In int32, whose products and sums wrap: Paddle has no uint32 arithmetic (3.3.1).
     """

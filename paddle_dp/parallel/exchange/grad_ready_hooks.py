@@ -23,7 +23,7 @@ class GradReadyHooks:
 
     def __init__(self, parameters: Sequence[paddle.Tensor], ready: Callable[[int, bool], None]):
         self._ready, self._enabled = ready, False
-        self._counts: dict[int, int] = {}  # in this round, by place
+        self._counts: dict[int, int] = {}  # in this round, by index
         self._expected: dict[int, int] = {}
         for index, parameter in enumerate(parameters):
             parameter._register_backward_hook(partial(self._on_gradient, index))
@@ -38,7 +38,7 @@ class GradReadyHooks:
             self._enabled = False
 
     def end(self) -> list[int]:
-        """After the backwards of a round: the places that were told of less often than in the round before."""
+        """After the backwards of a round: the indices of parameters that had fewer gradients than in the round before."""
         fewer = [index for index, count in self._counts.items() if count < self._expected.get(index, 0)]
         self._expected.update(self._counts)
         self._counts = {}

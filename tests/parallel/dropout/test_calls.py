@@ -102,6 +102,7 @@ def test_a_number_for_each_sample_is_as_random_as_paddles():
 @pytest.mark.parametrize(
     ("shape", "samples", "how"),
     [
+        ([6], 6, {}),  # may be a number for each of 6 features
         ([6, 2], 6, {}),  # may be a slice of a whole
         ([5, 1], 6, {}),
         ([1], 1, {}),  # once for the whole batch
