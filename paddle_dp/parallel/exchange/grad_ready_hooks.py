@@ -38,7 +38,7 @@ class GradReadyHooks:
             self._enabled = False
 
     def end(self) -> list[int]:
-        """Returns, after a round's backwards, the indices of parameters with fewer gradients than in the round before."""
+        """Returns, after a round's backwards, the indices of parameters with fewer gradients than the round before."""
         fewer = [index for index, count in self._counts.items() if count < self._expected.get(index, 0)]
         self._expected.update(self._counts)
         self._counts = {}
