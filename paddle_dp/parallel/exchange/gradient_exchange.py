@@ -1,47 +1,100 @@
-"""The contract of a gradient exchange with a learner, on CPUs and on accelerators.
+"""The contract of a gradient exchange: the only way in which a gradient leaves its rank.
 
-Exchanges may run side by side: some parameters' among these ranks, others' among those.
+`choose_exchange` (choose.py) has the table of all exchanges. A learner calls one in this order, in each update:
+
+    begin_update → for each micro-batch: micro_batch(backward(…)) → finish → [before_metrics] → commit, if the optimizer
+    has stepped
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Protocol
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Literal
+
+from paddle_dp.parallel.extra_state import ExtraState, SavedExtraState
+from paddle_dp.parallel.loss import Count
+
+NOTHING = nullcontext()
 
 
-class CompositeExchange:
-    """Exchanges, each with the places of its parameters among all. No parameter is in two of them."""
+class GradientExchange:
+    """Sums gradients over ranks. This base class is the exchange of one process, which sends nothing.
 
-    each_micro_batch = False
+    `mean_over`: the number of ranks over which the exchange averages instead of adding up (1: it adds up).
+    `missing`: what a gradient is that some ranks lack: `zeros`, or an error (`refuse`).
+    `waits_for_all`: a parameter without a gradient on any rank blocks the exchange.
+    `each_micro_batch`: every backward exchanges, so that only the owner of a gradient holds it meanwhile (ZeRO-2).
+    `counts_bytes`: `mesh.traffic` counts all that the exchange sends.
+    `rounds_to`: the dtype to which gradients are rounded for good; each step is one process's within that rounding, and
+    a whole training is not. None: they are not rounded.
+    """
+
+    mean_over: int = 1
+    missing: Literal["refuse", "zeros"] = "zeros"
+    waits_for_all: bool = False
+    each_micro_batch: bool = False
+    counts_bytes: bool = True
+    rounds_to: str | None = None
+
+    @property
+    def description(self) -> str:
+        """How gradients come together, as a part of a sentence."""
+        return f"gradients rounded to {self.rounds_to}" if self.rounds_to else "unrounded gradients"
+
+    def begin_update(self, number: int, loss_scale: float, divisor: float) -> None:
+        """Before the first forward of update `number` (from 1). Each total is multiplied by loss_scale / divisor."""
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of a micro-batch, the `last` one of an update or not."""
+        return NOTHING
+
+    def backward(self, last: bool, counted: Count = 0) -> AbstractContextManager[Any]:
+        """Around one backward; gradients that are final leave while it runs. `counted`: what the loss has counted in
+        this update on this rank, this micro-batch included."""
+        return NOTHING
+
+    def finish(self) -> list[int]:
+        """Waits, after the last backward, until the owner of each gradient has the sum, where any rank has the
+        gradient. Returns the indices of the parameters without a local gradient. Collective."""
+        return []
+
+    def discard(self) -> None:
+        """Ends the exchanges that backwards without a last one have begun. Collective."""
+
+    def before_metrics(self, update: int) -> None:
+        """Before the metrics of update number `update` are added up. Collective."""
+
+    def commit(self) -> None:
+        """The optimizer has stepped: residuals of compression are kept."""
+
+    def trace(self) -> None:
+        """From now on each bucket is on the heartbeat's tape."""
+
+    def explain(self, error: RuntimeError) -> Exception | None:
+        """The error to raise instead of one that a forward or a backward has raised; None: that one."""
+        return None
+
+    def extra_state(self) -> ExtraState:
+        """The tensors that a checkpoint holds in addition to model and optimizer."""
+        return ExtraState()
+
+    def load_extra_state(self, saved: SavedExtraState) -> None:
+        """From a checkpoint; `saved` is empty if another strategy wrote it."""
+
+
+class CompositeExchange(GradientExchange):
+    """Several exchanges, each with the indices of its parameters among all. No parameter is in two of them."""
 
     def __init__(self, members: Sequence[tuple[GradientExchange, Sequence[int]]]):
         self._members = [(exchange, sorted(indices)) for exchange, indices in members]
 
     @contextmanager
-    def backward(self, last: bool) -> Iterator[None]:
-        """Around a micro-batch's backward, `last` of an update."""
+    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
         with ExitStack() as stack:
             for exchange, _ in self._members:
-                stack.enter_context(exchange.backward(last))
+                stack.enter_context(exchange.backward(last, counted))
             yield
 
     def finish(self) -> list[int]:
-        """After an update's last backward. Returns the places of which this rank had no gradient. Collective."""
         return sorted(indices[index] for exchange, indices in self._members for index in exchange.finish())
-
-
-class GradientExchange(Protocol):
-    """Sums gradients over ranks while backward runs."""
-
-    each_micro_batch: bool
-    """Whether gradients are exchanged in every backward, so that only who keeps one holds it (ZeRO-2)."""
-
-    def backward(self, last: bool) -> AbstractContextManager[None]:
-        """Around a micro-batch's backward, `last` of an update."""
-        ...
-
-    def finish(self) -> list[int]:
-        """After an update's last backward: who keeps a gradient has its sum, where any rank has one. Returns the places
-        of parameters of which this rank had none. Collective."""
-        ...
