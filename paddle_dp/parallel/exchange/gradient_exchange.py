@@ -1,6 +1,6 @@
-"""The contract of a gradient exchange with a learner, on CPUs and on accelerators.
+"""The contract between a gradient exchange and a learner, on CPUs and on accelerators.
 
-Exchanges may run side by side: some parameters' among these ranks, others' among those.
+Several exchanges may run concurrently, each for some of the parameters and among different ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class CompositeExchange:
-    """Exchanges, each with the places of its parameters among all. No parameter is in two of them."""
+    """Several exchanges, each with the indices of its parameters among all. No parameter is in two of them."""
 
     each_micro_batch = False
 
@@ -20,14 +20,15 @@ class CompositeExchange:
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """Around a micro-batch's backward, `last` of an update."""
+        """Wraps a micro-batch's backward, `last` of an update."""
         with ExitStack() as stack:
             for exchange, _ in self._members:
                 stack.enter_context(exchange.backward(last))
             yield
 
     def finish(self) -> list[int]:
-        """After an update's last backward. Returns the places of which this rank had no gradient. Collective."""
+        """Called after an update's last backward. Returns the indices of parameters without a local gradient.
+        Collective."""
         return sorted(indices[index] for exchange, indices in self._members for index in exchange.finish())
 
 
@@ -35,13 +36,13 @@ class GradientExchange(Protocol):
     """Sums gradients over ranks while backward runs."""
 
     each_micro_batch: bool
-    """Whether gradients are exchanged in every backward, so that only who keeps one holds it (ZeRO-2)."""
+    """Whether gradients are exchanged in every backward, so that only their owners hold them (ZeRO-2)."""
 
     def backward(self, last: bool) -> AbstractContextManager[None]:
-        """Around a micro-batch's backward, `last` of an update."""
+        """Wraps a micro-batch's backward, `last` of an update."""
         ...
 
     def finish(self) -> list[int]:
-        """After an update's last backward: who keeps a gradient has its sum, where any rank has one. Returns the places
-        of parameters of which this rank had none. Collective."""
+        """Called after an update's last backward: waits until owners hold the summed gradients, where any rank has one.
+        Returns the indices of parameters without a local gradient. Collective."""
         ...
