@@ -226,7 +226,7 @@ def updated(kind: str, stage: int) -> None:
     [
         (
             "empty",
-            r"sharding_stage=3: parameter nothing of the model is empty: nothing of it can be lent\. Leave",
+            r"sharding_stage=3: parameter nothing of the model is empty and cannot be sharded\. Leave",
         ),
         (
             "outside",

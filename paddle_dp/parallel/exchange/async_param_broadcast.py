@@ -1,4 +1,4 @@
-"""New values of parameters, from their owners to all ranks, on accelerators: they travel until somebody reads them."""
+"""Asynchronous broadcast of updated parameters from their owners to all ranks, on accelerators."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paddle_dp.parallel.exchange.memory import nbytes
 
 
 class AsyncParamBroadcast:
-    """Broadcasts parameters from their owners in the order in which the model has them, mostly that of forward.
+    """Broadcasts parameters from their owners in the model's order, which is mostly the order of forward.
 
-    Between `share` and the next use a parameter is on its way. Who reads one by its layer waits for it: each layer's
-    own parameters are in a `WaitingTable`. So a forward begins with the first layers while the values of the last ones
-    travel. Who has kept a parameter elsewhere must `settle` first. A wait is the device's, the host goes on.
+    Between `share` and its next use a parameter is in flight. Reading it through its layer waits for it, as each
+    layer's parameters are in a `WaitingTable`. So a forward begins with the first layers while the last values still
+    travel. Code that holds a parameter elsewhere must call `settle` first. The device waits, not the host.
 
-    `begin` is called before each update's forward. It waits for what the forward before did not read by its layer, and
-    for what a layer keeps outside of its parameters, as recurrent layers keep their weights in a list.
+    `begin` is called before each update's forward. It waits for parameters that the previous forward did not read
+    through their layers, and for parameters that a layer holds elsewhere, such as a recurrent layer's list of weights.
     """
 
     def __init__(
@@ -32,23 +32,23 @@ class AsyncParamBroadcast:
         owners: Sequence[int],
         comm_groups: CommGroups,
     ):
-        """`owners`: a global rank for each of the parameters."""
+        """`owners`: a global rank for each parameter."""
         self._weights, self._owners, self._comm_groups = parameters, owners, comm_groups
         self._ranks = len(comm_groups.groups[0].ranks)
-        self._tasks: dict[int, Any] = {}  # by place: of what is on its way
-        self._read: set[int] = set()  # between the last `begin` and `share`, by their layers
+        self._tasks: dict[int, Any] = {}  # by index: broadcasts in flight
+        self._read: set[int] = set()  # through their layers, between the last `begin` and `share`
         self._noting = False
         indices = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._held_elsewhere = {indices[id(t)] for t in _tensors_held_elsewhere(model) if id(t) in indices}
         for layer in model.sublayers(include_self=True):
             own = {name: indices[id(p)] for name, p in layer._parameters.items() if id(p) in indices}
             if own:
-                # Not by __setattr__, which would take the table for a setting of the layer.
+                # Bypasses __setattr__, which would treat the table as a layer setting.
                 layer.__dict__["_parameters"] = WaitingTable(layer._parameters, own, self.wait)
 
     @paddle.no_grad()
     def share(self) -> None:
-        """Begins to send this rank's own parameters to all others, and to take theirs. Collective."""
+        """Starts to send this rank's parameters to all others and to receive theirs. Collective."""
         self.settle()
         self._noting = False
         for index, (parameter, owner) in enumerate(zip(self._weights, self._owners, strict=True)):
@@ -58,7 +58,7 @@ class AsyncParamBroadcast:
             )
 
     def wait(self, indices: Iterable[int]) -> None:
-        """Until these have their new values."""
+        """Waits until these parameters have their new values."""
         for index in indices:
             if self._noting:
                 self._read.add(index)
@@ -67,20 +67,20 @@ class AsyncParamBroadcast:
                 task.wait()
 
     def settle(self) -> None:
-        """Until all parameters have their new values, and none is read by a broadcast."""
+        """Waits until all parameters have their new values and no broadcast reads one."""
         for task in self._tasks.values():
             task.wait()
         self._tasks.clear()
 
     def begin(self) -> None:
-        """Before an update's forward."""
+        """Call it before an update's forward."""
         read, self._read, self._noting = self._read - self._held_elsewhere, set(), True
         for index in [index for index in self._tasks if index not in read]:
             self._tasks.pop(index).wait()
 
 
 class WaitingTable(dict[str, Any]):
-    """A layer's table of parameters, by their names, that calls `wait` with the places of those that are read."""
+    """A layer's table of parameters by name, which calls `wait` with the indices of parameters that are read."""
 
     def __init__(self, table: dict[str, Any], indices: dict[str, int], wait: Callable[[Iterable[int]], None]):
         super().__init__(table)
@@ -107,11 +107,11 @@ class WaitingTable(dict[str, Any]):
         return dict(self.items())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return dict, (self.copy(),)  # a copied or saved layer waits for nothing
+        return dict, (self.copy(),)  # a copied or saved layer does not wait
 
 
 def _tensors_held_elsewhere(model: nn.Layer) -> Iterator[paddle.Tensor]:
-    """Tensors that layers keep in attributes, and in lists, tuples and dictionaries there."""
+    """Yields tensors that layers keep in attributes, also within lists, tuples and dictionaries."""
     for layer in model.sublayers(include_self=True):
         for name, value in vars(layer).items():
             if name not in ("_parameters", "_buffers", "_sub_layers"):

@@ -1,6 +1,6 @@
-"""The exchange of gradients on accelerators, while backward runs: flat buckets, reduced on a stream of their own.
+"""Exchange of gradients on accelerators during backward: flat buckets, reduced on a separate stream.
 
-A bucket may travel in 16 bits: it is added up in 32, and what rounding takes is remembered for the next sum.
+A bucket may travel in 16 bits: it is summed in 32 bits, and the rounding error is added to the next sum.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from paddle_dp.parallel.hcg import Group
 
 
 class NarrowSum:
-    """A flat tensor on its way: each rank's is rounded to `dtype`, and each rank adds up a part, in the order of ranks.
+    """A sum in flight: each rank rounds its flat tensor to `dtype` and adds up one slice, in the order of ranks.
 
-    A collective that adds in 16 bits would round at each turn, and nobody would know what was lost. So all ranks send
-    each other the parts that they add up, and then the rounded sums, for as many bytes as a ring. The first half begins
-    when this is made; the second is in `wait`, after which `flat` is the sum, and `lost` this rank's errors, in the
-    same shape: those of its own numbers, and in its part those of the sum. `clipped`, bool on the device: some were too
-    large for float16; None: of another dtype. Collective.
+    A 16-bit collective would round at every addition, and the error would be unknown. So each rank sends every other
+    rank the slice that it adds up, and then all exchange the rounded sums: as many bytes as a ring. The constructor
+    starts the first half; `wait` does the second. Afterwards `flat` is the sum and `lost`, of the same shape, this
+    rank's error: of its numbers and, in its slice, of the sum. `clipped` (bool on the device) is true if a number was
+    too large for float16; None for other dtypes. Collective.
     """
 
     def __init__(self, flat: paddle.Tensor, dtype: str, group: Group):
         self._flat, self._dtype, self._group = flat, dtype, group
         self.clipped: paddle.Tensor | None = None
-        self.size = -(-int(flat.size) // group.nranks)  # of a part
+        self.size = -(-int(flat.size) // group.nranks)  # of a slice
         padded = paddle.concat([flat, paddle.zeros([self.size * group.nranks - int(flat.size)], flat.dtype)])
         self._sent = self._rounded(padded)
         self.lost = padded - self._sent.astype(flat.dtype)
@@ -49,7 +49,7 @@ class NarrowSum:
 
     @paddle.no_grad()
     def wait(self) -> None:
-        """The device does, not the host."""
+        """Makes the device wait, not the host."""
         self._task.wait()
         total = paddle.zeros([self.size], self._flat.dtype)
         for rank in range(self._group.nranks):
@@ -64,7 +64,7 @@ class NarrowSum:
         self.lost = self.lost[: int(self._flat.size)]
 
     def _rounded(self, numbers: paddle.Tensor) -> paddle.Tensor:
-        """What float16 has no number for becomes its largest one: the rest is remembered. NaN and infinities stay."""
+        """Rounds; clips to float16's largest number, and `lost` keeps the difference. NaN and infinities stay."""
         if self._dtype == "float16":
             held_back, finite = numbers.clip(-LARGEST_HALF, LARGEST_HALF), paddle.isfinite(numbers)
             clipped = finite.logical_and(held_back != numbers).any()
@@ -73,27 +73,29 @@ class NarrowSum:
         return numbers.astype(self._dtype)
 
 
-# What travels at once where each micro-batch is exchanged, as a part of all gradients, and for each lane in bytes: its
-# memory is what stage 2 saves.
+# Limits of the bytes in flight where each micro-batch is exchanged: a fraction of all gradients, and bytes per group.
+# This memory reduces the saving of stage 2.
 WAITING, MOST_WAITING = 4, 2 * LARGEST
 
 
 class BucketedGradients:
-    """Sums gradients over the ranks of `group`: on all of them, or with `owners`, a global rank for each parameter, on
-    its owner; then over `replicas`, another group of ranks that own the same.
+    """Sums gradients over the ranks of `group`, then over `replicas`, ranks that own the same parameters.
 
-    A bucket holds gradients of one owner, and leaves once all of them are final (`GradReadyHooks`), in one order on all
-    ranks: what some rank lacks is zeros, and what is incomplete leaves behind backward. So a reduce to the owner moves
-    each byte once, where a reduce-scatter of whole parameters would have to be padded to twice their size. Those of
-    different owners travel at the same time, in their `comm_groups`: groups of the same ranks.
-    `held_back`: places of gradients right behind which a layer exchanges activations, for which compute waits: a bucket
-    that one of them completes leaves behind that exchange, and travels while the next layers compute. With
-    `each_micro_batch` gradients are exchanged in every backward, so that none but the owner keeps one (ZeRO-2).
-    `sizes`: the buckets' sizes, where they are given. `overlapped` False: nothing leaves before backward has ended.
-    `comm_dtype`: the dtype in which they travel, and in which the collective adds them. With `residuals` they travel in
-    `comm_dtype`, too, are added in 32 bits, and what is lost is remembered there (`NarrowSum`).
+    Without `owners` all ranks get the sums; `owners` names one global rank per parameter that gets its sum.
 
-    On CPUs, over gloo, it works as well; a bucket that leaves is then waited for (3.3.1).
+    A bucket holds gradients of one owner and leaves when all are final (`GradReadyHooks`), in the same order on all
+    ranks. A missing gradient is zeros; an incomplete bucket leaves after backward. A reduce to the owner moves each
+    byte once; a reduce-scatter of whole parameters would need padding to twice their size. Buckets of different owners
+    travel concurrently in their `comm_groups`, groups of the same ranks.
+
+    `held_back`: indices of gradients that a layer produces just before it exchanges activations, for which compute
+    waits. A bucket completed by one of them leaves after that exchange and travels while the next layers compute.
+    `each_micro_batch`: gradients are exchanged in every backward, so that only the owner keeps them (ZeRO-2). `sizes`:
+    bucket sizes, derived from the parameters if None. `overlapped=False`: nothing leaves before backward has ended.
+    `comm_dtype`: the dtype in which gradients travel and the collective adds. With `residuals` they also travel in
+    `comm_dtype`, but are summed in 32 bits, and their errors are kept there (`NarrowSum`).
+
+    It works on CPUs over gloo, too; a bucket that leaves then blocks until it is reduced (3.3.1).
     """
 
     def __init__(  # noqa: PLR0913 - groups, what they exchange, and how the layout does
@@ -131,19 +133,19 @@ class BucketedGradients:
         self._messages = Messages(group.ranks, self._me, "gradients")
         self._replies = Messages(replicas.ranks, self._me, "replicas") if replicas is not None else None
         self._fires = GradReadyHooks(parameters if overlapped else [], self._ready)
-        self._had: set[int] = set()  # places of which this rank had a gradient in this update
-        self._sums: dict[int, paddle.Tensor] = {}  # by place: of buckets that this rank keeps
+        self._had: set[int] = set()  # indices with a local gradient in this update
+        self._sums: dict[int, paddle.Tensor] = {}  # by index: of buckets that this rank keeps
         self._travelling: deque[tuple[Bucket, paddle.Tensor, Any]] = deque()
         self._begin()
 
     def _begin(self) -> None:
-        self._flat: dict[int, paddle.Tensor] = {}  # by number: of buckets that have not left
-        self._final: set[int] = set()  # places
+        self._flat: dict[int, paddle.Tensor] = {}  # by number: buckets that have not left
+        self._final: set[int] = set()
         self._next = 0  # the bucket that leaves next
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """Around a micro-batch's backward, `last` of an update: buckets leave while it runs."""
+        """Wraps a micro-batch's backward, `last` of an update: buckets leave while it runs."""
         if not (last or self.each_micro_batch) or not self._overlapped:
             yield
             return
@@ -153,8 +155,8 @@ class BucketedGradients:
             self._end_round()
 
     def finish(self) -> list[int]:
-        """After an update's last backward: the ranks that keep a gradient have its sum then, where any rank has one.
-        Returns the places of which this rank had no gradient. Collective."""
+        """Called after an update's last backward: the ranks that keep a gradient get its sum, where any rank has one.
+        Returns the indices of parameters without a local gradient. Collective."""
         if not self.each_micro_batch:
             self._end_round()
         self._settle(0)
@@ -176,14 +178,14 @@ class BucketedGradients:
 
     @staticmethod
     def _agree(messages: Messages, flags: Sequence[bool]) -> list[bool]:
-        """Which flags any of the ranks has set: from host to host, for which no device is waited."""
+        """Returns which flags any rank has set. The hosts exchange them, so that no device is waited for."""
         mine = np.packbits(np.array(flags, bool)).tobytes()
         rows = [np.frombuffer(row, np.uint8) for row in messages.gather(mine, "the exchange of gradients")]
         return [bool(flag) for flag in np.unpackbits(np.bitwise_or.reduce(rows), count=len(flags))]
 
     def _ready(self, index: int, final: bool) -> None:
-        """Without `final` the gradient may come again. It leaves behind backward, but for stage 2, which must not keep
-        it: what comes again leaves late."""
+        """If not `final`, more contributions may follow, so the gradient is sent after backward. ZeRO-2, which must not
+        keep it, sends it now, and later contributions late."""
         if (final or self.each_micro_batch) and index not in self._final:
             self._final.add(index)
             self._fill(index)
@@ -192,11 +194,11 @@ class BucketedGradients:
 
     @paddle.no_grad()
     def _fill(self, index: int) -> None:
-        """Moves a gradient, if there is one, into its bucket."""
+        """Moves a gradient into its bucket; zeros if there is none."""
         parameter = self._parameters[index]
         if parameter.grad is not None:
             self._had.add(index)
-            # It is rounded itself, and in each sum but the first.
+            # The gradient is rounded once, and then each sum except the first.
             if self._comm_dtype is not None and self._residuals is None:
                 roundings.note(parameter, parameter.grad, self._comm_dtype, len(self._group.ranks))
             self._view(index).copy_(as_dtype(parameter.grad, self._dtypes[index]), False)
@@ -207,7 +209,8 @@ class BucketedGradients:
             self._view(index).add_(error)
 
     def _dtype_in_bucket(self, parameter: paddle.Tensor) -> str:
-        """In which a gradient is added up: with errors, they are of its own numbers, not of what travels."""
+        """The dtype in which a gradient is summed. With residuals it is wide: they hold errors of the gradient
+        itself."""
         if self._residuals is not None:
             return wide(parameter)
         return self._comm_dtype or dtype_of(parameter)
@@ -221,7 +224,7 @@ class BucketedGradients:
 
     @paddle.no_grad()
     def _leave(self) -> None:
-        """Sends the buckets that are complete, none before those in front of it."""
+        """Sends the complete buckets in order: none overtakes another."""
         while self._next < len(self._buckets) and self._final.issuperset(self._buckets[self._next].indices):
             number = self._next
             bucket, flat = self._buckets[number], self._flat.pop(number)
@@ -242,7 +245,7 @@ class BucketedGradients:
                 self._settle(self._may_travel)
 
     def _count(self, flat: paddle.Tensor) -> None:
-        """Adds what a bucket sends to the bytes of this process."""
+        """Adds a bucket's traffic to this process's byte counts."""
         size = (
             nbytes(flat) if self._residuals is None else 2 * int(flat.size)
         )  # a NarrowSum travels in 16 bits
@@ -250,7 +253,7 @@ class BucketedGradients:
         count(size, len(self._group.ranks))
 
     def _end_round(self) -> None:
-        """After a round's last backward: sends what is left."""
+        """Sends the remaining gradients after a round's last backward."""
         self._fires.end()
         for index in range(len(self._parameters)):
             if index not in self._final:
@@ -261,7 +264,7 @@ class BucketedGradients:
 
     @paddle.no_grad()
     def _settle(self, most: int) -> None:
-        """Waits for the oldest buckets until at most so many bytes travel: the device does, not the host."""
+        """Waits for the oldest buckets until at most `most` bytes are in flight. The device waits, not the host."""
         travelling = sum(nbytes(flat) for _, flat, _ in self._travelling)
         while travelling > most:
             bucket, flat, task = self._travelling.popleft()
@@ -273,7 +276,7 @@ class BucketedGradients:
                 continue
             for index in bucket.indices:
                 view = _slice_of(flat, bucket, index, self._parameters[index].shape)
-                # The sums of micro-batches are not rounded.
+                # Sums over micro-batches stay wide.
                 if self._comm_dtype is not None and self.each_micro_batch:
                     view = as_dtype(view, wide(self._parameters[index]))
                 self._sums[index] = self._sums[index].add_(view) if index in self._sums else view
@@ -287,7 +290,8 @@ class BucketedGradients:
 
     @paddle.no_grad()
     def _exchange_late(self, indices: Sequence[int]) -> None:
-        """What came after its bucket had left: a rank used the parameter more often than in the round before."""
+        """Sums contributions made after their bucket left: a rank used the parameter more often than in the last
+        round."""
         for index in indices:
             parameter = self._parameters[index]
             late = (
@@ -300,7 +304,7 @@ class BucketedGradients:
 
     @paddle.no_grad()
     def _add_replicas(self) -> None:
-        """Sums what this rank keeps over the ranks that keep the same."""
+        """Sums the gradients that this rank keeps over `replicas`."""
         order = sorted(self._sums)
         assert self._replicas is not None
         if self._comm_dtype is not None:
@@ -315,7 +319,7 @@ class BucketedGradients:
 
 
 def _slice_of(flat: paddle.Tensor, bucket: Bucket, index: int, shape: Sequence[int]) -> paddle.Tensor:
-    """The numbers of one gradient in a bucket, where they lie."""
+    """A view of one gradient in a bucket."""
     start = bucket.starts[bucket.indices.index(index)]
     size = int(np.prod(shape, dtype=np.int64))
     view = flat._slice(start, start + size)

@@ -1,4 +1,4 @@
-"""Which gradients travel together on an accelerator: arithmetic, without processes."""
+"""Assigns gradients to buckets on an accelerator: arithmetic, without processes."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 SMALLEST, LARGEST = 1 << 18, 25 << 20  # bytes of a bucket
-# A bucket is this part of all gradients, between those bounds: the link is idle until the first one is full, nothing
-# hides the last one, and what layers exchange, for which compute waits, may wait for one.
+# A bucket is this fraction of all gradients, within those bounds: the link is idle until the first bucket is full, the
+# last one overlaps with nothing, and a layer's exchange, for which compute waits, may queue after a bucket.
 MIN_BUCKETS = 32
 
 
 @dataclass(frozen=True)
 class BucketSizes:
-    """Bytes from which on a bucket is full; `last`: of the one that backward fills last, where that is another size."""
+    """A bucket is full from `most` bytes on; `last`: the size of the bucket that backward fills last, 0 for `most`."""
 
     most: int
     last: int = 0
 
 
-ONE_BUCKET = BucketSizes(1 << 62)  # one bucket of all
-BUCKET_PER_GRADIENT = BucketSizes(1)  # one for each gradient
+ONE_BUCKET = BucketSizes(1 << 62)
+BUCKET_PER_GRADIENT = BucketSizes(1)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The `indices` of gradients in a flat tensor, from `starts` on (in elements), `size` elements in all; their
-    `kind`: what they have in common, such as owner and dtype."""
+    """A flat tensor of `size` elements with the gradients `indices` at offsets `starts` (in elements).
+
+    `kind`: their common property, such as owner and dtype.
+    """
 
     kind: Hashable
     indices: tuple[int, ...]
@@ -35,7 +37,8 @@ class Bucket:
 
 
 def called(number: int, size: int, last: int | None = None) -> str:
-    """A bucket of `size` bytes on a timeline: «bucket 0, 25.2 MB»; several, up to the `last`: «bucket 1–2, 8.5 MB»."""
+    """The timeline's name of a bucket of `size` bytes: «bucket 0, 25.2 MB»; of several, with `last`: «bucket 1–2, 8.5
+    MB»."""
     return f"bucket {number}{'' if last in (None, number) else f'–{last}'}, {size / 1e6:.3g} MB"
 
 
@@ -46,12 +49,13 @@ def fill(
     owners: int = 1,
     requested: BucketSizes | None = None,
 ) -> list[Bucket]:
-    """The buckets of gradients of these `sizes`, in elements of `width` bytes, in the order in which they are complete
-    when backward computes the last gradient first; each of one kind. `requested`: the buckets' sizes; without, they
-    follow from that of all gradients.
+    """Assigns gradients of these `sizes`, in elements of `width` bytes, to buckets of one kind each.
 
-    A bucket is full once it has reached its size, so that no gradient waits for a later one that fits. It is a function
-    of the model and the layout alone: the bits of a fused all-reduce depend on where in it a gradient lies.
+    Returns the buckets in the order in which a backward that computes the last gradient first completes them.
+    `requested`: bucket sizes, derived from the total if None.
+
+    A bucket is full once it has reached its size, so that no gradient waits for a later one that fits. The result
+    depends on the model and the layout alone: the bits of a fused all-reduce depend on a gradient's offset in it.
     """
     cap = min(max(width * sum(sizes) // MIN_BUCKETS // owners, SMALLEST), LARGEST)
     cap = cap if requested is None else requested.most
@@ -76,12 +80,12 @@ def fill(
 
 
 def _in_order(filling: Mapping[Hashable, list[int]]) -> list[list[int]]:
-    """Buckets that are not full, in the order in which backward ends with them."""
+    """Incomplete buckets, in the order in which backward completes them."""
     return sorted(filling.values(), key=lambda bucket: -bucket[-1])
 
 
 def _last(sizes: Sequence[int], width: int, most: int) -> int:
-    """How many gradients, from the first layer on, fill a bucket of `most` bytes."""
+    """The number of gradients, from the first layer on, that fill a bucket of `most` bytes."""
     for count in range(len(sizes)):
         if width * sum(sizes[:count]) >= most:
             return count

@@ -1,4 +1,4 @@
-"""A center that ranks are pulled to and that they pull, while all of them compute: elastic averaging."""
+"""Elastic averaging: asynchronous ranks and a center that attract each other."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ ROUND = struct.Struct("<q")
 
 
 class ElasticAverage:
-    """The center x̃ of the ranks' weights x, cut among the global `ranks`, each of which keeps one piece of it.
+    """The center x̃ of the ranks' weights x, split among the global `ranks`: each keeps one slice.
 
-    A rank sends x, and gets back α (x - x̃), which it takes away from what its weights are by then; x̃ has gained it
-    already (EASGD, asynchronous: Zhang, Choromanska and LeCun 2015, arXiv:1412.6651, algorithm 1). The threads that
-    read a keeper's sockets answer, whatever the keeper computes meanwhile: a slow rank is no slow keeper.
-    `rate` is α.
+    A rank sends x and receives α (x - x̃), which it subtracts from its then current weights; x̃ has already gained it
+    (EASGD, asynchronous: Zhang, Choromanska and LeCun 2015, arXiv:1412.6651, algorithm 1). The threads that read a
+    keeper's sockets reply, also while it computes: a slow rank is not a slow keeper. `rate` is α.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, size: int, rate: float):
@@ -33,12 +32,12 @@ class ElasticAverage:
         self._round = 0
         self._center: Array = np.empty(0)
         self._early: list[tuple[int, int, bytearray]] = []  # rank, round and message
-        self._pulled: Array | None = None  # of the own piece, of the exchange under way
+        self._pulled: Array | None = None  # from the local slice, in the current exchange
         if self.peers:
             transport.endpoint().answer(CHANNELS["elastic"], self._on_request)
 
     def begin(self, weights: Array) -> None:
-        """A round: the center is where all ranks are. Call it on every rank with the same weights [size]."""
+        """Begins a round by setting the center to `weights` [size]. Every rank calls it with the same weights."""
         with self._lock:
             self._round += 1
             self._center = weights[self._slices[self.rank]].copy()
@@ -51,7 +50,7 @@ class ElasticAverage:
         return self._pulled is not None
 
     def send(self, weights: Array) -> None:
-        """Begins an exchange of this rank's weights [size], which must not be changed until it has been taken."""
+        """Begins an exchange of this rank's weights [size], which must not change until `take`."""
         for other in self.peers:
             piece = weights[self._slices[other]]
             header = memoryview(ROUND.pack(self._round))
@@ -64,7 +63,7 @@ class ElasticAverage:
         return all(transport.endpoint().arrived(CHANNELS["center"], other) for other in self.peers)
 
     def take(self) -> Array:
-        """α (x - x̃) [size] of the exchange under way; waits for it. Raises LostPeerError where a keeper is gone."""
+        """Waits for α (x - x̃) [size] of the current exchange. Raises LostPeerError if a keeper is gone."""
         pulled = self._pulled
         assert pulled is not None, "an exchange was begun"
         weights = {self.rank: pulled}
@@ -82,7 +81,7 @@ class ElasticAverage:
     def _on_request(self, rank: int, data: bytearray) -> None:
         (number,) = ROUND.unpack_from(data)
         with self._lock:
-            if number > self._round:  # this rank is still in the meeting before
+            if number > self._round:  # this rank has not begun that round yet
                 self._early.append((rank, number, data))
             else:
                 self._answer(rank, data)

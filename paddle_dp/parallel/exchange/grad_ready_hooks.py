@@ -1,4 +1,4 @@
-"""When the gradient of a parameter is final in a backward."""
+"""Detects when a parameter's gradient is final within a backward."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import paddle
 
 
 class GradReadyHooks:
-    """Calls `ready(place, final)` in a backward when the gradient of `parameters[place]` is there; `final`: as often as
-    in the round before, after which it is not expected again.
+    """Calls `ready(index, final)` during backward when the gradient of `parameters[index]` has been added to.
 
-    Paddle tells of a gradient when it has been added to `parameter.grad`: once a backward, but with recompute once for
-    each inner backward, so that a parameter which two recomputed blocks use, or one inside and outside, is told of
-    twice. How often, is learned in the round before: `ready` is called the last time. In the first round, and where a
-    parameter is used more often than then, it is called each time, and is not final; where it is used less often, not
-    at all. (Paddle cannot take such a hook off, so that it is registered once, with a switch.)
+    `final`: it has been added to as often as in the previous round, so no more contributions are expected.
+
+    Paddle calls a hook after each addition to `parameter.grad`: once per backward, but with recompute once per inner
+    backward, hence twice for a parameter that two recomputed blocks share. The previous round gives the expected count;
+    `ready` is called at the last one. In the first round and beyond the expected count it is called each time, not
+    final; below that count never. (Paddle cannot remove such a hook, so it is registered once, with a switch.)
     """
 
     def __init__(self, parameters: Sequence[paddle.Tensor], ready: Callable[[int, bool], None]):
@@ -30,7 +30,7 @@ class GradReadyHooks:
 
     @contextmanager
     def enabled(self) -> Iterator[None]:
-        """Around a backward whose gradients are exchanged."""
+        """Wraps a backward whose gradients are exchanged."""
         self._enabled = True
         try:
             yield
@@ -38,7 +38,8 @@ class GradReadyHooks:
             self._enabled = False
 
     def end(self) -> list[int]:
-        """Returns, after a round's backwards, the indices of parameters with fewer gradients than the round before."""
+        """Ends a round's backwards. Returns the indices of parameters with fewer contributions than the round
+        before."""
         fewer = [index for index, count in self._counts.items() if count < self._expected.get(index, 0)]
         self._expected.update(self._counts)
         self._counts = {}

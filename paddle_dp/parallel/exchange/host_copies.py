@@ -1,4 +1,4 @@
-"""Tensors of an accelerator and their numbers on the host: many of them in one flat copy, for each dtype."""
+"""Batched copies between an accelerator's tensors and host memory: one flat copy per dtype."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paddle_dp.parallel.exchange.memory import Array, bytes_of, dtype_of
 
 
 class FlatCopy:
-    """Tensors of one dtype on their way to the host, behind one another."""
+    """A copy of concatenated tensors of one dtype to the host."""
 
     def __init__(self, tensors: Mapping[int, paddle.Tensor], to_host: ToHost):
         self._sizes = {number: int(tensor.size) for number, tensor in tensors.items()}
@@ -27,7 +27,7 @@ class FlatCopy:
         return self._arriving.is_there
 
     def take(self) -> dict[int, Array]:
-        """The bytes of each tensor, by its number; waits for the copy. Call it once."""
+        """Waits for the copy and returns the bytes of each tensor by its number. Call it once."""
         data, start, data_of = bytes_of(self._arriving.take()), 0, {}
         for number, size in self._sizes.items():
             stop = start + size * self._width
@@ -36,7 +36,7 @@ class FlatCopy:
 
 
 def bytes_on_host(tensors: Mapping[int, paddle.Tensor], to_host: ToHost) -> dict[int, Array]:
-    """The bytes of tensors on a device, each by its number."""
+    """Copies device tensors to the host; returns their bytes by number."""
     of_dtype: defaultdict[Any, dict[int, paddle.Tensor]] = defaultdict(dict)
     for number, tensor in tensors.items():
         of_dtype[tensor.dtype][number] = tensor
@@ -49,7 +49,7 @@ def bytes_on_host(tensors: Mapping[int, paddle.Tensor], to_host: ToHost) -> dict
 
 @paddle.no_grad()
 def to_tensors(data: Sequence[Any], tensors: Sequence[paddle.Tensor]) -> None:
-    """Writes bytes into tensors on a device, each of its shape and dtype; the bytes may be changed afterwards."""
+    """Writes bytes into device tensors of the same shapes and dtypes. The bytes may be changed afterwards."""
     of_dtype: defaultdict[str, list[int]] = defaultdict(list)
     for number, tensor in enumerate(tensors):
         of_dtype[dtype_of(tensor)].append(number)

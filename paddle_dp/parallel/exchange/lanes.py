@@ -1,4 +1,4 @@
-"""Process groups side by side, for exchanges that have one owner each, on an accelerator."""
+"""Concurrent process groups on an accelerator, for exchanges with one owner each."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from paddle_dp.mesh import new_group
 from paddle_dp.parallel.hcg import Group
 
-MAX_GROUPS = 4  # groups: each has a stream and buffers of its own
+MAX_GROUPS = 4  # each group has a separate stream and buffers
 
 
 class CommGroups:
-    """Groups of the same ranks, at most `MAX_GROUPS`, to which the ranks are dealt as owners.
+    """At most `MAX_GROUPS` groups of the same ranks; owners are distributed among them.
 
-    What goes to one owner uses one direction of its link, and leaves the other idle: with two ranks, reduces to one
-    owner after the other take as long as an all-reduce, which moves twice as much. Groups work at the same time. All
-    ranks launch in one order.
+    A reduce to one owner uses one direction of its link and leaves the other idle: with two ranks, sequential reduces
+    to both owners take as long as an all-reduce, which moves twice as many bytes. Separate groups work concurrently.
+    All ranks launch in the same order.
     """
 
     def __init__(self, groups: Sequence[Group]):
@@ -24,7 +24,7 @@ class CommGroups:
 
     @classmethod
     def make(cls, rank_lists: Sequence[Sequence[int]], me: int) -> CommGroups:
-        """Those of the one among the lists of ranks in which `me` is. Collective: all ranks make all groups."""
+        """Creates all groups and returns those that contain `me`. Collective: all ranks create all groups."""
         local: list[Group] = []
         for ranks in rank_lists:
             groups = [new_group(ranks) for _ in range(min(len(ranks), MAX_GROUPS))]
@@ -32,5 +32,5 @@ class CommGroups:
         return cls(local)
 
     def group_of(self, owner: int) -> Group:
-        """The group for what a global rank owns."""
+        """The group for parameters of this owner, a global rank."""
         return self._group_of[owner]

@@ -1,4 +1,4 @@
-"""Gradients of matrices as products of two thin factors (PowerSGD, Vogels et al., arXiv:1905.13727): what is sent."""
+"""Low-rank compression of matrix gradients: two thin factors are sent (PowerSGD, Vogels et al., arXiv:1905.13727)."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from paddle_dp.parallel.exchange.residuals import Residuals, wide
 from paddle_dp.plan.extra_memory import is_worthwhile, matrix
 
 Exchange = Callable[[list[paddle.Tensor], str], GradientExchange]
-"""What sums the gradients of some tensors over the ranks; the text is a channel of `mesh.messages.CHANNELS`."""
-NEGLIGIBLE_NORM = 1e-6  # of a column: what is left of it beside the columns before, when these explain it
+"""Makes an exchange that sums the tensors' gradients; the text is a channel of `mesh.messages.CHANNELS`."""
+NEGLIGIBLE_NORM = 1e-6  # relative norm of a column's remainder below which the columns before span it
 
 
 class LowRankGradients:
-    """Sums gradients over ranks: of large matrices their best known approximation of `rank` columns, others whole.
+    """Sums gradients over ranks: large matrices approximated with `rank` columns, other gradients in full.
 
-    For a gradient M [n, m] of each rank, to which its error is added (Q [m, rank] is that of the update before):
+    For a rank's gradient M [n, m] with its residual added, and Q [m, rank] from the previous update:
 
         P = sum of M Q over the ranks, its columns made orthonormal
         Qᵀ = sum of Pᵀ M over the ranks
-        gradient = P Qᵀ       error of a rank = M - P Pᵀ M
+        gradient = P Qᵀ       residual of a rank = M - P Pᵀ M
 
-    which is one turn of a power iteration: Q comes closer to the first singular vectors from update to update. Each
-    rank computes P and P Qᵀ for itself, from the same bits; so all must be processors of one kind (`check_factors`).
-    The sums are those of `exchange`, twice: of P beside the gradients that are sent whole, which may travel while
-    backward runs, and of Q. A rank without a gradient adds nothing, and keeps its error; where no rank has one, there
-    is none.
+    This is one step of a power iteration: from update to update Q approaches the leading singular vectors. Each rank
+    computes P and P Qᵀ locally from the same bits, so all processors must be of one kind (`check_factors`). `exchange`
+    makes two exchanges: one for P and the full gradients, which may travel during backward, and one for Q. A rank
+    without a gradient adds nothing and keeps its residual; where no rank has a gradient, the result has none.
     """
 
     each_micro_batch = False
@@ -46,9 +45,9 @@ class LowRankGradients:
         chosen = [is_worthwhile(parameter.shape, rank) for parameter in self._parameters]
         self.indices = [index for index, low in enumerate(chosen) if low]
         self._full_indices = [index for index, low in enumerate(chosen) if not low]
-        # Qᵀ [rank, m], by place: products with it read M as it lies.
+        # Qᵀ [rank, m], by index: products with it read M contiguously.
         self.right: dict[int, paddle.Tensor] = {}
-        self._next: dict[int, paddle.Tensor] = {}  # Q of an update that is not yet made
+        self._next: dict[int, paddle.Tensor] = {}  # Q of an update that has not been made yet
         self._left_sums: list[paddle.Tensor] = []
         self._right_sums: list[paddle.Tensor] = []
         for index in self.indices:
@@ -63,19 +62,19 @@ class LowRankGradients:
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """Around a micro-batch's backward, `last` of an update: what is sent whole leaves while it runs."""
+        """Wraps a micro-batch's backward, `last` of an update: full gradients leave while it runs."""
         with self._first.backward(last):
             yield
 
     def keep(self) -> None:
-        """The update was made: the next one begins with its Q."""
+        """Confirms that the update was made: its Q starts the next one."""
         self.right |= self._next
         self._next = {}
 
     @paddle.no_grad()
     def finish(self) -> list[int]:
-        """After an update's last backward: all ranks have the sums then. Returns the places of which this rank had no
-        gradient. Collective."""
+        """Called after an update's last backward: all ranks get the sums. Returns the indices of parameters without a
+        local gradient. Collective."""
         self._next = {}
         local: dict[int, paddle.Tensor] = {}
         for index, left in zip(self.indices, self._left_sums, strict=True):
@@ -109,8 +108,8 @@ class LowRankGradients:
         return (wider if error is None else wider + error).reshape(list(matrix(gradient.shape)))
 
     def _approximate(self, index: int, left: paddle.Tensor, right: paddle.Tensor) -> None:
-        """Gives a parameter its gradient, from the two factors, and keeps the right one for the next update: a row that
-        this gradient has not filled stays as it was, for from zeros none would come again."""
+        """Sets a parameter's gradient from the two factors and keeps the right one for the next update. A zero row
+        keeps its old value, for a power iteration cannot leave zero."""
         parameter = self._parameters[index]
         whole = paddle.matmul(left, right).reshape(parameter.shape)
         parameter._copy_gradient_from(whole.astype(parameter.dtype))
@@ -119,16 +118,15 @@ class LowRankGradients:
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """Of the matrices that are sent as factors, each once."""
+        """The distinct shapes of matrices that are sent as factors."""
         return sorted({matrix(self._parameters[index].shape) for index in self.indices})
 
 
 @paddle.no_grad()
 def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> None:
-    """Tries on drawn factors whether every rank gets the same bits, for matrices of these shapes [n, m].
+    """Checks on drawn factors that every rank computes the same bits, for matrices of these shapes [n, m].
 
-    Raises DivergenceError, the same on every rank, where one does not: its weights would drift away from the others'.
-    Collective.
+    Raises DivergenceError on all ranks if one differs: its weights would drift away from the others'. Collective.
     """
     draw = np.random.default_rng(0)
     columns_done = []
@@ -149,8 +147,8 @@ def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> N
 
 
 def orthonormal(columns: paddle.Tensor) -> paddle.Tensor:
-    """Columns [n, rank] that span the same, by Gram and Schmidt, twice, for once leaves much of what is nearly
-    parallel; zeros for a column that those before explain."""
+    """Orthonormal columns [n, rank] with the same span, by Gram-Schmidt, applied twice because one pass leaves nearly
+    parallel columns inaccurate. A column in the span of earlier ones becomes zeros."""
     columns_done: list[paddle.Tensor] = []
     columns = scaled(columns, 0)
     for number in range(columns.shape[1]):
@@ -167,17 +165,17 @@ def orthonormal(columns: paddle.Tensor) -> paddle.Tensor:
 
 
 def scaled(vectors: paddle.Tensor, axis: int) -> paddle.Tensor:
-    """Each vector along the axis over its largest number, so that no square of a small gradient's underflows."""
+    """Divides each vector along the axis by its largest magnitude, so that no square of a small gradient underflows."""
     largest = vectors.abs().max(axis, keepdim=True)
     return vectors / paddle.where(largest > 0, largest, paddle.ones_like(largest))
 
 
 def _drawn(name: str, rows: int, rank: int, dtype: str) -> paddle.Tensor:
-    """Normal numbers, the same on all ranks and in each run."""
+    """Draws normal numbers, the same on all ranks and in each run."""
     draw = np.random.default_rng(zlib.crc32(name.encode()))
     return paddle.to_tensor(draw.standard_normal([rows, rank]), dtype)
 
 
 def _empty(rows: int, rank: int, like: paddle.Tensor) -> paddle.Tensor:
-    """A tensor whose gradient is a factor: it takes no memory of its own."""
+    """A tensor that only carries a factor as its gradient; it takes no memory itself."""
     return paddle.create_parameter([rows, rank], wide(like), is_bias=True)

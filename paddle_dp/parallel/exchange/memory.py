@@ -1,4 +1,4 @@
-"""A host tensor's memory as an array, without a copy; 16-bit numbers as numbers to calculate with."""
+"""NumPy views of a host tensor's memory, without a copy; conversions of 16-bit numbers for arithmetic."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LARGEST_HALF = 65504.0  # float16's largest number
 
 
 def nbytes(tensor: paddle.Tensor) -> int:
-    """The bytes of a tensor's numbers, also while its memory is freed. (`tensor.size` takes 4 µs.)"""
+    """The size of a tensor in bytes, also while its memory is freed. (`tensor.size` takes 4 µs.)"""
     return math.prod(tensor.shape) * int(tensor.element_size())
 
 
 def bytes_of(tensor: paddle.Tensor) -> Array:
-    """The bytes of a contiguous tensor on the CPU, [size × bytes an element], where they lie: what is written there is
-    the tensor's. The tensor stays as long as the array does, and must keep its memory. (`Tensor.numpy()` copies.)"""
+    """A writable uint8 view [bytes] of a contiguous CPU tensor. It keeps the tensor alive; the tensor must keep its
+    memory. (`Tensor.numpy()` copies.)"""
     size = nbytes(tensor)
     if not size:
         return np.empty(0, np.uint8)
@@ -30,11 +30,10 @@ def bytes_of(tensor: paddle.Tensor) -> Array:
 
 
 def moved_gradient(parameter: paddle.Tensor) -> paddle.Tensor:
-    """The parameter's gradient, which is there, contiguous; the parameter has none then. Nothing is copied
-    but what is not contiguous."""
+    """Takes the gradient, contiguous, from a parameter that has one. Copies only what is not contiguous."""
     gradient = parameter.grad
     assert gradient is not None
-    # A transposed parameter's is not contiguous. Paddle works in place, so that clearing would take it (3.3.1).
+    # A transposed parameter's gradient is not contiguous. Paddle works in place: clearing would free it (3.3.1).
     gradient = gradient.contiguous()
     moved = paddle.empty(gradient.shape, gradient.dtype)
     gradient._share_buffer_to(moved)
@@ -43,7 +42,7 @@ def moved_gradient(parameter: paddle.Tensor) -> paddle.Tensor:
 
 
 def numbers_of(data: Any, dtype: str) -> Array:
-    """Bytes as numbers to calculate with: those of 16 bits as float32, others where they lie. `dtype`: "bfloat16", …"""
+    """Bytes as numbers for arithmetic: 16-bit numbers as a float32 copy, others as a view. `dtype`: "bfloat16", …"""
     if dtype == "bfloat16":  # unknown to NumPy: the upper half of a float32
         halves = np.frombuffer(data, np.uint16)
         bits = np.zeros(halves.size, "<u4")
@@ -54,10 +53,10 @@ def numbers_of(data: Any, dtype: str) -> Array:
 
 
 def bytes_from(numbers: Array, dtype: str) -> Array:
-    """The other way: contiguous numbers as bytes, rounded to nearest even; those of 32 and 64 bits where they lie."""
+    """The inverse: contiguous numbers as bytes, rounded to nearest even; 32 and 64 bits without a copy."""
     if dtype == "bfloat16":
         bits = numbers.astype(np.float32, copy=False).view("<u4")
-        rounded = bits >> 16  # in place from here on: a pass over new memory takes several times as long
+        rounded = bits >> 16  # in place from here on: writing new memory takes several times as long
         rounded &= 1
         rounded += 0x7FFF
         rounded += bits
@@ -68,8 +67,8 @@ def bytes_from(numbers: Array, dtype: str) -> Array:
 
 
 def narrowed(numbers: Array, dtype: str) -> tuple[Array, bool]:
-    """`bytes_from`, of which what is lost is remembered: what float16 has no number for becomes its largest one; and
-    whether there was any. Of infinities and NaN nothing is hidden."""
+    """`bytes_from` for sums with residuals: clips finite numbers to float16's largest. Also returns whether any was
+    clipped. NaN and infinities stay."""
     clipped = False
     if dtype == "float16" and (np.abs(numbers) >= LARGEST_HALF).any():
         held = np.where(np.isfinite(numbers), numbers.clip(-LARGEST_HALF, LARGEST_HALF), numbers)
@@ -78,10 +77,10 @@ def narrowed(numbers: Array, dtype: str) -> tuple[Array, bool]:
 
 
 def dtype_of(tensor: paddle.Tensor) -> str:
-    """«float32», «bfloat16», …"""
+    """A dtype's name: «float32», «bfloat16», …"""
     return str(tensor.dtype).rpartition(".")[2]
 
 
 def as_dtype(tensor: paddle.Tensor, dtype: str) -> paddle.Tensor:
-    """In a dtype; itself, where it has that."""
+    """The tensor in this dtype; itself if it has it already."""
     return tensor if dtype_of(tensor) == dtype else tensor.astype(dtype)

@@ -1,6 +1,6 @@
 """Numbered tensors pushed from rank to rank over the hosts' sockets: a send never waits, a receive does.
 
-New values of parameters travel so, too, on CPUs: from each one's owner to all other ranks.
+On CPUs new parameter values travel this way, too: from each owner to all other ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from paddle_dp.parallel.hcg import Group
 
 
 class ParamBroadcast:
-    """The `parameters`, each updated by its owner (`owners`: global ranks of the group): (n - 1)/n of all bytes leave
-    each rank."""
+    """Sends `parameters` from their `owners` (global ranks of the group) to all ranks.
+
+    (n - 1)/n of all bytes leave each rank.
+    """
 
     def __init__(self, group: Group, parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
         self._parameters, self._owners = parameters, owners
@@ -28,7 +30,7 @@ class ParamBroadcast:
 
     @paddle.no_grad()
     def share(self) -> None:
-        """Sends the values of this rank's own parameters to all others, and takes theirs. Collective."""
+        """Sends the parameters that this rank owns to all others and receives theirs. Collective."""
         pairs = list(zip(self._parameters, self._owners, strict=True))
         for index, (parameter, owner) in enumerate(pairs):
             if owner == self._push.rank:
@@ -42,15 +44,15 @@ class ParamBroadcast:
 
 
 NUMBER = struct.Struct("<q")
-END = -1  # instead of a number: nothing more is sent in this round
+END = -1  # in place of a number: the sender has ended this round
 
 
 class Push:
-    """Tensors on the CPU among the global `ranks`, one of which is `rank`, each with a number that says what it is.
+    """Tensors on the CPU, each with an identifying number, exchanged among the global `ranks`; `rank` is this one.
 
-    What one rank sends to another on one `channel` (of `mesh.messages.CHANNELS`) arrives in that order. Where gloo's
-    collectives make all ranks wait for each other, a push leaves at once, also from the midst of a backward, and
-    travels on while the rank computes: gloo's asynchronous collectives are not (3.3.1).
+    Tensors from one rank to another on one `channel` (of `mesh.messages.CHANNELS`) arrive in order. gloo's collectives
+    make all ranks wait for each other; a push leaves at once, also during a backward, and travels while the rank
+    computes, which gloo's asynchronous collectives do not (3.3.1).
     """
 
     def __init__(self, channel: str, ranks: Sequence[int], rank: int):
@@ -59,24 +61,23 @@ class Push:
         self._channel = channel
 
     def send_all(self, number: int, tensor: paddle.Tensor) -> None:
-        """Sends a copy to all others, which leaves before this returns or in a thread: the tensor may be changed
-        immediately."""
+        """Sends a copy to all others, now or in a thread: the tensor may be changed immediately."""
         data = bytes_of(tensor if tensor.is_contiguous() else tensor.contiguous()).copy()
         for to in self.peers:
             self.send_bytes(to, number, data)
 
     def send_bytes(self, to: int, number: int, data: Array) -> None:
-        """Sends bytes, which must not be changed before the other rank has them."""
+        """Sends bytes, which must not change before the other rank has them."""
         transport.endpoint().send(self.id, to, memoryview(NUMBER.pack(number)), data.data)
 
     def end(self, to: int) -> None:
-        """Tells a rank that nothing more comes in this round."""
+        """Marks the end of this round for a rank."""
         transport.endpoint().send(self.id, to, memoryview(NUMBER.pack(END)))
 
     def receive(self, source: int) -> tuple[int, memoryview] | None:
-        """The next tensor of a rank: its number and its bytes, which are the caller's; None at the end of a round.
+        """The next tensor from a rank: its number and its bytes, which the caller may keep; None at the end of a round.
 
-        Raises LostPeerError where the rank is gone, or sends nothing for `Patience.seconds`.
+        Raises LostPeerError if the rank is gone or sends nothing for `Patience.seconds`.
         """
         data = transport.endpoint().receive(self.id, source)
         (number,) = NUMBER.unpack_from(data)
@@ -88,11 +89,11 @@ class Push:
 
     @staticmethod
     def into(tensor: paddle.Tensor, data: memoryview) -> None:
-        """Writes the bytes of a received tensor into one of the same shape and dtype."""
+        """Writes received bytes into a tensor of the same shape and dtype."""
         bytes_of(tensor)[:] = np.frombuffer(data, np.uint8)
 
     @contextmanager
     def waiting(self, activity: str) -> Iterator[None]:
-        """Around receives that all these ranks come to together: visible to observers; late ranks are named."""
+        """Wraps receives that all ranks reach together: makes the wait visible to observers and names late ranks."""
         with transport.around(self), late_ranks.waiting(self._channel, self.ranks, activity):
             yield

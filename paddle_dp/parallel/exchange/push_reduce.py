@@ -1,6 +1,7 @@
-"""Sums of gradients on CPUs: each is pushed to who adds it up as soon as backward has it, the sum to its keepers.
+"""Sums of gradients on CPUs: backward's gradients are pushed at once to their reducing ranks, and sums to their
+keepers.
 
-Which rank adds up which numbers of each gradient is arithmetic (`cut`), without processes.
+`cut` assigns each gradient's numbers to reducing ranks: arithmetic, without processes.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.residuals import Residuals
 from paddle_dp.parallel.exchange.roundings import roundings
 
-# Numbers of a piece: a larger one waits too long for its sum, smaller ones cost a message each.
+# Elements of a segment: a larger one delays its sum, smaller ones cost a message each.
 MAX_SEGMENT = 1 << 18
 MIN_SHARE = (
     1 << 14
-)  # numbers of a keeper's share: with fewer keepers' shares a link is busier than the others
+)  # elements of a keeper's share; a larger minimum would use fewer keepers and load their links unevenly
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The numbers from `start` to `stop` of the flat gradient at `param_index`, which `owner` adds up; `destinations`
-    get the sum.
+    """Elements `start` to `stop` of the flat gradient `param_index`: `owner` adds them up and `destinations` get the
+    sum.
 
     `owner` is one of the `destinations`, which are global ranks.
     """
@@ -49,10 +50,10 @@ class Segment:
 
 
 def cut(sizes: Sequence[int], destinations: Sequence[Sequence[int]]) -> list[Segment]:
-    """The pieces of gradients of these `sizes`, each of which its `destinations` keep; in the order of places.
+    """The segments of gradients of these `sizes`, each kept by its `destinations`, in the order of parameters.
 
-    A gradient's numbers are shared equally among its keepers, so that all add and send as much, whatever the sizes; a
-    small gradient's among some of them, those with the fewest.
+    A gradient is divided equally among its keepers, so that all add and send as much, for any sizes. A small gradient
+    is divided among a few keepers only, the least loaded.
     """
     added: dict[int, int] = {}
     segments = []
@@ -67,30 +68,28 @@ def cut(sizes: Sequence[int], destinations: Sequence[Sequence[int]]) -> list[Seg
 
 
 def _ranges(first: int, last: int, count: int) -> list[tuple[int, int]]:
-    """`terms` ranges, as equal as they can be."""
+    """`count` ranges of nearly equal length."""
     ends = [first + (last - first) * number // max(count, 1) for number in range(max(count, 1) + 1)]
     return list(itertools.pairwise(ends))
 
 
-TERM, LAST_TERM, SUM = range(3)  # what a piece is: a rank's, a rank's that sends no more of it, the sum
+TERM, LAST_TERM, SUM = range(3)  # kinds of message: a rank's term of a segment, its last term, the sum
 KINDS = 3
 
 
 class PushReduce:
-    """Sums each parameter's gradient over the ranks of `push`; its `destinations`, global ranks, have the sum, others
-    none.
+    """Sums each gradient over the ranks of `push`; its `destinations`, global ranks, get the sum, others none.
 
-    The gradient's pieces (`cut`) travel straight to their owners, each of which adds one up when it is there
-    from every rank, and sends the sum to the other keepers. A rank sends (n - 1)/n of all bytes where each parameter
-    has one keeper, and 2 (n - 1)/n where all ranks keep all: as many as a ring. There are neither buckets nor
-    collectives, so that ranks need not have the same gradients, nor in the same order: an owner sums those that were
-    sent until all have said that nothing more comes. Whatever arrives first, it adds in the order of ranks, and of one
-    rank in the order in which it was sent: two runs have the same bits. 16-bit numbers are added in float32.
-    `senders`: how many of the ranks have gradients; all of them, unless it is said.
+    Each segment (`cut`) travels straight to its owner, which adds it up when all ranks' terms are there and sends the
+    sum to the other keepers. A rank sends (n - 1)/n of all bytes where each parameter has one keeper, and 2 (n - 1)/n
+    where all ranks keep all: as many as a ring. There are neither buckets nor collectives, so ranks may have different
+    gradients in any order: an owner sums the received terms when all ranks have ended the round. It adds in the order
+    of ranks, and within a rank in sending order, independently of arrival: two runs have the same bits. 16-bit numbers
+    are added in float32. `senders`: the number of ranks with gradients; all ranks by default.
 
-    With `comm_dtype`, a dtype, gradients travel in it: each rank's is rounded to it once, its own part too, and so is
-    the sum
-    where it travels to other keepers. `residuals` remembers what that loses, and gives it to the next gradient.
+    `comm_dtype`: the dtype in which gradients travel. Each rank's gradient is rounded to it once, also its own
+    segments, and so is a sum that travels to other keepers. `residuals` keep the errors and add them to the next
+    gradient.
     """
 
     def __init__(
@@ -116,20 +115,20 @@ class PushReduce:
         self._begin()
 
     def _begin(self) -> None:
-        self._sums_of: dict[int, paddle.Tensor] = {}  # the memory of gradients that this rank keeps, by place
-        # Of own pieces, by number and rank: what has been sent of it, and what after the last part.
+        self._sums_of: dict[int, paddle.Tensor] = {}  # the memory of gradients that this rank keeps, by index
+        # Terms of owned segments, by number and rank; `_late` has terms that followed a rank's last one.
         self._terms: dict[int, dict[int, Array]] = {}
         self._late: dict[int, dict[int, Array]] = {}
-        self._complete: dict[int, set[int]] = defaultdict(set)  # the ranks that have sent all of a piece
+        self._complete: dict[int, set[int]] = defaultdict(set)  # ranks that have sent a segment's last term
         self._sums: dict[int, Array] = {}
-        self._rounded: dict[int, Array] = {}  # what sums lost that have left, by number
-        self._ended: set[int] = set()  # ranks that send no more parts
-        self._done: set[int] = set()  # and no more sums
+        self._rounded: dict[int, Array] = {}  # rounding errors of sent sums, by number
+        self._ended: set[int] = set()  # ranks that send no more terms
+        self._done: set[int] = set()  # ranks that send no more sums
 
     @paddle.no_grad()
     def send(self, index: int, final: bool = False) -> None:
-        """Sends a gradient, if there is one, which the parameter then has no more. `final`: it is not expected again
-        before `finish`, so that its sum may be made."""
+        """Sends a gradient, if there is one, and removes it from the parameter. `final`: no more is expected before
+        `finish`, so its sum may be computed."""
         parameter = self._parameters[index]
         if parameter.grad is None:
             return
@@ -140,7 +139,7 @@ class PushReduce:
         self.take()
 
     def send_bytes(self, index: int, data: Array, final: bool) -> None:
-        """Sends a gradient's bytes, in the dtype in which it travels; they must not be changed afterwards."""
+        """Sends a gradient's bytes in its `comm_dtype`; they must not change afterwards."""
         dtype = self._comm_dtypes[index]
         width = data.nbytes // max(int(self._parameters[index].size), 1)
         for number in self._segments_of[index]:
@@ -153,7 +152,7 @@ class PushReduce:
                 self._push.send_bytes(segment.owner, KINDS * number + kind, chunk)
 
     def _to_be_sent(self, index: int, gradient: paddle.Tensor) -> Array:
-        """The bytes of a gradient that travel; of its numbers as they are, those in its own memory."""
+        """The bytes of a gradient to send; a view of it if nothing is rounded."""
         data, dtype, comm_dtype = bytes_of(gradient), self._dtypes[index], self._comm_dtypes[index]
         if self._residuals is None:
             if comm_dtype == dtype:
@@ -172,15 +171,15 @@ class PushReduce:
         return sent
 
     def take(self) -> None:
-        """Takes what has arrived."""
+        """Processes everything that has arrived, without waiting."""
         for rank in self._push.peers:
             while rank not in self._done and self._push.arrived(rank):
                 self._take(rank)
 
     @paddle.no_grad()
     def finish(self) -> None:
-        """After the last backward: sends what is left; then keepers have the sums, where any rank has a gradient, and
-        others none. Collective."""
+        """Called after the last backward: sends the remaining gradients. Afterwards keepers have the sums, where any
+        rank has a gradient, and other ranks none. Collective."""
         for index in range(len(self._parameters)):
             self.send(index)
         self._end()
@@ -203,7 +202,7 @@ class PushReduce:
             self._push.end(rank)
 
     def _take_until(self, ranks: set[int]) -> None:
-        """Waits for what the others send until all of them are among these `ranks`."""
+        """Receives until all peers are in `ranks`."""
         for rank in self._push.peers:
             while rank not in ranks:
                 self._take(rank)
@@ -224,7 +223,7 @@ class PushReduce:
             self._add(number, rank, numbers, kind == LAST_TERM)
 
     def _add(self, number: int, rank: int, numbers: Array, final: bool) -> None:
-        """A rank's part of an own piece."""
+        """Adds a rank's term of an owned segment."""
         by_segment = self._late if rank in self._complete[number] else self._terms
         terms = by_segment.setdefault(number, {})
         if rank in terms:
@@ -237,18 +236,18 @@ class PushReduce:
                 self._add_up(number)
 
     def _add_up(self, number: int) -> None:
-        """Adds the ranks' parts of an own piece in the order of ranks, and sends the sum to those who keep it."""
+        """Adds the terms of an owned segment in the order of ranks, and sends the sum to its keepers."""
         terms = self._terms.pop(number)
         first, *rest = [rank for rank in self._push.ranks if rank in terms]
         total = terms[first]
-        if first == self._me:  # whose memory is overwritten when the sum has left: what is sent must stay
+        if first == self._me:  # its memory is the gradient's, and bytes in transit must not change
             total = np.add(total, terms[rest[0]], out=terms[rest.pop(0)]) if rest else total.copy()
         for rank in rest:
             total += terms[rank]
         self._give(number, total)
 
     def _add_late(self, number: int) -> None:
-        """Adds what a rank has sent after its last part: it used the parameter more often than in the round before."""
+        """Adds terms that followed a rank's last one: it used the parameter more often than in the previous round."""
         late = self._late[number]
         total = self._sums[number].copy()
         for rank in (rank for rank in self._push.ranks if rank in late):
@@ -258,7 +257,7 @@ class PushReduce:
     def _give(self, number: int, total: Array) -> None:
         self._sums[number] = total
         segment = self._segments[number]
-        if segment.destinations == (self._me,):  # it does not travel, and so is not rounded for that
+        if segment.destinations == (self._me,):  # the sum does not travel, so it is not rounded
             dtype = self._dtypes[segment.param_index]
             self._keep(number, bytes_from(total, dtype), dtype)
             return
@@ -277,14 +276,14 @@ class PushReduce:
         self._keep(number, data, dtype)
 
     def _remember_rounding(self) -> None:
-        """What sums lost is an error of this rank, which rounded them."""
+        """Adds the rounding errors of sums to this rank's residuals."""
         for number, lost in self._rounded.items():
             segment = self._segments[number]
             assert self._residuals is not None
             _numbers_in(self._residuals.opened(segment.param_index))[segment.start : segment.stop] += lost
 
     def _keep(self, number: int, data: Array, dtype: str) -> None:
-        """Writes a sum, bytes of this dtype, into the memory of the gradient."""
+        """Writes a sum, bytes of this dtype, into the gradient's memory."""
         segment = self._segments[number]
         if segment.param_index not in self._sums_of:
             parameter = self._parameters[segment.param_index]
@@ -297,5 +296,5 @@ class PushReduce:
 
 
 def _numbers_in(tensor: paddle.Tensor) -> Array:
-    """The numbers of a float32 or float64 tensor, where they lie."""
+    """A view of a float32 or float64 tensor."""
     return numbers_of(bytes_of(tensor), dtype_of(tensor))

@@ -1,5 +1,4 @@
-"""The exchange of gradients on CPUs, while backward runs: when one is final (`GradReadyHooks`), it is pushed
-(`PushReduce`)."""
+"""Exchange of gradients on CPUs during backward: each final gradient (`GradReadyHooks`) is pushed (`PushReduce`)."""
 
 from __future__ import annotations
 
@@ -17,12 +16,11 @@ from paddle_dp.parallel.exchange.residuals import Residuals
 
 
 class PushedGradients:
-    """Sums gradients over the global `ranks`, one of which is `rank`; the `destinations` of each parameter have the
-    sum.
+    """Sums gradients over the global `ranks`; `rank` is this one. Each parameter's `destinations` get its sum.
 
-    With `each_micro_batch` gradients are exchanged in every backward, so that only keepers hold one meanwhile (ZeRO-2);
-    else in the last one of an update. `senders`: how many of the ranks have gradients, where some only keep sums.
-    `comm_dtype`, `residuals`: they travel rounded (`PushReduce`). `channel`: one of `mesh.messages.CHANNELS`.
+    `each_micro_batch`: gradients are exchanged in every backward, so that only keepers hold them (ZeRO-2), otherwise in
+    the last backward of an update. `senders`: the number of ranks with gradients, where some ranks only keep sums.
+    `comm_dtype`, `residuals`: gradients travel rounded (`PushReduce`). `channel`: one of `mesh.messages.CHANNELS`.
     """
 
     def __init__(  # noqa: PLR0913 - ranks, what they exchange, and how
@@ -45,13 +43,13 @@ class PushedGradients:
             push, parameters, destinations, senders=senders, comm_dtype=comm_dtype, residuals=residuals
         )
         self._fires = GradReadyHooks(parameters, self._ready)
-        self._only_final = comm_dtype is not None  # the sum of two rounded parts is not the rounded sum
-        self._sent: set[int] = set()  # places
+        self._only_final = comm_dtype is not None  # the sum of two rounded terms is not the rounded sum
+        self._sent: set[int] = set()
         self._later: set[int] = set()
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """Around a micro-batch's backward, `last` of an update: gradients leave while it runs."""
+        """Wraps a micro-batch's backward, `last` of an update: gradients leave while it runs."""
         if not (last or self.each_micro_batch):
             yield
             return
@@ -63,8 +61,8 @@ class PushedGradients:
             self._later = set()
 
     def finish(self) -> list[int]:
-        """After an update's last backward: keepers have the sums then. Returns the places of which this rank had no
-        gradient. Collective."""
+        """Called after an update's last backward: keepers get the sums. Returns the indices of parameters without a
+        local gradient. Collective."""
         self._fires.end()
         without = [
             index

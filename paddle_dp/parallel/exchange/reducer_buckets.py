@@ -1,10 +1,9 @@
-"""When the buckets of paddle.DataParallel's reducer are full, for a film: the reducer itself, in C++, tells nothing.
+"""Records on a timeline when the buckets of paddle.DataParallel's reducer are full; the C++ reducer reports nothing.
 
-Which gradients are in which bucket the wrapper knows (`group_indices`). Paddle calls a hook of ours in front of each
-gradient that is added to its parameter, and one behind it, and behind the reducer's own, which was registered before.
-A bucket is full with its last gradient, and the reducer hands buckets over in their order, none before those in front
-of it: what lies between the two hooks is its call, which may hand over several. Over gloo that is the whole all-reduce,
-on an accelerator its launch.
+The wrapper knows each bucket's gradients (`group_indices`). Paddle calls one hook of ours before a gradient is added to
+its parameter, and one after it and after the reducer's hook, which was registered earlier. A bucket is full with its
+last gradient, and the reducer hands buckets over in order, none before an earlier one. So the time between the two
+hooks is its call, which may hand over several buckets: over gloo the whole all-reduce, on an accelerator its launch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from paddle_dp.parallel.exchange.memory import nbytes
 
 
 class ReducerBuckets:
-    """Tells the heartbeat's tape of each bucket of a wrapper, in backwards that exchange."""
+    """Reports each bucket of a wrapper to the heartbeat's tape, in backwards that exchange."""
 
     def __init__(self, wrapper: paddle.DataParallel):
         self._wrapper = wrapper
@@ -35,8 +34,8 @@ class ReducerBuckets:
         self.begin()
 
     def begin(self) -> None:
-        """In front of a backward."""
-        self._here: set[int] = set()  # places of gradients
+        """Call it before a backward."""
+        self._here: set[int] = set()  # indices of gradients
         self._next = 0  # the bucket that leaves next
         self._began = 0.0
 
@@ -44,7 +43,7 @@ class ReducerBuckets:
         if heartbeat.tape is None or not self._wrapper.grad_need_sync:
             return
         if self._here.union({index}) == self._all:
-            heartbeat.tape.computed()  # the last one: nothing but its exchange is left to do
+            heartbeat.tape.computed()  # after the last gradient only its exchange remains
         self._began = time.monotonic()
 
     def _added(self, index: int, *_: Any) -> None:
@@ -62,7 +61,7 @@ class ReducerBuckets:
 
 
 def reduced(wrapper: paddle.DataParallel) -> list[paddle.Tensor]:
-    """The parameters whose gradients the wrapper's reducer exchanges, in the order of its numbers."""
+    """The parameters whose gradients the wrapper's reducer exchanges, in the reducer's order."""
     tensors = {
         id(parameter): parameter
         for layer in wrapper.sublayers()

@@ -1,4 +1,4 @@
-"""Sums of gradients over the ranks that keep the same ones, rounded on their way, behind backward (ZeRO-3)."""
+"""Sums of gradients over the ranks with the same owned parameters, rounded in transit, after backward (ZeRO-3)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from paddle_dp.parallel.hcg import Group
 
 
 class ReplicaSums:
-    """Sums the gradients that there are over the global `ranks`, one of which is `rank`, all of which have them.
+    """Sums existing gradients over the global `ranks`, all of which have the same ones; `rank` is this one.
 
-    On CPUs, without a `group` of these ranks, each is rounded to `comm_dtype` once and added up in float32, and the sum
-    is rounded where it travels (`PushReduce`); on accelerators the group's all-reduce adds in `comm_dtype`.
+    On CPUs, without a `group` of these ranks, each gradient is rounded to `comm_dtype` once and added up in float32,
+    and the sum is rounded where it travels (`PushReduce`). On accelerators the group's all-reduce adds in `comm_dtype`.
     """
 
     def __init__(

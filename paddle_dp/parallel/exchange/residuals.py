@@ -1,9 +1,9 @@
-"""What gradients lost when they were compressed: each rank adds its own loss to its next gradients (error feedback).
+"""Error feedback: each rank adds the compression error of its gradients to its next gradients.
 
-Karimireddy et al., arXiv:1901.09847: without it a biased compression stops at another point than the optimum, or never
-stops; with it every part of a gradient is sent in the end, only later.
+Karimireddy et al., arXiv:1901.09847: without it a biased compression converges to a point other than the optimum, or
+never; with it every part of a gradient is sent eventually.
 
-A checkpoint holds each rank's errors, and PowerSGD's factors.
+A checkpoint holds each rank's residuals, and PowerSGD's factors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tensors = dict[str, paddle.Tensor]
 
 
 def residuals_of(memory: Residuals, names: Sequence[str]) -> Tensors:
-    """This rank's errors; `names` are those of the memory's places."""
+    """This rank's residuals; `names` are the parameters' names by index."""
     return {f"error/{name}": memory.saved(index) for index, name in enumerate(names)}
 
 
@@ -28,8 +28,8 @@ def factors_of(factors: Mapping[int, paddle.Tensor], names: Sequence[str]) -> Te
 
 
 def restore_residuals(memory: Residuals, names: Sequence[str], ranks: int, saved: SavedExtraState) -> None:
-    """On as many ranks as saved them each gets its own; on others, all that is owed is shared equally: what counts is
-    its sum."""
+    """Restores each rank's residuals if as many ranks saved them; otherwise each rank gets an equal share of the sum,
+    which is all that matters."""
     for index, name in enumerate(names):
         parameter, key = memory.parameters[index], f"error/{name}"
         error = paddle.zeros(parameter.shape, wide(parameter))
@@ -43,7 +43,7 @@ def restore_residuals(memory: Residuals, names: Sequence[str], ranks: int, saved
 
 
 def restore_factors(factors: dict[int, paddle.Tensor], names: Sequence[str], saved: SavedExtraState) -> None:
-    """Of as many columns as now; others stay as they were drawn."""
+    """Restores factors with the current number of columns; others keep their drawn values."""
     for index, factor in factors.items():
         key = _factor(names[index], factor)
         if key in saved.shared:
@@ -56,12 +56,12 @@ def _factor(name: str, factor: paddle.Tensor) -> str:
 
 
 class Residuals:
-    """The errors of one rank, in the dtype of the sums, by the place of a parameter.
+    """One rank's residuals by parameter index, in the dtype of the sums.
 
-    A step's errors are `pending` until the update is made (`keep`): one that is left out, because a guard refuses it or
-    a gradient overflowed, changes nothing, here as in the optimizer. What matters is the sum of all ranks' errors,
-    which is what is owed to the weights; so any rank may keep what any other lost, as the one does that rounds a sum.
-    Errors are of gradients times `scale`: the loss scale, and what makes gradients of sums of those of means.
+    A step's residuals are `pending` until the update is made (`keep`): an update that is skipped, by a guard or after a
+    gradient overflow, changes neither them nor the optimizer. Only the sum of all ranks' residuals matters, for that is
+    owed to the weights; so any rank may keep another's error, as the rank does that rounds a sum. Residuals are stored
+    multiplied by `scale` = loss scale × (mean → sum factor).
     """
 
     def __init__(self, parameters: Sequence[paddle.Tensor]):
@@ -69,28 +69,28 @@ class Residuals:
         self.scale = 1.0
         self._residuals: dict[int, paddle.Tensor] = {}
         self._pending: dict[int, paddle.Tensor] = {}
-        # Memory of errors that are no more, for who asks for some: new memory costs as much as what is computed in it.
+        # Memory of outdated residuals, for reuse: new memory costs as much as computing in it.
         self._spare: dict[int, paddle.Tensor] = {}
         self._reuses = False
-        self.clipped: set[int] = set()  # places of numbers that were too large for the dtype that travels
-        # By places: on a device, not read yet.
+        self.clipped: set[int] = set()  # indices of gradients with numbers too large for `comm_dtype`
+        # By indices: flags on a device, not read yet.
         self._may_be_clipped: dict[tuple[int, ...], paddle.Tensor] = {}
 
     def may_be_clipped(self, indices: Sequence[int], flag: paddle.Tensor) -> None:
-        """Some of the numbers at these places were too large, if `flag` is true, bool on a device."""
+        """Records that numbers of these gradients were too large if `flag`, a bool on a device, is true."""
         key = tuple(indices)
         before = self._may_be_clipped.get(key)
         self._may_be_clipped[key] = flag if before is None else before.logical_or(flag)
 
     def take_clipped(self) -> list[int]:
-        """The places of numbers that were too large since it was asked last. Waits for the device."""
+        """The indices of gradients with too large numbers since the last call. Waits for the device."""
         for indices, flag in self._may_be_clipped.items():
             self.clipped.update(indices if flag.item() else ())
         too_large, self.clipped, self._may_be_clipped = sorted(self.clipped), set(), {}
         return too_large
 
     def begin(self, scale: float) -> None:
-        """Before an update's backward: forgets what an update that was left out has lost."""
+        """Called before an update's backward: drops the pending errors of a skipped update."""
         self._free(self._pending)
         self._pending = {}
         if scale != self.scale:
@@ -100,7 +100,7 @@ class Residuals:
             self.scale = scale
 
     def keep(self) -> None:
-        """The update was made."""
+        """Confirms that the update was made."""
         self._free({index: self._residuals[index] for index in self._pending if index in self._residuals})
         self._residuals |= self._pending
         self._pending = {}
@@ -110,26 +110,26 @@ class Residuals:
             self._spare |= residuals
 
     def room(self, index: int) -> paddle.Tensor:
-        """Memory for an error that is about to be lost, with any numbers in it."""
+        """Uninitialised memory for a residual that is about to be computed."""
         self._reuses = True
         parameter = self.parameters[index]
         spare = self._spare.pop(index, None)
         return paddle.empty(parameter.shape, wide(parameter)) if spare is None else spare
 
     def get(self, index: int) -> paddle.Tensor | None:
-        """The error that is to be added to a gradient; None: none."""
+        """The residual to add to a gradient, or None."""
         return self._pending.get(index, self._residuals.get(index))
 
     def lose(self, index: int, error: paddle.Tensor) -> None:
-        """What is now lost of a gradient to which `get` was added, in its shape."""
+        """Records the error of a gradient to which `get` was added, in its shape."""
         self._pending[index] = error
 
     def take_back(self, index: int) -> None:
-        """What was lost was not used: no rank had a gradient."""
+        """Drops a pending error: no rank had a gradient."""
         self._pending.pop(index, None)
 
     def opened(self, index: int) -> paddle.Tensor:
-        """The pending error, to be changed in place."""
+        """The pending residual, to be changed in place."""
         if index not in self._pending:
             residual = self._residuals.get(index)
             parameter = self.parameters[index]
@@ -139,20 +139,20 @@ class Residuals:
         return self._pending[index]
 
     def saved(self, index: int) -> paddle.Tensor:
-        """The kept error of a gradient without loss scale; zeros where nothing was lost."""
+        """The kept residual without loss scale; zeros if there is none."""
         error = self._residuals.get(index)
         if error is None:
             return paddle.zeros(self.parameters[index].shape, wide(self.parameters[index]))
         return (
             error * (1.0 / self.scale) if self.scale != 1.0 else error
-        )  # as `begin` does: a resume has its bits
+        )  # multiplied as in `begin`, so that a resume has the same bits
 
     def restore(self, index: int, error: paddle.Tensor) -> None:
-        """The other way."""
+        """The inverse of `saved`."""
         self._residuals[index] = error * self.scale if self.scale != 1.0 else error
         self._pending.pop(index, None)
 
 
 def wide(parameter: paddle.Tensor) -> str:
-    """The dtype in which gradients of a parameter are added up, and errors kept: float32, or float64 for that."""
+    """The dtype in which a parameter's gradients are summed and residuals kept: float32, or float64 for float64."""
     return "float64" if parameter.dtype == paddle.float64 else "float32"

@@ -1,9 +1,10 @@
-"""How much gradients lose at most where they travel in fewer digits: noted where they are rounded, for a proof.
+"""Bounds on the rounding errors of gradients that travel with fewer digits, recorded where they are rounded, for a
+proof.
 
-A number that is rounded to nearest loses at most u of itself, u = 2⁻⁸ in bfloat16, whose numbers have 8 digits of base
-2; so the 2-norm of what a tensor loses is at most u times its own. n roundings in a row, as where numbers are rounded
-and then added up in n - 1 rounded sums, lose at most (1 + u)ⁿ - 1 of the sum of all norms (Higham, Accuracy and
-Stability of Numerical Algorithms, 3.1). What several tensors lose adds up at most.
+A number rounded to nearest loses at most u of itself, u = 2⁻⁸ in bfloat16, whose numbers have 8 binary digits; so a
+tensor's error has at most u times its 2-norm. n successive roundings, as when numbers are rounded and then added up in
+n - 1 rounded sums, lose at most (1 + u)ⁿ - 1 of the sum of all norms (Higham, Accuracy and Stability of Numerical
+Algorithms, 3.1). The errors of several tensors add up at most.
 """
 
 from __future__ import annotations
@@ -25,30 +26,32 @@ def rounds(dtype: str, comm_dtype: str) -> bool:
 
 
 def comm_dtype_of(requested: str | None, parameters: Iterable[paddle.Tensor]) -> str | None:
-    """The dtype in which gradients of these parameters travel where `requested` is asked for; None: in their own, as
-    all in float64 do. A proof's are, of what a layout computes; what rounding takes is compared in the recipe's
-    precision.
+    """The dtype in which these parameters' gradients travel if `requested` is asked for; None for their own dtype.
+
+    float64 gradients always travel unrounded: a proof uses float64 to check a layout's arithmetic, and compares
+    rounding errors in the recipe's precision.
     """
     dtype = {dtype_of(parameter) for parameter in parameters}
     return None if requested is None or dtype <= {requested} or "float64" in dtype else requested
 
 
 class Roundings:
-    """What this rank rounds. Nothing is noted, and no norm computed, until `watch`."""
+    """The rounding errors of this rank. Nothing is recorded, and no norm computed, before `watch`."""
 
     def __init__(self) -> None:
         self._watched = False
         self._lost: defaultdict[int, float] = defaultdict(float)
 
     def watch(self) -> None:
-        """From now on it is noted."""
+        """Starts recording."""
         self._watched = True
         self._lost.clear()
 
     def note(
         self, parameter: paddle.Tensor, numbers: Array | paddle.Tensor, comm_dtype: str, times: int = 1
     ) -> None:
-        """Numbers of a parameter's gradient are about to be rounded to `comm_dtype`, so many times in a row."""
+        """Records that numbers of a parameter's gradient are about to be rounded to `comm_dtype`, `times` times in a
+        row."""
         if not self._watched or not rounds(dtype_of(parameter), comm_dtype):
             return
         if isinstance(numbers, paddle.Tensor):
@@ -58,7 +61,7 @@ class Roundings:
         self._lost[id(parameter)] += ((1 + 2.0 ** -DIGITS[comm_dtype]) ** times - 1) * size
 
     def take(self) -> dict[int, float]:
-        """By a parameter's id(): the largest 2-norm of what its gradient has lost on this rank since the last time."""
+        """Bounds on the 2-norm of this rank's errors since the last call, by a parameter's id()."""
         lost = dict(self._lost)
         self._lost.clear()
         return lost

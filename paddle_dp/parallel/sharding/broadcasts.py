@@ -1,5 +1,5 @@
-"""ZeRO-3 on accelerators: parameters and gradients by asynchronous collectives, in an order that all ranks have agreed
-on at the beginning of a pass."""
+"""ZeRO-3 on accelerators: asynchronous collectives for parameters and gradients, in an order that all ranks agree on at
+the beginning of a pass."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ MAX_REDUCES_IN_FLIGHT = 1  # chunks of gradients that are being reduced while th
 
 
 class Broadcasts:
-    """Lends parameters by collectives, for which all ranks must be there, in one order.
+    """Provides parameters by collectives, which all ranks must enter in one order.
 
-    In the first round of a pass each rank offers the order of its last one. Where all offer the same, there are no more
-    rounds until the end of the pass: each rank launches what the order says, parameters on a group of their own, so
-    that they do not queue behind gradients. A rank that leaves the order launches the rest of it first, with zeros for
-    the gradients that it has not computed; so the others come to the end as if it had followed. There it waits for
-    them, and they serve it in rounds, as all ranks do that have no order in common.
+    In the first round of a pass each rank offers the digest of its recorded order. If all agree, no more rounds are
+    needed until the end of the pass: each rank launches collectives in that order, parameters on a separate group so
+    that they do not queue after gradients. A rank that leaves the order first launches the remaining collectives, with
+    zeros for gradients that it has not computed, so that the others reach the end of the pass. There it waits for them,
+    and they serve it in rounds, as ranks without a common order do.
 
-    `prefetch` 0: always in rounds. `coupled`: along another axis ranks with other samples' tokens wait for each other
-    inside of layers, so that a rank that leaves could wait for ever for one that waits for it: it raises UsageError.
-    `comm_dtype`: the dtype in which gradients travel: each is rounded to it once, its owner's own part too, and the
-    owner adds them up in float32.
+    `prefetch=0`: always in rounds. `coupled`: on another axis, ranks with tokens of other samples wait for each other
+    within layers; a rank that leaves the order could deadlock with one that waits for it, so it raises UsageError.
+    `comm_dtype`: the dtype in which gradients travel. Each rank's gradient is rounded to it once, the owner's too, and
+    the owner adds in float32.
     """
 
     strict = True
@@ -49,21 +49,21 @@ class Broadcasts:
         coupled: bool,
         comm_dtype: str | None = None,
     ):
-        """`owners`: a rank of the group for each of the parameters; `fetches`: a second group of the same ranks."""
+        """`owners`: a rank of the group for each parameter; `fetches`: a second group of the same ranks."""
         self._group, self._fetches, self._parameters, self._owners = group, fetches, parameters, owners
         self._is_local = [owner == group.rank for owner in owners]
         self._prefetch, self._coupled, self._comm_dtype = prefetch, coupled, comm_dtype
         self._rounds = OwnerRounds(group, parameters, self._is_local, self._reduce, self._broadcast)
-        self._requested: frozenset[int] = frozenset()  # by this rank, in the round that begins now
+        self._requested: frozenset[int] = frozenset()  # by this rank, in the current round
         self._coming: defaultdict[int, deque[Callable[[], paddle.Tensor]]] = defaultdict(deque)
         self._fetching: list[Gathering] = []
         self._order: PrefetchTrace | None = None
-        self._open: list[tuple[int, paddle.Tensor]] = []  # gradients of a chunk that is not complete
-        self._reduced = 0  # gradients of the order that were put into chunks
+        self._open: list[tuple[int, paddle.Tensor]] = []  # gradients of the incomplete chunk
+        self._reduced = 0  # number of the order's gradients in chunks
         self._reducing: deque[Reducing] = deque()
-        self._waiting: dict[int, paddle.Tensor] = {}  # by place: this rank's gradients that wait for a round
-        self._totals: dict[int, paddle.Tensor] = {}  # by place: sums over all ranks, of what this rank owns
-        self._computed: set[int] = set()  # what any rank has computed, of `_totals`
+        self._waiting: dict[int, paddle.Tensor] = {}  # by index: this rank's gradients that wait for a round
+        self._totals: dict[int, paddle.Tensor] = {}  # by index: sums over all ranks of owned gradients
+        self._computed: set[int] = set()  # indices in `_totals` that any rank has computed
 
     def begin(self, order: PrefetchTrace | None, need: FetchList) -> bool:
         digest = NO_ORDER if order is None or not self._prefetch else order.digest()
@@ -82,7 +82,7 @@ class Broadcasts:
 
     @paddle.no_grad()
     def _broadcast(self, index: int) -> None:
-        """In a round: the owner's values; only ranks that want them keep them. Collective."""
+        """Serves a round with the owner's values; only ranks that requested them keep them. Collective."""
         parameter = self._parameters[index]
         whole = parameter if self._is_local[index] else paddle.empty(parameter.shape, parameter.dtype)
         dist.broadcast(whole, self._group.ranks[self._owners[index]], self._group)
@@ -92,7 +92,7 @@ class Broadcasts:
     @paddle.no_grad()
     def ask(self, indices: FetchList) -> None:
         gathering = Gathering(self._chunk(indices), self._fetches)
-        # The device has waited for those before: they were taken, or they are the owner's own.
+        # The device has waited for earlier ones: they were taken, or this rank owns them.
         self._fetching = [*self._fetching[-self._prefetch :], gathering]
         for index in indices:
             if not self._is_local[index]:
@@ -108,7 +108,7 @@ class Broadcasts:
     @paddle.no_grad()
     def gradient(self, index: int, follows: bool) -> None:
         self._rounds.computed(index)
-        # Taken away at the owner, too: backward may add to it again before the reduce is done. (A view keeps memory.)
+        # Removed at the owner, too: backward may add to it before the reduce is done. (A view keeps the memory.)
         own = self._parameters[index].grad
         gradient = own.view(own.shape)
         if self._comm_dtype is not None:
@@ -118,7 +118,7 @@ class Broadcasts:
         if follows:
             self._put(index, gradient, MAX_REDUCES_IN_FLIGHT)
             return
-        if index in self._waiting:  # each is reduced for itself, or bits would depend on how ranks agree
+        if index in self._waiting:  # reduced separately, or bits would depend on how ranks agree
             self._rounds.flush()
             if index in self._waiting:  # no other rank had one
                 self._add(index, self._reduce_single(index, self._waiting.pop(index)))
@@ -126,8 +126,8 @@ class Broadcasts:
         self._rounds.gradient(index)
 
     def _put(self, index: int, gradient: paddle.Tensor, under_way: float) -> None:
-        """Puts the next gradient of the order into its chunk, and launches a chunk that is complete, once there are
-        fewer than so many under way."""
+        """Adds the next gradient of the order to its chunk. Launches a complete chunk once fewer than `under_way` are
+        in flight."""
         assert self._order is not None
         self._open.append((index, gradient))
         number, numbers = self._reduced, self._order.gradient_chunks
@@ -144,34 +144,33 @@ class Broadcasts:
         return Reducing(self._chunk(indices), list(gradients), self._group, self._comm_dtype is not None)
 
     def _zeros(self, index: int) -> paddle.Tensor:
-        """For a gradient that this rank has not computed."""
+        """Stands for a gradient that this rank has not computed."""
         parameter = self._parameters[index]
         return paddle.zeros(parameter.shape, self._comm_dtype or parameter.dtype)
 
     @paddle.no_grad()
     def _settle(self) -> None:
-        """Waits for the first of the chunks that are being reduced: the device, not the host."""
+        """Waits for the first chunk in flight: the device waits, not the host."""
         for index, total in self._reducing.popleft().sums():
             self._add(index, total)
 
     def _reduce_single(self, index: int, gradient: paddle.Tensor) -> paddle.Tensor:
-        """A sum of one rank's gradient."""
+        """The sum where only this rank has a gradient."""
         return gradient if self._comm_dtype is None else as_dtype(gradient, wide(self._parameters[index]))
 
     def _add(self, index: int, total: paddle.Tensor) -> None:
-        """Adds a sum over all ranks to those of the micro-batches before."""
+        """Adds a sum over all ranks to the sums of earlier micro-batches."""
         self._totals[index] = self._totals[index] + total if index in self._totals else total
 
     @paddle.no_grad()
     def abandon(self, order: PrefetchTrace, requested: int, gradients: int, midway: bool) -> None:
         if midway and self._coupled:
             raise UsageError(
-                "strategy: a rank left the order in which it had run its layers before, in the midst of a forward or "
+                "strategy: a rank left the order in which it had run its layers before, within a forward or "
                 "backward, as where a gate chooses among experts. Together with the sequence axis the parameters of "
-                "sharding_stage 3 cannot be fetched ahead then: set strategy.prefetch=0."
+                "sharding_stage 3 cannot be prefetched then: set strategy.prefetch=0."
             )
-        # Nothing here waits for what is launched here: until the last launch, the others may stand still where they
-        # wait for this rank.
+        # Do not wait here for a launched collective: until the last launch the others may be blocked on this rank.
         while requested < len(order.needs):
             chunk = list(order.chunk(requested))
             indices = [index for number in chunk for index in order.travels[number]]
@@ -186,7 +185,7 @@ class Broadcasts:
     def finish(self) -> None:
         self.meet()
         for index, total in self._totals.items():
-            if index in self._computed:  # else it is zeros of ranks that left an order: no update
+            if index in self._computed:  # else it is zeros from ranks that left an order: no update
                 before, dtype = self._parameters[index].grad, dtype_of(self._parameters[index])
                 total = as_dtype(total, dtype)
                 self._parameters[index]._copy_gradient_from(total if before is None else total + before)
@@ -197,16 +196,16 @@ class Broadcasts:
         while self._reducing:
             self._settle()
         for gathering in self._fetching:
-            gathering.wait()  # until then the owners' parameters are read
+            gathering.wait()  # until then the collective reads the owners' parameters
         self._fetching = []
         self._computed |= self._rounds.finish()
-        for index, gradient in self._waiting.items():  # an owner's, of which no other rank had one
+        for index, gradient in self._waiting.items():  # owned gradients that no other rank had
             self._add(index, self._reduce_single(index, gradient))
         self._waiting = {}
 
     @paddle.no_grad()
     def _reduce(self, index: int) -> None:
-        """In a round: sums a gradient at its owner and frees it elsewhere; a rank that has none adds zeros."""
+        """Serves a round: sums a gradient at its owner and frees it elsewhere. A rank without one adds zeros."""
         gradient = self._waiting.pop(index, None)
         if gradient is None:
             gradient = self._zeros(index)

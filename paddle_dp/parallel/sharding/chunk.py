@@ -1,5 +1,5 @@
-"""One chunk of parameters with one owner each: its values to all ranks, or its gradients to the owners, on an
-accelerator, in one collective where that is the shortest."""
+"""A chunk of parameters with one owner each: sends its values to all ranks, or its gradients to the owners, on an
+accelerator, in one collective where that is fastest."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paddle_dp.parallel.hcg import Group
 
 
 class Chunk:
-    """Parameters, by their places, and the rank of the group that owns each."""
+    """Parameters with their indices, and the rank of the group that owns each."""
 
     def __init__(self, indices: Sequence[int], parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
         self.indices, self.parameters, self.owners = indices, parameters, owners
 
     def of(self, rank: int) -> list[int]:
-        """Which of the parameters a rank owns: their indices in the chunk."""
+        """The parameters that a rank owns, as positions within the chunk."""
         return [index for index, owner in enumerate(self.owners) if owner == rank]
 
     def size(self, rank: int) -> int:
@@ -30,27 +30,29 @@ class Chunk:
         return sum(int(self.parameters[index].size) for index in self.of(rank))
 
     def exchanges(self, ranks: int) -> bool:
-        """Whether an exchange of all with all takes the links no longer than one owner after the other: on each link
-        (ranks - 1) times the largest share, in one direction while the other is used as well, against all of it."""
+        """Whether one all-to-all uses the links no longer than a collective per owner.
+
+        Time on a link: (ranks - 1) × the largest share, with both directions in use, against the sum of all shares.
+        """
         sizes = [self.size(rank) for rank in range(ranks)]
         one_kind = len({parameter.dtype for parameter in self.parameters}) == 1
         return one_kind and all(sizes) and (ranks - 1) * max(sizes) <= sum(sizes)
 
 
 class Gathering:
-    """A chunk's values on their way to all ranks. `values`: by place, what waits for those of another owner, on the
-    device, and returns them. Collective, also without a use for the values."""
+    """Sends a chunk's values to all ranks. `values`: by index of a parameter with another owner, a function that makes
+    the device wait and returns the values. Collective, also if the values are not used."""
 
     def __init__(self, chunk: Chunk, group: Group):
         self.values: dict[int, Callable[[], paddle.Tensor]] = {}
-        self.pending: list[Any] = []  # tasks, and memory that is read until they are done
+        self.pending: list[Any] = []  # tasks, and the memory that they read
         if chunk.exchanges(group.nranks):
             self._exchange(chunk, group)
         else:
             self._broadcast_each(chunk, group)
 
     def wait(self) -> None:
-        """The device, not the host, until the owner's own parameters are read."""
+        """Makes the device wait, not the host, until this rank's parameters have been read."""
         for task, _ in self.pending:
             task.wait()
         self.pending = []
@@ -78,7 +80,7 @@ class Gathering:
                 at += size
 
     def _slice(self, full: paddle.Tensor, start: int, size: int, shape: Sequence[int]) -> paddle.Tensor:
-        self.wait()  # at the chunk's first value: the copies that were sent go then
+        self.wait()  # at the chunk's first value: the sent copies can be freed
         return full[start : start + size].view(shape)
 
     def _broadcast_each(self, chunk: Chunk, group: Group) -> None:
@@ -92,10 +94,11 @@ class Gathering:
 
 
 class Reducing:
-    """A chunk's gradients on their way to their owners. Collective.
+    """Sends a chunk's gradients to their owners. Collective.
 
-    `rounded`: they are in a dtype to travel in, and their owners add them up in float32, however the chunk is shared:
-    a collective would add in that dtype. Where one owner has all of it, as many bytes come to it as all others send.
+    `rounded`: the gradients are in a communication dtype. The owners always add them up in float32, for any split of
+    the chunk, while a collective would add in that dtype. If one owner has the whole chunk, it receives all ranks'
+    gradients.
     """
 
     def __init__(self, chunk: Chunk, gradients: list[paddle.Tensor], group: Group, rounded: bool = False):
@@ -129,8 +132,8 @@ class Reducing:
         )
 
     def sums(self) -> Iterator[tuple[int, paddle.Tensor]]:
-        """The place and the sum of each gradient of this rank's, once the device has waited for them. Sums are in the
-        order of ranks, whatever else is in the chunk."""
+        """Yields the index and sum of each gradient that this rank owns, after the device has waited for them. It adds
+        in the order of ranks, independently of the chunk's other gradients."""
         for task in self._tasks:
             task.wait()
         indices = [self._chunk.indices[index] for index in self._chunk.of(self._group.rank)]
@@ -145,7 +148,7 @@ class Reducing:
             terms.insert(self._group.rank, gradient)
             if self._rounded:
                 terms = [as_dtype(part, self._wide(index)) for part in terms]
-            total = terms[0] + terms[1]  # of memory of its own: the chunk's goes
+            total = terms[0] + terms[1]  # in new memory: the chunk's is freed
             for part in terms[2:]:
                 total.add_(part)
             yield index, total

@@ -1,4 +1,4 @@
-"""The order in which a rank needs parameters under ZeRO-3: written down in one pass, followed in the next."""
+"""The order in which a rank needs parameters under ZeRO-3: recorded in one pass, followed in the next."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from itertools import takewhile
 from paddle_dp.plan.sharded import chunks
 
 FetchList = tuple[int, ...]
-"""The places of the parameters that a layer needs and that are not gathered yet."""
+"""The indices of the parameters that a layer needs and that are not gathered yet."""
 
 
 @dataclass(frozen=True)
 class PrefetchTrace:
-    """What a pass (forward and backward, or a forward alone) needed, in its order, and what of it has to travel.
-
-    `needs` of the layers; `travels`, what of each is not here any more; `chunks`, the number of the chunk in which it
-    travels, with others; `retained`: pairs (need, place) of parameters that stay from this need to their next one,
-    which comes so soon that they would be fetched at once. `gradients` in their order, and the chunks in which they
+    """The recorded needs of a pass (forward and backward, or a forward alone) in order, and the parameters that must
     travel.
+
+    `needs`: per layer. `travels`: the parameters of each need that are not present any more. `chunks`: the number of
+    the chunk in which a need travels, with others. `retained`: pairs (need, index) of parameters that stay until their
+    next need, which follows so soon that they would be prefetched at once. `gradients` in their order, and
+    `gradient_chunks`, the chunks in which they travel.
     """
 
     needs: tuple[FetchList, ...]
@@ -32,30 +33,30 @@ class PrefetchTrace:
     gradient_chunks: tuple[int, ...] = ()
 
     def chunk(self, number: int) -> Iterator[int]:
-        """The needs of one chunk, from need `number` on."""
+        """The needs in the same chunk, from need `number` on."""
         return takewhile(
             lambda each: self.chunks[each] == self.chunks[number], range(number, len(self.chunks))
         )
 
     def until(self, number: int, prefetch: int) -> int:
-        """How many needs, from the first one on, are asked for when need `number` begins and `prefetch` chunks shall be
-        under way."""
+        """The number of needs, counted from the first, to request when need `number` begins with `prefetch` chunks in
+        flight."""
         return bisect_right(self.chunks, self.chunks[number] + prefetch)
 
     def digest(self) -> bytes:
-        """The same 8 bytes for the same order."""
+        """8 bytes, the same for the same order."""
         told = repr((self.needs, self.gradients, self.travels, self.chunks)).encode()
         return hashlib.blake2b(told, digest_size=8).digest()
 
 
 @dataclass
 class TraceRecorder:
-    """Writes down what one pass needs."""
+    """Records the needs of one pass."""
 
     needs: list[FetchList] = field(default_factory=list)
     gradients: list[int] = field(default_factory=list)
-    _last: dict[int, int] = field(default_factory=dict)  # by place: its last need
-    # (need, place): needs seen until then.
+    _last: dict[int, int] = field(default_factory=dict)  # by index: its last need
+    # By (need, index): the number of needs at its release.
     _released: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def need(self, need: FetchList) -> None:
@@ -64,7 +65,7 @@ class TraceRecorder:
         self.needs.append(need)
 
     def release(self, index: int) -> None:
-        """After the last use of a parameter, until it is needed again."""
+        """Records the last use of a parameter before it is needed again."""
         if index in self._last:  # else it was needed before this pass began
             self._released[self._last[index], index] = len(self.needs)
 
@@ -72,8 +73,8 @@ class TraceRecorder:
         self.gradients.append(index)
 
     def order(self, loads: Sequence[Sequence[int]], prefetch: int) -> PrefetchTrace:
-        """The order, with `prefetch` chunks under way besides the one at work. `loads`: of each parameter the bytes at
-        each owner, which are 0 but for one."""
+        """The recorded order, with `prefetch` chunks in flight besides the current one. `loads`: each parameter's bytes
+        per rank, 0 except at its owner."""
         by_need = [[sum(column) for column in zip(*(loads[p] for p in n), strict=True)] for n in self.needs]
         numbers = chunks(by_need) if prefetch else list(range(len(by_need)))
         last: dict[int, int] = {}
@@ -83,7 +84,7 @@ class TraceRecorder:
             for index in need:
                 before = last.get(index)
                 released = None if before is None else self._released.get((before, index))
-                # When the next layer begins after a release, everything up to this chunk is asked for.
+                # The next layer after a release requests everything up to this chunk.
                 if released is not None and numbers[number] <= numbers[released] + prefetch:
                     retained.add((before, index))
                 else:

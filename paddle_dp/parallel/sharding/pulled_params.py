@@ -1,4 +1,4 @@
-"""ZeRO-3 on CPUs: a rank asks the owner for a parameter, whose host answers whatever the owner does meanwhile."""
+"""ZeRO-3 on CPUs: a rank requests a parameter from its owner, whose host threads reply while the owner computes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from paddle_dp.parallel.exchange.push_reduce import PushReduce
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.sharding.prefetch_trace import FetchList, PrefetchTrace
 
-HEADER = struct.Struct("<qq")  # of a loan: which lender of the process, which parameter
-Pass = tuple[int, int]  # the number of the lender in its process, and of the pass in the lender
+HEADER = struct.Struct("<qq")  # of a reply: the provider's number in its process, the parameter's index
+Pass = tuple[int, int]  # the number of the provider in its process, and of the pass in the provider
 
 
 class Pull:
-    """Lends parameters by question and answer, straight from the owner, and pushes gradients to it.
+    """Provides parameters on request, straight from the owner, and pushes gradients to it.
 
-    (n - 1)/n of the parameters' bytes leave a rank in each pass over them, and as much of gradients. Each rank asks in
-    its own order, so that none waits for another one's layers: an owner's threads answer from the memory of the
-    parameter itself, as soon as the owner has begun the same pass, which means that its update before is done. It
-    cannot begin the next update before all ranks have ended the pass.
+    (n - 1)/n of the parameters' bytes leave a rank in each pass over them, and as many bytes of gradients. Each rank
+    requests in its local order, so none waits for another's layers. An owner's threads reply from the parameter's
+    memory once the owner has begun the same pass, and thus finished the previous update. The owner cannot begin the
+    next update before all ranks have ended the pass.
     """
 
     strict = False
@@ -41,7 +41,7 @@ class Pull:
         owners: Sequence[int],
         comm_dtype: str | None = None,
     ):
-        """`owners`: a global rank for each of the parameters. `comm_dtype`: the dtype in which gradients travel."""
+        """`owners`: a global rank for each parameter. `comm_dtype`: the dtype in which gradients travel."""
         self.id, self.ranks = CHANNELS["lent"], list(group.ranks)
         self.parameters, self._owners, self._me = parameters, owners, group.ranks[group.rank]
         self._reduce = PushReduce(
@@ -50,8 +50,8 @@ class Pull:
             [[owner] for owner in owners],
             comm_dtype=comm_dtype,
         )
-        self._expected: defaultdict[int, deque[int]] = defaultdict(deque)  # by owner: what was asked for
-        self._arrived: defaultdict[int, deque[bytearray]] = defaultdict(deque)  # by place
+        self._expected: defaultdict[int, deque[int]] = defaultdict(deque)  # by owner: requested indices
+        self._arrived: defaultdict[int, deque[bytearray]] = defaultdict(deque)  # by index
         self._begun = False
         for rank in self.ranks:
             if rank != self._me:
@@ -89,13 +89,13 @@ class Pull:
 
     def _wait(self, index: int) -> None:
         owner, endpoint = self._owners[index], transport.endpoint()
-        # Counted in a group that the owner never enters: in a wait here, only the owner can be late.
+        # A separate group that the owner never enters: only the owner can be late in this wait.
         late = late_ranks.waiting(f"from {owner}", (self._me, owner), f"the parameters of rank {owner}")
         with transport.around(self), late:
             while not self._arrived[index]:
                 number, came = HEADER.unpack(endpoint.receive(self.id, owner))
                 data = endpoint.receive(self.id, owner)
-                if number == self._number:  # else of a lender that was given up in the midst of a pass
+                if number == self._number:  # else it is for a provider that was abandoned during a pass
                     assert came == self._expected[owner].popleft()
                     self._arrived[came].append(data)
 
@@ -104,21 +104,21 @@ class Pull:
         self._reduce.take()
 
     def abandon(self, order: PrefetchTrace, requested: int, gradients: int, midway: bool) -> None:
-        """Nothing: no other rank knows this rank's order."""
+        """Does nothing: no other rank knows this rank's order."""
 
     def finish(self) -> None:
-        self._begin()  # the others may need what this rank has, although it needs nothing
+        self._begin()  # others may need this rank's parameters although it needs none
         self._reduce.finish()
         self._begun = False
 
     def meet(self) -> None:
-        """Nothing: no rank waits for another's layers."""
+        """Does nothing: no rank waits for another's layers."""
 
 
 class Answers:
-    """The process's answers to questions for parameters, of one lender at a time.
+    """Answers this process's parameter requests, for one provider at a time.
 
-    A question that comes before this process has begun the pass that it is asked in waits for that.
+    A request for a pass that this process has not begun yet waits until it begins.
     """
 
     def __init__(self) -> None:
@@ -128,8 +128,8 @@ class Answers:
         self._waiting: list[tuple[int, Pass, list[int]]] = []
 
     def register(self, provider: Pull) -> int:
-        """From now on its parameters are asked for; the number of this lender, the same on all its ranks: every rank
-        makes its lenders in the same order."""
+        """Makes this provider the one to answer for. Returns its number, the same on all ranks: every rank makes its
+        providers in the same order."""
         with self._lock:
             self._pass, self._lender = (self._pass[0] + 1, 0), weakref.ref(provider)
             number = self._pass[0]
@@ -137,7 +137,7 @@ class Answers:
         return number
 
     def begin_pass(self, number: int) -> None:
-        """The parameters of this lender are now what they stay until all ranks have ended the pass."""
+        """Begins a pass: the provider's parameters do not change until all ranks have ended it."""
         with self._lock:
             self._pass = number, self._pass[1] + 1
             due = [one for one in self._waiting if one[1] <= self._pass]
@@ -146,7 +146,7 @@ class Answers:
                 self._send(rank, indices)
 
     def ask(self, owner: int, indices: Sequence[int]) -> None:
-        """Asks for parameters in the pass of this rank."""
+        """Requests parameters in this rank's current pass."""
         question = np.array([*self._pass, *indices], "<i8")
         transport.endpoint().ask(CHANNELS["asked"], owner, question.view(np.uint8).data)
 
@@ -159,10 +159,10 @@ class Answers:
                 self._send(rank, indices)
 
     def _send(self, rank: int, indices: Sequence[int]) -> None:
-        """Without a copy: until all ranks have ended the pass, nobody changes a parameter."""
+        """Sends without a copy: no parameter changes until all ranks have ended the pass."""
         endpoint, provider = transport.endpoint(), self._lender() if self._lender else None
         if provider is None:
-            return  # its training was given up
+            return  # its training was abandoned
         for index in indices:
             endpoint.send(CHANNELS["lent"], rank, memoryview(HEADER.pack(self._pass[0], index)))
             endpoint.send(CHANNELS["lent"], rank, bytes_of(provider.parameters[index]).data)

@@ -1,7 +1,7 @@
-"""Collectives that only some ranks of a group need, or that they need at different moments.
+"""Rounds in which ranks agree on collectives that only some of them need, or need at different times.
 
-A broadcast or a reduce needs all ranks at the same time and in the same order. But which layers a rank runs, and in
-which order its gradients are computed, may depend on its samples, for example where a gate chooses among experts.
+A broadcast or a reduce needs all ranks at the same time and in the same order. But a rank's samples may determine its
+layers and the order of its gradients, for example with a gate that chooses among experts.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ NO_ORDER = bytes(8)
 class Rounds:
     """Lets the ranks of a group agree on the next collectives.
 
-    A rank that needs some of `size` things begins a round and waits there for the others. In a round each rank names
-    what it needs, and all ranks call `serve(places)` with everything that any of them needs, in the same order. Ranks
-    that run the same layers need the same things in the same round. A rank that needs nothing more stays in `finish`,
-    and serves the others, until all are done. The price is a message of a bit for each thing per round, from host to
-    host: each waits for the slowest host, and none for its device.
+    Things to serve are numbered below `size`. A rank that needs some begins a round and waits there for the others. In
+    a round each rank names its needs, and all ranks call `serve(numbers)` with the union, in the same order. Ranks that
+    run the same layers need the same things in the same round. A rank that needs nothing more stays in `finish` and
+    serves the others until all are done. A round costs one message with a bit per thing, from host to host: each waits
+    for the slowest host, and none for its device.
     """
 
     def __init__(self, group: Group, size: int, serve: Callable[[Sequence[int]], None]):
@@ -33,21 +33,23 @@ class Rounds:
         self._messages = Messages(group.ranks, group.ranks[group.rank], "sharding")
 
     def begin(self, needed: Iterable[int]) -> None:
-        """One round, for what this rank needs. Collective: matches any round of the other ranks."""
+        """Runs one round with this rank's needs. Collective: matches any round of the other ranks."""
         self._round(needed, done=False)
 
     def agree(self, order: bytes, needed: Iterable[int]) -> bool:
-        """One round that offers to go on without rounds, in an order with this digest of 8 bytes: whether all ranks
-        have offered the same. If not, it is a round like any other. Collective, as any round."""
+        """Runs one round that offers to continue without rounds, in the order with this 8-byte digest.
+
+        Returns whether all ranks offered the same; if not, it is an ordinary round. Collective, as any round.
+        """
         return self._round(needed, done=False, order=order) is None
 
     def finish(self, needed: Iterable[int] = ()) -> None:
-        """Returns when no rank needs anything more. Collective."""
+        """Serves rounds until no rank needs anything more. Collective."""
         while not self._round(needed, done=True):
             needed = ()
 
     def _round(self, needed: Iterable[int], done: bool, order: bytes = NO_ORDER) -> bool | None:
-        """One round; returns whether all ranks are done, or None where all have offered the same order."""
+        """Runs one round. Returns whether all ranks are done, or None if all offered the same order."""
         flags = np.zeros(self._size + 1, bool)
         flags[list(needed)] = True
         flags[-1] = not done
@@ -64,9 +66,9 @@ class Rounds:
 
 
 class OwnerRounds:
-    """Rounds for parameters with one owner each: for their gradients, which wait until they are some, and their values.
+    """Rounds for parameters with one owner each: for their values, and for gradients, which are batched.
 
-    Things are called by their parameter's place. In a round all ranks call `reduce(place)` or `lend(place)`.
+    In a round all ranks call `reduce(index)` or `broadcast(index)` with a parameter's index.
     """
 
     def __init__(
@@ -81,14 +83,14 @@ class OwnerRounds:
         self._sizes = [nbytes(parameter) for parameter in parameters]
         self._rounds = Rounds(group, 3 * len(parameters), self._serve)
         self._computed: set[int] = set()  # gradients that this rank has had since the last `finish`
-        self._announced: set[int] = set()  # those of all ranks
+        self._announced: set[int] = set()  # gradients that any rank has had
         self._pending: list[int] = []  # this rank's gradients that are to be sent to their owners
-        self._pending_bytes = 0  # of all gradients since the last round, also of those that this rank owns
+        self._pending_bytes = 0  # of all gradients since the last round, owned ones included
         self._round_bytes = max(self._sizes) // 2
 
     def gradient(self, index: int) -> None:
-        """Queues a gradient unless this rank owns it. A round begins once the gradients of half the largest parameter's
-        size are there, so that rounds are few."""
+        """Queues a gradient unless this rank owns it. A round begins once half the largest parameter's bytes are
+        reached, so that rounds are few."""
         if not self._is_local[index]:
             self._pending.append(index)
         self._pending_bytes += self._sizes[index]
@@ -100,20 +102,21 @@ class OwnerRounds:
         self._rounds.begin(self._take_pending())
 
     def fetch(self, values: Iterable[int]) -> None:
-        """Begins a round for the values of parameters; it takes the pending gradients, too."""
+        """Begins a round for values of parameters; it also takes the pending gradients."""
         self._rounds.begin([*self._take_pending(), *self._as_values(values)])
 
     def agree(self, order: bytes, values: Iterable[int]) -> bool:
-        """The same, or no more rounds until `finish` where all ranks offer the same order."""
+        """Does the same as `fetch`, but returns True without serving if all ranks offer the same order: no rounds until
+        `finish`."""
         return self._rounds.agree(order, [*self._take_pending(), *self._as_values(values)])
 
     def computed(self, index: int) -> None:
-        """Notes that this rank has had a gradient, however it is sent."""
+        """Records that this rank has had a gradient, for any way of sending."""
         self._computed.add(index)
 
     def finish(self) -> set[int]:
-        """Takes part in rounds until no rank needs another one. Returns which gradients were `computed` on any rank
-        since the last time. Collective."""
+        """Serves rounds until no rank needs another. Returns the gradients `computed` on any rank since the last call.
+        Collective."""
         computed = [2 * len(self._sizes) + index for index in self._computed]
         self._computed = set()
         self._rounds.finish([*self._take_pending(), *computed])
@@ -124,7 +127,7 @@ class OwnerRounds:
         return [len(self._sizes) + index for index in indices]
 
     def _take_pending(self) -> list[int]:
-        """The pending gradients, which are pending no more."""
+        """Returns the pending gradients and clears the queue."""
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         return pending
 

@@ -15,54 +15,56 @@ from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.sharding.prefetch_trace import FetchList, PrefetchTrace, TraceRecorder
 
-MAX_BACKOFF = 64  # passes in which an order that was left is not offered again, at most
+MAX_BACKOFF = 64  # most passes for which an order that was left is not offered again
 
 
 class ParamProvider(Protocol):
-    """How parameters come from their owners, and gradients go there, by place."""
+    """Moves parameters from their owners, and gradients to them, by index."""
 
-    strict: bool  # whether all ranks must follow one order: then one that leaves it serves the others to their end
+    strict: bool  # whether all ranks must follow one order; one that leaves it then serves the others to their end
 
     def begin(self, order: PrefetchTrace | None, need: FetchList) -> bool:
-        """At the first event of a pass: whether this rank follows its order. If not, and all ranks must, those of the
-        `need` with which the pass begins are under way."""
+        """Called at the first event of a pass. True if the recorded order will be followed. Otherwise, if `strict`, the
+        parameters of `need`, with which the pass begins, have been requested."""
         ...
 
     def ask(self, indices: FetchList) -> None:
-        """Following the order: has these under way."""
+        """Requests these parameters in the recorded order."""
         ...
 
     def fetch(self, indices: FetchList) -> None:
-        """Outside of an order: has these under way."""
+        """Requests these parameters outside the order."""
         ...
 
     def take(self, index: int) -> paddle.Tensor:
-        """The values of a parameter that is under way; waits for them."""
+        """Waits for the values of a requested parameter."""
         ...
 
     def gradient(self, index: int, follows: bool) -> None:
-        """A gradient is there."""
+        """Sends a gradient that backward has computed; `follows`: within the order."""
         ...
 
     def abandon(self, order: PrefetchTrace, requested: int, gradients: int, midway: bool) -> None:
-        """This rank goes on without the order, of which it has asked for so many needs and sent so many gradients."""
+        """Leaves the order, of which this rank has `requested` so many needs and sent so many gradients."""
         ...
 
     def finish(self) -> None:
-        """At the end of a pass: gradients are at their owners, and no rank needs anything more. Collective."""
+        """Ends a pass: gradients are at their owners, and no rank needs anything more. Collective."""
         ...
 
     def meet(self) -> None:
-        """Before a layer exchanges with all ranks, where `strict`: the same without an end. Collective."""
+        """Called before a layer exchanges with all ranks, if `strict`: as `finish`, but the pass does not end.
+        Collective."""
         ...
 
 
 @dataclass
 class _Backward:
-    """The backward of one call of a layer, which reads these `frozen` parameters until it has computed what it still
-    `waits_for`: gradients of inputs (by their id(), negative) and of trained parameters of the layer (by place).
+    """The backward of one call of a layer. It reads the `frozen` parameters until all gradients in `waits_for` are
+    computed.
 
-    Where it does not compute all of them, the parameters stay until the pass ends.
+    `waits_for`: gradients of inputs (by their id(), negative) and of the layer's trained parameters (by index). If some
+    are never computed, the parameters stay until the pass ends.
     """
 
     frozen: list[int]
@@ -71,24 +73,24 @@ class _Backward:
 
 
 def _learning(data: Any) -> list[paddle.Tensor]:
-    """The tensors in there that have gradients."""
+    """The tensors in a structure that need gradients."""
     return [x for x in paddle.utils.flatten(data) if isinstance(x, paddle.Tensor) and not x.stop_gradient]
 
 
 class Stage3:
     """Frees every parameter that another rank owns, and gathers it around its layer's forward and backward.
 
-    A layer's forward, and again its backward, begin with what it needs. It is released after the forward of the last
-    layer that uses it, and after its gradient is computed; a frozen one, when its layers' backwards are done
-    (`_Backward`). Autograd keeps a reference to the parameter, not to its
-    values, so it reads those that are gathered before the backward. (`_clear_data` and `_share_buffer_to` are private
-    to Paddle; fleet's GroupShardedStage3 uses them in the same way.)
+    A layer's forward and its backward begin by gathering its parameters. A parameter is released after the forward of
+    the last layer that uses it, and again after its gradient is computed; a frozen one, when its layers' backwards are
+    done (`_Backward`). Autograd keeps a reference to the parameter, not to its values, so it reads the values gathered
+    before the backward. (`_clear_data` and `_share_buffer_to` are private to Paddle; fleet's GroupShardedStage3 uses
+    them in the same way.)
 
-    A *pass* goes on until `finish`. What it needs, and when, is written down; the next pass that begins in the same way
-    follows that order: with the needs of one layer those of `prefetch` chunks more are asked for (`PrefetchTrace`), and
-    a parameter whose next need is within them is not given away. A pass that leaves its order fetches what it needs
-    when it needs it, and writes a new one. `most` is the bytes of other ranks' parameters that were here or under way
-    at once. Parameters are called by their place in `parameters`; `owners` are ranks of the group.
+    A *pass* lasts until `finish`. Its needs are recorded in order; the next pass that begins in the same way follows
+    that order: with a layer's needs it requests the next `prefetch` chunks (`PrefetchTrace`) and retains a parameter
+    whose next need is within them. A pass that leaves its order fetches parameters on demand and records a new order.
+    `most` is the peak bytes of other ranks' parameters, gathered or in flight. Parameters are named by their index in
+    `parameters`; `owners` are ranks of the group.
     """
 
     def __init__(
@@ -108,25 +110,25 @@ class Stage3:
             for size, owner in zip(self._sizes, owners, strict=True)
         ]
         self._index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
-        # Gathered for layers at work; also own ones, so that ranks note the same needs.
+        # Gathered for running layers; includes owned ones, so that ranks record the same needs.
         self._here: set[int] = set()
         self._users: Counter[int] = Counter()
-        self._retained: set[int] = set()  # not at work, but to be needed again soon
+        self._retained: set[int] = set()  # not in use, but needed again soon
         self._on_way: Counter[int] = Counter()
         self._bytes = self.most = 0
         self._orders: dict[Any, PrefetchTrace] = {}
-        # After an order was left: passes without it, and those to come.
+        # After an order was left: passes still to run without it, and the length of the backoff.
         self._backoff: dict[Any, tuple[int, int]] = {}
         self._diary = TraceRecorder()
-        self.sends = True  # whether a gradient that is there goes to its owner
+        self.sends = True  # whether computed gradients go to their owners
         self._begun = self._followed = False
         self._key: Any = None
-        self._order: PrefetchTrace | None = None  # the one that is followed
-        self._at = self._requested = 0  # the next need in it, and the first that is not asked for
-        # By a place whose gradient ends them.
+        self._order: PrefetchTrace | None = None  # the followed order
+        self._at = self._requested = 0  # the next need in it, and the first that is not requested
+        # By the index of a parameter whose gradient they wait for.
         self._backwards: defaultdict[int, list[_Backward]] = defaultdict(list)
         self._hooks: list[Any] = []  # on inputs that may outlive a pass
-        self._since: dict[int, int] = {}  # by place: which of the order's needs it was gathered for
+        self._since: dict[int, int] = {}  # by index: the order's need for which it was gathered
         for layer in model.sublayers(include_self=True):
             indices = [
                 self._index_of[id(p)]
@@ -143,7 +145,7 @@ class Stage3:
 
     def _hook(self, layer: nn.Layer, indices: list[int]) -> None:
         hook = layer.register_forward_pre_hook(partial(self._before, indices))
-        # Before all other hooks: those of emulated low precision read the weights.
+        # Before all other hooks: emulated low precision reads the weights in its hooks.
         layer._forward_pre_hooks.move_to_end(hook._hook_id, last=False)
         layer.register_forward_post_hook(partial(self._after, indices), with_kwargs=True)
 
@@ -161,15 +163,15 @@ class Stage3:
             output.register_hook(partial(self._backward, indices, backward))
 
     def _leave_layer(self, indices: Iterable[int]) -> None:
-        """When a layer does not use these any more."""
+        """Ends a layer's use of these parameters."""
         for index in indices:
             self._users[index] -= 1
             if not self._users[index]:
                 self._release(index)
 
     def _backward_of(self, indices: list[int], inputs: list[paddle.Tensor]) -> _Backward | None:
-        """The backward that ends with the gradients of these inputs and of a layer's own parameters; None where none of
-        those is frozen."""
+        """The backward that ends with the gradients of these inputs and of the layer's parameters; None if none is
+        frozen."""
         frozen = [index for index in indices if self._parameters[index].stop_gradient]
         if not frozen:
             return None
@@ -184,14 +186,14 @@ class Stage3:
         return backward
 
     def _backward(self, indices: list[int], backward: _Backward | None, gradient: paddle.Tensor) -> None:
-        """Runs when the gradient of a layer's output is computed, before the layer's own gradients are."""
+        """Runs when the gradient of a layer's output is computed, before the layer's backward."""
         if backward is not None and not backward.begun:
             backward.begun = True
             self._users.update(backward.frozen)
         self._gather(indices)
 
     def _ends(self, backward: _Backward, event: int, *_: Any) -> None:
-        """When one of the gradients that a backward ends with is computed."""
+        """Runs when a gradient that `backward` waits for is computed."""
         backward.waits_for.discard(event)
         if backward.begun and not backward.waits_for:
             backward.begun = False
@@ -213,8 +215,8 @@ class Stage3:
                 self._fill(index)
 
     def _begin(self, need: FetchList, gradient: FetchList) -> bool:
-        """At the first event of a pass: chooses the order of the last one that began with it. Returns whether the need
-        was asked for: once more would be a round that an owner is in alone."""
+        """At the first event of a pass, chooses the order of the last pass that began with it. Returns whether the need
+        has been requested: a second request would be a round that an owner enters alone."""
         if self._begun:
             return False
         self._begun, self._followed = True, False
@@ -234,9 +236,10 @@ class Stage3:
         return self._provider.strict
 
     def _goes_on(self, order: PrefetchTrace, need: FetchList) -> bool:
-        """Asks for what the order says at this need, and the chunks after it; False if it is another need."""
+        """Requests the parameters of this need in the order, and of the chunks after it; False if the order has another
+        need."""
         at = self._at
-        if not self._provider.strict:  # a layer may have been left out
+        if not self._provider.strict:  # a layer may have been skipped
             while at < len(order.needs) and order.needs[at] != need:
                 at += 1
         if at >= len(order.needs) or order.needs[at] != need:
@@ -255,7 +258,7 @@ class Stage3:
             self._since[index] = at
         if self._provider.strict:
             return True
-        self._fetch(need)  # what this rank did not keep, because it came here by another way
+        self._fetch(need)  # parameters that this rank did not retain, since it skipped a need
         return True
 
     def _fetch(self, need: FetchList) -> None:
@@ -274,7 +277,7 @@ class Stage3:
         self.most = max(self.most, self._bytes)
 
     def _fill(self, index: int) -> None:
-        """Gives a parameter its values: those that have stayed, or those that come."""
+        """Gives a parameter its values: the retained ones, or those in flight."""
         if index in self._retained:
             self._retained.discard(index)
             return
@@ -282,7 +285,8 @@ class Stage3:
         self._provider.take(index)._share_buffer_to(self._parameters[index])
 
     def _release(self, index: int) -> None:
-        """After a parameter's use: frees it, unless the order needs it again soon. Does nothing where it is freed."""
+        """Frees a parameter after its use, unless the order needs it again soon. Does nothing if it is freed
+        already."""
         if index not in self._here:
             return
         self._here.discard(index)
@@ -299,7 +303,7 @@ class Stage3:
         self._count(-self._sizes[index])
 
     def _after_gradient(self, index: int, *_: Any) -> None:
-        """When backward has computed a gradient: it goes to its owner."""
+        """Sends a computed gradient to its owner."""
         for backward in [one for one in self._backwards[index] if one.begun]:
             self._backwards[index].remove(backward)
             self._ends(backward, index)
@@ -316,7 +320,7 @@ class Stage3:
         self._release(index)
 
     def _leave(self, midway: bool) -> None:
-        """Leaves the order, for the rest of the pass and, where that costs the others, for some passes more."""
+        """Leaves the order until the pass ends and, where that delays the others, for some further passes."""
         order, self._order, self._followed = self._order, None, False
         if order is None:
             return
@@ -326,14 +330,14 @@ class Stage3:
         self._provider.abandon(order, self._requested, len(self._diary.gradients), midway)
 
     def meet(self, *_: Any) -> None:
-        """Before a layer exchanges with all ranks: where all must follow one order, a pass ends here. Collective."""
+        """Called before a layer exchanges with all ranks: ends the pass if all must follow one order. Collective."""
         if self._provider.strict:
             self._end()
             self._provider.meet()
 
     def finish(self) -> None:
-        """After the backwards of an update, or a forward without one: gradients are at their owners, and everything
-        gathered is freed. Collective, whatever layers each rank ran."""
+        """Called after an update's backwards, or a forward without one: sends gradients to their owners, and frees all
+        gathered parameters. Collective, whichever layers each rank ran."""
         self._end()
         for index, count in self._on_way.items():
             for _ in range(count):
@@ -353,7 +357,7 @@ class Stage3:
         self._hooks = []
 
     def _end(self) -> None:
-        """Ends a pass: keeps the order that it had, if it was a new one."""
+        """Ends a pass and records its order if it is new."""
         if not self._begun:
             return
         order, diary = self._order, self._diary

@@ -1,8 +1,8 @@
 """ZeRO sharding: each parameter is updated by one owner, a rank of an axis whose ranks read different samples.
 
-ZeRO (Rajbhandari et al., arXiv:1910.02054): stage 1 keeps the optimizer's states on the owner only, stage 2 the
-gradients too, stage 3 the parameters too. Fleet makes the groups; docs/decisions/0008 explains why the stages are not
-fleet's own. Between updates the states may be offloaded to the host's memory.
+ZeRO (Rajbhandari et al., arXiv:1910.02054): stage 1 keeps only the optimizer states on the owner alone, stage 2 also
+the gradients, stage 3 also the parameters. Fleet makes the groups; docs/decisions/0008 explains why the stages are not
+fleet's. Between updates the states may be offloaded to the host's memory.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from paddle_dp.plan.memory import deal
 class Offload:
     """Moves an optimizer's states to the host and back; meanwhile their tensors have no memory.
 
-    The states take no device memory during forward and backward, when activations take most of it. The price is a copy
-    of the states in each direction per update. On a CPU it gains nothing.
+    The states take no device memory during forward and backward, when activations take most of it, at the price of one
+    copy in each direction per update. On a CPU it saves nothing.
     """
 
     def __init__(self, optimizer: Any):
@@ -40,7 +40,7 @@ class Offload:
         self._on_host: list[tuple[paddle.Tensor, paddle.Tensor, Any]] = []
 
     def to_host(self) -> None:
-        """Copies the states to the host and frees them on the device; does nothing if they are there already."""
+        """Copies the states to the host and frees them on the device; does nothing if they are on the host already."""
         if self._on_host:
             return
         for tensor in states(self.optimizer):
@@ -49,7 +49,7 @@ class Offload:
             tensor._clear_data()
 
     def to_device(self) -> None:
-        """Copies the states back to their device; does nothing if they are there already."""
+        """Copies the states back to their device; does nothing if they are on the device already."""
         for tensor, host, index in self._on_host:
             (host if index.is_cpu_place() else paddle.to_tensor(host, place=index))._share_buffer_to(tensor)
         self._on_host.clear()
@@ -58,9 +58,9 @@ class Offload:
 class Zero:
     """Assigns a placed model's parameters, each as a whole, to the ranks of the sharding axis.
 
-    The owner of every trainable parameter, and in stage 3 of every frozen one, is recorded in `placements`; `optimizer`
-    then has only this rank's own, of which there may be none. `prefetch`: how many layers' parameters travel ahead in
-    stage 3; `comm_dtype`: the dtype in which gradients travel in it, if that is not their own. Collective.
+    `placements` records the owner of every trainable parameter, and in stage 3 of every frozen one. `optimizer` then
+    has only the parameters that this rank owns, possibly none. `prefetch`: number of chunks fetched ahead in stage 3;
+    `comm_dtype`: the dtype in which its gradients travel, if not their native one. Collective.
     """
 
     def __init__(  # noqa: PLR0913 - what it takes apart, and four settings of the strategy
@@ -80,7 +80,7 @@ class Zero:
         frozen = _frozen(model) if stage == 3 else []
         if stage == 3 and (empty := [name for name, p in model.named_parameters() if not p.size]):
             raise UsageError(
-                f"strategy.sharding_stage=3: parameter {empty[0]} of the model is empty: nothing of it can be lent. "
+                f"strategy.sharding_stage=3: parameter {empty[0]} of the model is empty and cannot be sharded. "
                 "Leave it out of the model, or set strategy.sharding_stage=2."
             )
         sizes = [[int(parameter.size) for parameter in some] for some in (trained, frozen)]
@@ -117,39 +117,39 @@ class Zero:
         self.offload = Offload(optimizer) if offload else None
 
     def owner(self, parameter: paddle.Tensor) -> int:
-        """Which rank of the axis updates one of the `parameters`, or stores it, if it is frozen."""
+        """The rank of the axis that updates a parameter, or stores it if it is frozen."""
         return self._owner[id(parameter)]
 
     def keeps_gradient(self, parameter: paddle.Tensor) -> bool:
-        """Whether this rank has the parameter's gradient when the backwards of an update are done."""
+        """Whether this rank has the parameter's gradient after an update's backwards."""
         return self._owner.get(id(parameter), self.group.rank) == self.group.rank
 
     def finish(self) -> None:
-        """Stage 3, after the backwards of an update and after the forward of an evaluation: takes part in what other
-        ranks need until none needs anything more. Collective, whatever layers each rank ran."""
+        """Serves other ranks' needs until none needs anything more; in stage 3 only. Call it after an update's
+        backwards and after an evaluation's forward. Collective, whichever layers each rank ran."""
         if self.stage3 is not None:
             self.stage3.finish()
 
     def share(self) -> None:
-        """After the owners' updates: sends the new parameters to all; in stage 3 they stay with their owners. On an
-        accelerator they are on their way then, until `settle`."""
+        """Sends the new parameters to all ranks after the owners' updates; in stage 3 they stay with their owners. On
+        an accelerator they are in flight until `settle`."""
         if self._values is not None:
             self._values.share()
         if self._travelling is not None:
             self._travelling.share()
 
     def settle(self) -> None:
-        """Waits, on the device, until this rank has the new parameters, and may change its own."""
+        """Makes the device wait until this rank has the new parameters and may change the ones it owns."""
         if self._travelling is not None:
             self._travelling.settle()
 
     def begin(self) -> None:
-        """Before an update's forward, which may begin while new parameters travel."""
+        """Called before an update's forward, which may begin while new parameters travel."""
         if self._travelling is not None:
             self._travelling.begin()
 
     def _meet(self, *_: Any) -> None:
-        """Before a layer exchanges with all ranks: until all of them have come to it, no rank waits for this one."""
+        """Called before a layer exchanges with all ranks: until all have reached it, no rank waits for this one."""
         if self.stage3 is not None:
             self.stage3.meet()
 
@@ -158,7 +158,7 @@ class Zero:
             output.register_hook(self._meet)
 
     def _broadcasts(self, hcg: HCG, prefetch: int, comm_dtype: str | None) -> Broadcasts:
-        """The lender of an accelerator, with a process group of its own. Collective."""
+        """The provider for an accelerator, with a separate process group. Collective."""
         fetches: Any = None
         for ranks in hcg.topology().get_comm_list("sharding"):  # all ranks make all groups
             group = dist.new_group(ranks)
@@ -169,13 +169,14 @@ class Zero:
 
 
 def _frozen(model: nn.Layer) -> list[paddle.Tensor]:
-    """A model's frozen parameters, without running statistics, which are parameters in Paddle only."""
+    """A model's frozen parameters, without running statistics, which are parameters only to Paddle."""
     running = {id(tensor) for tensor in statistics(model).values()}
     return [p for p in model.parameters() if p.stop_gradient and id(p) not in running]
 
 
 def _is_on_host(parameter: paddle.Tensor) -> bool:
-    """Of a weight without memory (`parallel.initial_weights`): whether it will be there."""
+    """Whether a parameter is on the host, or will be if its memory is not allocated yet
+    (`parallel.initial_weights`)."""
     if not parameter._is_initialized():
         return bool(paddle.get_device() == "cpu")
     return bool(parameter.place.is_cpu_place())
