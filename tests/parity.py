@@ -74,7 +74,7 @@ def train(
     memory, rows = MemoryMeter(trainer.learner), recorded(trainer)
     trainer.fit(until)
     evaluation = trainer.evaluate()
-    named = trainer.learner.named_parameters()
+    named = trainer.learner.placed.named_parameters()
     zero = getattr(trainer.learner, "zero", None)
     saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
     return {
@@ -84,7 +84,7 @@ def train(
         "memory": memory.read(),
         "names": [name for name, _ in named],
         "sizes": [p.size for _, p in named],
-        "owners": [trainer.learner.placements.placement_of(p).owner for _, p in named],
+        "owners": [trainer.learner.placed.placements.placement_of(p).owner for _, p in named],
         "lent": zero.stage3.most if zero is not None and zero.stage3 is not None else 0,
         "saved": str(saved),
     }

@@ -62,7 +62,7 @@ def start(given: argparse.Namespace) -> None:
     before, began = peak(), time.perf_counter()
     learner = learner_of(recipe, mesh)
     seconds, after = time.perf_counter() - began, peak()
-    part = sum(p.size * p.element_size() for _, p in learner.named_parameters() if p._is_initialized())
+    part = sum(p.size * p.element_size() for _, p in learner.placed.named_parameters() if p._is_initialized())
     rows = mesh.gather([part, before, after, seconds])
     if mesh.is_main:
         print(

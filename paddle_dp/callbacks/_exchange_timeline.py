@@ -186,7 +186,7 @@ class ExchangeTimeline(Callback):
         due = moment.progress.step >= self._first and len(self.recorded) < self._steps
         if not due or heartbeat.tape is not None:
             return
-        moment.trainer.learner.film_exchange()
+        moment.trainer.learner.exchange.trace()
         self._film = ExchangeTrace(*_waits(self.run.mesh.device))
         self.run.mesh.sum([1.0])  # all begin together
         self._zero = time.monotonic()

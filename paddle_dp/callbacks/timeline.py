@@ -214,7 +214,7 @@ class Timeline(Callback):
 
 
 def _recorder(moment: Moment) -> PipelineRecorder:
-    recorder = moment.trainer.learner.recorder
+    recorder = moment.trainer.learner.runner.recorder
     assert recorder is not None, "refuse() requires stages"
     return recorder
 

@@ -4,8 +4,8 @@ Nothing here reads data, writes files or knows epochs. `strategies` choose a pla
 """
 
 from paddle_dp.parallel.learner import Learner
-from paddle_dp.parallel.passes import Dropout
 from paddle_dp.parallel.precision.amp import MixedPrecision
+from paddle_dp.parallel.runner import Dropout
 from paddle_dp.parallel.strategy import Strategy, Task, full_model_learner, prepare
 from paddle_dp.recipe import Precision
 

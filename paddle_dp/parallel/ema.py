@@ -25,7 +25,9 @@ class Averages:
 
     def __init__(self, learner: Learner, settings: Ema):
         self.learner, self.settings = learner, settings
-        trained = [p for _, p in learner.named_parameters(trainable=True) if learner.is_updated(p)]
+        trained = [
+            p for _, p in learner.placed.named_parameters(trainable=True) if learner.placed.is_updated(p)
+        ]
         self._averages = {id(parameter): (parameter, _copy(parameter)) for parameter in trained}
 
     def update(self, step: int) -> None:
@@ -57,13 +59,13 @@ class Averages:
             with paddle.no_grad():
                 for parameter, average in self._averages.values():
                     parameter.set_value(average.astype(parameter.dtype))
-            self.learner.share_updates()
+            self.learner.weights.share()
             yield
         finally:
             with paddle.no_grad():
                 for parameter, weight in backups:
                     parameter.set_value(weight)
-            self.learner.share_updates()
+            self.learner.weights.share()
 
     def shards(self) -> Iterator[Placed]:
         """The parts of the averages that this rank saves, by the whole-model names of their weights, as
@@ -71,13 +73,13 @@ class Averages:
         at = self.learner.mesh.coords
         for name, parameter, average in self.named():
             # Under each of a tied weight's names, so its copy on another stage is no replica.
-            placement = replace(self.learner.placements.placement_of(parameter), first_copy=True)
+            placement = replace(self.learner.placed.placements.placement_of(parameter), first_copy=True)
             if placement.is_main_replica(at):
                 yield name, average, placement
 
     def named(self) -> Iterator[tuple[str, paddle.Tensor, paddle.Tensor]]:
         """This rank's averages: a name of the weight, the weight, and its average."""
-        for name, tensor in self.learner.state().items():
+        for name, tensor in self.learner.placed.state().items():
             if id(tensor) in self._averages:
                 yield name, *self._averages[id(tensor)]
 

@@ -38,7 +38,7 @@ class LayerSettings:
         if self._mesh.ranks == 1:
             return []
         now = self._settings()
-        rate = 0.0 if self._learner.asynchronous else self._learner.optimizer.get_lr()
+        rate = 0.0 if self._learner.worker is not None else self._learner.optimizer.get_lr()
         changed = [key for key, value in now.items() if value != self._start.get(key)]
         rows = self._mesh.gather([changed, rate])
         rates = {str(rank): repr(row[1]) for rank, row in enumerate(rows)}
@@ -56,7 +56,11 @@ class LayerSettings:
         settings_of_ranks = [
             {(layer, setting): value for layer, setting, value in rows} for rows in rank_rows
         ]
-        own = {name for name, layer in self._learner.named_layers() if not is_library(type(layer).__module__)}
+        own = {
+            name
+            for name, layer in self._learner.placed.named_layers()
+            if not is_library(type(layer).__module__)
+        }
         owned = {name for names in self._mesh.gather(sorted(own)) for name in names}
         for layer, setting in keys:
             values = {
@@ -79,7 +83,7 @@ class LayerSettings:
     def _settings(self) -> dict[Key, str]:
         """By layer and setting, on a rank that computes."""
         settings: dict[Key, str] = {}
-        for name, layer in self._learner.named_layers() if self._mesh.reads else ():
+        for name, layer in self._learner.placed.named_layers() if self._mesh.reads else ():
             if type(layer).__module__.startswith("paddle_dp."):
                 continue  # ours have states of their own
             settings[name, _MODE] = "training" if layer.training else "evaluation"

@@ -34,11 +34,11 @@ class MemoryMeter:
     """
 
     def __init__(self, learner: Learner):
-        self.parameters = [p for _, p in learner.named_parameters()]
-        self.optimizer, self._step = learner.optimizer, learner._step
+        self.parameters = [p for _, p in learner.placed.named_parameters()]
+        self.optimizer, self._step = learner.optimizer, learner.update
         self.now: dict[str, int] = {}
         self.most = {"parameters": 0, "gradients": 0}
-        learner._step = self._counted_step  # type: ignore[method-assign]
+        learner.update = self._counted_step  # type: ignore[method-assign]
         for parameter in self.parameters:
             if not parameter.stop_gradient:
                 parameter._register_backward_hook(partial(self._after_gradient, parameter))

@@ -19,7 +19,7 @@ from paddle_dp.mesh import Mesh
 
 _COUNTS = "_pow_acc"  # a decay to the power of the updates so far: one number for each parameter
 
-States = list[paddle.Tensor | None]
+Tensors = list[paddle.Tensor | None]
 """Of one kind: one for each trained parameter, of its shape; None where this rank has none yet."""
 
 
@@ -29,7 +29,7 @@ class LocalStates:
     def __init__(self, optimizer: Any, named: Sequence[tuple[str, paddle.Tensor]], mesh: Mesh):
         self._optimizer, self._named, self._mesh = optimizer, list(named), mesh
 
-    def by_kind(self) -> Iterator[States]:
+    def by_kind(self) -> Iterator[Tensors]:
         """The states that have their parameters' shapes: of the same kinds and parameters on all ranks. Collective."""
         self.complete()
         accumulators = self._optimizer._accumulators
@@ -98,7 +98,7 @@ def _is_like(state: paddle.Tensor, parameter: paddle.Tensor) -> bool:
     return list(state.shape) == list(parameter.shape) and state.is_floating_point()
 
 
-def write(tensors: States, values: States) -> None:
+def write(tensors: Tensors, values: Tensors) -> None:
     """Writes values into tensors, where both are there."""
     for tensor, value in zip(tensors, values, strict=True):
         if tensor is not None and value is not None:

@@ -14,24 +14,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import paddle
 from paddle import nn
 
-from paddle_dp.batch import Batch
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.device import device_from_name
 from paddle_dp.mesh.multi_device import moved, name_of, on
-from paddle_dp.parallel.batch_norm import statistics
+from paddle_dp.parallel.batch_norm import LocalNorms, statistics
 from paddle_dp.parallel.blocks import elements_of
-from paddle_dp.parallel.consistency import digests
+from paddle_dp.parallel.consistency import Digest, digests
 from paddle_dp.parallel.dropout import number_elements
 from paddle_dp.parallel.dropout.scope import within_samples
-from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+from paddle_dp.parallel.learner_checks import LearnerCheck
 from paddle_dp.parallel.loss import Count
-from paddle_dp.parallel.passes import Sums
+from paddle_dp.parallel.update_mode import UpdateMode
+from paddle_dp.parallel.weights import WeightSync
 from paddle_dp.structure import leaves, mapped
 
 _NORMS = (
@@ -44,7 +44,7 @@ _BUFFER = (
 )
 
 
-def copies(model: nn.Layer, devices: Sequence[str]) -> list[nn.Layer]:
+def copied(model: nn.Layer, devices: Sequence[str]) -> list[nn.Layer]:
     """A copy on each of the devices of a model that has not been placed. Raises UsageError for one that cannot be
     copied."""
     try:
@@ -153,75 +153,52 @@ def _together(chunks: Sequence[Any], sizes: Sequence[int]) -> Any:
     return paddle.concat(list(chunks)) if len(chunks) > 1 else chunks[0]
 
 
-@dataclass(kw_only=True)
-class ReplicasLearner(Learner):
-    """A learner whose model is the first of several copies: the others get its weights before each update.
+class Copies:
+    """The copies of a model, `devices[1:]` of which they compute on; the model itself computes on `devices[0]`."""
 
-    `devices`: where each copy computes, the model first. Only the model is evaluated, updated and saved. Running
-    statistics of its BatchNorms become the mean of those of the copies that computed.
-    """
-
-    replicas: list[nn.Layer]
-    devices: list[str]
-
-    def __post_init__(self) -> None:
-        self.parallel_model = Replicated([self.model, *self.replicas], self.devices)
-        super().__post_init__()
-        self._copies = [
-            list(zip(self.model.parameters(), replica.parameters(), strict=True)) for replica in self.replicas
+    def __init__(self, model: nn.Layer, replicas: Sequence[nn.Layer], devices: Sequence[str]):
+        self.model, self.replicas, self.devices = model, list(replicas), list(devices)
+        self.replicated = Replicated([model, *replicas], devices)
+        self._parameters = [
+            list(zip(model.parameters(), replica.parameters(), strict=True)) for replica in replicas
         ]
-        layers = self.model.sublayers(include_self=True)
+        layers = model.sublayers(include_self=True)
         self._layers = [
-            list(zip(layers, replica.sublayers(include_self=True), strict=True)) for replica in self.replicas
+            list(zip(layers, replica.sublayers(include_self=True), strict=True)) for replica in replicas
         ]
-        for replica in self.replicas:
+        for replica in replicas:
             number_elements(elements_of(replica))
-        self._differing_buffers: list[str] | None = None  # that a copy changed; known after the first update
+        self.differing_buffers: list[str] | None = None  # that a copy changed; known after the first update
 
-    def _begin(self) -> None:
-        """Replicates: weights, buffers, what is trained and how, and the layers' settings, which a callback may have
-        changed."""
-        super()._begin()
-        with paddle.no_grad():
-            others = zip(self.replicas, self.devices[1:], self._copies, self._layers, strict=True)
-            for replica, device, pairs, layers in others:
-                buffers = zip(self.model.buffers(), replica.buffers(), strict=True)
-                with on(device):
-                    for original, twin in (*pairs, *buffers):
-                        # Not so `_dropout_state` of Paddle's LSTM and GRU on a CPU.
-                        if original._is_initialized():
-                            twin.copy_(moved(original, name_of(twin.place)), False)
-                for original, twin in pairs:
-                    twin.stop_gradient = original.stop_gradient
-                for layer, twin_layer in layers:
-                    _set_alike(layer, twin_layer)
+    @paddle.no_grad()
+    def replicate(self) -> None:
+        """Gives the copies the model's weights, buffers, what is trained and how, and the layers' settings, which a
+        callback may have changed."""
+        others = zip(self.replicas, self.devices[1:], self._parameters, self._layers, strict=True)
+        for replica, device, pairs, layers in others:
+            buffers = zip(self.model.buffers(), replica.buffers(), strict=True)
+            with on(device):
+                for original, twin in (*pairs, *buffers):
+                    # Not so `_dropout_state` of Paddle's LSTM and GRU on a CPU.
+                    if original._is_initialized():
+                        twin.copy_(moved(original, name_of(twin.place)), False)
+            for original, twin in pairs:
+                twin.stop_gradient = original.stop_gradient
+            for layer, twin_layer in layers:
+                _set_alike(layer, twin_layer)
 
-    def _forward_backward(
-        self, batch: Batch, divisor: float, collect_metrics: bool
-    ) -> tuple[list[Sums], Count]:
-        self.parallel_model.ran = 1
-        found = super()._forward_backward(batch, divisor, collect_metrics)
-        self._look_at_buffers()
+    def reduce(self) -> None:
+        """After the backwards of a batch: averages running statistics, and adds the copies' gradients up on the
+        model."""
+        self._compare_buffers()
         self._average_statistics()
-        return found
-
-    @contextmanager
-    def _exchanging(self, last: bool) -> Iterator[None]:
-        with super()._exchanging(last):
-            yield
-            self.parallel_model.backward()
-
-    def _all_reduce_gradients(self) -> None:
         self._add_up()
-        super()._all_reduce_gradients()
-
-    def _finish_exchange(self) -> None:
-        self._add_up()
+        self.replicated.ran = 1
 
     @paddle.no_grad()
     def _add_up(self) -> None:
         """Adds the copies' gradients up on the model, in their order."""
-        for pairs in self._copies:
+        for pairs in self._parameters:
             for original, twin in pairs:
                 if twin.grad is None:
                     continue
@@ -232,53 +209,80 @@ class ReplicasLearner(Learner):
                     original.grad.add_(grad)
                 twin.clear_gradient(False)
 
-    def compute_without_exchange(self, batch: Batch) -> None:
-        super().compute_without_exchange(batch)
-        for pairs in self._copies:
-            for _, twin in pairs:
-                twin.clear_gradient(False)
+    @property
+    def _used(self) -> list[nn.Layer]:
+        """The copies that had samples in this batch."""
+        return self.replicas[: self.replicated.ran - 1]
 
     @paddle.no_grad()
     def _average_statistics(self) -> None:
-        copy_statistics = [statistics(replica) for replica in self.replicas[: self.parallel_model.ran - 1]]
+        copy_statistics = [statistics(replica) for replica in self._used]
         if not copy_statistics:
             return
         for name, original in statistics(self.model).items():
-            others = (moved(found[name], self.devices[0]).astype("float64") for found in copy_statistics)
+            others = (moved(tensors[name], self.devices[0]).astype("float64") for tensors in copy_statistics)
             total = sum(others, original.astype("float64"))
             original.copy_((total / (len(copy_statistics) + 1)).astype(original.dtype), False)
 
-    def _look_at_buffers(self) -> None:
-        """Once: which buffers, but for statistics, the copies that computed have updated otherwise than the model."""
-        if self._differing_buffers is not None:
+    def _compare_buffers(self) -> None:
+        """Once: finds the buffers, but for statistics, that the copies have updated otherwise than the model."""
+        if self.differing_buffers is not None:
             return
-        first, *copy_digests = (
-            dict(
-                zip(
-                    buffers,
-                    digests(moved(buffer, self.devices[0]) for buffer in buffers.values()),
-                    strict=True,
-                )
-            )
-            for buffers in map(_plain_buffers, (self.model, *self.replicas[: self.parallel_model.ran - 1]))
-        )
-        self._differing_buffers = [
-            name for found in copy_digests for name in first if found[name] != first[name]
-        ]
+        first, *others = (self._digests(replica) for replica in (self.model, *self._used))
+        self.differing_buffers = [name for copied in others for name in first if copied[name] != first[name]]
 
-    def differences(self) -> list[str]:
-        """As on several ranks: what the copies compute each from their own samples only."""
-        sentences = []
-        if local := self._local_norms.names():
-            several = len(local) > 1
-            sentences.append(
-                _NORMS.format(
-                    len(local), "s" * several, "" if several else "s", local[0], ", …" if several else ""
-                )
+    def _digests(self, replica: nn.Layer) -> dict[str, Digest]:
+        buffers = _plain_buffers(replica)
+        on_first = digests(moved(buffer, self.devices[0]) for buffer in buffers.values())
+        return dict(zip(buffers, on_first, strict=True))
+
+
+class CopiesExchange(GradientExchange):
+    """The reduction of the gradients of copies in one process."""
+
+    missing = "refuse"
+
+    def __init__(self, copies: Copies):
+        self._copies = copies
+
+    @contextmanager
+    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
+        yield
+        self._copies.replicated.backward()
+
+    def finish(self) -> list[int]:
+        self._copies.reduce()
+        return []
+
+    def discard(self) -> None:
+        self._copies.reduce()
+
+
+class CopiedWeights(WeightSync):
+    """Copies get the model's weights before each update. Only the model is updated, evaluated and saved."""
+
+    def __init__(self, mode: UpdateMode, copies: Copies):
+        super().__init__(mode)
+        self._copies = copies
+
+    def begin_update(self, number: int) -> UpdateMode:
+        self._copies.replicate()
+        return self.mode
+
+
+class CopiesCheck(LearnerCheck):
+    """Names what the copies compute each from their own samples only: BatchNorms, and buffers."""
+
+    def __init__(self, copies: Copies, local_norms: LocalNorms):
+        self._copies, self._local_norms = copies, local_norms
+
+    def differences(self) -> Iterator[str]:
+        if names := self._local_norms.names():
+            several = len(names) > 1
+            yield _NORMS.format(
+                len(names), "s" * several, "" if several else "s", names[0], ", …" if several else ""
             )
-        buffers = list(dict.fromkeys(self._differing_buffers or ()))
-        sentences += [*self.known_differences, *map(_BUFFER.format, buffers), *self.random_differences()]
-        return list(dict.fromkeys(sentences))
+        yield from map(_BUFFER.format, dict.fromkeys(self._copies.differing_buffers or ()))
 
 
 def _set_alike(layer: nn.Layer, twin: nn.Layer) -> None:

@@ -37,7 +37,7 @@ from paddle_dp.parallel.gradient_sketch import Sketches, farthest, sketches
 from paddle_dp.parallel.initial_weights import draw
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.loss import Count, Loss, number
-from paddle_dp.parallel.precision.amp import cast, default_dtype, read_by
+from paddle_dp.parallel.precision.amp import MixedPrecision, cast, default_dtype, read_by
 from paddle_dp.parallel.strategy import Task, full_model_learner
 from paddle_dp.parallel.trial import Result, TrialRunner, random_state
 from paddle_dp.parallel.trial_weights import is_lendable, trial_weights
@@ -159,17 +159,22 @@ class _Trial:
 
         def forward() -> Result:
             learner, owner = self.learner, self.loss.owner
-            layers_by_path = {f"model.{name}".rstrip("."): layer for name, layer in learner.named_layers()}
-            weights = dict(learner.named_parameters())
+            layers_by_path = {
+                f"model.{name}".rstrip("."): layer for name, layer in learner.placed.named_layers()
+            }
+            weights = dict(learner.placed.named_parameters())
             before = digests(weights.values())
             is_separate = owner is not None and all(owner is not layer for layer in layers_by_path.values())
             attributes = Attributes({**layers_by_path, "loss": owner} if is_separate else layers_by_path)
-            with learner._draws.around(self._batch, self.first, learner.named_layers), paddle.no_grad():
-                learner._recompute_forward(self.first, self._batch)
-            learner._draws.gather_findings(learner.mesh)
+            with (
+                learner.runner.draws.around(self._batch, self.first, learner.placed.named_layers),
+                paddle.no_grad(),
+            ):
+                learner.runner.repeat_forward(self.first, self._batch)
+            learner.runner.draws.gather_findings(learner.mesh)
             after = zip(weights, digests(weights.values()), before, strict=True)
             written = [f"model.{name}" for name, now, then in after if now != then]
-            return {"changed": [*attributes.changed(), *written], "drawn": learner.random_differences()}
+            return {"changed": [*attributes.changed(), *written], "drawn": learner.runner.draws.differences()}
 
         try:
             result = self._run_trial(forward)
@@ -219,7 +224,7 @@ class _Trial:
         """Totals and counts of the loss, called with the same rows of all samples' outputs; none where these cannot be
         cut into samples."""
         learner, first = self.learner, self.first
-        with learner._draws.scope(self._batch, first), learner.mixed.context(), paddle.no_grad():
+        with learner.runner.draws.scope(self._batch, first), learner.mixed.context(), paddle.no_grad():
             outputs = call(learner.model, first.inputs, plain_forward(learner.model))
             cuttable = paddle.utils.flatten(outputs)
             if not all(isinstance(x, paddle.Tensor) and x.ndim and len(x) == first.samples for x in cuttable):
@@ -278,7 +283,7 @@ class _Trial:
         )
         if full[0] != full[0] or added != added:
             return [], [_UNTRIED.format(self.loss.name, "it is not a number")]
-        if abs(full[0] - added) > max(8 * abs(full[0] - noisy[0]), self.learner._close() * size):
+        if abs(full[0] - added) > max(8 * abs(full[0] - noisy[0]), _tolerance(self.learner.mixed) * size):
             return [
                 f"the loss {self.loss.name} is {full[0]:.6g} for {self.first.samples} samples in one forward and "
                 f"{added:.6g} for {self._shares} in their own, added up: the model, or what the loss takes from its "
@@ -297,18 +302,18 @@ class _Trial:
         that differ from run to run. A loss that is to compare samples has one in its place that does not."""
         learner, watch = self.learner, DrawMonitor()
         if self.loss.compares:
-            learner.loss = OutputProbe()
+            learner.runner.loss = OutputProbe()
         for layer in learner.model.sublayers(include_self=True):
             layer.training = layer.training and not is_batch_norm(layer)
         if nudged:
             _nudge(learner.model)
         low = learner.mixed.low
         with watch.on([]), paddle.no_grad() if low else nullcontext():
-            total, _ = learner._recompute_forward(chunk, self._batch)
+            total, _ = learner.runner.repeat_forward(chunk, self._batch)
             if not low:
                 with learner.mixed.backward_context():
                     total.backward()
-        sketched = sketches(learner.named_parameters(trainable=True))
+        sketched = sketches(learner.placed.named_parameters(trainable=True))
         return {
             "total": number(total), "names": list(sketched), "arrays": list(sketched.values()),
             "drew": bool(watch.kinds_by_layer or watch.doubted),
@@ -374,6 +379,11 @@ _UNTRIED = "whether {} treats each sample alone: {}"
 _TOO_LARGE = (
     "whether {} and its loss treat each sample alone: of {:.1f} GB of weights, {:g} are tried at most"
 )
+
+
+def _tolerance(mixed: MixedPrecision) -> float:
+    """The relative difference that is allowed between totals of the same numbers."""
+    return 1e-7 if mixed.double else 1e-2 if mixed.low else 1e-5
 
 
 def _gist(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, get_args
 
 import paddle
@@ -13,11 +14,27 @@ from paddle import nn
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.multi_device import moved, on
+from paddle_dp.parallel.batch_norm import LocalNorms
+from paddle_dp.parallel.batch_statistics import BatchStatistics
 from paddle_dp.parallel.bias_on_cpu import quick_biases
+from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.compiled import compiled
 from paddle_dp.parallel.convolution_on_cpu import quick_convolutions
+from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.learner import Learner
-from paddle_dp.parallel.learning_rate import check_rate
+from paddle_dp.parallel.learner_checks import (
+    BatchNormCheck,
+    BufferCheck,
+    DrawCheck,
+    FrozenCheck,
+    FrozenNorms,
+    KnownDifferences,
+    LearnerCheck,
+    LossPairs,
+    UnusedCheck,
+)
+from paddle_dp.parallel.learning_rate import Rate, check_rate
 from paddle_dp.parallel.loss import as_loss
 from paddle_dp.parallel.optimizer_checks import (
     check_dense,
@@ -26,8 +43,11 @@ from paddle_dp.parallel.optimizer_checks import (
     give_parameters,
 )
 from paddle_dp.parallel.parameter_groups import use_group_decays
-from paddle_dp.parallel.passes import Dropout
+from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.precision.amp import MixedPrecision, widen
+from paddle_dp.parallel.runner import BatchRunner, Dropout
+from paddle_dp.parallel.update_mode import Counter, GradientNorm, UpdateMode
+from paddle_dp.parallel.weights import WeightSync
 from paddle_dp.recipe import Precision
 from paddle_dp.structure import mapped
 
@@ -96,36 +116,85 @@ class Strategy(Protocol):
         ...
 
 
+def _samples_of_all(placed: PlacedModel) -> GatheredSamples:
+    mesh = placed.mesh
+    return GatheredSamples(range(mesh.ranks), mesh.rank, mesh)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedTask:
     """A task on this rank, ready to make a learner: the model in its precision, and an optimizer of the parameters that
-    the model has here."""
+    the model has here, whose learning rate `rate` moves."""
 
     task: Task
     mesh: Mesh
     model: nn.Layer
     optimizer: paddle.optimizer.Optimizer
-    schedule: paddle.optimizer.lr.LRScheduler | None
+    rate: Rate
     mixed: MixedPrecision
 
-    def learner(
-        self, kind: Callable[..., Learner] = Learner, *, known_differences: Sequence[str] = (), **fields: Any
+    def placed(self, **fields: Any) -> PlacedModel:
+        """The model, placed: `fields` are names, placements, rank_local_layers."""
+        return PlacedModel(model=self.model, mesh=self.mesh, base=self.task.base, **fields)
+
+    @property
+    def counted_late(self) -> bool:
+        """Whether the loss's count is known after the forward only."""
+        return bool(self.task.loss.counted == "answers")
+
+    @property
+    def norm_dtype(self) -> str:
+        return "float64" if self.mixed.double else "float32"
+
+    def learner(  # noqa: PLR0913 - the parts of a learner, each with its default
+        self,
+        placed: PlacedModel | None = None,
+        *,
+        exchange: GradientExchange | None = None,
+        norm: GradientNorm | None = None,
+        weights: Callable[[UpdateMode], WeightSync] = WeightSync,
+        runner: Callable[..., BatchRunner] = BatchRunner,
+        parallel_model: nn.Layer | None = None,
+        statistics: BatchStatistics | None = None,
+        buffers: Buffers | None = None,
+        gathered: Callable[[PlacedModel], GatheredSamples] = _samples_of_all,
+        batch_norm_check: Callable[[LocalNorms], LearnerCheck] | None = None,
+        known_differences: Sequence[str] = (),
     ) -> Learner:
-        """The finished learner: a `kind` with further `fields` of its own. `parallel_model` is the model itself, if it
-        is not among them; `known_differences` comes behind what the task knows already."""
-        return kind(
-            model=self.model,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            mixed=self.mixed,
-            mesh=self.mesh,
-            loss=self.task.loss,
-            dropout=self.task.dropout,
-            base=self.task.base,
-            known_differences=[*self.task.known_differences, *known_differences],
-            unknown=list(self.task.unknown),
-            **{"parallel_model": self.model, **fields},
+        """The finished learner. What is left out is that of one process with the whole model. Collective.
+
+        `parallel_model`: the model itself unless it is set. `gathered`: the samples that a loss compares which compares
+        those of all ranks. `known_differences` follow those that the task knows already.
+        """
+        placed = placed or self.placed()
+        loss = self.task.loss
+        if loss.compares == "ranks" and self.mesh.dp_size > 1:
+            loss = loss.across(gathered(placed))
+        mode = UpdateMode(
+            exchange=exchange or GradientExchange(),
+            counter=Counter(loss, self.mesh),
+            norm=norm or GradientNorm(placed.trainable, self.norm_dtype),
         )
+        weight_sync = weights(mode)
+        statistics = statistics or BatchStatistics(self.model, self.mesh)
+        buffers = buffers or Buffers(placed.named_buffers, self.mesh)
+        batch_runner = runner(
+            placed=placed, parallel_model=parallel_model or self.model, loss=loss, mixed=self.mixed,
+            statistics=statistics, weights=weight_sync, dropout=self.task.dropout,
+        )  # fmt: skip
+        known = [*self.task.known_differences, *known_differences]
+        local_norms = LocalNorms(placed.named_layers())
+        norms = (batch_norm_check or partial(BatchNormCheck, self.mesh))(local_norms)
+        return Learner(
+            placed=placed, loss=loss, optimizer=self.optimizer, rate=self.rate, mixed=self.mixed,
+            runner=batch_runner, weights=weight_sync, statistics=statistics, buffers=buffers,
+            local_norms=local_norms, known_differences=known, unknown=list(self.task.unknown),
+            checks=[
+                FrozenCheck(placed), FrozenNorms(local_norms), norms, KnownDifferences(known),
+                LossPairs(loss, self.mesh), BufferCheck(buffers), DrawCheck(batch_runner.draws, self.mesh),
+                UnusedCheck(placed),
+            ],
+        )  # fmt: skip
 
     def prepare_copy(self, model: nn.Layer, device: str) -> None:
         """Lets a copy of the model, made before it was prepared, compute as it does, on a device of this process: its
@@ -168,7 +237,7 @@ def prepare(task: Task, mesh: Mesh) -> PreparedTask:
         with mixed.context() if mixed.double else nullcontext():
             compiled(model, samples, emulated=mixed.low and mesh.device == "cpu", ranks=mesh.ranks)
     return PreparedTask(
-        task=task, mesh=mesh, model=model, optimizer=optimizer, schedule=schedule, mixed=mixed
+        task=task, mesh=mesh, model=model, optimizer=optimizer, rate=Rate(optimizer, schedule), mixed=mixed
     )
 
 

@@ -117,7 +117,7 @@ def train(side: Watchable, learner: Learner, order: Callable[[int], np.ndarray] 
         numbers = {"loss": metrics["loss"], "gradient norm": metrics["gradient_norm"]}
         curve.append({name: np.asarray(number, "float64") for name, number in numbers.items()})
     known = running_statistics(learner)
-    for name, buffer in learner.named_buffers():
+    for name, buffer in learner.placed.named_buffers():
         if name not in known and buffer._is_initialized():
             curve[-1][f"buffer {name}"] = buffer.astype("float64").numpy()
     side.chosen.read.clear()
@@ -129,7 +129,7 @@ def kinks(learner: Learner) -> Iterator[set[str]]:
     """Within it the set gets the operators of the learner's forwards, and of its loss, that jump or bend: relu, max
     pooling, argmax, comparisons. A compiled forward shows none of its own, and counts as one."""
     operators = {"a compiled forward"} if is_compiled(learner.model) else set()
-    forward = learner._forward
+    forward = learner.runner.forward
 
     def counted(*arguments: Any) -> Any:
         core.clear_low_precision_op_list()
@@ -138,9 +138,9 @@ def kinks(learner: Learner) -> Iterator[set[str]]:
         return answer
 
     paddle.set_flags({"FLAGS_low_precision_op_list": 1})
-    learner._forward = counted  # type: ignore[method-assign, assignment]
+    learner.runner.forward = counted  # type: ignore[method-assign, assignment]
     try:
         yield operators
     finally:
-        learner._forward = forward  # type: ignore[method-assign]
+        learner.runner.forward = forward  # type: ignore[method-assign]
         paddle.set_flags({"FLAGS_low_precision_op_list": 0})

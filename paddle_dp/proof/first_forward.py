@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddle_dp.errors import JobError, PaddleDPError, gist
+from paddle_dp.parallel.repeats import compute_without_exchange
 from paddle_dp.proof.trace import RecordedSide
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.first_forward import user_frame
@@ -20,7 +21,7 @@ def first_forward(recipe: Recipe, options: dict[str, Any]) -> None:
         side = RecordedSide(recipe.model_copy(update={"callbacks": []}), options)
         learner = side.learner()
         doing = "The model or the loss of this recipe fails on its first batch"
-        learner.compute_without_exchange(learner.mixed.cast_batch(next(side.batches(wide=False))))
+        compute_without_exchange(learner, learner.mixed.cast_batch(next(side.batches(wide=False))))
     except PaddleDPError:
         raise
     except Exception as error:  # noqa: BLE001 - the code is the user's

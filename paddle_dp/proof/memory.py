@@ -28,7 +28,7 @@ class Memory:
     """
 
     def __init__(self, learner: Learner):
-        self._layers = learner.named_layers()
+        self._layers = learner.placed.named_layers()
         self._loss = learner.loss.owner
         self._statistics = running_statistics(learner)
         self._learner = learner
@@ -39,7 +39,7 @@ class Memory:
         """Records what has changed by the end of this step."""
         now = self._read()
         changed = {name: now.get(name) for name in {*now, *self._settings} if self._other(name, now)}
-        buffers = dict(self._learner.named_buffers())
+        buffers = dict(self._learner.placed.named_buffers())
         for name, bits in self._digests().items():
             if bits != self._bits.get(name):
                 changed[f"buffer {name}"] = _sketch(buffers[name])
@@ -65,7 +65,7 @@ class Memory:
         return state
 
     def _digests(self) -> dict[str, Any]:
-        named = [(n, b) for n, b in self._learner.named_buffers() if n not in self._statistics]
+        named = [(n, b) for n, b in self._learner.placed.named_buffers() if n not in self._statistics]
         return dict(zip((n for n, _ in named), digests(b for _, b in named), strict=True))
 
 

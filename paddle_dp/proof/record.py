@@ -38,7 +38,7 @@ class OutputHooks:
         self.active = False
         self._hooks = [
             layer.register_forward_post_hook(partial(self._see, name or MODEL_LAYER))
-            for name, layer in learner.named_layers()
+            for name, layer in learner.placed.named_layers()
             if layer is learner.model
             or not is_compiled(learner.model)  # whose layers are called while it is traced
         ]
@@ -122,9 +122,9 @@ class ProofRecorder:
         self.copies: dict[str, np.ndarray] = {}
         self.copy_groups: dict[str, list[list[int]]] = {}  # by key: ranks that hold the same bits, in groups
         self.recorded: list[int] = []  # the steps whose update was recorded
-        self._do, self._step = learner._step, 0
-        learner._step = self._watched_step  # type: ignore[method-assign]
-        self._named = learner.named_parameters()
+        self._do, self._step = learner.update, 0
+        learner.update = self._watched_step  # type: ignore[method-assign]
+        self._named = learner.placed.named_parameters()
 
     def watch(self, step: int) -> None:
         """The following update is that of `step`; 0: do not record it."""
@@ -136,14 +136,14 @@ class ProofRecorder:
         """A context in which gradients are recorded as a probe's, and no update is done: weights, learning rate and
         loss scale do not change."""
         learner, scale = self.learner, self.learner.mixed.scale
-        do, rate_step = learner._step, learner.rate.step
+        do, rate_step = learner.update, learner.rate.step
         scale_state = scale.state() if scale is not None else {}
-        learner._step = partial(self._probed, step)  # type: ignore[method-assign]
+        learner.update = partial(self._probed, step)  # type: ignore[method-assign]
         learner.rate.step = lambda: None  # type: ignore[method-assign]
         try:
             yield
         finally:
-            learner._step = do  # type: ignore[method-assign]
+            learner.update = do  # type: ignore[method-assign]
             learner.rate.step = rate_step  # type: ignore[method-assign]
             if scale is not None:
                 scale.load(scale_state)
@@ -151,7 +151,7 @@ class ProofRecorder:
     def _probed(self, step: int) -> None:
         self._step = step
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
-        with self.learner.global_gradients():
+        with self.learner.weights.global_gradients():
             self._take("probe", [(name, p.grad, p) for name, p in trainable if p.grad is not None])
         self._note_rounded("probe")
 
@@ -160,7 +160,7 @@ class ProofRecorder:
             self._do()
             return
         trainable = [(name, p) for name, p in self._named if not p.stop_gradient]
-        with self.learner.global_gradients():
+        with self.learner.weights.global_gradients():
             gradients = [(name, p.grad, p) for name, p in trainable if p.grad is not None]
             self._take("gradient", gradients)
             self._compare_copies("gradient", gradients)
@@ -169,8 +169,8 @@ class ProofRecorder:
         self._before_update(self._step)
         before = {shard.name: _numbers(shard) for shard in self._weights()} if self._updates else {}
         self._do()
-        self.learner.wait_for_params()
-        stored = [(name, p, p) for name, p in self._named if self.learner.is_stored(p)]
+        self.learner.weights.wait()
+        stored = [(name, p, p) for name, p in self._named if self.learner.placed.is_stored(p)]
         self._compare_copies("weight", stored)
         frozen = {name for name, p in self._named if p.stop_gradient}
         for after in self._weights() if self._updates else ():
@@ -204,10 +204,10 @@ class ProofRecorder:
         if self._updates:
             self.states(step)
         self._step = step
-        self.learner.sync_buffers()
+        self.learner.statistics.sync()
         weights = {id(p) for _, p in self._named}  # not by their names: a tied weight has several
         running = running_statistics(self.learner)
-        for name, tensor, placement in self.learner.shards():
+        for name, tensor, placement in self.learner.placed.shards():
             if id(tensor) not in weights:
                 self._put("statistic" if name in running else "buffer", placed_shard(name, tensor, placement))
         return divergence
@@ -215,7 +215,7 @@ class ProofRecorder:
     def states(self, step: int) -> None:
         """Records the optimizer states after `step`."""
         self._step = step
-        with self.learner.optimizer_states_on_device():
+        with self.learner.weights.optimizer_states_on_device():
             states = optimizer_states(self.learner)
             self._take("state", [(n.removeprefix("optimizer/"), tensor, p) for n, tensor, p in states])
 
@@ -226,11 +226,11 @@ class ProofRecorder:
             self._put("weight", shard)
 
     def _weights(self) -> Iterator[TensorShard]:
-        for placed in self.learner.main_replicas([(name, p, p) for name, p in self._named]):
+        for placed in self.learner.placed.main_replicas([(name, p, p) for name, p in self._named]):
             yield placed_shard(*placed)
 
     def _take(self, kind: str, tensors: Iterable[tuple[str, Any, Any]]) -> None:
-        for placed in self.learner.main_replicas(tensors):
+        for placed in self.learner.placed.main_replicas(tensors):
             self._put(kind, placed_shard(*placed))
 
     def _put(self, kind: str, shard: TensorShard, array: np.ndarray | None = None) -> None:
@@ -243,7 +243,7 @@ class ProofRecorder:
         """Finds the tensors whose copies differ between ranks, and keeps this rank's. Collective."""
         if self.mesh.ranks == 1:
             return
-        placements = self.learner.placements
+        placements = self.learner.placed.placements
         slice_indices = {
             name: placements.placement_of(tensor, p).slice_index for name, tensor, p in placed_tensors
         }
@@ -281,7 +281,7 @@ def _subtract(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 def running_statistics(learner: Learner) -> set[str]:
     """The names of BatchNorm's running means and variances, by the kind of the layer that holds them."""
     names = set()
-    for name, layer in learner.named_layers():
+    for name, layer in learner.placed.named_layers():
         if "BatchNorm" in type(layer).__name__ and hasattr(layer, "_mean") and hasattr(layer, "_variance"):
             prefix = f"{name}." if name else ""
             names |= {f"{prefix}_mean", f"{prefix}_variance"}

@@ -171,7 +171,7 @@ class Rehearsal:
         written for the one process."""
         trainer, watch = self._trainer()
         written: AbstractContextManager[ProofRecorder | None] = nullcontext()
-        if trainer.learner.rounds_to is not None:
+        if trainer.learner.exchange.rounds_to is not None:
             written = recorded(trainer.learner, self.setup.folder.parent)
         with written as recorder:
             watch.watch(trainer.learner, recorder)

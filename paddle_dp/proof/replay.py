@@ -109,7 +109,7 @@ def replay(learner: Learner, candidate: Trace, put: Put, wide: bool = False) -> 
             give(learner, step, candidate)
             if wide:
                 meet_bound(learner, step)
-            learner._step()
+            learner.update()
             learner.optimizer.clear_grad(set_to_zero=False)
         learner.rate.step()
     for step in states:  # one: the last
@@ -123,14 +123,14 @@ def meet_bound(learner: Learner, step: int) -> None:
     bound = bound_of(learner)
     if bound is None:
         return
-    norm = float(learner.gradient_norm())
+    norm = float(learner.mode.norm.total())
     if norm > 0 and math.isfinite(norm):
         gradients.scale(learner.trainable, bound * (1 + NEAR if step % 2 else 1 - NEAR) / norm)
 
 
 def give(learner: Learner, step: int, candidate: Trace) -> None:
     """Puts a step's gradients of the whole model into the parameters that have one on the ranks."""
-    for name, parameter in learner.named_parameters(trainable=True):
+    for name, parameter in learner.placed.named_parameters(trainable=True):
         number = key("gradient", step, name)
         if number not in candidate.keys:
             continue

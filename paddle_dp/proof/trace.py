@@ -214,7 +214,7 @@ class RecordedSide:
             if noisy is not None:
                 noisy.model(learner.model)
         if not self._fits:
-            here = sum(p.size for _, p in learner.named_parameters() if p._is_initialized())
+            here = sum(p.size for _, p in learner.placed.named_parameters() if p._is_initialized())
             self._check_fits(self.parameters, self.mesh.gather(here))
             self._fits = True
         return learner

@@ -124,14 +124,16 @@ class Watched:
             make_late(self.learner, side.assembly.setup.seed)
         self._metrics: dict[str, float] = {}  # of the update that is being done
         self.learner._metrics = self._keeping(self.learner._metrics)  # type: ignore[method-assign]
-        self.every = wide or self.learner.rounds_to is not None or side.run_settings.follows is not None
+        self.every = (
+            wide or self.learner.exchange.rounds_to is not None or side.run_settings.follows is not None
+        )
         self.recorder = ProofRecorder(self.learner, put, noisy is None, self._follow)
         self.hooks = OutputHooks(self.learner) if wide or noisy is None else None
         self.results = RunResults(
             recorded=self.recorder.recorded,
             copy_groups=self.recorder.copy_groups,
             copies=self.recorder.copies,
-            rounds_to=self.learner.rounds_to,
+            rounds_to=self.learner.exchange.rounds_to,
             rounded=self.recorder.rounded,
         )
         memory_meter = MemoryMeter(self.learner) if side.options.get("measure_memory") and not wide else None
@@ -159,7 +161,7 @@ class Watched:
             self.hooks.remove()
         if memory_meter is not None:
             side.facts["held"] = self.mesh.gather(memory_meter.read())
-        self.learner._draws.gather_later(self.mesh)
+        self.learner.runner.draws.gather_later(self.mesh)
         self.results.differences = self.learner.differences()
 
     def _probe(self) -> None:
@@ -170,7 +172,7 @@ class Watched:
 
     def _watch_state(self) -> Memory:
         """From now on draws are watched in every forward, and what layers keep can be looked at after each step."""
-        self.learner._draws.watch_on()
+        self.learner.runner.draws.watch_on()
         memory = Memory(self.learner)
         self.results.memory = memory.steps
         return memory

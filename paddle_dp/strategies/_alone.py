@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
 from paddle_dp.units import Recompute
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
-    from paddle_dp.parallel import Learner, Task
+    from paddle_dp.parallel import Task
+    from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+    from paddle_dp.parallel.placed_model import PlacedModel
+    from paddle_dp.parallel.strategy import PreparedTask
     from paddle_dp.recipe import Recipe
 
 
@@ -51,19 +53,15 @@ def refuse_across(compares: str, ranks: int) -> None:
 
 
 def place_alone(
-    task: Task,
-    mesh: Mesh,
-    kind: Callable[..., Learner],
-    recompute: Recompute,
-    known_differences: Sequence[str],
-    **fields: Any,
-) -> Learner:
-    """A learner of this `kind` with rank 0's weights on all ranks. Collective. Raises UsageError for a loss that
-    compares the samples of all ranks."""
+    task: Task, mesh: Mesh, recompute: Recompute
+) -> tuple[PreparedTask, PlacedModel, GradientExchange]:
+    """A task with rank 0's weights on all ranks, its placed model, and the exchange over all ranks. Collective. Raises
+    UsageError for a loss that compares the samples of all ranks."""
     from paddle.distributed.parallel import sync_params_buffers
 
     from paddle_dp.parallel import prepare
     from paddle_dp.parallel.buffers import give_unusual
+    from paddle_dp.parallel.exchange.choose import ExchangeSettings, choose_exchange
     from paddle_dp.parallel.recompute import recomputed
 
     refuse_across(task.loss.compares, mesh.ranks)
@@ -72,6 +70,5 @@ def place_alone(
     if mesh.ranks > 1:
         give_unusual(prepared.model, mesh)
         sync_params_buffers(prepared.model, fuse_params=False)
-    learner = prepared.learner(kind, absent=True, known_differences=known_differences, **fields)
-    learner.check("after the weights were made equal")
-    return learner
+    placed = prepared.placed()
+    return prepared, placed, choose_exchange(ExchangeSettings(absent=True), placed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
@@ -71,15 +72,28 @@ class AsyncAverage:
 
     def place(self, task: Task) -> Learner:
         """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
-        from paddle_dp.parallel.asynchronous_learner import AsynchronousLearner
+        from paddle_dp.parallel.batch_statistics import BatchStatistics
+        from paddle_dp.parallel.elastic_worker import ElasticMeans, ElasticWorker
+        from paddle_dp.parallel.learner_checks import NO_REMEDY, BatchNormCheck
         from paddle_dp.parallel.periods import Periods
 
         config = self.config
-        known_differences = [
-            "each rank learns from the shares that it comes to, and weights are averaged meanwhile"
-        ]
-        return place_alone(
-            task, self.mesh, AsynchronousLearner, config.recompute, known_differences,
-            periods=Periods(int(config.every.count)), optimizer_states="averaged", staleness=config.staleness,
-            moving_rate=config.moving_rate,
+        prepared, placed, exchange = place_alone(task, self.mesh, config.recompute)
+        statistics = BatchStatistics(prepared.model, self.mesh)
+        learner = prepared.learner(
+            placed,
+            exchange=exchange,
+            weights=partial(
+                ElasticMeans, placed=placed, rate=prepared.rate, statistics=statistics,
+                periods=Periods(int(config.every.count)), optimizer_states="averaged",
+            ),
+            statistics=statistics,
+            batch_norm_check=partial(BatchNormCheck, self.mesh, remedy=NO_REMEDY),
+            known_differences=[
+                "each rank learns from the shares that it comes to, and weights are averaged meanwhile"
+            ],
         )  # fmt: skip
+        assert isinstance(learner.weights, ElasticMeans)
+        learner.worker = ElasticWorker(learner, learner.weights, config.staleness, config.moving_rate)
+        learner.check("after the weights were made equal")
+        return learner

@@ -95,13 +95,17 @@ class Branches:
         """A learner for this rank's branches and what all ranks have. Collective. Raises UsageError for a table that
         does not say what the model does."""
         from paddle_dp.parallel import full_model_learner, prepare
+        from paddle_dp.parallel.axes import gathered_samples
         from paddle_dp.parallel.batch_norm import synchronize
+        from paddle_dp.parallel.batch_statistics import BatchStatistics
         from paddle_dp.parallel.branches.branch_exchange import BranchExchange
+        from paddle_dp.parallel.branches.branch_gradients import branch_exchange
         from paddle_dp.parallel.branches.branched_model import branched
-        from paddle_dp.parallel.branches.learner import BranchesLearner
+        from paddle_dp.parallel.buffers import Buffers
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.data_group import PaddleGroup
         from paddle_dp.parallel.placement import Placements
+        from paddle_dp.parallel.update_mode import PlacedNorm
 
         axes, me = self.mesh.axes, self.mesh.rank
         if self.mesh.ranks == 1:
@@ -116,10 +120,17 @@ class Branches:
         if branched_model.shared and self.mesh.device != "cpu":
             every = PaddleGroup.create(axes, me, "data", "tensor")
         prepared = prepare(task, self.mesh)
+        clips = take_clips(prepared.optimizer)
+        placed = prepared.placed(placements=placements, rank_local_layers=branched_model.layers)
+        groups = (data.group,) if len(data.ranks) > 1 else ()
         learner = prepared.learner(
-            BranchesLearner, hcg=None, dp_world_size=1, placements=placements, branched=branched_model,
-            clips=take_clips(prepared.optimizer), data_ranks=data, every_rank=every,
-        )  # fmt: skip
+            placed,
+            exchange=branch_exchange(placed, branched_model, data, every),
+            norm=PlacedNorm(placed, clips),
+            statistics=BatchStatistics(prepared.model, self.mesh, data.sum_tensor),
+            buffers=Buffers(placed.named_buffers, self.mesh, groups),
+            gathered=gathered_samples,
+        )
         learner.check("after the weights were placed")
         return learner
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.rank_memory import Layout
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from paddle_dp.mesh import Mesh
     from paddle_dp.parallel import Learner, Task
-    from paddle_dp.parallel.exchange.buckets import BucketSizes
+    from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+    from paddle_dp.parallel.placed_model import PlacedModel
     from paddle_dp.recipe import Recipe
 
 
@@ -106,10 +107,9 @@ class DataParallel:
 
     def place(self, task: Task) -> Learner:
         """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
-        from paddle_dp.parallel import Learner, full_model_learner, prepare
+        from paddle_dp.parallel import full_model_learner, prepare
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.consistency import check_equal
-        from paddle_dp.parallel.data_parallel_learner import DataParallelLearner
         from paddle_dp.parallel.recompute import recomputed
 
         again, is_distributed = self.config.recompute, self.mesh.ranks > 1
@@ -126,20 +126,38 @@ class DataParallel:
             known_differences.append(
                 f"{self.config.approximates}: strategy.compress=none exchanges the gradients themselves"
             )
-        kind: type[Learner] = DataParallelLearner
-        fields: dict[str, Any] = {"absent": self.config.absent, "compress": self.config.compress}
-        fields |= {"way": self._way, "sizes": self._sizes}
-        if self._by_paddle:
-            kind, fields = Learner, {"dp_world_size": self.mesh.ranks}  # Paddle's exchange is an average
         parallel_model = self._wrap(prepared.model)
+        placed = prepared.placed()
         learner = prepared.learner(
-            kind, parallel_model=parallel_model, known_differences=known_differences, **fields
+            placed,
+            exchange=self._exchange(placed, parallel_model, prepared.counted_late),
+            parallel_model=parallel_model,
+            known_differences=known_differences,
         )
         learner.check("after the weights were made equal")
         return learner
 
+    def _exchange(
+        self, placed: PlacedModel, parallel_model: nn.Layer, counted_late: bool
+    ) -> GradientExchange:
+        """The exchange of the gradients. Collective."""
+        from paddle_dp.parallel.exchange.buckets import BucketSizes
+        from paddle_dp.parallel.exchange.choose import ExchangeSettings, choose_exchange
+        from paddle_dp.parallel.exchange.paddle_reducer import PaddleReducer
+
+        if self._by_paddle:
+            return PaddleReducer(parallel_model, placed.trainable, self.mesh)
+        largest, last = self.config.comm_buffer_size, self.config.last_comm_buffer_size
+        settings = ExchangeSettings(
+            kind=self._kind,
+            sizes=BucketSizes(int(largest.count), int(last.count)),
+            compress=self.config.compress,
+            absent=self.config.absent,
+        )
+        return choose_exchange(settings, placed, counted_late)
+
     @property
-    def _way(self) -> str:
+    def _kind(self) -> str:
         """The word for this device's exchange."""
         if self.config.exchange != "auto":
             return self.config.exchange
@@ -148,14 +166,7 @@ class DataParallel:
     @property
     def _by_paddle(self) -> bool:
         """Whether paddle.DataParallel exchanges the gradients."""
-        return self._way == "bucketed" and not (self.config.absent or self.config.compress)
-
-    @property
-    def _sizes(self) -> BucketSizes:
-        from paddle_dp.parallel.exchange.buckets import BucketSizes
-
-        most, last = self.config.comm_buffer_size, self.config.last_comm_buffer_size
-        return BucketSizes(int(most.count), int(last.count))
+        return self._kind == "bucketed" and not (self.config.absent or self.config.compress)
 
     def _wrap(self, model: nn.Layer) -> nn.Layer:
         """The model with rank 0's weights and buffers; in a paddle.DataParallel only where that exchanges gradients:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paddle_dp.errors import UsageError
@@ -205,18 +206,29 @@ class Hybrid:
     def place(self, task: Task) -> Learner:
         """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
         from paddle_dp.parallel import full_model_learner, prepare
+        from paddle_dp.parallel.axes import (
+            AxesExchange,
+            OwnerWeights,
+            gathered_samples,
+            groups_of_equal_buffers,
+            sum_over_readers,
+        )
         from paddle_dp.parallel.batch_norm import synchronize
+        from paddle_dp.parallel.batch_statistics import BatchStatistics
+        from paddle_dp.parallel.buffers import Buffers
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.data_group import NestedGroup
         from paddle_dp.parallel.elementwise import check_by_parameter, check_elementwise
-        from paddle_dp.parallel.hybrid import HybridLearner
         from paddle_dp.parallel.initial_weights import draw, initial_weights, reads_weights
-        from paddle_dp.parallel.pipeline.learner import MicroBatchLoss, PipelineLearner
+        from paddle_dp.parallel.pipeline.runner import MicroBatchLoss, PipelineRunner, StageNames
         from paddle_dp.parallel.pipeline.schedules import unsynchronized
         from paddle_dp.parallel.pipeline.stages import build_stages
         from paddle_dp.parallel.placement import Placements
+        from paddle_dp.parallel.runner import BatchRunner
         from paddle_dp.parallel.strategy import make_optimizer
         from paddle_dp.parallel.trial_weights import check_lendable
+        from paddle_dp.parallel.update_mode import PlacedNorm
+        from paddle_dp.parallel.weights import WeightSync
 
         axes, drawn = self.mesh.axes, initial_weights(task.model) is not None
         check_lendable(task.model, task.samples, task.lendable)
@@ -226,15 +238,16 @@ class Hybrid:
         model, loss = self._cut(task, placements)
         if self.mesh.ranks == 1:
             return full_model_learner(task, self.mesh)
-        kind: type[HybridLearner] = HybridLearner
-        fields: dict[str, Any] = {}
+        stages, micro_batch_loss = None, MicroBatchLoss(loss)
         if axes.pipeline > 1:
-            kind = PipelineLearner
-            weighed = MicroBatchLoss(loss)
-            model, local = build_stages(
-                model, weighed, self.hcg, placements, self.config.partition, self.config.stages_per_rank
+            model, stages = build_stages(
+                model,
+                micro_batch_loss,
+                self.hcg,
+                placements,
+                self.config.partition,
+                self.config.stages_per_rank,
             )
-            fields |= {"micro_batch_loss": weighed, "local_stages": local}
         if not self._stores_subset or reads_weights(
             task.model, lambda: make_optimizer(task.optimizer, task, model)
         ):
@@ -244,28 +257,36 @@ class Hybrid:
         known_differences += check_by_parameter(
             prepared.optimizer, sharding=axes.sharding, pipeline=axes.pipeline
         )
-        fields["clips"] = take_clips(prepared.optimizer)
-        fields["reduce_dtype"] = self.config.reduce_dtype
+        clips = take_clips(prepared.optimizer)
         if self.config.reduce_dtype == "bfloat16" and not task.compared:
             known_differences.append(
                 f"{self.config.rounds}: strategy.reduce_dtype=float32 exchanges them as they are"
             )
+        engine = None
         if axes.pipeline > 1:
             with unsynchronized(model) if drawn else nullcontext():
-                fields["parallel_model"] = self._engine(model)
-        if axes.sharding > 1:
-            fields["zero"] = self._zero(prepared, placements)
+                engine = self._engine(model)
+        zero = self._zero(prepared, placements) if axes.sharding > 1 else None
         if self._stores_subset:
             at = self.mesh.coords
             draw(task.model, [p for p in model.parameters() if placements.placement_of(p).is_stored_at(at)])
-        learner = prepared.learner(
-            kind,
-            known_differences=known_differences,
-            hcg=self.hcg,
-            dp_world_size=axes.data,
-            placements=placements,
-            **fields,
+        placed = prepared.placed(
+            placements=placements, **({} if stages is None else {"names": StageNames(stages)})
         )
+        learner = prepared.learner(
+            placed,
+            exchange=AxesExchange(placed, self.hcg, zero, self.config.reduce_dtype, stages),
+            norm=PlacedNorm(placed, clips),
+            weights=WeightSync if zero is None else partial(OwnerWeights, zero=zero),
+            runner=BatchRunner if stages is None else partial(PipelineRunner, micro_batch_loss=micro_batch_loss),
+            parallel_model=engine,
+            statistics=BatchStatistics(model, self.mesh, sum_over_readers(self.hcg, axes.sequence)),
+            buffers=None if stages is None else Buffers(
+                placed.named_buffers, self.mesh, groups_of_equal_buffers(placed, self.hcg)
+            ),
+            gathered=gathered_samples,
+            known_differences=known_differences,
+        )  # fmt: skip
         learner.check("after the weights were placed")
         return learner
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.plan.rank_memory import Layout
@@ -107,8 +108,10 @@ class LocalSGD:
 
     def place(self, task: Task) -> Learner:
         """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
-        from paddle_dp.parallel.local_learner import LocalLearner
+        from paddle_dp.parallel.batch_statistics import BatchStatistics
+        from paddle_dp.parallel.learner_checks import NO_REMEDY, BatchNormCheck
         from paddle_dp.parallel.outer_momentum import OuterMomentum
+        from paddle_dp.parallel.periodic_means import PeriodicMeans
         from paddle_dp.parallel.periods import Periods
 
         config, outer = self.config, self.config.outer
@@ -117,11 +120,22 @@ class LocalSGD:
             known_differences = [
                 f"each rank learns from its own samples alone, and weights are averaged every {every} steps"
             ]
-        return place_alone(
-            task, self.mesh, LocalLearner, config.recompute, known_differences,
-            periods=Periods(every, int(config.warmup.count), config.adaptive),
-            optimizer_states=config.optimizer_states,
-            outer=None if outer is None else OuterMomentum(
-                learning_rate=outer.learning_rate, momentum=outer.momentum, nesterov=outer.nesterov
+        prepared, placed, exchange = place_alone(task, self.mesh, config.recompute)
+        statistics = BatchStatistics(prepared.model, self.mesh)
+        learner = prepared.learner(
+            placed,
+            exchange=exchange,
+            weights=partial(
+                PeriodicMeans, placed=placed, rate=prepared.rate, statistics=statistics,
+                periods=Periods(every, int(config.warmup.count), config.adaptive),
+                outer=None if outer is None else OuterMomentum(
+                    learning_rate=outer.learning_rate, momentum=outer.momentum, nesterov=outer.nesterov
+                ),
+                optimizer_states=config.optimizer_states, norm_dtype=prepared.norm_dtype,
             ),
+            statistics=statistics,
+            batch_norm_check=partial(BatchNormCheck, self.mesh, remedy=NO_REMEDY),
+            known_differences=known_differences,
         )  # fmt: skip
+        learner.check("after the weights were made equal")
+        return learner

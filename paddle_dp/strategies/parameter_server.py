@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh.degrees import Degrees
@@ -136,15 +137,25 @@ class ParameterServer:
         compares the samples of all workers, which under mode: async do not meet."""
         from paddle_dp.parallel import prepare
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
+        from paddle_dp.parallel.buffers import Buffers
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.elementwise import check_by_parameter
         from paddle_dp.parallel.initial_weights import draw, reads_weights
+        from paddle_dp.parallel.learner_checks import NO_REMEDY, SYNC_BATCH_NORM, BatchNormCheck
         from paddle_dp.parallel.optimizer_checks import check_ungrouped, leave_frozen_out
         from paddle_dp.parallel.placement import Placements
         from paddle_dp.parallel.recompute import recomputed
-        from paddle_dp.parallel.server.asynchronous import AsynchronousServedLearner
-        from paddle_dp.parallel.server.host_group import HostGroup
-        from paddle_dp.parallel.server.learner import ServedLearner, ServerOwners
+        from paddle_dp.parallel.server.async_worker import AsyncServerWeights, AsyncServerWorker
+        from paddle_dp.parallel.server.host_group import HostGroup, SamplesOfWorkers
+        from paddle_dp.parallel.server.served import (
+            ServerNorm,
+            ServerOwners,
+            ServerParams,
+            ServerStatistics,
+            ServerWeights,
+            server_exchange,
+            take_drawn,
+        )
         from paddle_dp.parallel.strategy import make_optimizer
         from paddle_dp.parallel.trial_weights import check_lendable
 
@@ -165,17 +176,32 @@ class ParameterServer:
         deal = ServerOwners(prepared.model, prepared.optimizer, self.mesh, placements)
         draw(task.model, deal.stored(prepared.model))
         deal.free_remote(prepared.model)
-        fields: dict[str, Any] = {"placements": placements, "deal": deal, "clips": clips}
-        if self.config.mode == "sync":
-            kind: Any = ServedLearner
-        else:
+        placed = prepared.placed(placements=placements)
+        buffers = Buffers(placed.named_buffers, self.mesh)
+        asynchronous = self.config.mode == "async"
+        if asynchronous:
             known_differences.append(
                 "updates are made from shares as they come, with parameters that may be old"
             )
-            kind, fields["staleness"] = AsynchronousServedLearner, self.config.staleness
-        learner = prepared.learner(kind, known_differences=known_differences, **fields)
-        assert isinstance(learner, ServedLearner)
+        learner = prepared.learner(
+            placed,
+            exchange=server_exchange(deal, self.mesh),
+            norm=ServerNorm(placed, clips),
+            weights=partial(
+                AsyncServerWeights if asynchronous else ServerWeights,
+                params=ServerParams(self.mesh, deal.parameters, deal.owners),
+            ),
+            statistics=ServerStatistics(placed, buffers),
+            buffers=buffers,
+            gathered=lambda placed: SamplesOfWorkers(placed.mesh),
+            batch_norm_check=partial(
+                BatchNormCheck, self.mesh, remedy=NO_REMEDY if asynchronous else SYNC_BATCH_NORM
+            ),
+            known_differences=known_differences,
+        )
+        if asynchronous:
+            learner.worker = AsyncServerWorker(learner, deal, clips, self.config.staleness)
         if self.mesh.computes_on != "cpu":
-            learner.take_drawn()
+            take_drawn(placed)
         learner.check("after the weights were placed")
         return learner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge
@@ -94,12 +95,26 @@ class Replicas:
         """A learner of the model and its copies. Raises UsageError for a model that cannot be copied."""
         from paddle_dp.parallel import prepare
         from paddle_dp.parallel.recompute import recomputed
-        from paddle_dp.parallel.replicas import ReplicasLearner, copies
+        from paddle_dp.parallel.replicas import (
+            CopiedWeights,
+            Copies,
+            CopiesCheck,
+            CopiesExchange,
+            copied,
+        )
+        from paddle_dp.parallel.runner import BatchRunner
 
-        replicas = copies(task.model, self.devices[1:])
+        replicas = copied(task.model, self.devices[1:])
         for model in (task.model, *replicas):
             recomputed(model, self.config.recompute)
         prepared = prepare(task, self.mesh)
         for model, device in zip(replicas, self.devices[1:], strict=True):
             prepared.prepare_copy(model, device)
-        return prepared.learner(ReplicasLearner, replicas=replicas, devices=list(self.devices))
+        copies = Copies(prepared.model, replicas, self.devices)
+        return prepared.learner(
+            exchange=CopiesExchange(copies),
+            weights=partial(CopiedWeights, copies=copies),
+            runner=partial(BatchRunner, copies=len(self.devices)),
+            parallel_model=copies.replicated,
+            batch_norm_check=partial(CopiesCheck, copies),
+        )

@@ -185,7 +185,7 @@ class TrainerBuilder:
         tables = None if load is None else names_of(task.model)
         learner = self._placed(task)
         if load is not None and tables is not None:
-            lines = load_initial(load, learner, tables, task.added)
+            lines = load_initial(load, learner.placed, tables, task.added)
             if self.setup.recipe is not None:
                 lines += other_settings(Path(load.path).expanduser(), self.setup.recipe.model.settings)
             if self.mesh.is_main and verbose:

@@ -110,7 +110,7 @@ def plain_learner(recipe: Recipe, mesh: Mesh) -> Learner:
     draw(plain_task.model)  # a recipe whose ranks keep a part of the model leaves that to its strategy
     learner: Learner = read_part("strategies", {"use": "single"}).build(mesh).place(plain_task)
     if recipe.load is not None and plain_task.base:
-        load_initial(recipe.load, learner, tables, plain_task.added)
+        load_initial(recipe.load, learner.placed, tables, plain_task.added)
     return learner
 
 

@@ -28,7 +28,7 @@ Name = Literal[
 class Training(Protocol):
     """The training as a callback sees it, in `moment.trainer`.
 
-    `learner` has the model (`learner.named_parameters()`), `mesh` the ranks. `total_steps`: of the whole training.
+    `learner` has the model (`learner.placed.named_parameters()`), `mesh` the ranks. `total_steps`: of the training.
     `stopped`: the reason given to `stop`, or None. `facts`: how it is made, as parts of a sentence; `differences`:
     sentences on where it differs from one process's; `unknown`: on what could not be known. Complete at `end`.
     """

@@ -172,7 +172,7 @@ def read(folder: Path) -> Content:
 
 def model_digest(learner: Learner) -> str:
     """The digest of the weights and buffers of all ranks together, the same in any layout. Collective."""
-    return placed_digest(learner.shards(), learner.mesh)
+    return placed_digest(learner.placed.shards(), learner.mesh)
 
 
 def recipe_digest(recipe: Recipe | None, identity: RunSignature) -> str:

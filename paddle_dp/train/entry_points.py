@@ -65,7 +65,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     trainer = build(recipe, mesh, resume, options.get("accept") or ())
     trainer.begin_run = partial(_begin_run, trainer, recipe, options)
     trainer.measurements.watched = bool(options.get("why"))
-    if options.get("why") and trainer.learner.asynchronous and mesh.is_main:
+    if options.get("why") and trainer.learner.worker is not None and mesh.is_main:
         print(f"--why shows nothing here. {NOT_MEASURED}", flush=True)
     first = trainer.progress.step
     try:

@@ -33,7 +33,7 @@ class _Tally:
     confusion: np.ndarray | None = None
 
     def add(self, learner: Learner, micro_batch: MicroBatch) -> None:
-        score = learner.score(micro_batch)
+        score = learner.runner.score(micro_batch)
         if score is None:
             return
         predicted, classes = _predictions(learner.loss, score.outputs, score.targets)
@@ -74,7 +74,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     Raises DataError if the number of samples counted is not that of the data set, since then every result would be
     wrong, or if no target counted.
     """
-    learner.sync_buffers()
+    learner.statistics.sync()
     while True:
         lost = len(mesh.lost)
         tally = _tallied(learner, loader, loader.batches)
@@ -118,7 +118,7 @@ def _tallied(learner: Learner, loader: Loader, batches: int) -> _Tally:
         with paddle.no_grad():
             for batch in _read(loader, batches, learner.mesh):
                 for micro_batch in batch.micro_batches:
-                    if learner.score_is_collective or not micro_batch.is_dummy:
+                    if learner.runner.score_is_collective or not micro_batch.is_dummy:
                         tally.add(learner, micro_batch)
     except TargetError as error:
         raise bad_target(loader, batch.epoch, batch.index, error, "held-out") from None

@@ -47,7 +47,7 @@ def load_full(load: Load, task: Task, mesh: Mesh) -> None:
 
 
 def load_initial(
-    load: Load, learner: PlacedModel, tables: Tables, added: frozenset[str] = frozenset()
+    load: Load, placed: PlacedModel, tables: Tables, added: frozenset[str] = frozenset()
 ) -> list[str]:
     """Loads what `load` says into a placed model; each rank reads its own slices. Returns the table of what was done.
     `added`: names of what an adapter has added, which no weights are expected for.
@@ -58,12 +58,12 @@ def load_initial(
     """
     import paddle
 
-    mesh = learner.mesh
-    tensors = {name: tensor for name, tensor in learner.state().items() if name not in added}
+    mesh = placed.mesh
+    tensors = {name: tensor for name, tensor in placed.state().items() if name not in added}
     opened = _together(mesh, lambda: source(Path(load.path).expanduser()))
     weights, origins = translated(opened, tables, load.rename)
     local_shapes = {
-        name: list(learner.placements.placement_of(tensor).global_shape(tensor.shape))
+        name: list(placed.placements.placement_of(tensor).global_shape(tensor.shape))
         for name, tensor in tensors.items()
     }
     here = {name: tuple(shape) for shapes in mesh.gather(local_shapes) for name, shape in shapes.items()}
@@ -75,7 +75,7 @@ def load_initial(
         with paddle.no_grad():
             for name, tensor in tensors.items():
                 if name in loaded:
-                    placement, shape = learner.placements.placement_of(tensor), tensor.shape
+                    placement, shape = placed.placements.placement_of(tensor), tensor.shape
                     fill(tensor, weights, name, placement.global_shape(shape), placement.offset(shape))
 
     _together(mesh, read)

@@ -97,7 +97,7 @@ class TrainingLoop(AsyncRounds):
         return self.progress
 
     def _train_to_the_end(self) -> None:
-        if self.mesh.ranks > 1 and not self.learner.asynchronous:
+        if self.mesh.ranks > 1 and self.learner.worker is None:
             self.stragglers = Stragglers(self.mesh, self._shares())
         requests = StopRequests(self.mesh, self.run.max_time, stragglers=self.stragglers, folder=self._folder)
         with requests as self._requests:
@@ -110,14 +110,14 @@ class TrainingLoop(AsyncRounds):
             with changes_printed(self.learner, self.progress.step):
                 self.tell_start()
             self.check("before the first update", states=True)
-            if not self.learner.asynchronous:
+            if self.learner.worker is None:
                 self.measurements.plan(self.progress.step, self.total_steps)
             self._train()
             if self._interrupted:
                 self._interrupt(self._interrupted)
         heartbeat.enter("end", "the last checks")
-        self.learner.finalize()
-        self.learner.sync_buffers()  # the caller gets the same model on every rank, saved or not
+        self.learner.weights.finalize()
+        self.learner.statistics.sync()  # the caller gets the same model on every rank, saved or not
         self.check("at the end of the training")
         self.look_at_itself()
         with end_interrupted(self.progress.step, self.callbacks) as ended:
@@ -156,7 +156,7 @@ class TrainingLoop(AsyncRounds):
         self.meter.read()
         heartbeat.first = heartbeat.step = self.progress.step
         heartbeat.enter("data")
-        if self.learner.asynchronous:
+        if self.learner.worker is not None:
             self._train_in_rounds()
             return
         with self.learner.training():
@@ -229,7 +229,7 @@ class TrainingLoop(AsyncRounds):
         """Where it is due: begins to measure where the time of steps goes, or tells it. Collective."""
         if step != self.measurements.due:
             return
-        self.learner.wait_for_params()
+        self.learner.weights.wait()
         with self.meter.paused():
             measured = self.measurements.after(step, batch)
         if measured is not None:
@@ -241,7 +241,7 @@ class TrainingLoop(AsyncRounds):
         every = self.judge.guard.recompute
         if every is None or self._unsteady or not every.due_at_step(step):
             return
-        self.learner.wait_for_params()
+        self.learner.weights.wait()
         with self.meter.paused():
             self._unsteady = processors.check(self.learner, batch, f"after step {step}")
         if self._unsteady and self.mesh.is_main:

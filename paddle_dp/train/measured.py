@@ -20,6 +20,7 @@ from paddle_dp.mesh.degrees import AXES
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.tape import Tape
 from paddle_dp.mesh.traffic import traffic
+from paddle_dp.parallel.repeats import compute_without_exchange
 from paddle_dp.plan.changes import Facts
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.rank_times import attribute
@@ -101,7 +102,7 @@ class Measurements:
             row["bare"] = self._bare_backward(batch) if self.watched and inside else None
             rows = self.mesh.gather(row)
         components = attribute(rows)
-        sent = sum(row["sent"] for row in rows) / len(rows) if self.learner.counts_bytes else 0.0
+        sent = sum(row["sent"] for row in rows) / len(rows) if self.learner.exchange.counts_bytes else 0.0
         first, rarer = self._began + 1, self._first + RARER * max(AFTER, self._began - self._first)
         self._due_at(step + OFTEN if self.watched else rarer)
         return Measured(
@@ -129,7 +130,7 @@ class Measurements:
         for _ in range(2):
             tape = Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
             with _taped(tape):
-                self.learner.compute_without_exchange(batch)
+                compute_without_exchange(self.learner, batch)
             took.append(
                 sum(seconds for (phase, _), seconds in tape.active_seconds.items() if phase == "backward")
             )

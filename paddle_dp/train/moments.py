@@ -58,10 +58,10 @@ class TrainingState:
 
         The message names the tensor, its rank, the last good step and the checkpoint to go back to.
         """
-        self.learner.wait_for_params()
+        self.learner.weights.wait()
         try:
             self._check_settings(when)  # first: another learning rate is why weights differ
-            with self.learner.optimizer_states_on_device() if states else nullcontext():
+            with self.learner.weights.optimizer_states_on_device() if states else nullcontext():
                 self.learner.check(when, state.optimizer_states(self.learner) if states else ())
         except (DivergenceError, NotFiniteError) as error:
             raise self.soundness.explained(error, self.progress.step) from None
@@ -83,8 +83,8 @@ class TrainingState:
 
         Raises NotFiniteError or DivergenceError, as `check` does: bad weights are not saved.
         """
-        self.learner.wait_for_params()
-        self.learner.sync_buffers()
+        self.learner.weights.wait()
+        self.learner.statistics.sync()
         step = self.progress.step
         self.check(f"before the checkpoint of step {step}, which was not written", states=True)
         if step:
@@ -94,7 +94,7 @@ class TrainingState:
         snapshot = state.snapshot(self.learner, self.progress, self.run, self.loader, guard, memory)
         if self.averages is not None:
             snapshot = state.with_averages(snapshot, self.averages, memory)
-        if self.learner.base:
+        if self.learner.placed.base:
             self._base = self._base or state.digest_of_base(self.learner)
             snapshot = state.with_base(snapshot, self._base)
         return replace(snapshot, checks=checks)
@@ -107,7 +107,7 @@ class TrainingState:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """All but what the judge remembers."""
-        self.learner.wait_for_params()
+        self.learner.weights.wait()
         self.progress, self.soundness.step = state.restore(checkpoint, self.learner, self.averages), None
 
 
@@ -150,7 +150,7 @@ class CallbackList:
         try:
             for callback in callbacks:
                 if callback.weights or name != "step":
-                    self._learner.wait_for_params()
+                    self._learner.weights.wait()
                 with (
                     nullcontext() if name == "step" and callback.reads else self._meter.paused(),
                     _within(callback, name),
@@ -190,7 +190,7 @@ class Moments(TrainingState):
         self.facts: list[str] = []
         self.differences: list[str] = []
         self.unknown: list[str] = []
-        self.meter = Meter(self.mesh, self.mesh.ranks > 1 and learner.counts_bytes)
+        self.meter = Meter(self.mesh, self.mesh.ranks > 1 and learner.exchange.counts_bytes)
         self.callbacks = CallbackList(learner, self.meter)
         self._refused: Evaluation | None = None  # has numbers that are not finite: it ends the training
 
@@ -215,8 +215,8 @@ class Moments(TrainingState):
         if self.run.test_loader is None:
             raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
         with heartbeat.within("evaluate"):
-            self.learner.wait_for_params()
-            with self.learner.averaged():
+            self.learner.weights.wait()
+            with self.learner.weights.averaged():
                 evaluation = evaluate(self.learner, self.run.test_loader, self.mesh)
             if self.averages is not None:
                 with self.averages.in_place():
@@ -234,7 +234,7 @@ class Moments(TrainingState):
         """The names that evaluations give numbers, from one held-out batch; none without held-out data. Collective."""
         if self.run.test_loader is None:
             return set()
-        self.learner.wait_for_params()
+        self.learner.weights.wait()
         with heartbeat.within("evaluate"):
             names = names_of_numbers(self.learner, self.run.test_loader, self.mesh)
         return names | ({EMA + name for name in names} if self.averages is not None else set())
@@ -260,14 +260,14 @@ class Moments(TrainingState):
     ) -> None:
         """Calls `saved` of all callbacks, after the checkpoint of `progress` (now, by default) was written to `path`.
         Call it on every rank."""
-        self.learner.wait_for_params()
+        self.learner.weights.wait()
         moment = replace(self._moment("saved", progress), numbers=numbers or {})
         self.callbacks.tell("saved", lambda c: c.saved(moment, path))
 
     def tell_save_failed(self, error: CheckpointError, progress: Progress | None = None) -> None:
         """Calls `save_failed` of all callbacks, after the checkpoint of `progress` could not be written. Call it on
         every rank."""
-        self.learner.wait_for_params()
+        self.learner.weights.wait()
         moment = self._moment("save_failed", progress)
         self.callbacks.tell("save_failed", lambda c: c.save_failed(moment, error))
 

@@ -19,7 +19,7 @@ def is_cause(error: Exception) -> bool:
 
 def explained(error: Exception, learner: Learner, mesh: Mesh, step: int) -> OutOfMemoryError:
     """Paddle's error in update `step` of this rank, with the sizes of what is known by name."""
-    parameters = [parameter for _, parameter in learner.named_parameters()]
+    parameters = [parameter for _, parameter in learner.placed.named_parameters()]
     sizes = {
         "parameters": size(parameters),
         "gradients": size(parameter.grad for parameter in parameters if not parameter.stop_gradient),

@@ -17,6 +17,7 @@ from paddle_dp.errors import ProcessorError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.parallel import Learner
+from paddle_dp.parallel.repeats import recompute_gradients, shared_batch
 
 Digests = Mapping[str, Sequence[int]]
 """Of a rank's gradients, by parameter."""
@@ -40,11 +41,11 @@ def check(learner: Learner, batch: Batch, when: str) -> str:
     nothing of the training is changed by it.
     """
     mesh = learner.mesh
-    batch = learner.shared_batch(batch)
-    first = learner.recompute_gradients(batch)
+    batch = shared_batch(learner, batch)
+    first = recompute_gradients(learner, batch)
     if mesh.dp_size > 1 and _agree(first, mesh):
         return ""
-    second = learner.recompute_gradients(batch)
+    second = recompute_gradients(learner, batch)
     if mesh.dp_size == 1 and not any(mesh.gather(first != second)):
         return ""
     rows = mesh.gather([first, second])

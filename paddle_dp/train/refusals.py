@@ -16,6 +16,7 @@ from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.data import Loader
 from paddle_dp.errors import NotFiniteError, SpikeError
 from paddle_dp.parallel import Learner
+from paddle_dp.parallel.repeats import find_not_finite
 from paddle_dp.train import blame
 from paddle_dp.train.judge import LossGuard, Refusal
 from paddle_dp.train.sound import NumericsCheck
@@ -104,7 +105,7 @@ class Refusals:
 
     def _first(self, batch: Batch, norm: float) -> str:
         """A sentence on where the first number that is not finite comes from. Collective."""
-        if found := self.learner.find_not_finite(batch):
+        if found := find_not_finite(self.learner, batch):
             return found
         gradient = "" if math.isfinite(norm) else self.soundness.first_gradient(self.learner.faulty_gradients)
         if gradient:

@@ -20,6 +20,7 @@ import time
 from paddle_dp.data import Batch
 from paddle_dp.errors import TargetError
 from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.parallel.learner import AsyncWorker
 from paddle_dp.train import blame
 from paddle_dp.train.callback import Moment
 from paddle_dp.train.claims import WorkQueue, claims_of
@@ -57,25 +58,32 @@ class AsyncRounds(Moments):
         self._done_at = time.perf_counter()  # when its last share was done
         self._spent = sum(heartbeat.spent().values())  # without waiting, until then
         claims.begin(self.progress.batch, self._next_meeting())
-        self.learner.begin_round()
-        if self.learner.computes:
+        worker = self._worker
+        worker.begin_round()
+        if worker.computes:
             more = True
             while more:
                 for batch in self.loader.read_shares(self.progress.epoch, claims.shares()):
                     self._compute(batch, claims)
                 more = claims.more()
-            self.learner.end_of_work()
+            worker.end_of_work()
         else:
-            for number in self.learner.serve():
+            for number in worker.serve():
                 self._come_to(number, claims)
                 if self.mesh.is_main and (self.stopped or self._requests.wants):
                     claims.cut()
         stop = self._agree(claims)
         if stop > self.progress.batch:
             self._come_to(stop - 1, claims)
-            self.learner.end_round()
+            worker.end_round()
+            self.learner.after_update()
             self._count(stop - 1)
             self._pass(claims, met=True)
+
+    @property
+    def _worker(self) -> AsyncWorker:
+        assert self.learner.worker is not None, "a learner of synchronous updates"
+        return self.learner.worker
 
     def _next_meeting(self) -> int:
         """The number of global batches of this epoch after which the ranks meet next."""
@@ -100,7 +108,7 @@ class AsyncRounds(Moments):
         sums = None
         if any(not micro_batch.is_dummy for micro_batch in batch.micro_batches):
             try:
-                sums = self.learner.train_share(batch, any(callback.reads for callback in due))
+                sums = self._worker.train_share(batch, any(callback.reads for callback in due))
             except TargetError as error:
                 raise blame.bad_target(self.loader, batch.epoch, batch.index, error) from None
         now = time.perf_counter()

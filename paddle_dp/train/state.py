@@ -43,14 +43,14 @@ def snapshot(
     guard: dict[str, Any] | None = None,
     memory: HostMemory | None = None,
 ) -> Snapshot:
-    """This rank's part of a checkpoint: the shards whose main replica it holds. Call `learner.sync_buffers()` before.
-    `guard`: what the judge of updates remembers. `memory`: where to copy the tensors; it must not hold a snapshot that
-    is needed."""
+    """This rank's part of a checkpoint: the shards whose main replica it holds. Call `learner.statistics.sync()`
+    before. `guard`: what the judge of updates remembers. `memory`: where to copy the tensors; it must not hold a
+    snapshot that is needed."""
     tensors = _extra_shards(learner, memory)
     state = _state(learner, progress, run, loader) | ({"format": 2, "guard": guard} if guard else {})
     if tensors:
         state["format"] = FORMAT
-    with learner.averaged(states=True):
+    with learner.weights.averaged(states=True):
         tensors |= model_shards(learner, memory) | optimizer_shards(learner, memory)
     return Snapshot(tensors=tensors, state=state, rank_state={"rng": rng_state()})
 
@@ -123,7 +123,7 @@ def with_base(saved: Snapshot, digest: str) -> Snapshot:
 
 def digest_of_base(learner: Learner) -> str:
     """The digest of the weights that an adapter stands on, the same in any layout. Collective."""
-    return placed_digest(learner.base_shards(), learner.mesh)
+    return placed_digest(learner.placed.base_shards(), learner.mesh)
 
 
 def placed_digest(tensors: Iterable[Placed], mesh: Mesh) -> str:
@@ -144,22 +144,22 @@ def placed_digest(tensors: Iterable[Placed], mesh: Mesh) -> str:
 def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
     """The optimizer's tensors on this rank: name, tensor, and its parameter.
 
-    Call it, and use the tensors, within `learner.optimizer_states_on_device()`.
+    Call it, and use the tensors, within `learner.weights.optimizer_states_on_device()`.
     """
-    named = dict(learner.named_parameters())
+    named = dict(learner.placed.named_parameters())
     tensors = optimizer_tensors(learner.optimizer, named.items())
     return [(name, tensor, named[_parameter(name)]) for name, tensor in tensors.items()]
 
 
 def model_shards(learner: Learner, memory: HostMemory | None = None) -> dict[str, TensorShard]:
     """The weights and buffers whose main replica is on this rank, under whole-model names."""
-    return _copied([(_MODEL + name, *where) for name, *where in learner.shards()], "model", memory)
+    return _copied([(_MODEL + name, *where) for name, *where in learner.placed.shards()], "model", memory)
 
 
 def optimizer_shards(learner: Learner, memory: HostMemory | None = None) -> dict[str, TensorShard]:
     """The optimizer states whose main replica is on this rank."""
-    with learner.optimizer_states_on_device():
-        return _copied(list(learner.main_replicas(optimizer_states(learner))), "optimizer", memory)
+    with learner.weights.optimizer_states_on_device():
+        return _copied(list(learner.placed.main_replicas(optimizer_states(learner))), "optimizer", memory)
 
 
 def _copied(
@@ -186,7 +186,7 @@ def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> di
     return {
         "format": 1,
         "progress": progress.state(),
-        "schedule": learner.schedule.state_dict() if learner.schedule else None,
+        "schedule": learner.rate.schedule.state_dict() if learner.rate.schedule else None,
         "loss_scale": learner.mixed.scale.state() if learner.mixed.scale else None,
         "data": {
             "samples": loader.sampler.samples,
@@ -226,8 +226,8 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
         print(left_out, file=sys.stderr, flush=True)
     learner.rate.steps = progress.step
     state = checkpoint.state
-    if learner.schedule is not None and state["schedule"] is not None:
-        learner.schedule.set_state_dict(state["schedule"])
+    if learner.rate.schedule is not None and state["schedule"] is not None:
+        learner.rate.schedule.set_state_dict(state["schedule"])
         learner.rate.apply()
     if learner.mixed.scale is not None and state["loss_scale"] is not None:
         learner.mixed.scale.load(state["loss_scale"])
@@ -275,7 +275,7 @@ def _load_averages(checkpoint: Checkpoint, averages: Averages) -> None:
     with paddle.no_grad():
         for name, parameter, average in averages.named():
             if (saved_name := _EMA + name) in saved:
-                placement, shape = averages.learner.placements.placement_of(parameter), average.shape
+                placement, shape = averages.learner.placed.placements.placement_of(parameter), average.shape
                 fill(average, checkpoint, saved_name, placement.global_shape(shape), placement.offset(shape))
 
 
@@ -287,10 +287,10 @@ def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -
     """
     import paddle
 
-    tensors = learner.state()
+    tensors = learner.placed.state()
     saved = {name.removeprefix(_MODEL) for name in checkpoint.names if name.startswith(_MODEL)}
     averaged = averages_in(checkpoint) if ema else frozenset()
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in learner.base}
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in learner.placed.base}
     _check_base(checkpoint, learner)
     everywhere = set().union(*learner.mesh.gather(sorted(tensors)))
     for missing, text in (
@@ -304,7 +304,7 @@ def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -
             )
     with paddle.no_grad():
         for name, tensor in tensors.items():
-            placement, shape = learner.placements.placement_of(tensor), tensor.shape
+            placement, shape = learner.placed.placements.placement_of(tensor), tensor.shape
             saved_name = _EMA + name if name in averaged else _MODEL + name
             fill(tensor, checkpoint, saved_name, placement.global_shape(shape), placement.offset(shape))
 
@@ -314,7 +314,7 @@ def _check_base(checkpoint: Checkpoint, learner: Learner) -> None:
     saved_digest = checkpoint.state.get("base")
     if saved_digest is None:
         return
-    if not learner.base:
+    if not learner.placed.base:
         raise CheckpointError(
             f"{checkpoint.folder} holds an adapter without the weights that it stands on: give the recipe's adapter, "
             "or merge them first: paddle-dp merge RUN -o FILE."
@@ -328,15 +328,15 @@ def _check_base(checkpoint: Checkpoint, learner: Learner) -> None:
 
 def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
     """Loads the optimizer states of the parameters that this rank updates."""
-    named = {name: p for name, p in learner.named_parameters() if learner.is_updated(p)}
+    named = {name: p for name, p in learner.placed.named_parameters() if learner.placed.is_updated(p)}
 
     def read(name: str) -> Any:
         parameter = named[_parameter(name)]
-        placement, shape = learner.placements.placement_of(parameter), tuple(parameter.shape)
+        placement, shape = learner.placed.placements.placement_of(parameter), tuple(parameter.shape)
         if checkpoint.shape(name) != placement.global_shape(shape):
             return checkpoint.read(name)  # not split, such as a step count
         return checkpoint.read(name, placement.offset(shape), shape)
 
     mine = [n for n in checkpoint.names if n.startswith("optimizer/") and _parameter(n) in named]
-    with learner.optimizer_states_on_device():
+    with learner.weights.optimizer_states_on_device():
         load_optimizer(learner.optimizer, named.items(), read, mine)

@@ -20,9 +20,9 @@ class Unsaved:
         """A line for buffers, for the optimizer's attributes and for those of model, loss and schedule. Collective."""
         optimizer = type(learner.optimizer).__name__
         lines = {
-            "buffer": self._new("buffer", learner.unsaved_buffers()),
-            "optimizer": self._new("optimizer", learner.lost_of_optimizer()),
-            "attribute": self._new("attribute", learner.unsaved_attributes()),
+            "buffer": self._new("buffer", learner.unsaved.buffers()),
+            "optimizer": self._new("optimizer", learner.unsaved.attributes_of_optimizer()),
+            "attribute": self._new("attribute", learner.unsaved.attributes()),
         }
         if not learner.mesh.is_main:
             return
@@ -68,7 +68,7 @@ def changes_printed(learner: Learner, step: int) -> Iterator[None]:
 
 
 def _digests(learner: Learner) -> dict[str, tuple[int, int]]:
-    state = learner.state()
+    state = learner.placed.state()
     return dict(zip(state, digests(state.values()), strict=True))
 
 

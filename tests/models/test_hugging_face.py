@@ -114,7 +114,7 @@ def learned(name: str, folder: str, out: str, strategy: str) -> dict[str, Any]:
     )  # fmt: skip
     inputs = seen.inputs.astype(precision) if "resnet" in name else seen.inputs
     trainer.learner.model.eval()
-    outputs = trainer.learner.predict(paddle.to_tensor(inputs))
+    outputs = trainer.learner.runner.predict(paddle.to_tensor(inputs))
     trainer.learner.model.train()
     before = checkpoint.save(trainer.snapshot(), Path(out) / "before", trainer.mesh)
     rows = recorded(trainer)

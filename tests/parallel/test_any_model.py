@@ -98,7 +98,7 @@ def _train(strategy, model):
     ):
         metrics = learner.train_batch(batch, collect_metrics=True)
         rows.append([metrics["loss"], metrics["gradient_norm"]])
-    learner.sync_buffers()
+    learner.statistics.sync()
     learner.check("at the end")
     return learner, rows
 

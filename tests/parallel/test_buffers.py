@@ -80,10 +80,10 @@ def learn(mesh, kind, interrupted=False, sync=False, updates=9):
                 break
             losses.append(learner.train_batch(batch, collect_metrics=True)["loss"])
             if interrupted:
-                learner.sync_buffers()
+                learner.statistics.sync()
                 evaluate(learner, test, mesh)
     learner.check("test")
-    state = {name: tensor.numpy() for name, tensor in learner.state().items()}
+    state = {name: tensor.numpy() for name, tensor in learner.placed.state().items()}
     return [losses, state, learner.differences()]
 
 

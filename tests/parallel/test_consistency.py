@@ -121,7 +121,7 @@ def step(mesh, learner):
 def stored(learner):
     """What lies here of the weight that is used or not; None where another rank stores it."""
     weight = learner.model.second.weight
-    return weight.tolist() if learner.is_stored(weight) else None
+    return weight.tolist() if learner.placed.is_stored(weight) else None
 
 
 def unused(ranks_without, config):
@@ -148,7 +148,7 @@ def told_unused(config):
         mesh, learner = place(range(8), config)
         step(mesh, learner)
     first = learner.model.first.weight
-    return stored(learner), first.tolist() if learner.is_stored(first) else None, said.getvalue()
+    return stored(learner), first.tolist() if learner.placed.is_stored(first) else None, said.getvalue()
 
 
 ANY_NUMBER = {"use": "data_parallel"}

@@ -60,7 +60,7 @@ def train(folder, strategy, precision, sync=False):
     rows = recorded(trainer)
     trainer.fit("3 steps")
     saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
-    held = sum(int(p.size) for _, p in trainer.learner.named_parameters())
+    held = sum(int(p.size) for _, p in trainer.learner.placed.named_parameters())
     return {"rows": rows, "saved": str(saved), "held": held}
 
 

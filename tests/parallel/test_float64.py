@@ -40,17 +40,17 @@ def gradients(folder, layouts, model, precision):
         words = [f"strategy={layout}", f"output_dir={folder}"]
         trainer = build(read_recipe(path, words), mesh)
         learner, steps, parts = trainer.learner, [], {}
-        step = learner._step
+        step = learner.update
 
         def recorded(learner=learner, parts=parts, step=step):
-            for name, p in learner.named_parameters():
+            for name, p in learner.placed.named_parameters():
                 if p.grad is not None:
-                    shard = learner.placements.placement_of(p).shard
+                    shard = learner.placed.placements.placement_of(p).shard
                     place = [shard.dim, shard.rank] if shard else [0, 0]
                     parts[name] = [place, p.grad.numpy().tolist(), str(p.grad.dtype)]
             step()
 
-        learner._step = recorded
+        learner.update = recorded
         for batch in trainer.loader.read(0):
             metrics = learner.train_batch(batch, collect_metrics=True)
             steps.append([metrics["loss"], metrics["gradient_norm"], dict(parts)])

@@ -47,8 +47,8 @@ def learn(strategy, model="sequential"):
     for batch in Loader.plain(data, 4, learner.mesh).read(0):
         learner.train_batch(batch)
     learner.check("at the end")
-    owned = sum(learner.is_updated(p) for _, p in learner.named_parameters(trainable=True))
-    return {n: p.numpy() for n, p in learner.named_parameters() if learner.is_stored(p)}, owned
+    owned = sum(learner.placed.is_updated(p) for _, p in learner.placed.named_parameters(trainable=True))
+    return {n: p.numpy() for n, p in learner.placed.named_parameters() if learner.placed.is_stored(p)}, owned
 
 
 def learn_each(strategies, model="sequential"):

@@ -34,11 +34,11 @@ def learn(interrupted: bool, sync: bool) -> list[Any]:
         micro_batch = MicroBatch(x, paddle.to_tensor(draw.randint(0, 4, 4)), 4, 4 * mesh.rank)
         learner.train_batch(Batch((micro_batch,), 4 * mesh.ranks, index, 0))
         if interrupted:
-            learner.sync_buffers()
+            learner.statistics.sync()
         if index == FROZEN_AFTER - 1:
             mine = norm._mean.numpy()
     moved = float(np.abs(norm._mean.numpy() - mine).max())
-    return [{name: t.numpy() for name, t in learner.state().items()}, learner.differences(), moved]
+    return [{name: t.numpy() for name, t in learner.placed.state().items()}, learner.differences(), moved]
 
 
 def each() -> list[Any]:

@@ -80,15 +80,15 @@ def placed(strategies, models):
             most[0] = 0
             learner = learner_of(recipe, mesh)
             wrong = []
-            for name, tensor in learner.state().items():
-                placement = learner.placements.placement_of(tensor)
+            for name, tensor in learner.placed.state().items():
+                placement = learner.placed.placements.placement_of(tensor)
                 start = placement.offset(tensor.shape)
                 box = tuple(slice(a, a + n) for a, n in zip(start, tensor.shape, strict=True))
                 if not np.array_equal(one[name][box], tensor.numpy()):
                     wrong.append(name)
             state = list(learner.model.parameters())
             largest, whole = max(a.nbytes for a in one.values()), sum(a.nbytes for a in one.values())
-            found.append([wrong, len(learner.state()), most[0], nbytes(state), largest, whole])
+            found.append([wrong, len(learner.placed.state()), most[0], nbytes(state), largest, whole])
     return found
 
 

@@ -47,7 +47,7 @@ def learn(strategy, mesh):
     data = [(np.full([4], i / 8, "float32"), np.int64(i % 3)) for i in range(16)]
     for batch in Loader(data, Sampler.for_mesh(16, 4, placed.mesh, micro_batches=2, seed=1)).read(0):
         learner.train_batch(batch)
-    return {n: p.numpy() for n, p in learner.named_parameters() if learner.is_stored(p)}
+    return {n: p.numpy() for n, p in learner.placed.named_parameters() if learner.placed.is_stored(p)}
 
 
 def learn_each():

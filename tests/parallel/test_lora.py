@@ -133,8 +133,8 @@ def test_only_the_adapter_is_trained_and_saved_and_merged_it_is_the_model(tmp_pa
     kept = checkpoints.load(path)
     assert {n.rpartition(".")[2] for n in kept.names if not n.startswith("optimizer/")} == {A, B}
     assert kept.state["format"] == 4 and checkpoints.is_adapter(path)
-    now = {name: p.numpy() for name, p in trainer.learner.named_parameters()}
-    for name, p in pretrained.learner.named_parameters():
+    now = {name: p.numpy() for name, p in trainer.learner.placed.named_parameters()}
+    for name, p in pretrained.learner.placed.named_parameters():
         np.testing.assert_array_equal(now[name], p.numpy(), err_msg=name)
     numbers = trainer.evaluate().numbers
 
@@ -144,7 +144,7 @@ def test_only_the_adapter_is_trained_and_saved_and_merged_it_is_the_model(tmp_pa
             {"to": str(tmp_path / f"{word}.safetensors"), "ema": ema},
         )
         found = merged(tmp_path / f"{word}.safetensors")
-        assert set(found) == {name for name, _ in pretrained.learner.named_parameters()}
+        assert set(found) == {name for name, _ in pretrained.learner.placed.named_parameters()}
         plain = build(
             file_of(tmp_path / "base", "adapter=null", "ema=null", f"output_dir={tmp_path / word}"), join()
         )
@@ -166,7 +166,7 @@ def test_only_the_adapter_is_trained_and_saved_and_merged_it_is_the_model(tmp_pa
     again = build(recipe, join(), "newest")
     again.fit("6 steps")
     for (name, one), (_, other) in zip(
-        straight.learner.named_parameters(), again.learner.named_parameters(), strict=True
+        straight.learner.placed.named_parameters(), again.learner.placed.named_parameters(), strict=True
     ):
         np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=name)
     export(file_of(tmp_path, load, "strategy.use=single"), {"to": str(tmp_path / "export")})
@@ -194,7 +194,7 @@ def test_a_script_has_an_adapter_too(tmp_path: Path) -> None:
         batch=4, length="2 steps", folder=tmp_path / "run", callbacks=[],
         adapter={"use": "lora", "match": ["0"], "rank": 2},
     )  # fmt: skip
-    assert [n for n, _ in trainer.learner.named_parameters(trainable=True)] == ["0.lora_A", "0.lora_B"]
+    assert [n for n, _ in trainer.learner.placed.named_parameters(trainable=True)] == ["0.lora_A", "0.lora_B"]
     trainer.fit()
     assert trainer.learner.model[0].lora_B.numpy().any()
 

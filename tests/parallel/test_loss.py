@@ -153,7 +153,7 @@ def learned(loss: str, mesh: Mesh, strategy: dict[str, Any] | None = None, dtype
     losses = []
     for batch in Loader(texts(loss), share).read(0):
         losses.append(learner.train_batch(batch, collect_metrics=True)["loss"])
-    return losses, {name: tensor.numpy() for name, tensor in learner.state().items()}
+    return losses, {name: tensor.numpy() for name, tensor in learner.placed.state().items()}
 
 
 def everywhere(cases: list[list[Any]]) -> list[Any]:

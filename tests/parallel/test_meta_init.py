@@ -65,7 +65,7 @@ def placed(settings):
     model = read_part("models", settings).build()
     optimizer = lambda rate, named: paddle.optimizer.SGD(0.1, [p for _, p in named])  # noqa: E731
     learner = strategy.place(Task(model=model, loss=loss, optimizer=optimizer))
-    return [[name, list(p.shape)] for name, p in learner.named_parameters()]
+    return [[name, list(p.shape)] for name, p in learner.placed.named_parameters()]
 
 
 def test_what_is_built_alone_is_what_a_real_rank_holds():

@@ -68,8 +68,8 @@ def learn(batch=10, micro_batches=1, norm=False, epochs=2, kind="momentum", dtyp
             losses.append(metrics["loss"])
             norms.append(metrics["gradient_norm"])
     learner.check("test")
-    weights = {name: p.numpy() for name, p in learner.named_parameters()}
-    learner.sync_buffers()
+    weights = {name: p.numpy() for name, p in learner.placed.named_parameters()}
+    learner.statistics.sync()
     return [losses, norms, weights, {name: t.numpy() for name, t in statistics(learner.model).items()}]
 
 

@@ -204,9 +204,9 @@ def met(strategy):
     tokens = paddle.arange(24).reshape([2, 12]) + dp_rank
     second = MicroBatch(tokens, tokens, 0 if dp_rank else 2)  # of the second reader a dummy
     learner.train_batch(Batch((MicroBatch(tokens, tokens, 2), second), 6, 0, 0))
-    name, mean = next((n, t) for n, t in learner.state().items() if n.endswith("_mean"))
+    name, mean = next((n, t) for n, t in learner.placed.state().items() if n.endswith("_mean"))
     before = mean.tolist()
-    learner.sync_buffers()
+    learner.statistics.sync()
     return [name, before, mean.tolist()]
 
 

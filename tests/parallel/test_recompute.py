@@ -183,7 +183,7 @@ def learned(strategy, mesh, dtype="float32"):
     )
     for batch in loader.read(0):
         learner.train_batch(batch)
-    return {name: p.numpy() for name, p in learner.named_parameters()}
+    return {name: p.numpy() for name, p in learner.placed.named_parameters()}
 
 
 def in_every_way(use, settings, dtype):

@@ -148,7 +148,7 @@ def rounded(strategy):
     learner, seen = strategy.place(task), []
     for layer in (learner.model.blocks[1].qkv, learner.model.blocks[1].out):
         layer.register_forward_post_hook(lambda layer, given, output: seen.append(output))
-    learner.predict(paddle.zeros([1, LENGTH], "int64"))
+    learner.runner.predict(paddle.zeros([1, LENGTH], "int64"))
     return [bool((x.astype("bfloat16").astype("float32") == x).all()) for x in seen]
 
 

@@ -69,10 +69,10 @@ def measure(cases):
         x = paddle.ones([1, 4])
         batch, shares = Batch((MicroBatch(x, x, 1),) * micro_batches, micro_batches, 0, 0), []
         for step in range(STEPS + 1):
-            learner.recorder.armed = step > 0
+            learner.runner.recorder.armed = step > 0
             learner.train_batch(batch)
             if step:
-                shares.append(idle(learner.recorder.recordings()[0].spans, 2))
+                shares.append(idle(learner.runner.recorder.recordings()[0].spans, 2))
         found.append([median(each) for each in zip(*shares, strict=True)])
     return found
 

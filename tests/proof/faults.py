@@ -29,14 +29,14 @@ def one_gradient():
 
     def change(learner):
         if LAST:
-            dict(learner.named_parameters())["body.4.weight"].register_hook(lambda gradient: gradient * 1.001)
+            dict(learner.placed.named_parameters())["body.4.weight"].register_hook(lambda gradient: gradient * 1.001)
 
     _after_placing(change)
 
 
 def _one(learner):
     """Of the matrices that lie on this rank the middle one: its name, and itself."""
-    matrices = [(name, p) for name, p in learner.named_parameters(trainable=True) if p.ndim > 1]
+    matrices = [(name, p) for name, p in learner.placed.named_parameters(trainable=True) if p.ndim > 1]
     return matrices[len(matrices) // 2]
 
 
@@ -99,7 +99,7 @@ def stale_moment():
     """From the second update on, one matrix's first moment (or velocity) is the one before the last update's."""
 
     def change(learner):
-        step, spared = learner._step, _one(learner)[1]
+        step, spared = learner.update, _one(learner)[1]
         kept = []  # before each update; nothing before the first, which makes them
 
         def stepping():
@@ -111,7 +111,7 @@ def stale_moment():
                     tensor.set_value(kept[-2].get(name, paddle.zeros_like(tensor)))
             step()
 
-        learner._step = stepping
+        learner.update = stepping
 
     _after_placing(change)
 

@@ -41,16 +41,16 @@ def trained(recipe: str, overrides: list[str], travel: bool) -> tuple[dict[str, 
     mesh = join()
     trainer = build(read_recipe(recipe, [*overrides, f"output_dir={Path(recipe).parent}/{mesh.rank}"]), mesh)
     learner = trainer.learner
-    step = learner._step
+    step = learner.update
 
     def settled() -> None:
         step()
-        learner.wait_for_params()
+        learner.weights.wait()
 
     if not travel:
-        learner._step = settled  # type: ignore[method-assign]
+        learner.update = settled  # type: ignore[method-assign]
     trainer.fit()
-    named = {**learner.state(), **{f"average of {n}": a for n, _, a in trainer.averages.named()}}
+    named = {**learner.placed.state(), **{f"average of {n}": a for n, _, a in trainer.averages.named()}}
     found = dict(zip(named, digests(named.values()), strict=True))
     paddle.device.synchronize()
     mesh.wait("the end")

@@ -79,7 +79,7 @@ def train(
 
 def digest(learner: Any) -> str:
     """Of this rank's weights."""
-    bits = b"".join(np.ascontiguousarray(p.numpy()).tobytes() for _, p in learner.named_parameters())
+    bits = b"".join(np.ascontiguousarray(p.numpy()).tobytes() for _, p in learner.placed.named_parameters())
     return hashlib.blake2b(bits, digest_size=8).hexdigest()
 
 

@@ -23,7 +23,7 @@ def watched(
 
     here = trainer(folder, words)
     learner, seen, rows, looked = here.learner, [], [], []
-    names = ("learn_share",) if learner.asynchronous else ("train_batch",)
+    names = ("learn_share",) if learner.worker is not None else ("train_batch",)
     learn = getattr(learner, names[0])
 
     def watching(batch: Any, *given: Any, **named: Any) -> Any:

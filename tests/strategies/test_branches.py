@@ -330,7 +330,7 @@ def learned(
     trainer.fit(until)
     numbers = dict(trainer.evaluate().numbers)
     saved = checkpoint.save(trainer.snapshot(), Path(out) / "checkpoints", trainer.mesh)
-    mine = [name for name, _ in trainer.learner.named_parameters()]
+    mine = [name for name, _ in trainer.learner.placed.named_parameters()]
     return {"rows": rows, "numbers": numbers, "saved": str(saved), "mine": mine}
 
 

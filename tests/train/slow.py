@@ -68,5 +68,5 @@ class _Slow(Callback):
             for layer in learner.model.sublayers()[:1]:
                 layer.register_forward_pre_hook(lambda *_: time.sleep(SECONDS))
         if self.config.where == "update":
-            step = learner._step
-            learner._step = lambda: (time.sleep(SECONDS), step())[1]
+            step = learner.update
+            learner.update = lambda: (time.sleep(SECONDS), step())[1]

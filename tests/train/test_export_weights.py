@@ -44,7 +44,7 @@ def trained(folder: Path, out: str, **how: str) -> Any:
 
 
 def weights(trainer: Any) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in trainer.learner.state().items()}
+    return {name: tensor.numpy() for name, tensor in trainer.learner.placed.state().items()}
 
 
 def test_what_is_exported_is_where_a_training_can_begin(

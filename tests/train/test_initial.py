@@ -76,7 +76,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(learner: Any) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in learner.state().items()}
+    return {name: tensor.numpy() for name, tensor in learner.placed.state().items()}
 
 
 @pytest.mark.parametrize("which", ["run", "step", "best", "checkpoint", "merged"])

@@ -214,7 +214,7 @@ class Doubles(Callback):
     """Changes a weight whenever a training begins."""
 
     def start(self, moment: Moment) -> None:
-        weight = dict(moment.trainer.learner.named_parameters())["bias"]
+        weight = dict(moment.trainer.learner.placed.named_parameters())["bias"]
         weight.set_value(weight * 2 + 1)
 
 

@@ -207,11 +207,11 @@ def test_other_groups_are_refused_and_accepted_with_what_they_freeze(run: Path) 
         again(run, words)
     trainer = again(run, words, accept=["optimizer"])
     body, head = (
-        {n: p.numpy() for n, p in trainer.learner.named_parameters() if n.startswith(w)}
+        {n: p.numpy() for n, p in trainer.learner.placed.named_parameters() if n.startswith(w)}
         for w in ("body", "head")
     )
     trainer.fit(f"{FEW + 2} steps")
-    now = {n: p.numpy() for n, p in trainer.learner.named_parameters()}
+    now = {n: p.numpy() for n, p in trainer.learner.placed.named_parameters()}
     assert all(np.array_equal(now[n], before) for n, before in body.items())
     assert not any(np.array_equal(now[n], before) for n, before in head.items())
 

@@ -335,7 +335,7 @@ def _spoil(trainer: Trainer, what: str, value: float) -> None:
         states = optimizer_states(trainer.learner)
         put(next(t for name, t, _ in states if name.endswith("moment1")), value)
         return
-    held = {n: p for n, p in trainer.learner.named_parameters() if trainer.learner.is_stored(p)}
+    held = {n: p for n, p in trainer.learner.placed.named_parameters() if trainer.learner.placed.is_stored(p)}
     mine = [p for n, p in held.items() if n.endswith(what)]
     if mine:
         put(mine[0], value)

@@ -136,7 +136,7 @@ class Dashboard(Callback):
     def epoch(self, moment: Moment) -> None:
         self.ranks.begin()
         if self.log and self.config.histograms:
-            for name, tensor in moment.trainer.learner.named_parameters():
+            for name, tensor in moment.trainer.learner.placed.named_parameters():
                 counts, edges = np.histogram(tensor.astype("float32").numpy(), bins=50)
                 self.log.histogram(f"weights/{name}", counts.tolist(), edges.tolist(), moment.progress.step)
 

@@ -6,5 +6,5 @@ and reduces them, buckets of different owners concurrently (`lanes`). New parame
 `async_param_broadcast`. A gradient may travel in 16 bits or in `low_rank`; `residuals` keep the resulting errors, and
 `roundings` bounds them for a proof. `elastic_average` is the center of ranks that do not wait for each other.
 
-The learners that use it are in `parallel/data_parallel_learner.py`, `hybrid.py`, `branches` and `server`.
+`choose` has the table of who uses which; layouts with axes, branches and servers compose theirs of these parts.
 """

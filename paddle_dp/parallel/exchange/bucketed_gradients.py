@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ from paddle_dp.mesh.messages import Messages
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, BucketSizes, called, fill
 from paddle_dp.parallel.exchange.grad_ready_hooks import GradReadyHooks
+from paddle_dp.parallel.exchange.gradient_exchange import NOTHING, GradientExchange
 from paddle_dp.parallel.exchange.lanes import CommGroups
 from paddle_dp.parallel.exchange.memory import LARGEST_HALF, as_dtype, dtype_of, nbytes
 from paddle_dp.parallel.exchange.residuals import Residuals, wide
 from paddle_dp.parallel.exchange.roundings import roundings
 from paddle_dp.parallel.hcg import Group
+from paddle_dp.parallel.loss import Count
 
 
 class NarrowSum:
@@ -78,7 +80,7 @@ class NarrowSum:
 WAITING, MOST_WAITING = 4, 2 * LARGEST
 
 
-class BucketedGradients:
+class BucketedGradients(GradientExchange):
     """Sums gradients over the ranks of `group`, then over `replicas`, ranks that own the same parameters.
 
     Without `owners` all ranks get the sums; `owners` names one global rank per parameter that gets its sum.
@@ -112,7 +114,9 @@ class BucketedGradients:
         overlapped: bool = True,
         comm_dtype: str | None = None,
         residuals: Residuals | None = None,
+        waiting: Callable[[bool], AbstractContextManager[Any]] | None = None,
     ):
+        self._waiting = waiting or (lambda computes: NOTHING)
         self._comm_groups = comm_groups or CommGroups([group])
         self.each_micro_batch = each_micro_batch
         self._group, self._replicas, self._me = group, replicas, group.ranks[group.rank]
@@ -144,12 +148,13 @@ class BucketedGradients:
         self._next = 0  # the bucket that leaves next
 
     @contextmanager
-    def backward(self, last: bool) -> Iterator[None]:
+    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
         """Wraps a micro-batch's backward, `last` of an update: buckets leave while it runs."""
         if not (last or self.each_micro_batch) or not self._overlapped:
-            yield
+            with self._waiting(True) if last else NOTHING:
+                yield
             return
-        with self._fires.enabled():
+        with self._waiting(True), self._fires.enabled():
             yield
         if self.each_micro_batch:
             self._end_round()
@@ -157,6 +162,10 @@ class BucketedGradients:
     def finish(self) -> list[int]:
         """Called after an update's last backward: the ranks that keep a gradient get its sum, where any rank has one.
         Returns the indices of parameters without a local gradient. Collective."""
+        with self._waiting(False):
+            return self._finished()
+
+    def _finished(self) -> list[int]:
         if not self.each_micro_batch:
             self._end_round()
         self._settle(0)

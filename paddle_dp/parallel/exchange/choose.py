@@ -1,14 +1,15 @@
 """Which exchange adds up the gradients of a model that every rank holds whole.
 
-| exchange           | on CPUs                     | on accelerators              | chosen                              |
-|--------------------|-----------------------------|------------------------------|-------------------------------------|
-| `PushedGradients`  | pushed while backward runs  | –                            | `pushed`; `auto` on CPUs            |
-| `PaddleReducer`    | backward waits              | overlapped                   | `bucketed`; `auto` on accelerators  |
-| `BucketedGradients`| backward waits              | overlapped                   | `bucketed` with absent gradients;   |
-|                    |                             |                              | `after`, `per_parameter`            |
-| `CompressedExchange`| over pushes                | over buckets                 | `compress`                          |
+| exchange             | on CPUs                    | on accelerators | chosen                                      |
+|----------------------|----------------------------|-----------------|---------------------------------------------|
+| `PushedGradients`    | pushed while backward runs | –               | `pushed`; `auto` on CPUs                    |
+| `PaddleReducer`      | backward waits             | overlapped      | `bucketed`; `auto` on accelerators          |
+| `BucketedGradients`  | backward waits             | overlapped      | `bucketed` with absent gradients; `after`,  |
+|                      |                            |                 | `per_parameter`                             |
+| `CompressedExchange` | over pushes                | over buckets    | `compress`                                  |
 
-Other layouts compose theirs: `hybrid.AxesExchange`, `branches.placed`, `server.served`, `replicas.CopiesExchange`.
+Other layouts compose theirs: `axes.AxesExchange`, `branch_gradients.branch_exchange`,
+`served.server_exchange`, `replicas.CopiesExchange`.
 
 PaddleReducer fails in two cases (3.3.1), where our buckets take its place: under recompute it takes the parameters of a
 backward inside a backward as used twice («parameter … has been ready before»); and with absent gradients its

@@ -1,4 +1,4 @@
-"""The exchange of compressed gradients: whole ones in the first updates, then rounded numbers or factors of matrices."""
+"""The exchange of compressed gradients: whole ones at first, then rounded numbers or factors of matrices."""
 
 from __future__ import annotations
 

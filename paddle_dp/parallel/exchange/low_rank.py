@@ -14,6 +14,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.residuals import Residuals, wide
+from paddle_dp.parallel.loss import Count
 from paddle_dp.plan.extra_memory import is_worthwhile, matrix
 
 Exchange = Callable[[list[paddle.Tensor], str], GradientExchange]
@@ -21,7 +22,7 @@ Exchange = Callable[[list[paddle.Tensor], str], GradientExchange]
 NEGLIGIBLE_NORM = 1e-6  # relative norm of a column's remainder below which the columns before span it
 
 
-class LowRankGradients:
+class LowRankGradients(GradientExchange):
     """Sums gradients over ranks: large matrices approximated with `rank` columns, other gradients in full.
 
     For a rank's gradient M [n, m] with its residual added, and Q [m, rank] from the previous update:
@@ -35,8 +36,6 @@ class LowRankGradients:
     makes two exchanges: one for P and the full gradients, which may travel during backward, and one for Q. A rank
     without a gradient adds nothing and keeps its residual; where no rank has a gradient, the result has none.
     """
-
-    each_micro_batch = False
 
     def __init__(
         self, named: Sequence[tuple[str, paddle.Tensor]], rank: int, exchange: Exchange, residuals: Residuals
@@ -61,7 +60,7 @@ class LowRankGradients:
         self._second = exchange(self._right_sums, "factors")
 
     @contextmanager
-    def backward(self, last: bool) -> Iterator[None]:
+    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
         """Wraps a micro-batch's backward, `last` of an update: full gradients leave while it runs."""
         with self._first.backward(last):
             yield

@@ -10,12 +10,14 @@ import paddle
 
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel.exchange.grad_ready_hooks import GradReadyHooks
+from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
 from paddle_dp.parallel.exchange.residuals import Residuals
+from paddle_dp.parallel.loss import Count
 
 
-class PushedGradients:
+class PushedGradients(GradientExchange):
     """Sums gradients over the global `ranks`; `rank` is this one. Each parameter's `destinations` get its sum.
 
     `each_micro_batch`: gradients are exchanged in every backward, so that only keepers hold them (ZeRO-2), otherwise in
@@ -48,7 +50,7 @@ class PushedGradients:
         self._later: set[int] = set()
 
     @contextmanager
-    def backward(self, last: bool) -> Iterator[None]:
+    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
         """Wraps a micro-batch's backward, `last` of an update: gradients leave while it runs."""
         if not (last or self.each_micro_batch):
             yield

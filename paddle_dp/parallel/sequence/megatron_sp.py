@@ -145,7 +145,7 @@ class SequenceParallelizer(TensorParallelizer):
     def _mark(self, block: nn.Layer) -> None:
         """Prepares a block for sequence shards: it draws its own tokens' masks, and its whole parameters are marked.
 
-        Their gradients come from this rank's tokens only; `parallel.hybrid` sums the marked ones over the axis, once
+        Their gradients come from this rank's tokens only; `parallel.axes` sums the marked ones over the axis, once
         a batch. (Fleet's own hooks need the number of backward passes in advance.)
         """
         draw_slice(block, "tokens", self.group, "forward")

@@ -11,13 +11,15 @@ import paddle
 from paddle_dp.mesh.copies import ToHost
 from paddle_dp.parallel.exchange.buckets import fill
 from paddle_dp.parallel.exchange.grad_ready_hooks import GradReadyHooks
+from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.host_copies import FlatCopy
 from paddle_dp.parallel.exchange.memory import moved_gradient
 from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
+from paddle_dp.parallel.loss import Count
 
 
-class CopiedGradients:
+class CopiedGradients(GradientExchange):
     """What `PushedGradients` does on a rank that only sends: the gradients of `parameters` to the servers, `owners`, on
     whose hosts they are added up.
 
@@ -25,8 +27,6 @@ class CopiedGradients:
     of their own, so that backward goes on. A bucket leaves when a later hook finds it on the host, at the latest behind
     backward.
     """
-
-    each_micro_batch = False
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class CopiedGradients:
         self._copies: deque[tuple[FlatCopy, bool]] = deque()  # on their way, and whether they are final
 
     @contextmanager
-    def backward(self, last: bool) -> Iterator[None]:
+    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
         """Around a micro-batch's backward, `last` of an update: gradients leave while it runs."""
         if not last:
             yield

@@ -46,7 +46,7 @@ def differences(cuts):
         learner = read_part("strategies", {"use": "hybrid", "tensor": 2}).build(mesh).place(task)
         for batch in Loader(Samples(), Sampler.for_mesh(8, 8, learner.mesh, seed=0, shuffle=False)).read(0):
             learner.train_batch(batch, collect_metrics=True)
-        found.append(learner.random_differences())
+        found.append(learner.runner.draws.differences())
     return found
 
 

@@ -66,7 +66,7 @@ def learned(strategy, name, micro_batches, recompute="none"):
     ).read(1):
         metrics = learner.train_batch(batch, collect_metrics=True)
         rows.append([metrics["loss"], metrics["gradient_norm"]])
-    assert learner.random_differences() == []
+    assert learner.runner.draws.differences() == []
     return rows
 
 

@@ -1,0 +1,262 @@
+"""The parts of a learner over fleet's axes: data, sharding, sequence, tensor; `pipeline` adds stages.
+
+Not fleet's HybridParallelOptimizer, which exchanges, clips and steps at once, so that the gradient norm cannot be read.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import paddle
+import paddle.distributed as dist
+from paddle.distributed.fleet.utils.hybrid_parallel_util import (
+    fused_allreduce_gradients,
+    fused_allreduce_gradients_with_group,
+)
+from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
+
+from paddle_dp.errors import UsageError
+from paddle_dp.parallel.batch_statistics import SumOverReaders
+from paddle_dp.parallel.data_group import NestedGroup, PaddleGroup
+from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
+from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
+from paddle_dp.parallel.exchange.memory import dtype_of
+from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
+from paddle_dp.parallel.exchange.replica_sums import ReplicaSums
+from paddle_dp.parallel.exchange.roundings import comm_dtype_of, rounds
+from paddle_dp.parallel.gathered_samples import GatheredSamples
+from paddle_dp.parallel.hcg import HCG
+from paddle_dp.parallel.library_code import is_library
+from paddle_dp.parallel.loss import Count
+from paddle_dp.parallel.missing_gradients import MissingGradients
+from paddle_dp.parallel.pipeline.stages import LocalStages
+from paddle_dp.parallel.placed_model import PlacedModel
+from paddle_dp.parallel.sharding.zero import Zero
+from paddle_dp.parallel.tensor.layers import before_exchanges
+from paddle_dp.parallel.update_mode import UpdateMode
+from paddle_dp.parallel.weights import WeightSync
+
+_ELSEWHERE = (
+    "strategy.sharding_stage=3: {} reads or writes a parameter outside of the forward of the layer that holds it, "
+    "where this rank does not have its values. Set strategy.sharding_stage=2, or do it in that layer's own forward."
+)
+
+
+class AxesExchange(GradientExchange):
+    """Sums gradients over the axes of a hybrid layout, in three stages: ZeRO-3 ends its rounds; the exchange that
+    overlaps with backward ends (data, sharding, sequence); and, with missing gradients as zeros, the sums that need the
+    gradients of all backwards: tokens of a sequence-parallel model, replicas of ZeRO-3, tied weights.
+
+    `reduce_dtype`: the dtype in which gradients travel; None: their own. `stages`: of a pipeline, which share tied
+    weights.
+    """
+
+    def __init__(
+        self,
+        placed: PlacedModel,
+        hcg: HCG,
+        zero: Zero | None = None,
+        reduce_dtype: str | None = None,
+        stages: LocalStages | None = None,
+    ):
+        axes = placed.mesh.axes
+        self._placed, self._hcg, self._zero = placed, hcg, zero
+        self._tied = stages.tied if stages is not None else ()
+        self._stage3 = zero.stage3 if zero is not None else None
+        if self._stage3 is not None:
+            self._stage3.sends = False
+        self._missing = MissingGradients(placed.mesh)
+        comm_dtype = comm_dtype_of(reduce_dtype, placed.trainable)
+        self._overlapped = _overlapped_exchange(placed, zero, comm_dtype)
+        self._replicas = _replica_sums(placed, zero, comm_dtype)
+        # Ours add up; Paddle's exchange along the data axis is an average.
+        ours = self._overlapped is not None or self._replicas is not None
+        self.mean_over = 1 if ours else axes.data
+        # On CPUs our carriers count, and the bridge; on accelerators only the buckets of `parallel.exchange` do.
+        stage = zero.stage if zero is not None else 0
+        only_buckets = axes.tensor == axes.sequence == axes.pipeline == 1 and stage < 3
+        self.counts_bytes = placed.mesh.device == "cpu" or only_buckets
+        if comm_dtype is not None and any(rounds(dtype_of(p), comm_dtype) for p in placed.trainable):
+            self.rounds_to = comm_dtype
+
+    @contextmanager
+    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
+        with ExitStack() as stack:
+            if last and self.mean_over > 1:
+                stack.enter_context(self._placed.mesh.waiting("the exchange of gradients", computes=True))
+            if self._stage3 is not None:
+                self._stage3.sends = True
+                stack.callback(setattr, self._stage3, "sends", False)
+            if self._overlapped is not None:
+                stack.enter_context(self._overlapped.backward(last))
+            yield
+
+    def finish(self) -> list[int]:
+        axes, zero = self._placed.mesh.axes, self._zero
+        if zero is not None:
+            zero.finish()
+        if self._overlapped is not None:
+            self._overlapped.finish()
+            if axes.tensor == axes.pipeline == 1:
+                return []  # no other axis has gradients to exchange, and no rank lacks what another has
+        named = self._placed.named_trainable
+        with self._missing.as_zeros((n, p) for n, p in named if zero is None or zero.keeps_gradient(p)):
+            self._after_backward()
+        return []
+
+    def discard(self) -> None:
+        if self._zero is not None:
+            self._zero.finish()
+        if self._overlapped is not None and self._overlapped.each_micro_batch:
+            self._overlapped.finish()
+
+    def _after_backward(self) -> None:
+        """All-reduces the gradients that this rank keeps, none of which is missing. Collective."""
+        axes, trainable = self._placed.mesh.axes, self._placed.trainable
+        marked = [p for p in trainable if is_sequence_parallel_parameter(p)]
+        if marked:
+            fused_allreduce_gradients_with_group(marked, self._hcg.get_model_parallel_group(), scale=1.0)
+        if self._replicas is not None:
+            self._replicas.exchange()
+        elif self._overlapped is None and (axes.data > 1 or axes.sequence > 1):
+            # Under ZeRO: of the gradients that this rank owns.
+            fused_allreduce_gradients(trainable, self._hcg)
+        # After the data axis, so that the copies of all replicas stay bit-equal.
+        for tied in self._tied:
+            if not tied.parameter.stop_gradient:  # the same on all stages; a frozen one has no gradient
+                tied.add_up()
+
+
+def _overlapped_exchange(
+    placed: PlacedModel, zero: Zero | None, comm_dtype: str | None
+) -> GradientExchange | None:
+    """The exchange over the axes data, sharding and sequence together; stage 3 has a separate one. Collective."""
+    mesh, trainable = placed.mesh, placed.trainable
+    axes, me = mesh.axes, mesh.rank
+    ranks = axes.group(me, "data", "sharding", "sequence")
+    if len(ranks) == 1 or (zero is not None and zero.stage == 3):
+        return None
+    each = zero is not None and zero.stage == 2
+    owners = None if zero is None else [zero.group.ranks[zero.owner(p)] for p in trainable]
+    if mesh.device == "cpu":
+        destinations = [ranks for _ in trainable]
+        if owners is not None:
+            destinations = [axes.group(owner, "data", "sequence") for owner in owners]
+        return PushedGradients(
+            ranks, me, trainable, destinations, each_micro_batch=each, comm_dtype=comm_dtype
+        )
+    replicas, before = PaddleGroup.create(axes, me, "data", "sequence").group, before_exchanges(placed.model)
+    held_back = [index for index, parameter in enumerate(trainable) if id(parameter) in before]
+    if zero is None:
+        assert replicas is not None
+        return BucketedGradients(replicas, trainable, held_back=held_back, comm_dtype=comm_dtype)
+    assert zero.comm_groups is not None
+    return BucketedGradients(
+        zero.comm_groups.groups[0], trainable, owners=owners, replicas=replicas, each_micro_batch=each,
+        comm_groups=zero.comm_groups, held_back=held_back, comm_dtype=comm_dtype,
+    )  # fmt: skip
+
+
+def _replica_sums(placed: PlacedModel, zero: Zero | None, comm_dtype: str | None) -> ReplicaSums | None:
+    """Under stage 3 with a dtype to travel in: the exchange, over data and sequence, of the sums that this rank keeps;
+    in their own dtype Paddle exchanges them. Collective."""
+    mesh = placed.mesh
+    axes, me = mesh.axes, mesh.rank
+    ranks = axes.group(me, "data", "sequence")
+    if len(ranks) == 1 or zero is None or zero.stage < 3 or comm_dtype is None:
+        return None
+    group = None if mesh.device == "cpu" else PaddleGroup.create(axes, me, "data", "sequence").group
+    return ReplicaSums(ranks, me, placed.trainable, comm_dtype, group)
+
+
+class OwnerWeights(WeightSync):
+    """ZeRO: the owner of a parameter updates it, and sends it to the others; under stage 3 they fetch it in each
+    forward and backward."""
+
+    def __init__(self, mode: UpdateMode, zero: Zero):
+        super().__init__(mode)
+        self._zero, self.collective_forward = zero, zero.stage3 is not None
+
+    def begin_update(self, number: int) -> UpdateMode:
+        self._zero.begin()
+        return self.mode
+
+    def publish(self) -> None:
+        self._zero.share()
+        if not self.overlaps:
+            self.wait()
+
+    def wait(self) -> None:
+        self._zero.settle()
+
+    def share(self) -> None:
+        self._zero.share()
+        self._zero.settle()
+
+    @contextmanager
+    def forward_only(self) -> Iterator[None]:
+        """Under stage 3 this rank joins the rounds of those that still run, after its forward."""
+        try:
+            yield
+        finally:
+            if self.collective_forward:
+                self._zero.finish()
+
+    def end_pass(self, backward: bool) -> None:
+        """Ranks that hold one stage do the same works in one order. One that left a work while another still needs it,
+        for an expert of its own, would wait for the next stage, which waits for the other."""
+        if backward or self.collective_forward:
+            self._zero.finish()
+
+    @contextmanager
+    def optimizer_states_on_device(self) -> Iterator[None]:
+        offload = self._zero.offload
+        if offload is None:
+            yield
+            return
+        offload.to_device()
+        try:
+            yield
+        finally:
+            offload.to_host()
+
+    def explain(self, error: RuntimeError) -> Exception | None:
+        if not self.collective_forward or "holds no memory" not in str(error):
+            return None
+        frames = traceback.walk_tb(error.__traceback__)
+        users = [(frame, line) for frame, line in frames if not is_library(frame.f_globals.get("__name__"))]
+        at = f"{users[-1][0].f_code.co_filename}, line {users[-1][1]}" if users else "the model"
+        return UsageError(_ELSEWHERE.format(at))
+
+
+def gathered_samples(placed: PlacedModel) -> GatheredSamples:
+    """The samples of the ranks that hold the same part of a model. Collective."""
+    mesh = placed.mesh
+    ranks = PaddleGroup.create(mesh.axes, mesh.rank, "data", "sharding")
+    return GatheredSamples(ranks.ranks, ranks.rank, ranks)
+
+
+def sum_over_readers(hcg: HCG, sequence: int) -> SumOverReaders:
+    """Adds a tensor up over the ranks that hold the same part of the model; the `sequence` ranks of one sequence have a
+    mean."""
+
+    def summed(tensor: paddle.Tensor) -> paddle.Tensor:
+        NestedGroup.from_hcg(hcg).sum_tensor(tensor)
+        if sequence > 1:
+            dist.all_reduce(tensor, group=hcg.get_sep_parallel_group())
+        return tensor / sequence
+
+    return summed
+
+
+def groups_of_equal_buffers(placed: PlacedModel, hcg: HCG) -> Sequence[dist.communication.group.Group]:
+    """The groups of ranks that hold the same stages, one for each axis."""
+    groups = {
+        "data": hcg.get_data_parallel_group,
+        "sharding": hcg.get_sharding_parallel_group,
+        "sequence": hcg.get_sep_parallel_group,
+        "tensor": hcg.get_model_parallel_group,
+    }
+    return [group() for axis, group in groups.items() if placed.mesh.axes[axis] > 1]

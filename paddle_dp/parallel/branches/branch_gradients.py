@@ -1,0 +1,43 @@
+"""The exchange of gradients of a model whose branches are on different ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddle_dp.parallel.branches.branched_model import Branched
+from paddle_dp.parallel.data_group import PaddleGroup
+from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
+from paddle_dp.parallel.exchange.gradient_exchange import CompositeExchange, GradientExchange
+from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
+from paddle_dp.parallel.placed_model import PlacedModel
+
+
+def branch_exchange(
+    placed: PlacedModel, branched: Branched, data_ranks: PaddleGroup, every_rank: PaddleGroup
+) -> GradientExchange:
+    """Sums gradients over `data_ranks`, which have the same branches, and, of weights that branches of several ranks
+    share (`branched.shared`), over `every_rank`. Both overlap with backward."""
+    shared = set(branched.shared)
+    indices: dict[bool, list[int]] = {False: [], True: []}
+    index_of = {id(parameter): index for index, parameter in enumerate(placed.trainable)}
+    for name, parameter in placed.named_trainable:
+        indices[name in shared].append(index_of[id(parameter)])
+    exchanges: list[tuple[GradientExchange, Sequence[int]]] = []
+    if len(data_ranks.ranks) > 1:
+        local = _over(data_ranks, placed, indices[False], "gradients", overlapped=True)
+        exchanges.append((local, indices[False]))
+    if shared:
+        # Ranks reach joins and shared weights in different orders: their collectives must not wait for each other.
+        overlapped = not branched.exchanges_back
+        exchanges.append((_over(every_rank, placed, indices[True], "shared", overlapped), indices[True]))
+    return CompositeExchange(exchanges)
+
+
+def _over(
+    ranks: PaddleGroup, placed: PlacedModel, indices: Sequence[int], channel: str, overlapped: bool
+) -> GradientExchange:
+    parameters = [placed.trainable[index] for index in sorted(indices)]
+    if placed.mesh.device == "cpu":
+        destinations = [ranks.ranks] * len(parameters)
+        return PushedGradients(ranks.ranks, ranks.rank, parameters, destinations, channel=channel)
+    return BucketedGradients(ranks.group, parameters, overlapped=overlapped)
