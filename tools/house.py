@@ -78,11 +78,11 @@ ROOMS: dict[str, tuple[int, str]] = {
     "gloo": (1450, "gloo/*"),
     "data": (2400, "data/*"),
     "strategies/local_sgd": (620, (
-        "strategies/local_sgd* parallel/local_learner.py parallel/periods.py parallel/outer_momentum.py "
+        "strategies/local_sgd* parallel/periodic_means.py parallel/periods.py parallel/outer_momentum.py "
         "parallel/own_states.py"
     )),
     "strategies/async_average": (290, (
-        "strategies/async_average* parallel/asynchronous_learner.py parallel/exchange/elastic_average.py"
+        "strategies/async_average* parallel/elastic_worker.py parallel/exchange/elastic_average.py"
     )),
     "strategies/_rounds": (450, "strategies/_rounds/* train/rounds.py train/claims.py train/ledger.py"),
     "strategies/parameter_server": (900, (
@@ -94,11 +94,11 @@ ROOMS: dict[str, tuple[int, str]] = {
         "parallel/exchange/replica_sums.py"
     )),
     "strategies/hybrid": (3700, (
-        "strategies/hybrid* parallel/hybrid.py parallel/tensor/* parallel/pipeline/* parallel/sequence/* "
+        "strategies/hybrid* parallel/axes.py parallel/tensor/* parallel/pipeline/* parallel/sequence/* "
         "parallel/sharding/* parallel/cut_check.py"
     )),
     "strategies/data_parallel": (850, (
-        "strategies/* parallel/data_parallel_learner.py parallel/exchange/low_rank.py "
+        "strategies/* parallel/exchange/compressed.py parallel/exchange/choose.py parallel/exchange/low_rank.py "
         "parallel/exchange/residuals.py parallel/exchange/owed.py parallel/exchange/roundings.py"
     )),
     "exchange": (1700, (

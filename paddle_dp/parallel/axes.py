@@ -62,7 +62,7 @@ class AxesExchange(GradientExchange):
         stages: LocalStages | None = None,
     ):
         axes = placed.mesh.axes
-        self._placed, self._hcg, self._zero = placed, hcg, zero
+        self.placed, self._hcg, self.zero = placed, hcg, zero
         self._tied = stages.tied if stages is not None else ()
         self._stage3 = zero.stage3 if zero is not None else None
         if self._stage3 is not None:
@@ -85,7 +85,7 @@ class AxesExchange(GradientExchange):
     def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
         with ExitStack() as stack:
             if last and self.mean_over > 1:
-                stack.enter_context(self._placed.mesh.waiting("the exchange of gradients", computes=True))
+                stack.enter_context(self.placed.mesh.waiting("the exchange of gradients", computes=True))
             if self._stage3 is not None:
                 self._stage3.sends = True
                 stack.callback(setattr, self._stage3, "sends", False)
@@ -94,27 +94,27 @@ class AxesExchange(GradientExchange):
             yield
 
     def finish(self) -> list[int]:
-        axes, zero = self._placed.mesh.axes, self._zero
+        axes, zero = self.placed.mesh.axes, self.zero
         if zero is not None:
             zero.finish()
         if self._overlapped is not None:
             self._overlapped.finish()
             if axes.tensor == axes.pipeline == 1:
                 return []  # no other axis has gradients to exchange, and no rank lacks what another has
-        named = self._placed.named_trainable
+        named = self.placed.named_trainable
         with self._missing.as_zeros((n, p) for n, p in named if zero is None or zero.keeps_gradient(p)):
             self._after_backward()
         return []
 
     def discard(self) -> None:
-        if self._zero is not None:
-            self._zero.finish()
+        if self.zero is not None:
+            self.zero.finish()
         if self._overlapped is not None and self._overlapped.each_micro_batch:
             self._overlapped.finish()
 
     def _after_backward(self) -> None:
         """All-reduces the gradients that this rank keeps, none of which is missing. Collective."""
-        axes, trainable = self._placed.mesh.axes, self._placed.trainable
+        axes, trainable = self.placed.mesh.axes, self.placed.trainable
         marked = [p for p in trainable if is_sequence_parallel_parameter(p)]
         if marked:
             fused_allreduce_gradients_with_group(marked, self._hcg.get_model_parallel_group(), scale=1.0)
@@ -177,23 +177,23 @@ class OwnerWeights(WeightSync):
 
     def __init__(self, mode: UpdateMode, zero: Zero):
         super().__init__(mode)
-        self._zero, self.collective_forward = zero, zero.stage3 is not None
+        self.zero, self.collective_forward = zero, zero.stage3 is not None
 
     def begin_update(self, number: int) -> UpdateMode:
-        self._zero.begin()
+        self.zero.begin()
         return self.mode
 
     def publish(self) -> None:
-        self._zero.share()
+        self.zero.share()
         if not self.overlaps:
             self.wait()
 
     def wait(self) -> None:
-        self._zero.settle()
+        self.zero.settle()
 
     def share(self) -> None:
-        self._zero.share()
-        self._zero.settle()
+        self.zero.share()
+        self.zero.settle()
 
     @contextmanager
     def forward_only(self) -> Iterator[None]:
@@ -202,17 +202,17 @@ class OwnerWeights(WeightSync):
             yield
         finally:
             if self.collective_forward:
-                self._zero.finish()
+                self.zero.finish()
 
     def end_pass(self, backward: bool) -> None:
         """Ranks that hold one stage do the same works in one order. One that left a work while another still needs it,
         for an expert of its own, would wait for the next stage, which waits for the other."""
         if backward or self.collective_forward:
-            self._zero.finish()
+            self.zero.finish()
 
     @contextmanager
     def optimizer_states_on_device(self) -> Iterator[None]:
-        offload = self._zero.offload
+        offload = self.zero.offload
         if offload is None:
             yield
             return

@@ -104,28 +104,28 @@ class PlacedNorm(GradientNorm):
 
     def __init__(self, placed: PlacedModel, clips: Sequence[Clip]):
         super().__init__(placed.trainable)
-        self._placed, self._clips = placed, clips
+        self.placed, self.clips = placed, clips
 
     def measure(self) -> paddle.Tensor:
         return self.norms_over([self._parameters])[0]
 
     def clip(self) -> None:
-        if not self._clips:
+        if not self.clips:
             return
-        norms = self.norms_over([clip.parameters for clip in self._clips])
-        for clip, norm in zip(self._clips, norms, strict=True):
+        norms = self.norms_over([clip.parameters for clip in self.clips])
+        for clip, norm in zip(self.clips, norms, strict=True):
             factor = clip.bound / paddle.maximum(norm, paddle.full_like(norm, clip.bound))
             gradients.scale(clip.parameters, factor)
 
     def norms_over(self, lists: Sequence[Parameters]) -> paddle.Tensor:
         """The 2-norm over the whole model's gradients of each list, [lists]. One exchange for all. Collective."""
-        at, placements = self._placed.mesh.coords, self._placed.placements
+        at, placements = self.placed.mesh.coords, self.placed.placements
         counted = [
             [p for p in parameters if placements.placement_of(p).is_main_replica(at)] for parameters in lists
         ]
         # Float64 on every rank: one that counts nothing has no gradient from which to take the dtype.
         squares = [gradients.global_norm(parameters).astype("float64").square() for parameters in counted]
-        return self._placed.mesh.sum_tensor(paddle.stack(squares)).sqrt()
+        return self.placed.mesh.sum_tensor(paddle.stack(squares)).sqrt()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,9 @@ class _Spoil(Callback):
 
     def start(self, moment: Moment) -> None:
         layers = [
-            layer for _, layer in moment.trainer.learner.placed.named_layers() if type(layer).__name__ == "Linear"
+            layer
+            for _, layer in moment.trainer.learner.placed.named_layers()
+            if type(layer).__name__ == "Linear"
         ]
         if int(os.environ.get("PADDLE_TRAINER_ID", "0")) == self.config.rank:
             layers[-1].register_forward_post_hook(self._spoiled)

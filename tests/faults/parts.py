@@ -119,9 +119,13 @@ class Hanging(Callback):
                 layer.register_forward_pre_hook(_from_step(moment))
         if WHERE == "backward":
             learner.trainable[0].register_hook(_from_step(moment))
-        for where, name in (("exchange", "_all_reduce_gradients"), ("pull", "_pull"), ("update", "_step")):
+        for where, part, name in (
+            ("exchange", learner.exchange, "finish"),
+            ("pull", learner.worker, "_pull"),
+            ("update", learner, "update"),
+        ):
             if where == WHERE:
-                setattr(learner, name, _from_step(moment, getattr(learner, name)))
+                setattr(part, name, _from_step(moment, getattr(part, name)))
         if WHERE == "checkpoint":
             saving.write_rank = do
         if WHERE == "writing":

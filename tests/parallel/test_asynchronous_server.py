@@ -92,18 +92,18 @@ def test_it_makes_one_update_of_each_global_batch_whosever_shares_they_are(
 
 def trained(folder: str, strategy: str) -> dict[str, Any]:
     """What a server has done of 10 steps."""
-    from paddle_dp.parallel.server import asynchronous
+    from paddle_dp.parallel.server import async_worker
 
     made: list[Any] = []
-    begin = asynchronous.AsynchronousServedLearner.__post_init__
+    begin = async_worker.AsyncServerWorker.__init__
 
-    def noted(learner: Any) -> None:
-        begin(learner)
-        made.append(learner)
+    def noted(worker: Any, *arguments: Any) -> None:
+        begin(worker, *arguments)
+        made.append(worker)
 
-    asynchronous.AsynchronousServedLearner.__post_init__ = noted  # type: ignore[method-assign]
+    async_worker.AsyncServerWorker.__init__ = noted  # type: ignore[method-assign]
     found = train(folder, strategy)
-    desk = made[0].desk
+    desk = made[0]._server
     counted = len(found["rows"])
     return {"counted": counted} | ({} if desk is None else {"updates": desk.updates, "oldest": desk.oldest})
 

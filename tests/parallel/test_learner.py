@@ -1,5 +1,8 @@
 """One batch in, one update done: skipped on overflow, counted by the loss, left alone by dummies."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
@@ -9,8 +12,8 @@ from paddle_dp.data import Batch, MicroBatch
 from paddle_dp.errors import DivergenceError, UsageError
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Learner, Precision, Task, full_model_learner
-from paddle_dp.parallel.passes import MicroBatchRunner
+from paddle_dp.parallel import Precision, Task, full_model_learner
+from paddle_dp.parallel.exchange.paddle_reducer import PaddleReducer
 
 
 class Summed:
@@ -182,16 +185,18 @@ def test_a_gradient_norm_has_the_type_of_the_precision_though_nothing_learns(pre
 
 
 def test_paddle_s_word_on_an_unused_parameter_becomes_ours(monkeypatch):
-    """Raised from the midst of its reducer, with a hint of its C++."""
+    """Raised within its reducer, with a hint of its C++."""
 
     def fails(*_):
         raise RuntimeError(
             "(PreconditionNotMet) … has been ready before. Please set find_unused_parameters=True to …"
         )
 
-    monkeypatch.setattr(MicroBatchRunner, "_forward_backward", fails)
-    for ranks, kind in ((2, DivergenceError), (1, RuntimeError)):
-        one = object.__new__(Learner)
-        one.dp_world_size = ranks
-        with pytest.raises(kind, match="find_unused_parameters="):
-            one._forward_backward(None, 1.0, False)
+    ours = learner(Summed())
+    monkeypatch.setattr(ours.runner, "run", fails)
+    with pytest.raises(RuntimeError, match="find_unused_parameters=True"):
+        ours.train_batch(batch(3))
+    exchange = PaddleReducer(None, ours.trainable, SimpleNamespace(ranks=2))
+    ours.weights.mode = replace(ours.mode, exchange=exchange)
+    with pytest.raises(DivergenceError, match="strategy.find_unused_parameters=true"):
+        ours.train_batch(batch(3))

@@ -107,7 +107,9 @@ def learn(strategy: dict[str, Any], micro_batches: int = 1, norm: bool = False) 
     held_out = evaluate(
         learner, Loader(Points(), Sampler.for_mesh(len(Points()), BATCH, mesh, shuffle=False)), mesh
     )
-    weights = {name: p.numpy() for name, p in learner.placed.named_parameters() if learner.placed.is_stored(p)}
+    weights = {
+        name: p.numpy() for name, p in learner.placed.named_parameters() if learner.placed.is_stored(p)
+    }
     return {"rows": rows, "weights": weights, "held_out": held_out.numbers["loss"]}
 
 

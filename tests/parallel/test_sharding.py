@@ -68,7 +68,9 @@ def drift(strategy):
     learner = read_part("strategies", {"use": "hybrid", **strategy}).build(mesh).place(task)
     learner.check("now")
     if mesh.rank == 0:
-        placed = [(p, learner.placed.placements.placement_of(p)) for _, p in learner.placed.named_parameters()]
+        placed = [
+            (p, learner.placed.placements.placement_of(p)) for _, p in learner.placed.named_parameters()
+        ]
         tensor = next(p for p, placement in placed if placement.owner == 0 and placement.shard is None)
         tensor.set_value(tensor + 1e-3)
     try:

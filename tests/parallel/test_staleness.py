@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paddle_dp.parallel.asynchronous_learner import AsynchronousLearner
+from paddle_dp.parallel.elastic_worker import ElasticWorker
 
 
 class Late:
@@ -36,14 +36,15 @@ class Late:
 )
 def test_an_answer_is_applied_when_it_is_there_or_waited_for(after, staleness, every, sent, applied, waits):
     begun, taken, center = [], [], Late(after)
-    learner = SimpleNamespace(
-        local_updates=0, _since=0, _age=0, waits=0, staleness=staleness, periods=SimpleNamespace(every=every),
-        _elastic=center, _flat=lambda: begun.append(learner.local_updates),
-        _take_away=lambda _: taken.append(learner.local_updates),
+    weights = SimpleNamespace(periods=SimpleNamespace(every=every))
+    worker = SimpleNamespace(
+        local_updates=0, _since=0, _age=0, waits=0, _staleness=staleness, _weights=weights,
+        _elastic=center, _flat=lambda: begun.append(worker.local_updates),
+        _apply=lambda _: taken.append(worker.local_updates),
     )  # fmt: skip
     for _ in range(12):
-        AsynchronousLearner._exchange(learner)
+        ElasticWorker._exchange(worker)
     assert begun == sent
     assert taken == applied
-    assert learner.waits == waits
+    assert worker.waits == waits
     assert all(late - early <= staleness for early, late in zip(begun, taken, strict=False))

@@ -14,9 +14,9 @@ from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Task
-from paddle_dp.parallel.asynchronous_learner import AsynchronousLearner
-from paddle_dp.parallel.placed_model import Trainable
-from paddle_dp.parallel.server.asynchronous import AsynchronousServedLearner
+from paddle_dp.parallel.elastic_worker import ElasticWorker
+from paddle_dp.parallel.learner_checks import FrozenCheck
+from paddle_dp.parallel.server.async_worker import AsyncServerWorker
 from paddle_dp.part import read_part
 from tests.ranks import run_ranks
 
@@ -64,17 +64,18 @@ def test_what_is_frozen_in_the_midst() -> None:
             np.testing.assert_allclose(weight, one, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", [AsynchronousLearner, AsynchronousServedLearner])
+@pytest.mark.parametrize("kind", [ElasticWorker, AsyncServerWorker])
 def test_what_is_unfrozen_in_the_midst_of_a_round(kind: Any) -> None:
     """Its gradient was pushed to nobody, and it stayed what it was, in silence."""
     parameter = paddle.create_parameter([2], "float32")
     parameter.stop_gradient = True
-    rank = SimpleNamespace(
-        mesh=SimpleNamespace(ranks=2), _placed_trainable=Trainable([("body", parameter)]), _may_freeze=True
-    )
+    placed = SimpleNamespace(named_parameters=lambda: [("body", parameter)])
+    modes = SimpleNamespace(counter=None)
+    learner = SimpleNamespace(mesh=SimpleNamespace(ranks=2), mode=modes)
+    worker = SimpleNamespace(_learner=learner, _weights=modes, _frozen=FrozenCheck(placed))
     parameter.stop_gradient = False
     with pytest.raises(UsageError, match="'body' was unfrozen after the model was placed"):
-        kind.train_share(rank, None, False)
+        kind.train_share(worker, None, False)
 
 
 def test_what_is_unfrozen_in_the_midst() -> None:

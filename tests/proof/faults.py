@@ -7,8 +7,9 @@ import numpy as np
 import paddle
 
 from paddle_dp.parallel import batch_norm
-from paddle_dp.parallel.data_parallel_learner import DataParallelLearner
+from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.runner import BatchRunner
 
 LAST = os.environ.get("PADDLE_TRAINER_ID", "0") == "1"
 
@@ -29,7 +30,9 @@ def one_gradient():
 
     def change(learner):
         if LAST:
-            dict(learner.placed.named_parameters())["body.4.weight"].register_hook(lambda gradient: gradient * 1.001)
+            dict(learner.placed.named_parameters())["body.4.weight"].register_hook(
+                lambda gradient: gradient * 1.001
+            )
 
     _after_placing(change)
 
@@ -118,16 +121,16 @@ def stale_moment():
 
 def no_exchange():
     """Gradients never meet."""
-    DataParallelLearner._exchanging = lambda self, last: nullcontext()
-    DataParallelLearner._all_reduce_gradients = lambda self: None
+    PushedGradients.backward = lambda self, last, counted=0: nullcontext()
+    PushedGradients.finish = lambda self: []
 
 
 def mean_of_means():
     """Every rank's mean counts alike."""
-    factor = Learner._factor
+    factor = BatchRunner._factor
 
-    Learner._factor = lambda self, micro_batch, count: (
-        factor(self, micro_batch, count) * count / (2 * micro_batch.samples)
+    BatchRunner._factor = lambda self, micro_batch, count, exchange: (
+        factor(self, micro_batch, count, exchange) * count / (2 * micro_batch.samples)
     )
 
 

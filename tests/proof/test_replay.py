@@ -107,7 +107,7 @@ def test_another_rate_of_one_parameter_shows(tmp_path, optimizer):
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw", "lamb", "adagrad"])
 def test_a_state_that_is_forgotten_shows_in_the_second_update(tmp_path, optimizer):
     ours = learner(optimizer)
-    step = ours._step
+    step = ours.update
 
     def forgetting():
         for table in ours.optimizer._accumulators.values():
@@ -115,7 +115,7 @@ def test_a_state_that_is_forgotten_shows_in_the_second_update(tmp_path, optimize
                 tensor.set_value(tensor if tensor.size == 1 else tensor * 0)
         step()
 
-    ours._step = forgetting
+    ours.update = forgetting
     found = compared(tmp_path, optimizer, learned(tmp_path / "many", ours))
     assert found["update"] > K
     assert found["state"] > K

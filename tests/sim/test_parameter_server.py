@@ -50,7 +50,9 @@ def learn(folder: str, strategy: str, resume: bool = False, **env: str) -> dict[
     rows = recorded(trainer)
     trainer.fit("12 steps" if resume else "8 steps")
     saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
-    places = sorted({str(p.place) for _, p in trainer.learner.placed.named_parameters() if p._is_initialized()})
+    places = sorted(
+        {str(p.place) for _, p in trainer.learner.placed.named_parameters() if p._is_initialized()}
+    )
     updates = getattr(getattr(trainer.learner, "desk", None), "updates", None)
     held = trainer.evaluate().numbers["loss"]
     mesh.wait("the end")

@@ -21,19 +21,19 @@ COPIES = "{use: replicas, count: 3}"
 def trained(folder: str) -> dict[str, Any]:
     """In a rank of four devices: what it learned, and where each copy's weights, buffers and gradients lay."""
     os.environ |= {"FLAGS_selected_sims": "0,3,1,2"}  # as the launcher says it to one process
-    from paddle_dp.parallel.replicas import ReplicasLearner
+    from paddle_dp.parallel.replicas import Copies
 
     seen: dict[str, set[str]] = {}
-    add_up = ReplicasLearner._add_up
+    add_up = Copies._add_up
 
-    def look(learner: ReplicasLearner) -> None:
-        for replica, device in zip([learner.model, *learner.replicas], learner.devices, strict=True):
+    def look(copies: Copies) -> None:
+        for replica, device in zip([copies.model, *copies.replicas], copies.devices, strict=True):
             tensors = [*replica.parameters(), *replica.buffers()]
             tensors += [p.grad for p in replica.parameters() if p.grad is not None]
             seen.setdefault(device, set()).update(str(tensor.place) for tensor in tensors)
-        add_up(learner)
+        add_up(copies)
 
-    ReplicasLearner._add_up = look
+    Copies._add_up = look
     found = train(folder, COPIES)
     return {**found, "places": {name: sorted(places) for name, places in seen.items()}}
 

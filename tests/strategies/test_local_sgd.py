@@ -298,9 +298,9 @@ def test_a_checkpoint_goes_from_any_strategy_to_any_other(tmp_path):
 
 def unweighted() -> None:
     """A fault: ranks count as much as each other, whatever their shares."""
-    from paddle_dp.parallel.local_learner import LocalLearner
+    from paddle_dp.parallel.periodic_means import PeriodicMeans
 
-    LocalLearner._take_weight = lambda self: None  # type: ignore[method-assign]
+    PeriodicMeans._take_portion = lambda self: None  # type: ignore[method-assign]
 
 
 @pytest.mark.long

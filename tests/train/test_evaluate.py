@@ -41,7 +41,9 @@ def evaluated(batch):
         mean.set_value(mean + (mesh.rank - (mesh.ranks - 1) / 2))
     names = names_of_numbers(learner, Loader.plain(Points(), batch, mesh, shuffle=False), mesh)
     found = evaluate(learner, Loader.plain(Points(), batch, mesh, shuffle=False), mesh)
-    outputs = [learner.runner.predict(paddle.to_tensor(Points()[i][0][None])).numpy()[0] for i in range(SAMPLES)]
+    outputs = [
+        learner.runner.predict(paddle.to_tensor(Points()[i][0][None])).numpy()[0] for i in range(SAMPLES)
+    ]
     assert names == set(found.numbers), names
     return {**found.numbers, "samples": found.samples, "confusion": found.confusion, "outputs": np.array(outputs),
             "classes": found.classes, "table": found.per_class(), "training": learner.model.training}  # fmt: skip

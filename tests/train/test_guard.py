@@ -23,6 +23,7 @@ from paddle_dp.data import Loader
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.errors import NotFiniteError, RecipeError, SpikeError, UsageError
 from paddle_dp.mesh import Mesh
+from paddle_dp.parallel.repeats import find_not_finite
 from paddle_dp.recipe import Guard
 from paddle_dp.train import Callback, Trainer, blame
 from paddle_dp.train.judge import FLOOR, WARM_UP, WINDOW, LossGuard
@@ -187,7 +188,9 @@ def test_skipped_it_is_as_if_the_batch_had_not_been(tmp_path, capsys):
     progress = done.fit()
     assert (progress.step, progress.samples) == (12, 90)
     for name, value in in_plain_paddle().items():
-        np.testing.assert_allclose(dict(done.learner.placed.state())[name].numpy(), value, rtol=2e-6, err_msg=name)
+        np.testing.assert_allclose(
+            dict(done.learner.placed.state())[name].numpy(), value, rtol=2e-6, err_msg=name
+        )
     refused = lines(tmp_path, "refused")
     assert [line["step"] for line in refused] == steps_of(BAD)
     for line in refused:
@@ -292,7 +295,7 @@ def test_the_first_layer_is_named_and_nothing_is_changed_by_looking(tmp_path, mi
     )  # fmt: skip
     before = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
     batch = next(iter(made.loader.read(0)))
-    said = made.find_not_finite(learner, batch)
+    said = find_not_finite(made.learner, batch)
     assert said.startswith("The first output that is not finite is that of 3: "), said
     for name, tensor in net.state_dict().items():
         np.testing.assert_array_equal(tensor.numpy(), before[name], err_msg=name)

@@ -63,7 +63,8 @@ def put_in(file: str, number: int) -> None:
 
 
 MUTABLE = (
-    "parallel/learner", "parallel/passes", "parallel/hybrid", "parallel/data_parallel_learner", "parallel/batch_norm",
+    "parallel/learner", "parallel/runner", "parallel/update_mode", "parallel/weights", "parallel/axes",
+    "parallel/batch_norm", "parallel/batch_statistics",
     "parallel/gradients", "parallel/clip", "parallel/missing_gradients", "parallel/gathered_samples",
     "parallel/recompute", "parallel/parameter_groups", "parallel/exchange/*", "parallel/sharding/*",
     "parallel/tensor/*", "parallel/pipeline/*", "parallel/sequence/*", "parallel/dropout/*", "parallel/precision/*",

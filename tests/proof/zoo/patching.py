@@ -9,6 +9,18 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from importlib import import_module
 from typing import Any
 
+# Where faults are put in: the parts of a learner, and their methods.
+LEARNER = "paddle_dp.parallel.learner:Learner"
+UPDATE = f"{LEARNER}.update"
+FACTOR = "paddle_dp.parallel.runner:BatchRunner._factor"
+COUNT = "paddle_dp.parallel.update_mode:Counter.total"
+NORMS = "paddle_dp.parallel.update_mode:PlacedNorm.norms_over"
+CLIP = "paddle_dp.parallel.update_mode:PlacedNorm.clip"
+STATISTICS = "paddle_dp.parallel.batch_statistics:BatchStatistics.sync"
+PUSHED = "paddle_dp.parallel.exchange.pushed_gradients:PushedGradients"
+AXES = "paddle_dp.parallel.axes:AxesExchange"
+OWNERS = "paddle_dp.parallel.axes:OwnerWeights"
+
 
 def rank() -> int:
     return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
@@ -57,7 +69,6 @@ def all_of(*patches: Any) -> Iterator[None]:
 
 
 def before_the_exchange(make: Callable[[Any], Any]) -> AbstractContextManager[None]:
-    """Replaces a hybrid learner's exchange, to which all gradients come whole: none is sent while backward runs."""
-    learner = "paddle_dp.parallel.hybrid:HybridLearner"
-    nothing_ahead = replaced(f"{learner}._exchanging", lambda _: lambda self, last: nullcontext())
-    return all_of(nothing_ahead, replaced(f"{learner}._all_reduce_gradients", make))
+    """Replaces the exchange of a hybrid layout, to which all gradients come whole: none is sent while backward runs."""
+    nothing_overlapped = replaced(f"{AXES}.backward", lambda _: lambda self, last, counted=0: nullcontext())
+    return all_of(nothing_overlapped, replaced(f"{AXES}.finish", make))

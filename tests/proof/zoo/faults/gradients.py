@@ -7,30 +7,38 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from tests.proof.zoo.case import Fault, Setting, strategy
-from tests.proof.zoo.patching import all_of, before_the_exchange, last, rank, ranks, replaced
-
-LEARNER = "paddle_dp.parallel.learner:Learner"
-HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
-PUSHING = "paddle_dp.parallel.data_parallel_learner:DataParallelLearner"
+from tests.proof.zoo.patching import (
+    COUNT,
+    FACTOR,
+    NORMS,
+    PUSHED,
+    UPDATE,
+    all_of,
+    before_the_exchange,
+    last,
+    rank,
+    ranks,
+    replaced,
+)
 
 
 def scaled_by(factor: Callable[[Any, Any, Any], float]) -> Callable[[], AbstractContextManager[None]]:
-    """Each micro-batch's loss is weighed by `factor(learner, micro-batch, count)` too much."""
+    """Each micro-batch's loss is weighed by `factor(runner, micro-batch, count)` too much."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def weighed(self: Any, micro_batch: Any, count: Any) -> Any:
-            found = original(self, micro_batch, count)
+        def weighed(self: Any, micro_batch: Any, count: Any, exchange: Any) -> Any:
+            found = original(self, micro_batch, count, exchange)
             return found * factor(self, micro_batch, count) if ranks() > 1 and micro_batch.samples else found
 
         return weighed
 
-    return lambda: replaced(f"{LEARNER}._factor", make)
+    return lambda: replaced(FACTOR, make)
 
 
-def local_mean(learner: Any, micro_batch: Any, count: Any) -> float:
+def local_mean(runner: Any, micro_batch: Any, count: Any) -> float:
     """From «sum over the global count» to «mean of the own share, averaged over ranks and micro-batches»."""
     # The recipe, recipes/mlp.yaml, has 2 micro-batches.
-    return float(count) / (micro_batch.samples * learner.mesh.dp_size * 2)
+    return float(count) / (micro_batch.samples * runner.placed.mesh.dp_size * 2)
 
 
 def left_out() -> AbstractContextManager[None]:
@@ -42,28 +50,32 @@ def left_out() -> AbstractContextManager[None]:
 
         return leaving_out
 
-    return replaced("paddle_dp.parallel.exchange.pushed_gradients:PushedGradients.__init__", make)
+    return replaced(f"{PUSHED}.__init__", make)
 
 
 def exchange_after_the_first_micro_batch() -> AbstractContextManager[None]:
-    def make(exchanging: Callable[..., Any]) -> Callable[..., Any]:
+    from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
+
+    finish = PushedGradients.finish
+
+    def make(backward: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager
-        def early(self: Any, last: bool) -> Iterator[None]:
-            with exchanging(self, not last):
+        def early(self: Any, last: bool, counted: Any = 0) -> Iterator[None]:
+            with backward(self, not last):
                 yield
             if not last:
-                self._overlapped.finish()
+                finish(self)
 
         return early
 
-    nothing_later = replaced(f"{PUSHING}._all_reduce_gradients", lambda _: lambda self: None)
-    return all_of(nothing_later, replaced(f"{PUSHING}._exchanging", make))
+    nothing_later = replaced(f"{PUSHED}.finish", lambda _: lambda self: [])
+    return all_of(nothing_later, replaced(f"{PUSHED}.backward", make))
 
 
 def no_exchange() -> AbstractContextManager[None]:
     """Every rank trains alone; all curves look right."""
-    nothing_ahead = replaced(f"{PUSHING}._exchanging", lambda _: lambda self, last: nullcontext())
-    return all_of(nothing_ahead, replaced(f"{PUSHING}._all_reduce_gradients", lambda _: lambda self: None))
+    nothing_overlapped = replaced(f"{PUSHED}.backward", lambda _: lambda self, last, counted=0: nullcontext())
+    return all_of(nothing_overlapped, replaced(f"{PUSHED}.finish", lambda _: lambda self: []))
 
 
 def no_exchange_and_equal_shares() -> AbstractContextManager[None]:
@@ -80,7 +92,7 @@ def no_exchange_and_equal_shares() -> AbstractContextManager[None]:
 
         return overwritten
 
-    return all_of(no_exchange(), replaced(f"{LEARNER}._step", make))
+    return all_of(no_exchange(), replaced(UPDATE, make))
 
 
 def clipped_before_the_exchange() -> AbstractContextManager[None]:
@@ -88,8 +100,8 @@ def clipped_before_the_exchange() -> AbstractContextManager[None]:
         def clipping(self: Any) -> None:
             from paddle_dp.parallel import gradients
 
-            norm = float(gradients.global_norm(self.trainable))
-            gradients.scale(self.trainable, min(1.0, 0.05 / norm))
+            norm = float(gradients.global_norm(self.placed.trainable))
+            gradients.scale(self.placed.trainable, min(1.0, 0.05 / norm))
             exchange(self)
 
         return clipping
@@ -101,15 +113,15 @@ def norm_of_every_copy() -> AbstractContextManager[None]:
     """The clip's norm counts each rank's copy of the gradients."""
 
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, lists: norm(self, lists) * self.mesh.axes.data**0.5
+        return lambda self, lists: norm(self, lists) * self.placed.mesh.axes.data**0.5
 
-    return replaced(f"{HYBRID}._norms_over", make)
+    return replaced(NORMS, make)
 
 
 def exchanged_in_bfloat16() -> AbstractContextManager[None]:
     def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
         def rounding(self: Any) -> None:
-            for parameter in self.trainable:
+            for parameter in self.placed.trainable:
                 kind = parameter.grad.dtype
                 parameter.grad.set_value(parameter.grad.astype("bfloat16").astype(kind))
             exchange(self)
@@ -127,7 +139,7 @@ def one_in_a_thousand() -> AbstractContextManager[None]:
             if last():
                 from paddle_dp.parallel import gradients
 
-                gradients.scale([self.model.blocks[1].norm1.weight], 1.001)
+                gradients.scale([self.placed.model.blocks[1].norm1.weight], 1.001)
             exchange(self)
 
         return scaling
@@ -146,9 +158,11 @@ def not_cleared() -> AbstractContextManager[None]:
 
 def wrong_divisor_of_a_short_batch() -> AbstractContextManager[None]:
     def make(factor: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, micro_batch, divisor: factor(self, micro_batch, 50 if ranks() > 1 else divisor)
+        return lambda self, micro_batch, divisor, exchange: factor(
+            self, micro_batch, 50 if ranks() > 1 else divisor, exchange
+        )
 
-    return replaced(f"{LEARNER}._factor", make)
+    return replaced(FACTOR, make)
 
 
 def shares_swap_weight() -> AbstractContextManager[None]:
@@ -159,7 +173,7 @@ def shares_swap_weight() -> AbstractContextManager[None]:
             from paddle_dp.parallel import gradients
 
             if ranks() > 1:
-                gradients.scale(self.trainable, 1.5 if rank() == 0 else 0.5)
+                gradients.scale(self.placed.trainable, 1.5 if rank() == 0 else 0.5)
             exchange(self)
 
         return weighing
@@ -175,7 +189,7 @@ def local_counts() -> AbstractContextManager[None]:
             float(counted) * self.mesh.dp_size if ranks() > 1 else agreed(self, counted)
         )
 
-    return replaced(f"{LEARNER}._global_count", make)
+    return replaced(COUNT, make)
 
 
 def unused_on_one_rank() -> AbstractContextManager[None]:

@@ -21,37 +21,36 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.proof.zoo.case import Fault, Setting, strategy
-from tests.proof.zoo.patching import before_the_exchange, replaced
-
-HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
+from tests.proof.zoo.patching import AXES, FACTOR, before_the_exchange, replaced
 
 
 def swapped_gradients() -> AbstractContextManager[None]:
     def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
         def swapping(self: Any) -> None:
             exchange(self)
-            a, b = self.model.blocks[1].qkv.weight, self.model.blocks[3].qkv.weight
+            blocks = self.placed.model.blocks
+            a, b = blocks[1].qkv.weight, blocks[3].qkv.weight
             first = a.grad.clone()
             a.grad.set_value(b.grad)
             b.grad.set_value(first)
 
         return swapping
 
-    return replaced(f"{HYBRID}._all_reduce_gradients", make)
+    return replaced(f"{AXES}.finish", make)
 
 
 def lazy_exchange() -> AbstractContextManager[None]:
     def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
         def lazy(self: Any) -> None:
-            self.done = getattr(self, "done", 0) + 1  # steps of this learner
+            self.done = getattr(self, "done", 0) + 1  # steps of this exchange
             if self.done % 3:
                 exchange(self)
                 return
             import paddle.distributed as dist
 
-            for parameter in self.trainable:
+            for parameter in self.placed.trainable:
                 dist.broadcast(parameter.grad, 0)
-                parameter.grad.set_value(parameter.grad * self.mesh.ranks)
+                parameter.grad.set_value(parameter.grad * self.placed.mesh.ranks)
 
         return lazy
 
@@ -60,12 +59,13 @@ def lazy_exchange() -> AbstractContextManager[None]:
 
 def unequal_heirs() -> AbstractContextManager[None]:
     def make(factor: Callable[..., Any]) -> Callable[..., Any]:
-        def even(self: Any, micro_batch: Any, divisor: float) -> Any:
-            return factor(self, micro_batch, divisor // self.mesh.dp_size * self.mesh.dp_size)
+        def even(self: Any, micro_batch: Any, divisor: float, exchange: Any) -> Any:
+            size = self.placed.mesh.dp_size
+            return factor(self, micro_batch, divisor // size * size, exchange)
 
         return even
 
-    return replaced("paddle_dp.parallel.learner:Learner._factor", make)
+    return replaced(FACTOR, make)
 
 
 DATA2, SOURCE = strategy("gpt", data=2, check_every="null"), "our own, described before it was tried"

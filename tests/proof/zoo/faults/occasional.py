@@ -7,10 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.proof.zoo.case import Fault, Setting, strategy
-from tests.proof.zoo.patching import all_of, ranks, replaced
-
-HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
-LEARNER = "paddle_dp.parallel.learner:Learner"
+from tests.proof.zoo.patching import AXES, CLIP, LEARNER, OWNERS, all_of, ranks, replaced
 
 
 def smaller_gradients_when(sick: Callable[[Any, Any, bool], bool]) -> AbstractContextManager[None]:
@@ -53,36 +50,34 @@ def from_the_third_epoch() -> AbstractContextManager[None]:
 def clips_below_the_bound() -> AbstractContextManager[None]:
     """The clip acts from 0.98 of its bound on."""
 
-    def make(step: Callable[..., Any]) -> Callable[..., Any]:
+    def make(clip: Callable[..., Any]) -> Callable[..., Any]:
         def early(self: Any) -> None:
             from dataclasses import replace
 
-            clips = self.clips
-            norm = float(self.gradient_norm())
+            clips, norm = self.clips, float(self.measure())
             if any(0.98 * clip.bound < norm < clip.bound for clip in clips):
                 self.clips = tuple(replace(clip, bound=0.98 * clip.bound) for clip in clips)
-            step(self)
+            clip(self)
             self.clips = clips
 
         return early
 
-    return replaced(f"{HYBRID}._step", make)
+    return replaced(CLIP, make)
 
 
 def clips_far_above_the_bound() -> AbstractContextManager[None]:
     """The clip does not act where the norm is no more than a hundredth above the bound."""
 
-    def make(step: Callable[..., Any]) -> Callable[..., Any]:
+    def make(clip: Callable[..., Any]) -> Callable[..., Any]:
         def late(self: Any) -> None:
-            clips = self.clips
-            norm = float(self.gradient_norm())
+            clips, norm = self.clips, float(self.measure())
             self.clips = tuple(clip for clip in clips if not clip.bound < norm < 1.01 * clip.bound)
-            step(self)
+            clip(self)
             self.clips = clips
 
         return late
 
-    return replaced(f"{HYBRID}._step", make)
+    return replaced(CLIP, make)
 
 
 def accuracy_twice() -> AbstractContextManager[None]:
@@ -104,12 +99,12 @@ def forward_before_the_values() -> AbstractContextManager[None]:
 
     share_now = Zero.share
 
-    def make_step(step: Callable[..., Any]) -> Callable[..., Any]:
-        def stepped(self: Any) -> None:
-            self.zero.postpones = self.values_may_travel
-            step(self)
+    def make_publish(publish: Callable[..., Any]) -> Callable[..., Any]:
+        def published(self: Any) -> None:
+            self.zero.postpones = self.overlaps
+            publish(self)
 
-        return stepped
+        return published
 
     def make_share(share: Callable[..., Any]) -> Callable[..., Any]:
         def postponed(self: Any) -> None:
@@ -130,11 +125,11 @@ def forward_before_the_values() -> AbstractContextManager[None]:
 
     zero = "paddle_dp.parallel.sharding.zero:Zero"
     return all_of(
-        replaced(f"{HYBRID}._step", make_step),
+        replaced(f"{OWNERS}.publish", make_publish),
         replaced(f"{zero}.share", make_share),
         replaced(f"{zero}.settle", make_settle),
         replaced(
-            f"{HYBRID}._all_reduce_gradients",
+            f"{AXES}.finish",
             lambda exchange: lambda self: (exchange(self), self.zero.settle()),
         ),
     )

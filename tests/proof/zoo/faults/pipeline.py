@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from tests.proof.zoo.case import Fault, strategy
-from tests.proof.zoo.patching import replaced
+from tests.proof.zoo.patching import NORMS, replaced
 
-LOSS = "paddle_dp.parallel.pipeline.learner:MicroBatchLoss.__call__"
+LOSS = "paddle_dp.parallel.pipeline.runner:MicroBatchLoss.__call__"
 
 
 def tied_apart() -> AbstractContextManager[None]:
@@ -36,17 +36,17 @@ def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
 def tied_counted_per_stage() -> AbstractContextManager[None]:
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
         def each(self: Any, lists: Any) -> Any:
-            tied = [p for p in self.trainable if not self.placements.placement_of(p).first_copy]
+            tied = [p for p in self.placed.trainable if not self.placed.placements.placement_of(p).first_copy]
             for parameter in tied:
-                self.placements.record(parameter, first_copy=True)
+                self.placed.placements.record(parameter, first_copy=True)
             found = norm(self, lists)
             for parameter in tied:
-                self.placements.record(parameter, first_copy=False)
+                self.placed.placements.record(parameter, first_copy=False)
             return found
 
         return each
 
-    return replaced("paddle_dp.parallel.hybrid:HybridLearner._norms_over", make)
+    return replaced(NORMS, make)
 
 
 def divided_by_micro_batches_twice() -> AbstractContextManager[None]:
@@ -83,7 +83,7 @@ def targets_of_the_next_micro_batch() -> AbstractContextManager[None]:
 
         return ahead
 
-    return replaced("paddle_dp.parallel.pipeline.learner:MicroBatchLoss.open", make)
+    return replaced("paddle_dp.parallel.pipeline.runner:MicroBatchLoss.open", make)
 
 
 def blocks_change_places() -> AbstractContextManager[None]:

@@ -29,7 +29,7 @@ def marked_sums_twice() -> AbstractContextManager[None]:
 
         return twice
 
-    return replaced("paddle_dp.parallel.hybrid:fused_allreduce_gradients_with_group", make)
+    return replaced("paddle_dp.parallel.axes:fused_allreduce_gradients_with_group", make)
 
 
 def not_divided() -> AbstractContextManager[None]:

@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.proof.zoo.case import Fault, strategy
-from tests.proof.zoo.patching import last, replaced
+from tests.proof.zoo.patching import AXES, CLIP, UPDATE, last, replaced
 
 ZERO = "paddle_dp.parallel.sharding.zero:Zero"
-HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
 
 
 def owner_keeps_its_own() -> AbstractContextManager[None]:
@@ -35,27 +34,29 @@ def averaged_where_summed() -> AbstractContextManager[None]:
     def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
         def halved(self: Any) -> None:
             exchange(self)
-            for parameter in self.trainable:
+            for parameter in self.placed.trainable:
                 if self.zero is not None and parameter.grad is not None:
                     parameter.grad.set_value(parameter.grad / self.zero.group.nranks)
 
         return halved
 
-    return replaced(f"{HYBRID}._all_reduce_gradients", make)
+    return replaced(f"{AXES}.finish", make)
 
 
 def owners_decay_twice() -> AbstractContextManager[None]:
     def make(step: Callable[..., Any]) -> Callable[..., Any]:
         def decaying(self: Any) -> None:
-            if self.zero is not None:
-                for parameter in self.zero.parameters:
-                    if self.is_updated(parameter) and parameter.ndim > 1:
+            from paddle_dp.parallel.axes import OwnerWeights
+
+            if isinstance(self.weights, OwnerWeights):
+                for parameter in self.weights.zero.parameters:
+                    if self.placed.is_updated(parameter) and parameter.ndim > 1:
                         parameter.set_value(parameter * (1 - self.optimizer.get_lr() * 0.1))
             step(self)
 
         return decaying
 
-    return replaced(f"{HYBRID}._step", make)
+    return replaced(UPDATE, make)
 
 
 def stale_loan() -> AbstractContextManager[None]:
@@ -91,23 +92,20 @@ def loan_before_the_update() -> AbstractContextManager[None]:
 def norm_of_the_own_part() -> AbstractContextManager[None]:
     """Each owner clips by the norm of its own gradients."""
 
-    def make(step: Callable[..., Any]) -> Callable[..., Any]:
+    def make(clip: Callable[..., Any]) -> Callable[..., Any]:
         def alone(self: Any) -> None:
             from paddle_dp.parallel import gradients
 
-            clips = self.clips if self.zero is not None else ()
-            for clip in clips:
-                norm = float(gradients.global_norm(clip.parameters))
-                gradients.scale(clip.parameters, clip.bound / max(norm, clip.bound))
-            if clips:
-                self.clips = ()
-            step(self)
-            if clips:
-                self.clips = clips
+            if self.placed.mesh.axes.sharding == 1:
+                clip(self)
+                return
+            for each in self.clips:
+                norm = float(gradients.global_norm(each.parameters))
+                gradients.scale(each.parameters, each.bound / max(norm, each.bound))
 
         return alone
 
-    return replaced(f"{HYBRID}._step", make)
+    return replaced(CLIP, make)
 
 
 def one_owner_skips_a_step() -> AbstractContextManager[None]:
@@ -123,7 +121,7 @@ def one_owner_skips_a_step() -> AbstractContextManager[None]:
 
         return skipping
 
-    return replaced(f"{HYBRID}._step", make)
+    return replaced(UPDATE, make)
 
 
 SHARDING2 = strategy("gpt", sharding=2)

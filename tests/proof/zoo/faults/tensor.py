@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from tests.proof.zoo.case import Fault, strategy
-from tests.proof.zoo.patching import last, ranks, replaced
+from tests.proof.zoo.patching import NORMS, UPDATE, last, ranks, replaced
 
-HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
 MPU = "paddle.distributed.fleet.layers.mpu.mp_layers"
 
 
@@ -118,12 +117,12 @@ def norm_without_slices() -> AbstractContextManager[None]:
 
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
         def first_only(self: Any, lists: Any) -> Any:
-            squares = _squares(lists) * float(self.mesh.coords["tensor"] == 0)
-            return (self.mesh.sum_tensor(squares) / self.mesh.axes.data).sqrt()
+            squares = _squares(lists) * float(self.placed.mesh.coords["tensor"] == 0)
+            return (self.placed.mesh.sum_tensor(squares) / self.placed.mesh.axes.data).sqrt()
 
         return first_only
 
-    return replaced(f"{HYBRID}._norms_over", make)
+    return replaced(NORMS, make)
 
 
 def _squares(lists: Any) -> Any:
@@ -138,11 +137,11 @@ def _squares(lists: Any) -> Any:
 def norm_of_whole_parameters_twice() -> AbstractContextManager[None]:
     def make(norm: Callable[..., Any]) -> Callable[..., Any]:
         def all_of_them(self: Any, lists: Any) -> Any:
-            return (self.mesh.sum_tensor(_squares(lists)) / self.mesh.axes.data).sqrt()
+            return (self.placed.mesh.sum_tensor(_squares(lists)) / self.placed.mesh.axes.data).sqrt()
 
         return all_of_them
 
-    return replaced(f"{HYBRID}._norms_over", make)
+    return replaced(NORMS, make)
 
 
 def ranks_read_other_samples() -> AbstractContextManager[None]:
@@ -208,7 +207,7 @@ def one_rank_forgets_its_bias() -> AbstractContextManager[None]:
 
         return still
 
-    return replaced(f"{HYBRID}._step", make)
+    return replaced(UPDATE, make)
 
 
 TENSOR2 = strategy("gpt", tensor=2)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.proof.zoo.case import Exam, Fault, Setting, strategy
-from tests.proof.zoo.patching import all_of, last, rank, ranks, replaced
+from tests.proof.zoo.patching import STATISTICS, UPDATE, all_of, last, rank, ranks, replaced
 
 STATE = "paddle_dp.train.state"
 REHEARSAL: Exam = "rehearsal"
@@ -96,12 +96,12 @@ def save_sums_statistics() -> AbstractContextManager[None]:
     def make(sync: Callable[..., Any]) -> Callable[..., Any]:
         def summing(self: Any) -> None:
             sync(self)
-            for norm in self._norms if ranks() > 1 else ():
-                norm._variance.set_value(norm._variance * self.mesh.ranks)
+            for norm in self.synchronized if ranks() > 1 else ():
+                norm._variance.set_value(norm._variance * ranks())
 
         return summing
 
-    return replaced("paddle_dp.parallel.learner:Learner.sync_buffers", make)
+    return replaced(STATISTICS, make)
 
 
 def loads_the_first_slice() -> AbstractContextManager[None]:
@@ -265,7 +265,7 @@ def infinite_on_one_rank() -> AbstractContextManager[None]:
 
         return broken
 
-    return replaced("paddle_dp.parallel.learner:Learner._step", make)
+    return replaced(UPDATE, make)
 
 
 def another_recipe_on_one_rank() -> AbstractContextManager[None]:

@@ -7,10 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.proof.zoo.case import Fault, Setting, strategy
-from tests.proof.zoo.patching import last, ranks, replaced
-
-LEARNER = "paddle_dp.parallel.learner:Learner"
-HYBRID = "paddle_dp.parallel.hybrid:HybridLearner"
+from tests.proof.zoo.patching import UPDATE, last, ranks, replaced
 
 
 def loss_scale_left_in() -> AbstractContextManager[None]:
@@ -40,7 +37,7 @@ def one_rank_learns_faster() -> AbstractContextManager[None]:
 
         return faster
 
-    return replaced(f"{LEARNER}._step", make)
+    return replaced(UPDATE, make)
 
 
 def schedule_moves_once_a_rank() -> AbstractContextManager[None]:
@@ -65,7 +62,7 @@ def one_rank_skips_a_step() -> AbstractContextManager[None]:
 
         return skipping
 
-    return replaced(f"{LEARNER}._step", make)
+    return replaced(UPDATE, make)
 
 
 def weights_kept_in_bfloat16() -> AbstractContextManager[None]:
@@ -80,7 +77,7 @@ def weights_kept_in_bfloat16() -> AbstractContextManager[None]:
 
         return rounded
 
-    return replaced(f"{HYBRID}._step", make)
+    return replaced(UPDATE, make)
 
 
 def own_initial_weights() -> AbstractContextManager[None]:
@@ -115,7 +112,7 @@ def momentum_forgotten() -> AbstractContextManager[None]:
 
         return forgetting
 
-    return replaced(f"{LEARNER}._step", make)
+    return replaced(UPDATE, make)
 
 
 def frozen_in_one_layout() -> AbstractContextManager[None]:
