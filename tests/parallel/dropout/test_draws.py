@@ -63,33 +63,33 @@ def trained(one, epochs=1, micro_batches=2, seed=0):
 
 def test_dropout_of_ours_is_no_difference():
     one = learner()
-    assert one.random_differences() == []
+    assert one.runner.draws.differences() == []
     trained(one)
-    assert one.random_differences() == []
+    assert one.runner.draws.differences() == []
 
 
 def test_other_draws_are_named_once_and_no_more_watched():
     one = learner("rrelu numpy")
     trained(one)
-    (said,) = one.random_differences()
+    (said,) = one.runner.draws.differences()
     assert said.startswith(
         "act (RReLU) and 1 more draw from NumPy's and Paddle's generator, which differs on another number"
     )
     one.model.how = "rrelu numpy python"
     trained(one)
-    assert one.random_differences() == [said]
+    assert one.runner.draws.differences() == [said]
 
 
 def test_draws_that_begin_later_are_named_by_a_proof():
     """It watches every forward; a training only those of its first batch."""
     one = learner()
-    one._draws.watch_on()
+    one.runner.draws.watch_on()
     trained(one)
     one.model.how = "python"
     trained(one)
-    assert one.random_differences() == []
-    one._draws.gather_later(one.mesh)
-    assert one.random_differences()[0].startswith("the model (Drawing) draws from Python's generator")
+    assert one.runner.draws.differences() == []
+    one.runner.draws.gather_later(one.mesh)
+    assert one.runner.draws.differences()[0].startswith("the model (Drawing) draws from Python's generator")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_rows_that_cannot_be_told_from_samples_are_a_difference(shape, clear):
     """Each rank drew the masks of its own shape, and no one said so but a verify."""
     one = learner(loss=lambda outputs, targets: loss(outputs, targets) + F.dropout(paddle.ones(shape)).mean())
     trained(one)
-    said = one.random_differences()
+    said = one.runner.draws.differences()
     assert bool(said) is not clear
     assert clear or f"drops elements of a tensor {shape} in a micro-batch of 3 samples" in said[0]
 
@@ -123,22 +123,24 @@ def test_a_number_for_each_sample_is_no_difference(shape, exact):
 
     one = learner(loss=drawing)
     trained(one)
-    assert bool(one.random_differences()) is not exact
+    assert bool(one.runner.draws.differences()) is not exact
     own = learner(loss=drawing, dropout="own")
     trained(own)
-    assert own.random_differences()
+    assert own.runner.draws.differences()
 
 
 def test_the_loss_is_watched_too():
     one = learner(loss=lambda outputs, targets: loss(outputs + paddle.rand([4]), targets))
     trained(one)
-    assert one.random_differences()[0].startswith("the loss, or what is around the model draws from Paddle's")
+    assert one.runner.draws.differences()[0].startswith(
+        "the loss, or what is around the model draws from Paddle's"
+    )
 
 
 def test_own_dropout_is_a_difference():
     one = learner(dropout="own")
     trained(one)
-    (said,) = one.random_differences()
+    (said,) = one.runner.draws.differences()
     assert said.startswith("drop (Dropout) draws other random numbers on each rank; train.dropout=exact")
 
 
@@ -170,7 +172,7 @@ def test_a_model_outside_of_its_update_draws_as_paddle_does():
 def test_only_the_first_batch_is_watched_where_ranks_tell_of_it_after_many(monkeypatch):
     """As under local_sgd: of two batches, the second's activations were another slice of the first's, it was said."""
     one = learner()
-    watch = one._draws._watch
-    monkeypatch.setattr(one._draws, "gather_findings", lambda mesh: None)
+    watch = one.runner.draws._watch
+    monkeypatch.setattr(one.runner.draws, "gather_findings", lambda mesh: None)
     trained(one)
     assert watch.dropped and cut_unsaid([({"data": 0}, watch.dropped)]) == {}
