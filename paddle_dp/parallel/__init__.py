@@ -1,4 +1,4 @@
-"""How a batch becomes an update: learners, exact gradients, precision, batch normalization over all ranks.
+"""Turns a batch into an update: learners, exact gradients, precision, batch normalization over all ranks.
 
 Nothing here reads data, writes files or knows epochs. `strategies` choose a placement; `mesh` has the ranks.
 """
