@@ -55,7 +55,7 @@ class OptimizerMemory:
 
 
 def is_known(kind: type) -> bool:
-    """Whether it is an optimizer of Paddle or of this package, all of whose state is saved."""
+    """Whether it is an optimizer of Paddle or of this package: all their state is saved."""
     return kind.__module__.partition(".")[0] in ("paddle", "paddle_dp")
 
 

@@ -31,7 +31,7 @@ class LocalNorms:
         self._ever: frozenset[str] = frozenset()
 
     def look(self) -> bool:
-        """Called before an update: True if a norm became local since the last update. The same on every rank."""
+        """Called before an update: True if a local norm was frozen since the last update. The same on every rank."""
         if not self._watched:
             return False
         before, self._now = self._now, self._local()
@@ -150,8 +150,8 @@ class SyncBatchNorm(nn.Layer):
     def check_same_layer(self, total: paddle.Tensor, indices: paddle.Tensor) -> paddle.Tensor:
         """Returns `total` if the statistics of all ranks are this layer's.
 
-        Ranks that take different paths through the model would mix statistics of different layers. On CPUs this raises
-        UsageError; elsewhere the host does not wait for the device, and the total is NaN, which ends the training.
+        Ranks on different paths through the model would mix statistics of different layers. On CPUs this raises
+        UsageError; elsewhere, so that the host does not wait for the device, the total is NaN, which ends the training.
         """
         differ = (indices != self.index).any()
         if not total.place.is_cpu_place():

@@ -156,9 +156,9 @@ def check_chain(
 ) -> None:
     """Raises UsageError unless the model's forward equals its blocks one after another, compared on a few samples.
 
-    It compares in evaluation and in training mode, each run by `run_trial`, from the same state of blocks and
-    generators, so that it finds a dropout between two blocks, and a block may change itself. `samples()` gives a batch
-    of inputs; `setting` is the recipe's key that needs a chain.
+    It compares in evaluation and in training mode, each run by `run_trial` from the same state of blocks and
+    generators, so that it finds a dropout between two blocks. `samples()` gives a batch of inputs; `setting` is the
+    recipe's key that needs a chain.
     """
     if samples is None or _is_its_children(model):
         return

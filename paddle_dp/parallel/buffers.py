@@ -1,10 +1,9 @@
 """Keeps a model's buffers, except BatchNorm's statistics, equal on all ranks by broadcasting the first rank's values.
 
-A buffer that forward updates from its samples (a moving centre, a codebook's counts, a queue) diverges, because each
-rank sees other samples. Most cannot be averaged, and a sync at checkpoints would make the training depend on the times
-of checkpoints. So the first rank's values are broadcast after each update, as with torch's `broadcast_buffers`: all
-ranks compute with the values that are saved, evaluated and resumed. One process would have other values, as it updates
-buffers from all samples: `differences` reports it.
+A buffer that forward updates from its samples (a moving centre, a codebook's counts, a queue) diverges between ranks.
+Most cannot be averaged, and a sync at checkpoints would make the training depend on their times. So the first rank's
+values are broadcast after each update, as with torch's `broadcast_buffers`: all ranks compute with the values that are
+saved, evaluated and resumed. One process would update buffers from all samples: `differences` reports it.
 
 A buffer that depends on the weights alone (spectral norm's vectors, weight norm's product) is equal on all ranks
 without any exchange.
@@ -115,8 +114,8 @@ def give_unusual(model: nn.Layer, mesh: Mesh) -> None:
     """Broadcasts the first rank's tensors that Paddle's broadcast cannot handle. Collective.
 
     Paddle's refuses empty tensors, loses non-contiguous ones, and over gloo ends the process for buffers and frozen
-    weights of most dtypes (3.3.1: «Invalid data type»). Call this first: it excludes the unsupported tensors from
-    Paddle's.
+    weights of most dtypes (3.3.1: «Invalid data type»). Call this first: Paddle's then skips empty tensors and those
+    dtypes.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         odd = tensor.stop_gradient and str(tensor.dtype).rpartition(".")[2] not in _USUAL

@@ -1,7 +1,7 @@
 """A model's forward as one program (paddle.jit.to_static): `train.compile`. On GPUs Paddle's compiler CINN fuses it.
 
-Python code and hooks within the program run only while it is traced, once per shape and mode. So a layout whose ranks
-exchange within the forward cannot be compiled, and is refused.
+Python code and hooks within the program run only while it is traced, once per shape and mode. So layouts that exchange
+within the forward are refused.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _outputs_and_gradients(model: nn.Layer, inputs: Any) -> tuple[list[Any], lis
 class Program:
     """A model's forward: a program while gradients are recorded, layer by layer otherwise.
 
-    Paddle 3.3.1 traces once for both: a program whose first call is without gradients never gives any. A trace, one per
+    Paddle 3.3.1 traces once for both: after a first call without gradients a program never gives any. A trace, one per
     shape, clears the gradients of earlier micro-batches: they are restored.
     """
 

@@ -176,11 +176,11 @@ def check_gradients(missing: list[str], mesh: Mesh, unused: frozenset[str] | Non
     """Raises DivergenceError for a parameter that has a gradient on some ranks only. Returns the parameters without a
     gradient on any rank in the first update, which stay unchanged on all ranks, as on one process.
 
-    Call it after a backward with the names of the parameters that are `missing` a gradient on this rank.
-    paddle.DataParallel waits for every parameter of a bucket. A parameter without a gradient in the first update is
-    silently left out of the exchange, and the ranks drift apart; one without a gradient later blocks its bucket and all
-    later ones, so that ranks with the gradient wait in backward for this one (seen with 3.3.1). After the first update,
-    when `unused` is None, the check is collective; later each rank checks locally.
+    Call it after a backward with the names of parameters `missing` a gradient on this rank. paddle.DataParallel
+    silently leaves a parameter without a gradient in the first update out of the exchange, and the ranks drift apart.
+    One without a gradient later blocks its bucket and all later ones, so that ranks with the gradient wait in backward
+    (seen with 3.3.1). After the first update, when `unused` is None, the check is collective; later each rank checks
+    locally.
     """
     absent = mesh.gather(missing) if unused is None else []
     if unused is None:

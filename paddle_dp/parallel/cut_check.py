@@ -1,7 +1,7 @@
 """Checks that a cut model computes the same as the whole model: both run on a few samples when the model is placed.
 
-A `cuts` table with the wrong way (`heads` for a layer whose outputs are not ordered head by head) raises no error, and
-the ranks would then train another model.
+A `cuts` table with the wrong way (`heads` for outputs that are not ordered head by head) raises no error, and the ranks
+would train another model.
 """
 
 from __future__ import annotations

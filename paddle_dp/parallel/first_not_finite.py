@@ -1,6 +1,6 @@
 """Finds tensors with NaN or infinity, with one read from the device for all of them.
 
-One more forward then names the first layer whose output is not finite.
+One more forward then names the first layer with such an output.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Named = Iterable[tuple[str, paddle.Tensor]]
 def not_finite(named: Named) -> dict[str, str]:
     """The tensors that hold NaN or infinity, in the order given: {"fc1.weight": "256 NaN of 8192"}.
 
-    It computes one number per floating-point tensor, the sum of squares, and reads all from the device at once. Only a
-    tensor whose sum is not finite (it may have overflowed) is examined element by element.
+    It computes the sum of squares per floating-point tensor and reads all from the device at once; only tensors without
+    a finite sum (it may have overflowed) are examined element by element.
     """
     with paddle.no_grad():
         floating = [(name, tensor.detach()) for name, tensor in named if _has_floats(tensor)]

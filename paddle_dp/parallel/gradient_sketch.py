@@ -31,7 +31,7 @@ def _sketch(gradient: paddle.Tensor) -> np.ndarray:
 def farthest(
     full: Sketches, noisy: Sketches, chunks: Iterable[Sketches], close: float, slight: float
 ) -> tuple[str, float] | None:
-    """The parameter whose gradient is farthest from the sum of its gradients in `chunks`, and the relative distance.
+    """The parameter with the gradient farthest from the sum of its gradients in `chunks`, and the relative distance.
 
     None if no distance exceeds all of: 8 × the distance in a run with noise (`noisy`), `close` × the gradient, and
     `slight` × the largest gradient.

@@ -2,10 +2,10 @@
 
 A model is built without memory for its weights (`without_memory`), cut, and distributed to stages and owners, all by
 shapes. Then `InitialWeights.draw` runs the initializers in the order of one process, from the same state of Paddle's
-generator, and keeps this rank's share of each parameter: it needs memory for that, and for one parameter.
+generator, and keeps this rank's share: it needs memory for that, and for one parameter.
 
-A model is refused if this may not give one process's bits: its constructor reads or sets a weight, draws random numbers
-itself, copies a parameter, or has an initializer that is not Paddle's. Such a model is built whole.
+A model must be built whole if its constructor reads or sets a weight, draws random numbers itself, copies a parameter,
+or has an initializer that is not Paddle's: it might not get one process's bits.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Draw:
 
 
 class InitialWeights:
-    """The initial values of a model whose weights have no memory yet; useless after they are drawn."""
+    """The initial values of weights without memory; useless after they are drawn."""
 
     def __init__(self, draws: Iterable[Draw], state: list[Any]):
         self.draws, self._state = list(draws), state

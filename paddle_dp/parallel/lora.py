@@ -69,7 +69,7 @@ def adapted_layers(model: nn.Layer) -> Iterator[tuple[str, nn.Layer, LowRank]]:
 
 
 def add_low_rank(model: nn.Layer, match: Sequence[str], rank: int, scale: float, seed: int) -> nn.Layer:
-    """Adds A and B, in place, to every Linear whose name a pattern matches; returns the model.
+    """Adds A and B, in place, to every Linear with a name that a pattern matches; returns the model.
 
     A is drawn from the seed and the layer's name, independently of other draws. Raises RecipeError for a pattern that
     matches no Linear, and for a Linear that shares its weight, because merging would change the other layer; UsageError

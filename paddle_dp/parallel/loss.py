@@ -161,8 +161,8 @@ def total_and_count(result: Any, samples: int) -> tuple[paddle.Tensor, Count]:
     """The `result` of a loss for `samples` samples as (total, count), the total in float32 at least.
 
     A result is that pair, with an int, a float or a one-element tensor as count; or a tensor [samples, …] of losses,
-    one per sample or finer, each of which counts as one. Raises LossError for anything else: a mean without its count
-    cannot be averaged over unequal shares.
+    each of which counts as one. Raises LossError for anything else: a mean without its count cannot be averaged over
+    unequal shares.
     """
     if isinstance(result, tuple | list) and len(result) == 2:
         total, count = result

@@ -13,7 +13,7 @@ from paddle_dp.parallel.learner import Learner
 
 
 def size(tensors: Iterable[paddle.Tensor | None]) -> int:
-    """The bytes of the tensors; one whose memory was freed keeps its shape, but counts 0."""
+    """The bytes of the tensors; a freed tensor keeps its shape, but counts 0."""
     allocated = (t for t in tensors if t is not None and t._is_initialized())
     return sum(nbytes(t) for t in allocated)
 

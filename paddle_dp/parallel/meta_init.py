@@ -141,7 +141,7 @@ def built(
     """The units `numbers` of the model with the initial weights of `seed`, cut for rank `tp_rank` of the tensor axis.
 
     As in a job, memory holds only this part and one parameter. Raises UsageError if there is nothing to cut, and for a
-    model whose weights only a whole model draws.
+    model that must be built whole.
     """
     paddle.seed(seed)
     model, reason = without_memory(build)

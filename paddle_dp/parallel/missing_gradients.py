@@ -1,8 +1,8 @@
 """Handles parameters without a gradient on some ranks, such as experts that a gate did not choose for their samples.
 
-One process sees the samples of all ranks: a parameter that any of them uses has a gradient; one that none uses has no
-gradient, so that the optimizer does not change it, not even by momentum or decay. Therefore a gradient that only some
-ranks lack is zeros there, and one that all ranks lack stays absent.
+On one process a parameter has a gradient if any sample uses it; otherwise the optimizer does not change it, not even by
+momentum or decay. Therefore a gradient that only some ranks lack is zeros there, and one that all ranks lack stays
+absent.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class MissingGradients:
 
     @contextmanager
     def as_zeros(self, named: Named) -> Iterator[None]:
-        """Within the block, each of these parameters has a gradient, zeros if need be; afterwards only those keep one
-        of which some rank had one.
+        """Within the block, each of these parameters has a gradient, zeros if need be; afterwards only parameters with
+        a gradient on some rank keep it.
 
         `named`: this rank's parameters; a name means the same parameter, or a slice of it, on every rank. Collective.
         """

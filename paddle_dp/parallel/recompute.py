@@ -1,7 +1,7 @@
 """Recompute: backward computes activations again that forward does not keep; less memory, one more forward.
 
-It uses fleet's `recompute` (reentrant), which restores the random state, and the state of exact dropout, for the second
-forward: dropout draws the same masks, and the gradients are bit-equal to those of the plain run.
+Fleet's `recompute` (reentrant) restores the random state, and the state of exact dropout, for the second forward:
+dropout draws the same masks, and the gradients are bit-equal to a plain run's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
 
     `attention` is selective recomputation (Korthikanti et al., arXiv:2205.05198, section 5): the tensors between the
     projections are large, [n, heads, t, t], and cheap to compute again. The last block is never recomputed: backward
-    starts with it, at the peak of memory use, so it would save nothing. Raises UsageError for a model that lacks
-    `blocks` or `attention_methods`.
+    starts with it, so it would save nothing. Raises UsageError for a model that lacks `blocks` or `attention_methods`.
     """
     check_recompute(model, how)
     if how.attention:
@@ -133,8 +132,8 @@ def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
 
 
 class _State:
-    """The buffers and running statistics of a block. The second pass of its forward starts with copies of those with
-    which the first one started, so that the first one's results stay.
+    """The buffers and running statistics of a block. The second pass of its forward starts with copies of the first
+    pass's initial values, and the first pass's results stay.
 
     fleet's recompute runs the first pass without gradients, and the second, within backward, with them: by then another
     micro-batch may have passed through the block.

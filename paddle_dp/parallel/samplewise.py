@@ -2,12 +2,12 @@
 
 Ranks may share a batch if the sum of the samples' gradients is the batch's gradient. A loss that compares samples
 (contrastive ones do), or a model that subtracts their mean, computes something else from a rank's share than from the
-whole batch; arithmetic of totals and counts does not show this. So they are tried on a few samples: the loss on outputs
-of the model, the model on two samples, and both together with their backward, which may mix samples where the forward
-does not. A run with weights that differ in their last digit measures the tolerance for totals and gradients.
+whole batch; totals and counts do not show this. So a few samples are tried: the loss on outputs of the model, the model
+on two samples, and both together with their backward, which may mix samples where the forward does not. A run with
+weights that differ in their last digit measures the tolerance for totals and gradients.
 
-All of this runs in a separate process, and each run by `run_trial`, isolated from the others, so that none sees a
-buffer, an attribute or a generator that another one changed. A clean trial is not a guarantee.
+All of this runs in a separate process, and each run by `run_trial`, so that none sees a buffer, an attribute or a
+generator that another one changed. A clean trial is not a guarantee.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def findings(
     """Tries a task on the samples of `first`; `splits_batch`: ranks, or copies, read different samples.
 
     `chained`: the recipe's key that needs a forward equal to the model's blocks one after another. Raises UsageError if
-    it is not, and LossError for a loss whose counts do not add up, or that keeps state between calls. Changes the
-    task's model.
+    it is not, and LossError if a loss's counts do not add up, or it keeps state between calls. Changes the task's
+    model.
     """
     model, report = task.model, Findings()
 

@@ -91,7 +91,7 @@ class Strategy(Protocol):
     def mesh(self) -> Mesh: ...
 
     def place(self, task: Task) -> Learner:
-        """The finished learner, whose updates are the one-process updates. Collective."""
+        """The finished learner; its updates are the one-process updates. Collective."""
         ...
 
 

@@ -19,7 +19,7 @@ TrialRunner = Callable[[Callable[[], Result]], Result]
 
 
 def here(function: Callable[[], Result]) -> Result:
-    """Runs the function in this process: a `TrialRunner` for functions whose effects may stay."""
+    """Runs the function in this process: a `TrialRunner` for functions with lasting effects."""
     return function()
 
 
@@ -32,7 +32,7 @@ def random_state() -> list[Any]:
 def trial(model: nn.Layer, *more: nn.Layer) -> Iterator[None]:
     """Wraps forwards without gradients: restores modes, buffers, running statistics and Paddle's generators.
 
-    `more` are layers whose modes are restored, too. It copies no parameters and no attributes, so it is cheap for large
+    `more`: layers with further modes to restore. It copies no parameters and no attributes, so it is cheap for large
     models.
     """
     layers = [layer for root in (model, *more) for layer in root.sublayers(include_self=True)]
@@ -53,7 +53,7 @@ def trial(model: nn.Layer, *more: nn.Layer) -> Iterator[None]:
 
 def buffers_before(model: nn.Layer, loss: Any = None) -> Callable[[], None]:
     """A function that restores the current buffers and running statistics of a model, and of a loss that is a layer;
-    also buffers whose tensor a forward replaces."""
+    also buffers with a tensor that a forward replaces."""
     layers = [
         layer
         for root in (model, loss)

@@ -20,7 +20,7 @@ Method = Callable[..., Any]
 def wrap(layer: nn.Layer, method: str, kind: str, wrapper: Callable[[Method], Method]) -> None:
     """Replaces a method of this layer object with `wrapper(method)`. `kind` is one of ORDER.
 
-    Raises ValueError if the method already has a wrapper whose kind is later in ORDER.
+    Raises ValueError if the method already has a wrapper of a kind later in ORDER.
     """
     around = _wrapped.setdefault(layer, {})
     outermost = around.get(method, kind)

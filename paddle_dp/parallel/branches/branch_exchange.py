@@ -43,8 +43,7 @@ def _form_or_flag(value: Any) -> Hashable:
 class OutputSpecs:
     """The specs of all outputs of a layer with branches, of which each rank computes some.
 
-    Hosts exchange them, without waiting for devices, when the layer first gets inputs of some shapes; later they are
-    cached, so that hosts do not wait for each other in every forward.
+    Hosts exchange them, without waiting for devices, when the layer first gets inputs of some shapes, and cache them.
     """
 
     def __init__(self, ranks: PaddleGroup, name: str):
@@ -89,7 +88,7 @@ class OutputSpecs:
 class BranchExchange:
     """Collectives over `ranks`; all ranks launch them in one order.
 
-    `comm_groups`: groups of the same ranks on an accelerator, so that different ranks' outputs travel concurrently;
+    `comm_groups`: groups of the same ranks on an accelerator, in which different ranks' outputs travel concurrently;
     None for the gloo bridge, which counts traffic itself.
     """
 

@@ -20,9 +20,9 @@ Learned = Mapping[int, paddle.Tensor]  # inputs of a layer that have a gradient,
 class CollectiveOrder:
     """Enforces one order of a model's joins on all ranks, in backward too.
 
-    Ranks compute different branches, and backward continues with whatever is ready first. So it could reach two
-    independent joins in a different order on each rank, and mix up their collectives. Therefore each join depends on
-    the previous one of the same forward through `token`, a meaningless number.
+    Ranks compute different branches, so backward could reach two independent joins in a different order on each rank,
+    and mix up their collectives. Therefore each join depends on the previous one of the same forward through `token`, a
+    meaningless number.
     """
 
     def __init__(self, model: nn.Layer):

@@ -197,7 +197,7 @@ def _all(notes: Sequence[tuple[BranchTrace, list[Any], list[Any]]]) -> Iterator[
 
 
 def _counting(traces: Sequence[BranchTrace], scope: Scope) -> list[Callable[[], None]]:
-    """Hooks that refuse a branch whose layers drop: ranks would number its draws differently than one process."""
+    """Hooks that refuse a dropout within a branch: ranks would number its draws differently than one process."""
     removes: list[Callable[[], None]] = []
     for trace in traces:
         layers = dict(trace.layer.named_sublayers())

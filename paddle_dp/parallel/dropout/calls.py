@@ -13,12 +13,11 @@ Outside a learner's forward each calls the original. Inside:
 | paddle.bernoulli: the same                               | _C_ops.bernoulli                      | `bernoulli`      |
 | fused kernels on GPUs, which draw masks internally       | many                                  | see `fused`      |
 
-One number for each sample is a tensor [n, 1, …] for a micro-batch of n samples, as in drop path (stochastic depth): all
-ranks that hold a sample hold all of it, in every layout. A draw of another shape may be for a slice or for the whole
-batch, so it comes from Paddle's generator, and `uncaught` reports it.
+One number for each sample is a tensor [n, 1, …] for a micro-batch of n samples, as in drop path (stochastic depth). A
+draw of another shape may be for a slice or for the whole batch, so Paddle's generator makes it, and `uncaught` reports
+it.
 
-A name is looked up when it is called, so it does not matter how a model imported its functions (except dropout with an
-axis that was imported by name, which `uncaught` detects).
+A model may import its functions in any way, except dropout with an axis by name, which `uncaught` detects.
 """
 
 from __future__ import annotations

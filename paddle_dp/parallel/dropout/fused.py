@@ -1,7 +1,7 @@
 """Fused kernels that draw dropout internally and take no mask (GPUs).
 
-Attention with dropout is computed by plain operations instead; a kernel without such a form raises an error with its
-name. Without dropout, and outside a learner's forward, the original kernels run.
+Attention with dropout uses plain operations instead; other kernels raise an error with their name. Without dropout, and
+outside a learner's forward, the original kernels run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def patches() -> Iterator[Patch]:
 
 
 def plain_if_dropped(param: Any) -> str:
-    """Replaces `select_sdp_for_sdpa`: attention with dropout takes the plain path, whose dropout is replaced."""
+    """Replaces `select_sdp_for_sdpa`: attention with dropout takes the plain path, where dropout is replaced."""
     if current() is not None and param.dropout:
         return "math"
     return str(original(f"{_SDPA}.select_sdp_for_sdpa")(param))

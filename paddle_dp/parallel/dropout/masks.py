@@ -121,7 +121,7 @@ def dropped_on_device(
 ) -> paddle.Tensor:
     """The same bits as `dropped`, bool [n, positions], computed on `device`.
 
-    It uses int32, whose products and sums wrap: Paddle has no uint32 arithmetic (3.3.1).
+    It uses int32 with wrapping products and sums: Paddle has no uint32 arithmetic (3.3.1).
     """
     sample_hashes = np.stack(sample_keys).view(np.int32)[:, :, None]
     first, second = to_device(sample_hashes, device)

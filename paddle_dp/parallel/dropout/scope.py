@@ -165,8 +165,8 @@ _current: Scope | None = None
 
 @contextmanager
 def within_samples(start: int, stop: int) -> Iterator[None]:
-    """Wraps a forward of samples `start` to `stop` of the current scope, if there is one. All such parts share the same
-    call numbers; the scope counts them when the last part is done."""
+    """Wraps a forward of samples `start` to `stop` of the current scope, if any. All such parts share the same call
+    numbers; the scope counts them after the last part."""
     outer = _current
     if outer is None:
         yield
@@ -207,7 +207,7 @@ def restore(saved: Saved | None) -> None:
 def within_slice(
     function: Callable[..., Any], axis: Axis, kind: Kind, rank: int, ranks: int
 ) -> Callable[..., Any]:
-    """Wraps `function`, whose activations are one rank's slice: it draws that slice of the full activation's masks."""
+    """Wraps a `function` of one rank's slices: it draws the slice of the full activation's masks."""
 
     @functools.wraps(function)
     def forward(*inputs: Any, **named: Any) -> Any:
@@ -237,7 +237,7 @@ def number_elements(blocks: Iterable[tuple[int, nn.Layer]]) -> None:
     """Counts the calls of each block separately, so that a pipeline stage does not depend on the other stages' calls.
 
     `blocks`: (number in the whole model, layer). Layers with the same number form one block; a layer with several
-    numbers is used in several blocks, in the order of a forward.
+    numbers is used in several blocks, in forward order.
     """
     numbers: dict[nn.Layer, list[int]] = {}
     for number, block in blocks:

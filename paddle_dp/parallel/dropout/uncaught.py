@@ -25,7 +25,7 @@ class DrawMonitor:
     """Finds layers that draw random numbers in a forward within `on`.
 
     `kinds_by_layer`: by layer («name (Class)»), the generators that it used itself, not in its sublayers: "Paddle",
-    "NumPy", "Python". `doubted`: by layer, the shape of a tensor whose rows cannot be matched with samples, and the
+    "NumPy", "Python". `doubted`: by layer, the shape of a tensor with rows that cannot be matched with samples, and the
     number of samples. `dropped`: every dropout call, if `notes_calls`.
     """
 
@@ -94,8 +94,7 @@ def note(x: paddle.Tensor, call: tuple[int, ...], axes: Sequence[str]) -> None:
 
 
 def cut_unsaid(ranks: Sequence[tuple[dict[str, int], list[Dropped]]]) -> dict[str, str]:
-    """By layer, the axis along which ranks hold different activations but drew one mask, as if the activations were
-    equal.
+    """By layer, the axis along which ranks hold different activations but drew one mask.
 
     `ranks`: each rank's coordinates by axis, and its watch's `dropped`.
     """

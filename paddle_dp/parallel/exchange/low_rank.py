@@ -30,10 +30,10 @@ class LowRankGradients:
         Qᵀ = sum of Pᵀ M over the ranks
         gradient = P Qᵀ       residual of a rank = M - P Pᵀ M
 
-    This is one step of a power iteration: from update to update Q approaches the leading singular vectors. Each rank
-    computes P and P Qᵀ locally from the same bits, so all processors must be of one kind (`check_factors`). `exchange`
-    makes two exchanges: one for P and the full gradients, which may travel during backward, and one for Q. A rank
-    without a gradient adds nothing and keeps its residual; where no rank has a gradient, the result has none.
+    This is a step of a power iteration: Q approaches the leading singular vectors. Each rank computes P and P Qᵀ
+    locally from the same bits, so all processors must be of one kind (`check_factors`). `exchange` makes two exchanges:
+    one for P and the full gradients, which may travel during backward, and one for Q. A rank without a gradient adds
+    nothing and keeps its residual; where no rank has a gradient, the result has none.
     """
 
     each_micro_batch = False

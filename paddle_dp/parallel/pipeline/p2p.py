@@ -1,9 +1,9 @@
 """Exchange between stages, with a second process group for gradients.
 
-Interleaved schedules need it on two ranks, where the previous and the next stage are on the same peer, so both
-directions share one queue of fleet's pipeline group. Interleaved senders and receivers alternate in different orders: a
-gradient would be received as an activation of the same shape, without an error. Therefore fleet refuses two ranks
-(«virtual pipeline must run under pp degree > 2»).
+Interleaved schedules need it on two ranks, where the previous and the next stage are the same peer and share one queue
+of fleet's pipeline group. Senders and receivers alternate in different orders: a gradient would be received as an
+activation of the same shape, without an error. Therefore fleet refuses two ranks («virtual pipeline must run under pp
+degree > 2»).
 
 On an accelerator the other schedules need it, too: fleet sends and receives on the compute stream, and receives the
 next activations before it sends a gradient back, which then waits for a stage that waits for that gradient.
@@ -73,10 +73,10 @@ class AsynchronousP2P(P2pHelper):
     """Fleet's exchange between stages, overlapped with compute: activations and gradients have separate groups and
     streams.
 
-    Sends are waited for late: the stage that receives an activation replies with its gradient, so a micro-batch's sends
-    are complete once as many later ones have been sent as there are stages. `arrive` waits for requested activations
-    just before a stage computes with them, so that an earlier launch, such as a returning gradient, does not wait for
-    them.
+    A stage that receives an activation replies with its gradient, so a micro-batch's sends are complete once as many
+    later ones have been sent as there are stages; only then they are waited for. `arrive` waits for requested
+    activations just before a stage computes with them, so that an earlier launch, such as a returning gradient, does
+    not.
     """
 
     def __init__(self, groups: GroupsByDirection, helper: P2pHelper):

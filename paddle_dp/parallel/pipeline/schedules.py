@@ -61,8 +61,8 @@ class Engine(PipelineParallel):
     def predict(self, inputs: Any) -> Any:
         """The outputs of one micro-batch on the last stage, None elsewhere. Collective over the pipeline.
 
-        It does not use fleet's eval_batch, whose interleaved schedule needs as many micro-batches as stages. Stages do
-        not wait for each other: the first may run the next micro-batch while the last runs this one.
+        Fleet's eval_batch would need as many micro-batches as stages under its interleaved schedule. Stages do not wait
+        for each other: the first may run the next micro-batch while the last runs this one.
         """
         self._begin(("predict", _shapes(inputs)))
         chunks, x = self._layers.get_num_virtual_stages(), _flat(inputs)
@@ -95,8 +95,8 @@ class Engine(PipelineParallel):
     def _begin(self, shapes: tuple[Any, ...]) -> None:
         """Selects fleet's list of exchanged shapes for a batch of these shapes; the exchange fills a new list.
 
-        Fleet has only one list, which grows with every micro-batch under 1f1b, and is never renewed under interleaved,
-        where a short batch then fails (3.3.1). All stages read the same samples, so they select the same list.
+        Fleet's single list grows with every micro-batch under 1f1b, and is never renewed under interleaved, where a
+        short batch then fails (3.3.1). All stages read the same samples, so they select the same list.
         """
         self._done: Counter[tuple[str, int]] = Counter()
         if shapes not in self._meta_lists and len(self._meta_lists) >= MAX_SHAPES:
@@ -152,7 +152,7 @@ def _by_leaf(micro_batches: list[Any]) -> Any:
 @contextmanager
 def unsynchronized(model: nn.Layer) -> Iterator[None]:
     """Wraps the construction of an engine if ranks hold equal weights already, or weights without memory (stage 3):
-    fleet would broadcast them all, out of a second copy of this rank's part."""
+    fleet would broadcast them all."""
     tensors: list[Any] = [*model.parameters(), *model.buffers()]
     for tensor in tensors:
         tensor.no_sync = True  # fleet's flag
@@ -166,8 +166,8 @@ def unsynchronized(model: nn.Layer) -> Iterator[None]:
 def _with_gradient(output: Any) -> Any:
     """A stage's output as tensors that require a gradient, even if nothing in the stage does.
 
-    Fleet sends gradients back only for outputs that require one, but always waits for them (3.3.1): the stages hang
-    after a first stage that is frozen or has no weights. Raises UsageError for an integer output.
+    Fleet sends gradients back only for such outputs, but always waits for them (3.3.1): the stages hang after a first
+    stage that is frozen or has no weights. Raises UsageError for an integer output.
     """
     if isinstance(output, tuple):  # several tensors, or under interleaved one and fleet's additional values
         return tuple(_with_gradient(each) if _floats(each) else each for each in output)

@@ -40,8 +40,8 @@ def widen(model: nn.Layer) -> None:
 
 @contextmanager
 def castable(model: nn.Layer) -> Iterator[None]:
-    """Within the block, layers whose weights have no memory yet (`parallel.initial_weights`) can be cast: their weights
-    have memory during their cast only."""
+    """Within the block, layers with weights without memory (`parallel.initial_weights`) can be cast; the weights have
+    memory only during the cast."""
 
     def cast_layer(layer: nn.Layer, **how: Any) -> nn.Layer:
         parameters = [p for p in layer.parameters(include_sublayers=False) if not p._is_initialized()]
@@ -82,7 +82,7 @@ class LossScale:
     """Float16's loss scale: halved, and the update skipped, when a gradient overflows; doubled after 2000 good updates.
 
     Rule and constants follow Micikevicius et al. 2018 (arXiv:1710.03740) and paddle.amp.GradScaler, which disables
-    itself on a CPU. Every rank sees the same all-reduced gradients, so all decide alike.
+    itself on a CPU. All ranks see the same all-reduced gradients and decide alike.
     """
 
     def __init__(self, scale: float):

@@ -1,9 +1,9 @@
 """Emulates low precision on CPUs: rounds a layer's inputs, weights and outputs, and computes in float32 in between.
 
-`paddle.amp.auto_cast` does nothing on a CPU (3.3.1 warns «it makes no effect» and stays in float32). So that a recipe's
-precision means the same there, inputs, weights and outputs of matrix products and convolutions, and their gradients,
-are rounded to bfloat16 or float16, as autocast's O1 list does on a GPU; inner sums stay float32, as in tensor cores.
-This shows the effect of the precision on a model; it saves neither time nor memory.
+`paddle.amp.auto_cast` does nothing on a CPU (3.3.1 warns «it makes no effect» and stays in float32). Here inputs,
+weights and outputs of matrix products and convolutions, and their gradients, are rounded to bfloat16 or float16, as
+autocast's O1 list does on a GPU; inner sums stay float32, as in tensor cores. This shows the effect of the precision on
+a model; it saves neither time nor memory.
 """
 
 from __future__ import annotations

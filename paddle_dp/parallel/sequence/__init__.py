@@ -1,4 +1,4 @@
 """Two ways to split a sequence: `megatron_sp` between layers of the tensor axis, `ulysses` on a separate axis.
 
-`parallel.tensor` cuts weights, not these. A model's `attention_methods` table lists the methods that mix tokens.
+A model's `attention_methods` table lists the methods that mix tokens. `parallel.tensor` shards weights.
 """

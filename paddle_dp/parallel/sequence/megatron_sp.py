@@ -97,7 +97,7 @@ class BlockParallelizer(TensorParallelizer):
 
 
 class SequenceParallelizer(TensorParallelizer):
-    """Shards a model whose activations are sequence shards from the first block's outputs on.
+    """Shards a model; activations are sequence shards from the first block's outputs on.
 
     A block with a `cuts` table works on sequence shards; one without a table, and always the first block, works on full
     sequences. Between the two kinds, activations are scattered or gathered. Raises UsageError for a model without

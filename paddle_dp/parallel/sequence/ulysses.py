@@ -1,10 +1,9 @@
 """The sequence axis (DeepSpeed-Ulysses): each rank holds a shard of every sequence, for long sequences.
 
-All layers except attention process each token separately. Before attention, an all-to-all exchanges some tokens of all
-heads for all tokens of some heads; after it, another one exchanges them back (Jacobs et al., arXiv:2309.14509). So
-attention sees full sequences, and rotary positions need no offset. The first block runs on full samples and its outputs
-are scattered, so learned positions need no offset either. Paddle 3.3.1 has the groups for this axis, but not this
-exchange.
+Only attention mixes tokens. Before it, an all-to-all exchanges some tokens of all heads for all tokens of some heads;
+after it, another one exchanges them back (Jacobs et al., arXiv:2309.14509). So attention sees full sequences, and
+rotary positions need no offset. The first block runs on full samples and its outputs are scattered, so learned
+positions need no offset either. Paddle 3.3.1 has the groups for this axis, but not this exchange.
 """
 
 from __future__ import annotations

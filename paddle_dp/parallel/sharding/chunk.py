@@ -96,9 +96,8 @@ class Gathering:
 class Reducing:
     """Sends a chunk's gradients to their owners. Collective.
 
-    `rounded`: the gradients are in a communication dtype. The owners always add them up in float32, for any split of
-    the chunk, while a collective would add in that dtype. If one owner has the whole chunk, it receives all ranks'
-    gradients.
+    `rounded`: the gradients are in a communication dtype. The owners add them up in float32, for any split of the
+    chunk; a collective would add in that dtype. If one owner has the whole chunk, it receives all ranks' gradients.
     """
 
     def __init__(self, chunk: Chunk, gradients: list[paddle.Tensor], group: Group, rounded: bool = False):

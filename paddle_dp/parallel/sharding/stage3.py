@@ -80,17 +80,16 @@ def _learning(data: Any) -> list[paddle.Tensor]:
 class Stage3:
     """Frees every parameter that another rank owns, and gathers it around its layer's forward and backward.
 
-    A layer's forward and its backward begin by gathering its parameters. A parameter is released after the forward of
-    the last layer that uses it, and again after its gradient is computed; a frozen one, when its layers' backwards are
-    done (`_Backward`). Autograd keeps a reference to the parameter, not to its values, so it reads the values gathered
-    before the backward. (`_clear_data` and `_share_buffer_to` are private to Paddle; fleet's GroupShardedStage3 uses
-    them in the same way.)
+    A parameter is released after the forward of the last layer that uses it, and again after its gradient is computed;
+    a frozen one, when its layers' backwards are done (`_Backward`). Autograd keeps a reference to the parameter, not to
+    its values, so it reads the values gathered before the backward. (`_clear_data` and `_share_buffer_to` are private
+    to Paddle; fleet's GroupShardedStage3 uses them in the same way.)
 
     A *pass* lasts until `finish`. Its needs are recorded in order; the next pass that begins in the same way follows
-    that order: with a layer's needs it requests the next `prefetch` chunks (`PrefetchTrace`) and retains a parameter
-    whose next need is within them. A pass that leaves its order fetches parameters on demand and records a new order.
-    `most` is the peak bytes of other ranks' parameters, gathered or in flight. Parameters are named by their index in
-    `parameters`; `owners` are ranks of the group.
+    that order: with a layer's needs it requests the next `prefetch` chunks (`PrefetchTrace`) and retains parameters
+    that they need. A pass that leaves its order fetches parameters on demand and records a new order. `most` is the
+    peak bytes of other ranks' parameters, gathered or in flight. Parameters are named by their index in `parameters`;
+    `owners` are ranks of the group.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class Stage3:
         self._key: Any = None
         self._order: PrefetchTrace | None = None  # the followed order
         self._at = self._requested = 0  # the next need in it, and the first that is not requested
-        # By the index of a parameter whose gradient they wait for.
+        # By the index of a parameter: backwards that wait for its gradient.
         self._backwards: defaultdict[int, list[_Backward]] = defaultdict(list)
         self._hooks: list[Any] = []  # on inputs that may outlive a pass
         self._since: dict[int, int] = {}  # by index: the order's need for which it was gathered

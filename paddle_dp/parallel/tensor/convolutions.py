@@ -1,8 +1,8 @@
 """Shards the channels of convolutions and norms over the tensor axis, in place: layer, hooks and names stay.
 
-The scheme is that of Megatron-LM's MLP (Shoeybi et al., arXiv:1909.08053, section 3): the first convolution computes
-some channels on each rank, norms and activations process them, and the second convolution's products are summed over
-the ranks. A weight [outputs, inputs / groups, …] is sliced along its outputs or its inputs.
+As in Megatron-LM's MLP (Shoeybi et al., arXiv:1909.08053, section 3), the first convolution computes some channels on
+each rank, norms and activations process them, and the second convolution's products are summed over the ranks. A weight
+[outputs, inputs / groups, …] is sliced along its outputs or its inputs.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def channels_of(layer: Any) -> int:
 
 
 def takes_all(layer: nn.Layer, group: Group) -> None:
-    """Prepares a convolution whose outputs are sharded: all ranks have the same input, whose gradients are all-reduced.
-    A grouped convolution takes only its groups' inputs, which are sharded alike."""
+    """Prepares a convolution with sharded outputs: the input is the same on all ranks, and its gradients are
+    all-reduced. A grouped convolution takes only its groups' inputs, which are sharded alike."""
     if is_grouped(layer):
         layer._groups //= group.nranks
         return
@@ -59,7 +59,7 @@ def takes_all(layer: nn.Layer, group: Group) -> None:
 
 
 def sums(layer: nn.Layer, group: Group) -> None:
-    """Prepares a convolution whose inputs are sharded: the ranks' products are summed, and the bias is added once."""
+    """Prepares a convolution with sharded inputs: the ranks' products are summed, and the bias is added once."""
 
     def summing(function: Method) -> Method:
         def forward(x: paddle.Tensor) -> paddle.Tensor:

@@ -1,7 +1,7 @@
 """Replaces layers of a plain model with fleet's tensor-parallel layers, according to the `cuts` tables.
 
-Initial weights and names are the same as on one process: a rank slices the full weights. If the model's weights have no
-memory yet (`parallel.initial_weights`), it registers the slices that it will need.
+Initial weights and names are the same as on one process: a rank slices the full weights or, if these have no memory yet
+(`parallel.initial_weights`), registers its slices.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ColwiseLinear(ColumnParallelLinear):
 
 
 def before_exchanges(model: nn.Layer) -> set[int]:
-    """The ids of parameters whose gradients are final just before the layer exchanges its input's gradients."""
+    """The ids of parameters with gradients that are final just before the layer exchanges its input's gradients."""
     kinds = (ColumnParallelLinear, ColumnSequenceParallelLinear, CopyToTensorParallel)
     layers = (
         layer
@@ -73,7 +73,7 @@ class TensorParallelizer:
     """Shards layers for one rank of the tensor axis; a parameter that two layers share is sharded once.
 
     The shards are recorded in `placements`. Afterwards `cuts_classes` is true if each rank's scores hold only some
-    classes. `initial`: provides the values of a model whose weights have no memory yet.
+    classes. `initial`: provides the values of weights without memory.
     """
 
     kinds: tuple[Any, Any, Any] = (ColwiseLinear, RowParallelLinear, CopyToTensorParallel)

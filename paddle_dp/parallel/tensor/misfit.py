@@ -131,7 +131,7 @@ def wrong_output(ways: Mapping[str, str], full: Flow, sliced: Flow, shape: list[
 
 
 def _source(ways: Mapping[str, str], sliced: Flow, shape: list[int] | None) -> str | None:
-    """The last layer that returned slices; if possible, one whose slices are as wide as `shape`."""
+    """The last layer that returned slices; if possible, one with slices as wide as `shape`."""
     sources = [name for name in sliced.outputs if ways.get(name) in SLICED]
     matching = [
         name

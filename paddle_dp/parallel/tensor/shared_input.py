@@ -1,9 +1,8 @@
 """One exchange for all sharded layers that read the same tensor: q, k and v of an attention, gate and up of an MLP.
 
-Each of fleet's layers exchanges its input separately: three all-reduces for q, k and v in backward, or three
-all-gathers and reduce-scatters with sequence parallelism, where Megatron's one wide matrix has one (arXiv:2205.05198,
-figure 5). Here the first layer exchanges, and the others reuse its result; backward first adds their gradients, and
-all-reduces once.
+Fleet's layers exchange separately: three all-reduces for q, k and v in backward, or three all-gathers and
+reduce-scatters with sequence parallelism, where Megatron's one wide matrix has one (arXiv:2205.05198, figure 5). Here
+the first layer exchanges, and the others reuse its result; backward adds their gradients and all-reduces once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Losses for scores whose classes are sharded over the tensor axis, without gathering the scores."""
+"""Losses for scores with classes sharded over the tensor axis, without gathering the scores."""
 
 from __future__ import annotations
 
