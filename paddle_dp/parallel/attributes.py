@@ -1,7 +1,5 @@
-"""Plain Python attributes with state that no checkpoint holds: of models, losses, schedules and optimizers.
-
-This includes the state of a user-defined optimizer outside its state_dict.
-"""
+"""Plain Python attributes with state that no checkpoint holds: of models, losses, schedules and optimizers, including a
+user-defined optimizer's state outside its state_dict."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Batch normalization over the whole global batch, exact for unequal shares, on every device.
 
-`paddle.nn.SyncBatchNorm` (3.3.1) cannot do it: its kernel is not registered on CPU («The kernel `sync_batch_norm` is
-not registered»), and on GPU it averages the ranks' statistics with equal weights, which is wrong as soon as one rank
-holds fewer samples than another (docs/decisions/0004-own-sync-batch-norm.md).
+`paddle.nn.SyncBatchNorm` (3.3.1) has no CPU kernel («The kernel `sync_batch_norm` is not registered»), and on GPU it
+averages the ranks' statistics with equal weights, which is wrong if one rank holds fewer samples than another
+(docs/decisions/0004-own-sync-batch-norm.md).
 
-A model may also have BatchNorms that normalize over one rank's samples; a training may freeze and unfreeze them.
+A model may also have BatchNorms over one rank's samples; a training may freeze and unfreeze them.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class SyncBatchNorm(nn.Layer):
 def is_local(layer: nn.Layer) -> bool:
     """Whether a layer normalizes by the statistics of this rank's samples.
 
-    A frozen one (in evaluation mode, or with `use_global_stats`) does not: all ranks use the same running statistics.
+    A frozen one (in evaluation mode, or with `use_global_stats`) does not: all ranks use the same statistics.
     """
     return keeps_statistics(layer) and layer.training
 
@@ -234,7 +234,7 @@ def _is_plain(layer: nn.Layer) -> bool:
 def synchronize(model: nn.Layer, mesh: ProcessGroup) -> nn.Layer:
     """Replaces every BatchNorm within `model` with one over these ranks, with the same parameters and names.
 
-    Frozen ones are not replaced, nor are subclasses with another forward, which `local_norms` still lists.
+    Skips frozen ones, and subclasses with another forward, which `local_norms` still lists.
     """
     if _is_plain(model):
         return SyncBatchNorm(model, mesh)

@@ -51,8 +51,8 @@ class BlockGroup(nn.Sequential):
 def blocks_of(model: nn.Layer) -> list[nn.Layer]:
     """The ordered blocks of a model; none if it does not name them.
 
-    Groups and functions of a table become new layers at every call until `settle`. A layer that is a block several
-    times is put into a new group each time, so that no two blocks are the same object.
+    Groups and functions of a table become new layers at every call until `settle`. A repeated layer is put into a new
+    group each time, so that no two blocks are the same object.
     """
     if model in _settled:
         return list(_settled[model])
@@ -121,10 +121,8 @@ def _as_chain(model: nn.Layer, blocks: Sequence[nn.Layer]) -> Callable[..., Any]
 
 
 def elements_of(model: nn.Layer) -> list[tuple[int, nn.Layer]]:
-    """The layers that a whole model's forward runs for each of its blocks, with the number of the block.
-
-    These are the block itself or, for a group before `settle`, the layers in it.
-    """
+    """The layers that a whole model's forward runs for each of its blocks, with the block's number: the block itself
+    or, for a group before `settle`, the layers in it."""
     runs_groups = model in _settled
     return [
         (number, layer)
@@ -197,7 +195,7 @@ def _arrays(outputs: Any) -> list[np.ndarray]:
 def _refuse_draws(model: nn.Layer, blocks: Iterable[nn.Layer], setting: str) -> list[Any]:
     """Hooks that raise UsageError if a layer that the model does not contain draws random numbers.
 
-    On one process forward runs it without the block's number, so it would draw other masks than in a pipeline.
+    One process runs it without the block's number, so it would draw other masks than in a pipeline.
     """
     model_layers = set(map(id, model.sublayers(include_self=True)))
     foreign = [

@@ -41,7 +41,7 @@ class Buffers:
     def sync(self) -> None:
         """Called after an update: broadcasts the first rank's values of the buffers that differ. Collective.
 
-        Buffers are compared after the updates 1, 2, 4, 8, …, independently of checkpoints and evaluations.
+        Buffers are compared after the updates 1, 2, 4, 8, …
         """
         if self._mesh.ranks == 1:
             return

@@ -25,9 +25,9 @@ class Clip:
 def take_clips(optimizer: Any) -> list[Clip]:
     """Removes the global-norm clips from an optimizer and returns them: one, or one per parameter group.
 
-    They clip as Paddle does: each group by its separate norm, without parameters that have need_clip=False or that the
-    optimizer does not update. All ranks have the same clips, some of which may have no parameter here. Raises
-    UsageError for another kind of clip.
+    As in Paddle, each group has a separate norm, without parameters that have need_clip=False or that the optimizer
+    does not update. All ranks have the same clips, some of which may have no parameter here. Raises UsageError for
+    another kind of clip.
     """
     groups = groups_of(optimizer)
     tables = optimizer._param_groups if groups is not None else [{"grad_clip": optimizer._grad_clip}]

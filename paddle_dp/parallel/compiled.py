@@ -93,10 +93,8 @@ def compiled(
 
 
 def _compare_with_layers(model: nn.Layer, inputs: Any) -> None:
-    """Raises UsageError if the traced program, called again, has other outputs or fewer gradients than the layers.
-
-    Values computed in Python stay as they were traced, and Paddle's while loop gives no gradients (3.3.1).
-    """
+    """Raises UsageError if the traced program, called again, has other outputs or fewer gradients than the layers:
+    values computed in Python stay as they were traced, and Paddle's while loop gives no gradients (3.3.1)."""
     # A forward may have replaced a buffer's tensor.
     before, undo = random_state(), buffers_before(model)
     with trial(model), paddle.enable_grad():  # both start from the same buffers and random numbers

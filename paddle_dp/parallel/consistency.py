@@ -26,9 +26,9 @@ Digest = tuple[int, int]
 def digests(tensors: Iterable[paddle.Tensor]) -> list[Digest]:
     """Two numbers per tensor, from all of its bits; one read from the device for all tensors.
 
-    Equal bits give equal digests; one changed element, or two swapped ones, change them. On a CPU the memory is read
-    once, without a copy, at the speed of a sum (tools/check_cost.py compares the cost with a checkpoint's). A tensor
-    without memory (`_dropout_state` of Paddle's LSTM and GRU on a CPU) has (0, 0).
+    Equal bits give equal digests; one changed element, or two swapped ones, change them. On a CPU this takes as long as
+    a sum, without a copy (tools/check_cost.py compares the cost with a checkpoint's). A tensor without memory
+    (`_dropout_state` of Paddle's LSTM and GRU on a CPU) has (0, 0).
     """
     tensors = [tensor.detach() for tensor in tensors]
     if not all(tensor._is_initialized() for tensor in tensors):
@@ -92,8 +92,8 @@ def check_sound(
     """Raises NotFiniteError or DivergenceError, naming tensor and rank, unless `copies` and `rank_tensors` are finite
     and all copies of a tensor have the same bits. Collective, with the same error on every rank.
 
-    `rank_tensors` may differ between ranks, such as buffers; `excused` names need not be finite. A copy without memory
-    is a weight that was placed here but never drawn; it is reported as not finite.
+    `rank_tensors` may differ between ranks, such as buffers; `excused` names need not be finite. A copy without memory,
+    a weight that was placed but never drawn, is reported as not finite.
     """
     copies = list(copies)
     empty = {

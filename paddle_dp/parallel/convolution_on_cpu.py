@@ -1,10 +1,9 @@
 """On CPUs, computes a convolution with a small output as one product over the batch.
 
 Paddle 3.3.1 multiplies sample by sample: for an output of 2 × 2 pixels, with matrices of four columns. One product over
-all samples' columns takes a third of the time (forward and backward of 16 samples with 512 channels and 2 × 2 pixels:
-6.2 instead of 17.2 ms; 256 channels and 4 × 4 pixels: 5.2 instead of 6.0; 1 × 1 kernels from 2048 channels to 512 with
-2 × 2 pixels: 2.4 instead of 10.1; 2-core EPYC, one thread). A step of ResNet-18 on 64 × 64 pixels takes 0.77 of the
-time.
+all samples takes a third of the time (forward and backward of 16 samples with 512 channels and 2 × 2 pixels: 6.2
+instead of 17.2 ms; 256 channels and 4 × 4 pixels: 5.2 instead of 6.0; 1 × 1 kernels from 2048 channels to 512 with 2 ×
+2 pixels: 2.4 instead of 10.1; 2-core EPYC, one thread). A step of ResNet-18 on 64 × 64 pixels takes 0.77 of the time.
 """
 
 from __future__ import annotations
@@ -130,8 +129,8 @@ def _batch_first(x: paddle.Tensor, samples: int) -> paddle.Tensor:
 
 
 def _swapped(x: paddle.Tensor, a: int, b: int, d: int) -> paddle.Tensor:
-    """[a, b, d] → [b, a, d], contiguous. F.channel_shuffle is the only single operation that transposes in memory, but
-    it has no second gradient, so a backward that is itself differentiated transposes."""
+    """[a, b, d] → [b, a, d], contiguous. Only F.channel_shuffle transposes in memory in one operation, but it has no
+    second gradient, so a backward that is itself differentiated transposes."""
     if paddle.is_grad_enabled():
         return x.reshape([a, b, d]).transpose([1, 0, 2])
     return F.channel_shuffle(x.reshape([1, a * b, 1, d]), a)

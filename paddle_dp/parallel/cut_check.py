@@ -28,7 +28,7 @@ class CutCheck:
     """The outputs of a whole model in evaluation for `samples()`; create it before the model is cut.
 
     Without samples nothing is compared. Only shapes are compared for a model that draws random numbers in evaluation,
-    and if `values` is false because the caller compares values itself.
+    and unless `values`: then the caller compares values.
     """
 
     def __init__(self, model: nn.Layer, samples: Callable[[], Any] | None, values: bool = True):

@@ -1,7 +1,7 @@
 """Checks whether an optimizer may update only a part of a model.
 
-Slices of parameters (tensor) need an optimizer that computes element by element; a subset of parameters (sharding,
-pipeline) needs one that computes parameter by parameter.
+Slices of parameters (tensor) need an optimizer that computes element by element; some of the parameters (sharding,
+pipeline) need one that computes parameter by parameter.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _BY_PARAMETER = {*_ELEMENTWISE, optimizers.Lamb}
 
 
 def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
-    """Sentences about possible differences from one process if `tensor` ranks update slices of the cut parameters: one
-    for a user-defined optimizer, none for Paddle's elementwise ones.
+    """Sentences about possible differences from one process if `tensor` ranks update slices: one for a user-defined
+    optimizer, none for Paddle's elementwise ones.
 
     Raises UsageError for an optimizer that takes a norm over a parameter: over a slice it is another number.
     """

@@ -1,8 +1,8 @@
 """The exponential moving average of a model's weights, which often generalizes better than the weights themselves.
 
 average = decay × average + (1 − decay) × weight, after every few updates, starting from the initial weights (Polyak and
-Juditsky 1992; with a decay as in Tarvainen and Valpola, arXiv:1703.01780). A rank keeps the averages of the parameters
-that it updates. Averaging is elementwise, so every layout has the averages of one process.
+Juditsky 1992; with a decay as in Tarvainen and Valpola, arXiv:1703.01780). A rank averages the parameters that it
+updates; being elementwise, the averages are those of one process in every layout.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ INPUTS, LOSS = "the inputs", "the loss"
 class NotFiniteOutput:
     """A layer's output that is not finite, in a forward of micro-batch `micro_batch`.
 
-    The layer is the `call`-th that ends in this forward, in block `block` (0 if a rank runs all blocks). `within`: the
-    number of a layer after that call that other ranks do not run. `content`: such as «3 NaN of 4096».
+    The layer is the `call`-th to end in block `block` (0 if a rank runs all blocks). `within`: the number of a layer
+    after that call that other ranks do not run. `content`: such as «3 NaN of 4096».
     """
 
     block: int

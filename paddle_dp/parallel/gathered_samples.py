@@ -47,7 +47,8 @@ class GatheredSamples:
         self._present, self._alone = True, False
 
     def gather(self, *rows: paddle.Tensor) -> tuple[list[paddle.Tensor], int]:
-        """Each of `rows` [n, …] from all ranks, [N, …], and the index at which this rank's begin (N for a dummy).
+        """Gathers `rows` [n, …] of all ranks to [N, …]; also returns the index at which this rank's begin (N for a
+        dummy).
 
         If all ranks have dummies, returns this rank's rows. Collective, and so is backward: every rank's loss must use
         the gathered rows, or backward deadlocks.

@@ -61,8 +61,8 @@ def _broadcast(tensor: paddle.Tensor, source: int) -> paddle.Tensor:
 
 @contextmanager
 def watched(named: Named) -> Iterator[dict[str, list[int]]]:
-    """Within the block, records digests of each parameter's gradient as soon as backward has computed it, before it is
-    accumulated or sent: two numbers per backward."""
+    """Within the block, records digests of each parameter's gradient, before it is accumulated or sent: two numbers per
+    backward."""
     digests_by_name: dict[str, list[int]] = {}
 
     def hook(name: str, gradient: paddle.Tensor) -> None:

@@ -180,10 +180,7 @@ def without_memory(
     build: Callable[[], nn.Layer], finish: Callable[[nn.Layer], Any] = lambda model: model
 ) -> tuple[Any, str]:
     """Applies `finish` to the model without memory for its weights, to which `draw` gives one process's bits. Returns
-    the result, or None and the reason why the model must be built whole.
-
-    After a None, names and generators are restored for the attempt that builds it whole.
-    """
+    the result, or None and the reason why the model must be built whole; names and generators are then restored."""
     names = unique_name.switch()  # the generator of names, and the check against a name's second use
     unique_name.switch(*copy.deepcopy(names))
     host_states = np.random.get_state(), random.getstate()
@@ -250,9 +247,8 @@ def reads_weights(model: nn.Layer, make: Callable[[], Any]) -> bool:
 
 
 class _Generator:
-    """Paddle's generator while initializers are recorded. Each record moves it, as its draw would, so that a
-    constructor that resets or reseeds it is detected like one that draws. `sentences`: receives a sentence about
-    that."""
+    """Paddle's generator while initializers are recorded. Each record moves it, as its draw would, to detect a
+    constructor that draws, resets or reseeds it. `sentences`: receives a sentence about that."""
 
     def __init__(self, sentences: list[str]):
         self._initial_state, self._left, self._sentences = paddle.get_rng_state(), random_state(), sentences
@@ -276,8 +272,8 @@ def _recorded(draws: list[Draw]) -> Iterator[list[str]]:
     """Within the block, records LazyGuard's parameters with their initializers, and raises on reads of their values.
     Yields a list of the reads, for a constructor that continues after the error.
 
-    Paddle itself raises for most operations. For a few (detach, copy.deepcopy, numpy, `copy_` from such a parameter) it
-    returns another tensor without memory, or does nothing.
+    Paddle itself raises for most operations, but for a few (detach, copy.deepcopy, numpy, `copy_` from such a
+    parameter) it returns another tensor without memory, or does nothing.
     """
     original, set_attribute = Parameter.__getattribute__, Parameter.__setattr__
     copy_, set_init_func = paddle.Tensor.copy_, Parameter.set_init_func

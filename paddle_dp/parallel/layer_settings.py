@@ -1,8 +1,8 @@
 """Checks that ranks with the same layer use the same settings of it (modes, hooks, attributes) and the same learning
 rate.
 
-If a callback sets a dropout's rate or adds a hook on one rank only, all weights stay equal bit by bit, since gradients
-are summed, but the training is another one. Settings that change after the start are compared, by layer name.
+A callback that sets a dropout's rate or adds a hook on one rank only changes the training, but all weights stay equal,
+since gradients are summed. Settings that change after the start are compared, by layer name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Low-rank adapters of linear layers: output + scale · ((x A) B), with A [inputs, rank] and B [rank, outputs].
 
 A starts random and B with zeros, so that training starts with the unchanged layer (Hu et al., arXiv:2106.09685). Both
-are parameters of the layer itself, and a post-forward hook adds the product: the layer stays the Linear that `cuts`
-tables, recompute and sharding know. Over the tensor axis the factor with the sharded dim is sharded like the weight,
-and the other one is whole; `between` exchanges x A, [..., rank].
+are parameters of the layer, and a post-forward hook adds the product: for `cuts` tables, recompute and sharding it
+stays a Linear. The factor with a dim sharded over the tensor axis is sharded like the weight; `between` exchanges x A,
+[..., rank].
 
 | the layer | A | B | between |
 |---|---|---|---|

@@ -94,8 +94,8 @@ class WrappedLoss(Loss):
     """Makes a callable (outputs, targets), predefined or user-defined, a Loss.
 
     It uses the callable's `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)`,
-    `parallel(classes)` and `across(samples)`, if defined. `counts_samples = True` promises that its count is always the
-    number of samples, which saves the ranks an exchange.
+    `parallel(classes)` and `across(samples)`, if defined. `counts_samples = True` promises that the count is always the
+    number of samples, which saves an exchange.
     """
 
     def __init__(self, function: Any, samples: GatheredSamples | None = None):
@@ -145,8 +145,8 @@ def as_loss(function: Any) -> Loss:
 
 
 def loss_of(loss: Part | None, model: Any, name: str) -> Any:
-    """The loss that a recipe's part builds, or the model's method `loss`. Raises UsageError if there is neither;
-    `name`: the model's name in the message."""
+    """The loss that a recipe's part builds, or the method `loss` of model `name`. Raises UsageError if there is
+    neither."""
     if loss is not None:
         return loss.build()
     if callable(getattr(model, "loss", None)):

@@ -91,8 +91,8 @@ def check_single_dtype(model: nn.Layer) -> None:
 def give_parameters(optimizer: paddle.optimizer.Optimizer, model: nn.Layer) -> None:
     """Replaces the optimizer's parameters with this rank's parameters of `model`, matched by name.
 
-    A layer that is cut over the tensor axis has new parameters, and a pipeline stage has only some; the optimizer would
-    continue to update the whole model's, which no forward uses.
+    A sharded layer has new parameters, and a pipeline stage has only some; the optimizer would continue to update the
+    whole model's, which no forward uses.
     """
     here = {parameter.name: parameter for parameter in model.parameters()}
 

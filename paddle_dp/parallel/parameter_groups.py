@@ -1,8 +1,7 @@
 """Applies the groups of a recipe's optimizer to a whole model: frozen parameters, learning-rate factors, weight decays.
 
-Each setting is an attribute of a parameter, which its slices inherit (`tensor.layers`), so that every layout finds it.
-Paddle's parameter groups are not used: each is clipped by a separate norm, and sharding cannot distribute them to
-owners.
+Each setting is an attribute of a parameter, which its slices inherit (`tensor.layers`) in every layout. Paddle's
+parameter groups are not used: each is clipped by a separate norm, and sharding cannot distribute them to owners.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The placement of one tensor: its slice, the rank that updates it, and the replica that counts.
 
-Several ranks hold slices or copies of one tensor. A `Placement` describes them in the terms of Paddle's placements: a
-tensor is a `Shard` along one dim, or replicated. Code that must treat each element of a model exactly once uses it,
-instead of the axes of the mesh:
+Several ranks hold slices or copies of one tensor. As in Paddle's placements, a tensor is a `Shard` along one dim, or
+replicated. Code that must treat each element of a model exactly once uses a `Placement` instead of the mesh's axes:
 
 | user                                             | uses                                                     |
 |--------------------------------------------------|----------------------------------------------------------|
@@ -16,8 +15,8 @@ While a model is placed, each axis adds records to the learner's `Placements`: t
 the copies of tied weights, sharding.zero the owners, server.deal the servers. A tensor without a record is whole on
 every rank that has it. An axis that places tensors in a new way adds a field here.
 
-A gradient or an optimizer state is placed like its parameter; one of another shape (a step count) is not sliced, but
-whole on every rank that has it: `Placements.placement_of(tensor, parameter)`.
+A gradient or an optimizer state is placed like its parameter; one of another shape (a step count) is whole on every
+rank that has it: `Placements.placement_of(tensor, parameter)`.
 
 Megatron-LM's equivalent is ShardedTensor (global_shape, global_offset, replica_id), PyTorch's is DTensor's placements.
 """
@@ -57,10 +56,10 @@ class Placement:
 
     `shard`: the slice over the tensor axis; None: all of it. `owner`: the rank of the sharding axis that updates it
     (ZeRO); None: every rank that has it does, unless it is frozen. `stored_by_owner`: the other ranks of the sharding
-    axis do not store its values between updates (ZeRO-3). `first_copy`: False for the copies of a tied weight on all of
-    its stages except the first. `server`: the number of the server that updates it (`Degrees.servers`); the workers
-    have copies. A tensor on all ranks without a server (statistics, frozen weights) counts on server 0. `only_at`: the
-    first rank of the tensor axis that has it, if not all have, because it belongs to a branch (parallel.branches).
+    axis do not store its values between updates (ZeRO-3). `first_copy`: False for copies of a tied weight on later
+    stages. `server`: the number of the server that updates it (`Degrees.servers`); the workers have copies, and a
+    tensor without a server (statistics, frozen weights) counts on server 0. `only_at`: for a branch's tensor
+    (parallel.branches), the first rank of the tensor axis that has it.
     """
 
     shard: Shard | None = None

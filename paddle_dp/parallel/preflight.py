@@ -1,7 +1,7 @@
 """Runs the checks that every rank makes when it places the recipe's model, before there are ranks.
 
 The model, optimizer and schedule are built as on a rank, but without memory for the weights, so `paddle-dp check`, a
-start and a rank report the same errors. Parts that cannot be built this way are left to the ranks.
+start and a rank report the same errors. Parts that cannot be built so are left to the ranks.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def _with_recompute(function: Method, block: nn.Layer | None = None) -> Method:
 
     Both passes of a `block` start with the same buffers; afterwards the buffers are those after one forward. For inputs
     that require no gradient (the tokens of an embedding) fleet's recompute returns outputs that require none either, so
-    the layer would silently not be trained. It also ignores tensors in dicts and nested tuples, so it gets and returns
-    flat tuples of all tensors. Raises UsageError for inputs in which tensors cannot be found.
+    the layer would silently not be trained. It also ignores tensors in nestings, so it gets and returns flat tuples.
+    Raises UsageError for inputs in which tensors cannot be found.
     """
 
     def forward(*inputs: Any, **named: Any) -> Any:

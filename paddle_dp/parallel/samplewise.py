@@ -317,7 +317,7 @@ class _Trial:
 def mixing(model: nn.Layer, pair: Any, run_trial: TrialRunner, exact: bool = True) -> Sentences:
     """A sentence if a model's output for a sample depends on other samples of its batch, and one if the trial failed.
 
-    Two samples are computed together and alone, in evaluation and in the model's mode, in which BatchNorm, checked
+    Two samples are computed together and alone, in evaluation and in the model's mode, but BatchNorm, checked
     elsewhere, stays in evaluation. `exact`: each sample has separate dropout masks.
     """
     name, pair = type(model).__name__, cast(pair, read_by(model))

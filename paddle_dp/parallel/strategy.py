@@ -38,18 +38,21 @@ OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimiz
 class Task:
     """A training task, before anything is placed on ranks.
 
-    `loss` is a Loss from here on, for any given callable. `optimizer` is finished, or a function of (learning rate,
-    named parameters) for strategies that change them. Under precision float64 the model is cast here, in place, before
-    any strategy cuts it. `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle
-    draws them. `known_differences`: sentences about differences from one process that are known before placement.
-    `samples()` gives a batch of inputs to try the model on; without it, nothing is tried. `full_model_reason`: why each
-    rank has the whole model until it is placed, although it will keep a part (`initial_weights`). `compared`: a proof
-    compares outputs itself and names differences, so a cut that gives wrong outputs of the right shape is not refused
-    before. `base`: names of an adapter's base, which is frozen and not saved; `added`: names of the adapter's
-    parameters. `compile`: its forward becomes a program. Results of trials in another process: `unknown`, sentences
-    about failed trials; `lendable`, whether its initial weights can be lent to it (`trial_weights`; None: not tried);
-    `remembers`, whether a forward changes the model's attributes or generators, so that an additional forward would
-    change the training.
+    - `loss`: a Loss from here on, for any given callable.
+    - `optimizer`: finished, or a function of (learning rate, named parameters) for strategies that change them.
+    - `precision`: under float64 the model is cast here, in place, before any strategy cuts it.
+    - `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
+    - `known_differences`: sentences about differences from one process that are known before placement.
+    - `samples()` gives a batch of inputs to try the model on; without it, nothing is tried.
+    - `full_model_reason`: why each rank has the whole model until it is placed, although it will keep a part
+      (`initial_weights`).
+    - `compared`: a proof compares outputs itself, so a cut that gives wrong outputs of the right shape is not refused.
+    - `base`, `added`: names of an adapter's base, which is frozen and not saved, and of its parameters.
+    - `compile`: the model's forward becomes a program.
+    - `unknown`: sentences about failed trials (in another process).
+    - `lendable`: whether the initial weights can be lent to the model (`trial_weights`; None: not tried).
+    - `remembers`: whether a forward changes the model's attributes or generators, so that an additional forward would
+      change the training.
     """
 
     model: nn.Layer
@@ -127,8 +130,7 @@ class PreparedTask:
         )
 
     def prepare_copy(self, model: nn.Layer, device: str) -> None:
-        """Prepares a copy of the model, made before it was prepared, for a device of this process: its layers,
-        precision, program."""
+        """Prepares an unprepared copy of the model for a device of this process: its layers, precision, program."""
         quicken(model, self.mesh)
         self.mixed.include(model)
         if self.task.compile:

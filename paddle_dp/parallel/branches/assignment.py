@@ -54,8 +54,8 @@ def drop_remote(
 
 
 def ranks_of_layers(traces: Sequence[BranchTrace], ranks: int) -> list[tuple[nn.Layer, set[int]]]:
-    """The branches' layers, each with the ranks of the group that keep it: its branch's rank, or all ranks if branches
-    of several ranks share it, so that its gradients are summed over all."""
+    """The branches' layers, each with the ranks of the group that keep it: its branch's rank, or all ranks, to sum its
+    gradients, if branches of several ranks share it."""
     by_layer: dict[int, tuple[nn.Layer, set[int]]] = {}
     for trace in traces:
         for chain, owner in zip(trace.chains, trace.owners, strict=True):

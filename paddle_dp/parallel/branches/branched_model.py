@@ -21,9 +21,8 @@ _CLOSE = 1e-4  # relative tolerance of outputs: sums are in another order
 
 @dataclass(frozen=True, kw_only=True)
 class Branched:
-    """The result for a model: the names of weights that all ranks keep because branches of several share them
-    (`shared`), and whether joins also exchange in backward (`exchanges_back`). `layers`: the ids of the layers in this
-    rank's branches."""
+    """The result for a model. `shared`: names of weights that branches of several ranks share. `exchanges_back`: joins
+    also exchange in backward. `layers`: the ids of the layers in this rank's branches."""
 
     shared: tuple[str, ...]
     exchanges_back: bool

@@ -112,7 +112,7 @@ def dropped(here: Scope, x: paddle.Tensor, p: float, axes: Sequence[int] | None 
     """Which elements of `x` are dropped: bool, of the shape of `x`, with size 1 along dims that are not in `axes`.
 
     Dim 0 is the samples, [n, …] or [k · n, …] with each sample's rows together. All samples share one mask if dim 0 is
-    not a multiple of n, if `axes` does not contain it, and for a parameter.
+    not a multiple of n or not in `axes`, and for a parameter.
     """
     if axes is None or 0 in axes:
         uncaught.doubt(x, here.samples)
@@ -221,7 +221,7 @@ def bernoulli(x: Any) -> Any:
 
 def _each_sample(shape: Any) -> bool:
     """Whether a draw of this shape, [n, 1, …], is one number per sample of the running micro-batch. [n] is not: it may
-    be one number per feature, on a rank that happens to have as many samples."""
+    be one number per feature."""
     here = current()
     if here is None or not paddle.in_dynamic_mode() or not isinstance(shape, list | tuple):
         return False

@@ -20,8 +20,8 @@ Layers = Sequence[tuple[str, nn.Layer]]
 class Draws:
     """The random numbers of a learner's forwards: the masks of one process (`exact`), or separate masks per rank.
 
-    A monitor watches the forwards of the first batch for draws that no scope controls; ranks that learn asynchronously
-    may share its findings many updates later. After `watch_on` it watches all later batches, too.
+    A monitor watches the first batch's forwards for draws that no scope controls, and after `watch_on` all later ones;
+    asynchronous ranks may share its findings many updates later.
     """
 
     def __init__(self, exact: bool):

@@ -1,7 +1,7 @@
 """The state that determines a dropout mask: the update, the samples, the block, the call, the slice of the activation.
 
-A learner opens a `Scope` around each forward; outside one, Paddle draws its usual masks. The state can be saved and
-restored, so that a recomputed forward draws the masks of the first one.
+A learner opens a `Scope` around each forward; outside one, Paddle draws its usual masks. Recompute saves and restores
+the state, so that a repeated forward draws the same masks.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Scope:
     """The samples of one micro-batch in one update, and the counters of calls by block.
 
     The micro-batch holds the samples `first` to `first + samples` of global batch `index` of `epoch`, or the samples at
-    `positions`. These numbers do not depend on the number of ranks or on a resume. Calls are counted per `element`: the
-    number of the running block from 1 on, or 0 outside all blocks.
+    `positions`, on any number of ranks and after a resume. Calls are counted per `element`: the number of the running
+    block from 1 on, or 0 outside all blocks.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class DrawMonitor:
     def on(self, layers: Sequence[tuple[str, nn.Layer]]) -> Iterator[None]:
         """Watches one forward through these named layers, and computations on its outputs (the loss)."""
         global _watching
-        self._inside, self._before, _watching = ["the loss, or what is around the model"], _states(), self
+        self._inside, self._before, _watching = ["the loss, or code around the model"], _states(), self
         hooks = []
         for name, layer in layers:
             label = f"{name or 'the model'} ({type(layer).__name__})"
@@ -77,7 +77,7 @@ _watching: DrawMonitor | None = None
 
 def doubt(x: paddle.Tensor, samples: int) -> None:
     """Records in the active watch that the rows of `x` cannot be matched with samples: dim 0 is not a multiple of the
-    samples, or dim 1 has their number and dim 0 is larger. A single sample is never ambiguous."""
+    samples, or larger while dim 1 has their number. A single sample is never ambiguous."""
     if _watching is None or samples < 2 or isinstance(x, Parameter) or not x.shape:
         return
     first, *others = x.shape

@@ -1,6 +1,6 @@
 """The contract between a gradient exchange and a learner, on CPUs and on accelerators.
 
-Several exchanges may run concurrently, each for some of the parameters and among different ranks.
+Several exchanges may run concurrently, for different parameters and ranks.
 """
 
 from __future__ import annotations

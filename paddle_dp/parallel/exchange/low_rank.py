@@ -126,7 +126,7 @@ class LowRankGradients:
 def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> None:
     """Checks on drawn factors that every rank computes the same bits, for matrices of these shapes [n, m].
 
-    Raises DivergenceError on all ranks if one differs: its weights would drift away from the others'. Collective.
+    Raises DivergenceError on all ranks if one differs, for its weights would drift away. Collective.
     """
     draw = np.random.default_rng(0)
     columns_done = []
@@ -147,8 +147,8 @@ def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> N
 
 
 def orthonormal(columns: paddle.Tensor) -> paddle.Tensor:
-    """Orthonormal columns [n, rank] with the same span, by Gram-Schmidt, applied twice because one pass leaves nearly
-    parallel columns inaccurate. A column in the span of earlier ones becomes zeros."""
+    """Orthonormal columns [n, rank] with the same span, by Gram-Schmidt, applied twice for nearly parallel columns. A
+    column in the span of earlier ones becomes zeros."""
     columns_done: list[paddle.Tensor] = []
     columns = scaled(columns, 0)
     for number in range(columns.shape[1]):

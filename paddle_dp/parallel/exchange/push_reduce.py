@@ -178,8 +178,8 @@ class PushReduce:
 
     @paddle.no_grad()
     def finish(self) -> None:
-        """Called after the last backward: sends the remaining gradients. Afterwards keepers have the sums, where any
-        rank has a gradient, and other ranks none. Collective."""
+        """Called after the last backward: sends the remaining gradients. Then keepers have the sums, where any rank has
+        a gradient, and other ranks none. Collective."""
         for index in range(len(self._parameters)):
             self.send(index)
         self._end()

@@ -1,9 +1,9 @@
 """Records on a timeline when the buckets of paddle.DataParallel's reducer are full; the C++ reducer reports nothing.
 
-The wrapper knows each bucket's gradients (`group_indices`). Paddle calls one hook of ours before a gradient is added to
-its parameter, and one after it and after the reducer's hook, which was registered earlier. The reducer hands over a
-full bucket after all earlier ones. So the time between the two hooks is its call, for one or several buckets: over gloo
-the whole all-reduce, on an accelerator its launch.
+Paddle calls one hook of ours before a gradient is added to its parameter, and one after it and after the reducer's
+hook, which was registered earlier. The reducer hands over a full bucket (`group_indices`) after all earlier ones. So
+the time between the two hooks is its call, for one or several buckets: over gloo the whole all-reduce, on an
+accelerator its launch.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 | interleaved                   | PipelineParallelWithInterleave       | on two ranks, too; also with as many |
 |                               |                                      | micro-batches as ranks               |
 
-Fleet's zero bubble (DualPipeVParallel) is not supported: it needs CUDA streams and deep_ep, equal micro-batches, and
-layers that split their backward in two.
+Fleet's zero bubble (DualPipeVParallel) needs CUDA streams, deep_ep, equal micro-batches, and layers with a split
+backward; it is not supported.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ class Engine(PipelineParallel):
     def _broadcast_final_loss(self, *_: Any) -> None:
         """Does nothing: `MicroBatchLoss` has the loss of each micro-batch, and the other stages do not need it.
 
-        Fleet's broadcast assumes float32 or float16 (3.3.1): in float64 the stages send and receive different numbers
-        of bytes, and hang.
+        Fleet's broadcast assumes float32 or float16 (3.3.1), so stages hang in float64.
         """
 
     def _begin(self, shapes: tuple[Any, ...]) -> None:

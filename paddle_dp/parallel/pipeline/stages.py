@@ -80,10 +80,9 @@ class TiedWeight:
 
 @dataclass
 class LocalStages:
-    """This rank's stages of a model: blocks by number, layers and parameters by their names in the whole model.
+    """This rank's stages of a model: blocks by number, layers and parameters by their names on one process.
 
-    The names are the same as on one process. `parameters` lists a weight that blocks share under its first name in the
-    whole model, `state` under all its names.
+    `parameters` lists a weight that blocks share under its first name in the whole model, `state` under all its names.
     """
 
     blocks: dict[int, nn.Layer]
@@ -172,8 +171,8 @@ def _tie(
 ) -> list[TiedWeight]:
     """This rank's weights that several stages use; the first of these stages has the saved copy. Collective.
 
-    Fleet's SharedLayerDesc shares whole layers that it builds itself under its names; in a finished model the tied
-    weight is somewhere within a block.
+    Fleet's SharedLayerDesc shares whole layers that it builds itself under its names; here a tied weight is somewhere
+    within a finished block.
     """
     users: dict[int, tuple[paddle.Tensor, set[int]]] = {}
     for number, block in enumerate(blocks):

@@ -162,7 +162,7 @@ class MixedPrecision:
 
     def cast_micro_batch(self, micro_batch: MicroBatch) -> MicroBatch:
         """Casts a micro-batch to the model's dtype: floating-point tensors to float64 under float64; otherwise float64
-        tensors to float32 for a model that reads float32."""
+        to float32 for a model that reads float32."""
         read = micro_batch.inputs, micro_batch.targets
         if not self._casts(read):
             return micro_batch

@@ -1,8 +1,8 @@
 """Megatron's sequence parallelism (Korthikanti et al., arXiv:2205.05198, section 4), for plain models.
 
-Tensor parallelism alone replicates the activations between sharded matrices. Here each rank holds a shard of the tokens
-instead: norms, dropout and residuals need 1/tp_size of the memory and of the time. The all-gather before a colwise
-layer and the reduce-scatter after a rowwise one move as many bytes as tensor parallelism alone.
+Between sharded matrices each rank holds a shard of the tokens, not a replica: norms, dropout and residuals need
+1/tp_size of the memory and of the time. The all-gather before a colwise layer and the reduce-scatter after a rowwise
+one move as many bytes as tensor parallelism alone.
 
 Fleet's layers shard the first dim, [t, n, width]; plain models have [n, t, width], so each layer's inputs and outputs
 are transposed.

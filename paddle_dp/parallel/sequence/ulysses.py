@@ -63,9 +63,9 @@ def sequence_shard(full: paddle.Tensor, group: Group) -> paddle.Tensor:
 
 
 class SequenceShardLoss(Loss):
-    """A loss's totals, counts and scores over full samples, from this rank's sequence shard of the outputs.
+    """A loss's totals, counts and scores over full samples on every rank, from its sequence shard of the outputs.
 
-    Every rank gets the totals of full samples; backward gives each rank the gradient of its shard. Collective.
+    Backward gives each rank the gradient of its shard. Collective.
     """
 
     def __init__(self, loss: Loss, group: Group):
@@ -106,10 +106,8 @@ def _scatter_output(forward: Method, group: Group) -> Method:
 
 
 def _with_all_to_all(attend: Method, group: Group) -> Method:
-    """Runs attention over all tokens of this rank's heads; inputs and outputs hold this rank's tokens of all heads.
-
-    Inputs and outputs are [n, t, heads · …], ordered by heads.
-    """
+    """Runs attention over all tokens of this rank's heads; inputs and outputs hold this rank's tokens of all heads,
+    ordered by heads: [n, t, heads · …]."""
 
     attend = within_slice(attend, "sequence", "heads", group.rank, group.nranks)
 

@@ -40,8 +40,10 @@ class Chunk:
 
 
 class Gathering:
-    """Sends a chunk's values to all ranks. `values`: by index of a parameter with another owner, a function that makes
-    the device wait and returns the values. Collective, also if the values are not used."""
+    """Sends a chunk's values to all ranks. Collective, also if the values are not used.
+
+    `values`: by index of another owner's parameter, a function that makes the device wait and returns its values.
+    """
 
     def __init__(self, chunk: Chunk, group: Group):
         self.values: dict[int, Callable[[], paddle.Tensor]] = {}

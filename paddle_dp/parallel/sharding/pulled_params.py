@@ -128,8 +128,8 @@ class Answers:
         self._waiting: list[tuple[int, Pass, list[int]]] = []
 
     def register(self, provider: Pull) -> int:
-        """Makes this provider the one to answer for. Returns its number, the same on all ranks: every rank makes its
-        providers in the same order."""
+        """Answers for this provider from now on. Returns its number, the same on all ranks, which make their providers
+        in the same order."""
         with self._lock:
             self._pass, self._lender = (self._pass[0] + 1, 0), weakref.ref(provider)
             number = self._pass[0]

@@ -1,6 +1,6 @@
 """Rounds in which ranks agree on collectives that only some of them need, or need at different times.
 
-A broadcast or a reduce needs all ranks at the same time and in the same order. But a rank's samples may determine its
+All ranks must enter a broadcast or a reduce at the same time and in the same order. But samples may determine a rank's
 layers and the order of its gradients, for example with a gate that chooses among experts.
 """
 

@@ -25,7 +25,7 @@ class ParamProvider(Protocol):
 
     def begin(self, order: PrefetchTrace | None, need: FetchList) -> bool:
         """Called at the first event of a pass. True if the recorded order will be followed. Otherwise, if `strict`, the
-        parameters of `need`, with which the pass begins, have been requested."""
+        parameters of the first `need` have been requested."""
         ...
 
     def ask(self, indices: FetchList) -> None:
@@ -60,7 +60,7 @@ class ParamProvider(Protocol):
 
 @dataclass
 class _Backward:
-    """The backward of one call of a layer. It reads the `frozen` parameters until all gradients in `waits_for` are
+    """The backward of one call of a layer, which reads the `frozen` parameters until all gradients in `waits_for` are
     computed.
 
     `waits_for`: gradients of inputs (by their id(), negative) and of the layer's trained parameters (by index). If some
@@ -214,8 +214,8 @@ class Stage3:
                 self._fill(index)
 
     def _begin(self, need: FetchList, gradient: FetchList) -> bool:
-        """At the first event of a pass, chooses the order of the last pass that began with it. Returns whether the need
-        has been requested: a second request would be a round that an owner enters alone."""
+        """At the first event of a pass, chooses the order of the last pass that began with it. True if the need has
+        been requested: a second request would be a round that an owner enters alone."""
         if self._begun:
             return False
         self._begun, self._followed = True, False

@@ -59,8 +59,8 @@ class Zero:
     """Assigns a placed model's parameters, each as a whole, to the ranks of the sharding axis.
 
     `placements` records the owner of every trainable parameter, and in stage 3 of every frozen one. `optimizer` then
-    has only the parameters that this rank owns, possibly none. `prefetch`: number of chunks fetched ahead in stage 3;
-    `comm_dtype`: the dtype in which its gradients travel, if not their native one. Collective.
+    has only this rank's parameters, possibly none. In stage 3, `prefetch` is the number of chunks fetched ahead, and
+    `comm_dtype` the dtype in which gradients travel (None: native). Collective.
     """
 
     def __init__(  # noqa: PLR0913 - the placed objects, and four settings of the strategy
@@ -132,7 +132,7 @@ class Zero:
 
     def share(self) -> None:
         """Sends the new parameters to all ranks after the owners' updates; in stage 3 they stay with their owners. On
-        an accelerator they are in flight until `settle`."""
+        an accelerator they travel until `settle`."""
         if self._values is not None:
             self._values.share()
         if self._travelling is not None:

@@ -95,8 +95,8 @@ def with_bias(layer: nn.Layer, outputs: paddle.Tensor, bias: paddle.Tensor | Non
 
 @contextmanager
 def instead(layer: nn.Layer, **values: paddle.Tensor | None) -> Iterator[None]:
-    """Within the block, a layer computes with these values in place of its parameters, or of the values with which
-    emulated low precision shadows them."""
+    """Within the block, a layer computes with these values in place of its parameters, or of emulated low precision's
+    values."""
     attributes = layer.__dict__
     before = {name: attributes[name] for name in values if name in attributes}
     attributes.update(values)

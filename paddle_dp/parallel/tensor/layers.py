@@ -115,8 +115,8 @@ class TensorParallelizer:
         return nullcontext() if self.initial is None else paddle.LazyGuard()
 
     def colwise(self, full: Any) -> Any:
-        """Shards a linear's outputs. A dropout draws this rank's slice of the masks; a number (`num_heads`) becomes
-        this rank's share. Raises UsageError if the ranks do not divide the size."""
+        """Shards a linear's outputs, a dropout's masks, or a number (`num_heads`). Raises UsageError if the ranks do
+        not divide the size."""
         if isinstance(full, int):
             self._check_divides(full, "heads")
             return full // self.group.nranks
@@ -152,8 +152,8 @@ class TensorParallelizer:
         return layer
 
     def channels(self, full: Any) -> nn.Layer:
-        """Shards the channels of a convolution's outputs or of a BatchNorm. A dropout draws this rank's slice of the
-        masks. Raises UsageError for other layers."""
+        """Shards the channels of a convolution's outputs, of a BatchNorm, or of a dropout's masks. Raises UsageError
+        for other layers."""
         if isinstance(full, CHANNEL_DROPOUTS):
             last = getattr(full, "data_format", "NCHW").endswith("C")
             draw_slice(full, "colwise" if last else "channels", self.group, "forward")
@@ -261,7 +261,7 @@ class TensorParallelizer:
         self._take(layer, name, full, dim)
 
     def _take(self, layer: nn.Layer, name: str, full: paddle.Tensor, dim: int) -> None:
-        """Sets a parameter of `layer` to this rank's slice of the full one, under the full one's name."""
+        """Sets a parameter of `layer` to this rank's slice of the full one, under the same name."""
         sliced, shard = getattr(layer, name), Shard(dim, self.group.rank, self.group.nranks)
         if self.initial is not None and self.initial.has(full):
             self.initial.cut(sliced, full, shard)

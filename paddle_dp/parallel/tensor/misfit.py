@@ -1,7 +1,7 @@
 """Explains why a cut model fails: which layer got a slice but needs the full tensor, or the other way round.
 
-Paddle only reports a matrix product with wrong shapes. This module compares each layer's inputs in the cut model with
-its inputs in the full one.
+Paddle only reports a matrix product with wrong shapes; this compares each layer's inputs in the cut and in the full
+model.
 """
 
 from __future__ import annotations
