@@ -1,6 +1,6 @@
-"""How a batch becomes an update: learners, exact gradients, precision, batch normalization over all ranks.
+"""Turns a batch into an update: learners, exact gradients, precision, batch normalization over all ranks.
 
-Nothing here reads data, writes files or knows epochs. `strategies` choose a placement; `mesh` has the ranks.
+Nothing here reads data, writes files or knows epochs. `strategies` place models on the ranks of a `mesh`.
 """
 
 from paddle_dp.parallel.learner import Learner

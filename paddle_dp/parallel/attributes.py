@@ -1,6 +1,5 @@
-"""Plain Python attributes in which a model, a loss, a schedule or an optimizer may remember something: no checkpoint
-holds them. Neither does one hold what a user's optimizer keeps beside its state_dict.
-"""
+"""Plain Python attributes with state that no checkpoint holds: of models, losses, schedules and optimizers, including a
+user-defined optimizer's state outside its state_dict."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class OptimizerMemory:
         self._initial = self._attributes()
 
     def lost(self) -> list[str]:
-        """The changed attributes, of the optimizer and on parameters, that neither its state_dict nor the model has."""
+        """The changed attributes of the optimizer and of parameters that neither its state_dict nor the model saves."""
         if is_known(type(self.optimizer)):
             return []
         saved = self.optimizer.state_dict()
@@ -54,18 +53,18 @@ class OptimizerMemory:
 
 
 def is_known(kind: type) -> bool:
-    """Whether it is an optimizer of Paddle or of this package: their states are known to be saved."""
+    """Whether it is an optimizer of Paddle or of this package: all their state is saved."""
     return kind.__module__.partition(".")[0] in ("paddle", "paddle_dp")
 
 
-_DEPTH = 4  # objects within objects that are looked into
-_MAX_ARRAY_BYTES = 2**26  # bytes of an array that is worth reading
+_DEPTH = 4  # levels of nested objects that are read
+_MAX_ARRAY_BYTES = 2**26  # larger arrays are not read
 
 
 class Attributes:
-    """Looks at the attributes of some objects when it is made, and tells which of them training has changed since.
+    """Digests the attributes of objects when it is created, and lists those that training has changed since.
 
-    `owners`, by the word for it: objects, of which those of a library's classes are left out.
+    `owners`: objects by their name in messages; objects of library classes are left out.
     """
 
     def __init__(self, owners: Mapping[str, Any]):
@@ -73,7 +72,7 @@ class Attributes:
         self._initial = self._digests()
 
     def changed(self) -> list[str]:
-        """«model.layers.0.calls», «loss.warm»: those that have changed, or have come."""
+        """«model.layers.0.calls», «loss.warm»: the attributes that have changed or are new."""
         return [name for name, found in self._digests().items() if found != self._initial.get(name)]
 
     def _digests(self) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def _module_of(owner: Any) -> str:
 
 
 def attributes_of(owner: Any) -> dict[str, Any]:
-    """Without those that every layer has, those that are Paddle's, and those that a state_dict has."""
+    """User-defined attributes only: none that every layer has, that Paddle sets, or that a state_dict has."""
     if isinstance(owner, nn.Layer):
         return {name: value for name, value in vars(owner).items() if name not in _LAYER_ATTRIBUTES}
     if isinstance(owner, FunctionType):
@@ -105,8 +104,8 @@ _LAYER_ATTRIBUTES = frozenset(vars(nn.Layer()))
 
 
 def digest(value: Any, known: Collection[int] = (), depth: int = _DEPTH) -> Any:
-    """Something that is equal for equal values, and states of generators; None for what is no memory, or what a
-    checkpoint holds (`known`)."""
+    """A value that is equal for equal values, including the states of generators. None for values that hold no state,
+    or that a checkpoint holds (`known`)."""
     if isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, paddle.Tensor):
@@ -134,7 +133,7 @@ def digest(value: Any, known: Collection[int] = (), depth: int = _DEPTH) -> Any:
 
 
 def _state_of_generator(value: Any) -> Any:
-    """The state of a generator of random numbers, or of an iterator; None for anything else."""
+    """The state of a random generator or of an iterator; None for anything else."""
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, np.random.Generator):
@@ -149,7 +148,7 @@ def _state_of_generator(value: Any) -> Any:
         )
     if isinstance(value, Iterator):
         with warnings.catch_warnings(), suppress(TypeError):
-            warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, from Python 3.12 on
+            warnings.simplefilter("ignore", DeprecationWarning)  # from itertools, since Python 3.12
             return value.__reduce__()
     return None
 
@@ -165,7 +164,7 @@ def _digest_attributes(
 
 
 def on_parameters(parameters: Iterable[paddle.Tensor]) -> dict[str, Any]:
-    """What hangs on parameters as attributes, by «parameter.attribute»; `main_grad` is a gradient, of fleet's."""
+    """Attributes set on parameters, by «parameter.attribute», except `main_grad`, fleet's gradient."""
     return {
         f"{parameter.name}.{name}": found
         for parameter in parameters
@@ -175,7 +174,7 @@ def on_parameters(parameters: Iterable[paddle.Tensor]) -> dict[str, Any]:
 
 
 def set_by_paddle(kind: type) -> frozenset[str]:
-    """The attributes that an object has from the classes of Paddle's that it derives from."""
+    """The attributes that a class inherits from Paddle's classes."""
     within = [base for base in kind.__mro__ if base.__module__.startswith("paddle.")]
     functions = [
         inspect.unwrap(f) for base in within for f in vars(base).values() if isinstance(f, FunctionType)

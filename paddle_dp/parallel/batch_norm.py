@@ -1,11 +1,10 @@
 """Batch normalization over the whole global batch, exact for unequal shares, on every device.
 
-`paddle.nn.SyncBatchNorm` (3.3.1) cannot do it: its kernel is not registered on CPU («The kernel `sync_batch_norm` is
-not registered»), and on GPU it averages the ranks' statistics with equal weights, which is wrong as soon as one rank
-holds fewer samples than another (docs/decisions/0004-own-sync-batch-norm.md).
+`paddle.nn.SyncBatchNorm` (3.3.1) has no CPU kernel («The kernel `sync_batch_norm` is not registered»), and on GPU it
+averages the ranks' statistics with equal weights, which is wrong if one rank holds fewer samples than another
+(docs/decisions/0004-own-sync-batch-norm.md).
 
-A model may also have BatchNorms that normalize over one rank's samples: a training may freeze them, and thaw them
-again.
+A model may also have BatchNorms over one rank's samples; a training may freeze and unfreeze them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class LocalNorms:
         self._ever: frozenset[str] = frozenset()
 
     def look(self) -> bool:
-        """Before an update: True where one was frozen since the last one. The same on every rank."""
+        """Called before an update: True if a local norm was frozen since the last update. The same on every rank."""
         if not self._watched:
             return False
         before, self._now = self._now, self._local()
@@ -40,7 +39,7 @@ class LocalNorms:
         return not before <= self._now
 
     def names(self) -> list[str]:
-        """Of those that are local, or were in an update."""
+        """The names of norms that are local, or were in an update."""
         local = self._local() | self._ever
         return [name for name, _ in self._watched if name in local]
 
@@ -48,18 +47,17 @@ class LocalNorms:
         return frozenset(name for name, layer in self._watched if is_local(layer))
 
 
-# paddle.nn.BatchNorm, which the densenets of paddle.vision use, has no base class in common with the others.
+# paddle.nn.BatchNorm, used by the densenets of paddle.vision, shares no base class with the others.
 _PADDLES = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)
 _FORWARDS = {kind.forward for kind in _PADDLES}
 
 
 class _Normalize(PyLayer):
-    """y = (x - mean) / sqrt(var + epsilon) · weight + bias with the mean and variance of the samples of all ranks.
+    """y = (x - mean) / sqrt(var + epsilon) · weight + bias with the mean and variance over the samples of all ranks.
 
-    Statistics of the ranks are combined as (count, mean, sum of squared deviations), one exchange, by the parallel
-    algorithm of Chan, Golub & LeVeque (1979), without the cancellation of E[x²] - E[x]². All passes over x are Paddle's
-    own batch_norm with given statistics, also in the backward: broadcasting over channels takes 40 times as long on a
-    CPU.
+    One exchange combines the ranks' statistics as (count, mean, sum of squared deviations), by the parallel algorithm
+    of Chan, Golub & LeVeque (1979), without the cancellation of E[x²] - E[x]². All passes over x, also in backward, use
+    Paddle's batch_norm with given statistics: broadcasting over channels takes 40 times as long on a CPU.
     """
 
     @staticmethod
@@ -81,8 +79,8 @@ class _Normalize(PyLayer):
         total = layer.check_same_layer(samples.clip(min=1.0), rank_statistics[:, 1])
         ctx.layer, ctx.present = layer, present
         ctx.needs_gradient = [not tensor.stop_gradient for tensor in (x, weight, bias)]
-        # With one value per channel in the whole batch, Paddle's kernel returns x. The device is read only where this
-        # rank has one value itself.
+        # With one value per channel in the whole batch, Paddle's kernel returns x. The device is read only if this
+        # rank has a single value.
         ctx.single = wide.size == weight.size and total.item() == 1.0
         if ctx.single:
             return x.clone()
@@ -96,7 +94,7 @@ class _Normalize(PyLayer):
     @staticmethod
     def backward(ctx: Any, grad: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
         if ctx.single:
-            # Two tensors: Paddle keeps them as gradients and adds the next ones in place. One would get both sums.
+            # Two tensors: Paddle keeps them as gradients and adds in place, so a single one would get both sums.
             zeros = (paddle.zeros_like(ctx.layer._mean), paddle.zeros_like(ctx.layer._mean))
             return tuple(
                 gradient if needed else None
@@ -112,7 +110,7 @@ class _Normalize(PyLayer):
             grad_x, grad_weight, grad_bias = paddle.grad([normal], leaves, [grad.astype(wide.dtype)])
         sums = layer.mesh.sum_tensor(paddle.stack([grad_weight, grad_bias])) / ctx.total
         scale = paddle.rsqrt(variance + layer.epsilon) * weight
-        # The mean and the variance hang on x as well. A dummy's output hangs on them, but they do not hang on it.
+        # mean and variance depend on x, too. A dummy batch reads them but does not contribute to them.
         grad_x = grad_x - layer.affine(wide, mean, variance, sums[0] * scale, sums[1] * scale)
         gradients = (
             (grad_x * ctx.present if not ctx.present else grad_x).astype(grad.dtype),
@@ -128,31 +126,33 @@ class _Normalize(PyLayer):
 class SyncBatchNorm(nn.Layer):
     """Takes a finished BatchNorm's parameters and buffers, and normalizes over all ranks' samples.
 
-    In evaluation it is the local layer. `present` is set to False while this rank computes on a dummy sample, which
-    must not count. `index` tells the model's BatchNorms apart, for ranks that do not run the same one.
+    In evaluation it is the local layer. `present` is False while this rank computes on a dummy sample, which must not
+    count. `index` identifies the BatchNorm within the model, to detect ranks that run different ones.
     """
 
     def __init__(self, local: nn.Layer, mesh: ProcessGroup, index: int = 0):
         super().__init__()
         self.mesh, self.index, self.present = mesh, index, True
-        # As Paddle's kernel takes them: 1e-5 in float32 is 2.5e-13 less, and 0.9 is 2.4e-8 less.
+        # Paddle's kernel takes float32: 1e-5 becomes 2.5e-13 less, and 0.9 becomes 2.4e-8 less.
         self.epsilon, self.momentum = (float(np.float32(x)) for x in (local._epsilon, local._momentum))
         layout = local._data_layout if isinstance(local, nn.BatchNorm) else local._data_format
         self.channels_last = layout.endswith("C") and layout != "NC"
         self.act: str | None = local._act if isinstance(local, nn.BatchNorm) else None
         self.weight, self.bias = local.weight, local.bias
         self._mean, self._variance = local._mean, local._variance  # parameters without gradient, in Paddle
-        self._local = [local]  # in a list: not a sublayer, so that the names of the state stay the same
+        self._local = [local]  # a list keeps it from being a sublayer, so that the state's names stay
 
     def share_parameters(self) -> None:
-        """Once its parameters were replaced by others: the local layer, too, computes with these."""
+        """Gives the local layer this layer's parameters after they were replaced."""
         for name, parameter in self.named_parameters(include_sublayers=False):
             setattr(self._local[0], name, parameter)
 
     def check_same_layer(self, total: paddle.Tensor, indices: paddle.Tensor) -> paddle.Tensor:
-        """The `total`, where the statistics of all ranks are this layer's. Ranks that take different ways through the
-        model would mix those of different layers: an error on CPUs; elsewhere the host does not wait for the device to
-        know, and the total is NaN, which ends the training."""
+        """Returns `total` if the statistics of all ranks are this layer's.
+
+        Ranks on different paths through the model would mix statistics of different layers. On CPUs this raises
+        UsageError; elsewhere, so that the host does not wait for the device, the total is NaN, which ends the training.
+        """
         differ = (indices != self.index).any()
         if not total.place.is_cpu_place():
             return paddle.where(differ, paddle.full_like(total, float("nan")), total)
@@ -166,7 +166,7 @@ class SyncBatchNorm(nn.Layer):
         return total
 
     def over_samples(self, x: paddle.Tensor) -> paddle.Tensor:
-        """The sum of each channel, [channels]; x is contiguous, so this is faster than a sum over several axes."""
+        """The sum per channel, [channels]; x is contiguous, so this is faster than a sum over several axes."""
         if self.channels_last:
             return x.reshape([-1, x.shape[-1]]).sum(0)
         return x.reshape([x.shape[0], x.shape[1], -1]).sum(-1).sum(0)
@@ -179,7 +179,7 @@ class SyncBatchNorm(nn.Layer):
         weight: paddle.Tensor | None = None,
         bias: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
-        """(x - mean) / sqrt(variance + epsilon) · weight + bias, channel by channel."""
+        """(x - mean) / sqrt(variance + epsilon) · weight + bias, per channel."""
         layout = "NHWC" if self.channels_last else "NCHW"
         return paddle.nn.functional.batch_norm(
             x, mean, variance, weight, bias, training=False, epsilon=self.epsilon, data_format=layout
@@ -187,7 +187,7 @@ class SyncBatchNorm(nn.Layer):
 
     @paddle.no_grad()
     def keep(self, mean: paddle.Tensor, variance: paddle.Tensor, samples: paddle.Tensor) -> None:
-        """Updates the running statistics with those of a batch, unless all ranks have dummies: 0 `samples`."""
+        """Updates the running statistics with a batch's, unless all ranks have dummies: 0 `samples`."""
         for running, now in ((self._mean, mean), (self._variance, variance)):
             updated = self.momentum * running + (1 - self.momentum) * now
             running.set_value(paddle.where(samples > 0, updated, running))
@@ -211,7 +211,7 @@ class SyncBatchNorm(nn.Layer):
 def is_local(layer: nn.Layer) -> bool:
     """Whether a layer normalizes by the statistics of this rank's samples.
 
-    A frozen one (in evaluation mode, or with `use_global_stats`) does not: all ranks use the same running statistics.
+    A frozen one (in evaluation mode, or with `use_global_stats`) does not: all ranks use the same statistics.
     """
     return keeps_statistics(layer) and layer.training
 
@@ -227,14 +227,14 @@ def is_batch_norm(layer: nn.Layer) -> bool:
 
 
 def _is_plain(layer: nn.Layer) -> bool:
-    """Whether it is a local BatchNorm with the forward of Paddle's own classes, not a subclass with another one."""
+    """Whether a layer is a local BatchNorm with the forward of a Paddle class, not a subclass with another forward."""
     return is_local(layer) and type(layer).forward in _FORWARDS
 
 
 def synchronize(model: nn.Layer, mesh: ProcessGroup) -> nn.Layer:
-    """Replaces every BatchNorm inside `model` by one over these ranks, with the same parameters and names.
+    """Replaces every BatchNorm within `model` with one over these ranks, with the same parameters and names.
 
-    Frozen ones are not replaced, nor are subclasses with another forward, which `local_norms` still lists.
+    Skips frozen ones, and subclasses with another forward, which `local_norms` still lists.
     """
     if _is_plain(model):
         return SyncBatchNorm(model, mesh)

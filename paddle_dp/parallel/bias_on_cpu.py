@@ -1,10 +1,10 @@
-"""On CPUs a linear layer's bias as a product with ones, whose gradient is a product, too.
+"""On CPUs, computes a linear layer's bias as a product with ones, so that its gradient is a product, too.
 
-Paddle 3.3.1 sums a bias's gradient over the samples in a loop that takes longer than the layer's products. Without it a
-GPT of width 256 takes 0.70 of a step's time, an MLP of width 1024 0.72 (2-core EPYC, one thread).
-Plain operations, not a PyLayer: gradients of gradients go through them.
+Paddle 3.3.1 sums a bias's gradient in a loop that takes longer than the layer's products. Without it a step takes 0.70
+of the time for a GPT of width 256, 0.72 for an MLP of width 1024 (2-core EPYC, one thread). Plain operations, unlike a
+PyLayer, support gradients of gradients.
 
-A small layer has Paddle's own kernel, without the look-up of a flag by its name that F.linear begins with: 4 of 21 µs.
+A small layer calls Paddle's kernel directly, which skips F.linear's lookup of a flag by name: 4 of 21 µs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
-# Of the output, from which on the loop costs more than two more operations (20 µs).
+# Output elements from which on the loop costs more than two more operations (20 µs).
 ELEMENTS = 1 << 14
 _kernel = paddle._C_ops.linear
 
@@ -25,13 +25,13 @@ _kernel = paddle._C_ops.linear
 def linear(
     x: paddle.Tensor, weight: paddle.Tensor, bias: Any = None, name: str | None = None
 ) -> paddle.Tensor:
-    """F.linear: x [..., inputs] · weight [inputs, outputs] + bias [outputs], the same numbers to the bit; the bias's
-    gradient is the same sum in another order."""
-    if not paddle.in_dynamic_mode():  # a program, whose shapes are not numbers
+    """F.linear: x [..., inputs] · weight [inputs, outputs] + bias [outputs], equal to the bit; the bias's gradient is
+    the same sum in another order."""
+    if not paddle.in_dynamic_mode():  # in a program shapes are not numbers
         return F.linear(x, weight, bias, name)
-    rows = prod(x.shape[:-1])  # not x.size: Paddle computes it by NumPy, for 10 µs
+    rows = prod(x.shape[:-1])  # x.size would take 10 µs: Paddle computes it with NumPy
     if rows * weight.shape[1] < ELEMENTS:
-        # Paddle for GPUs has other kernels there, and a flag chooses among them.
+        # In Paddle for GPUs a flag chooses among other kernels.
         return F.linear(x, weight, bias, name) if paddle.is_compiled_with_cuda() else _kernel(x, weight, bias)
     learns = bias is not None and not bias.stop_gradient and paddle.is_grad_enabled()
     if not learns or x.dtype not in (paddle.float32, paddle.float64):
@@ -41,9 +41,8 @@ def linear(
 
 
 def quick_biases(model: nn.Layer) -> None:
-    """Makes the model's linear layers use `linear`, in place: plain ones, and fleet's cut ones, which keep the function
-    that they multiply with in an attribute. Whose `forward` is not Paddle's keeps it: a subclass, a layer, the
-    class."""
+    """Makes the model's linear layers use `linear`, in place: plain ones, and fleet's sharded ones, which hold their
+    linear function in an attribute. A subclass, layer or class with a replaced `forward` keeps it."""
     own = nn.Linear.forward
     plain = (own.__module__, own.__qualname__) == (nn.Linear.__module__, "Linear.forward")
     for layer in model.sublayers(include_self=True):
@@ -54,6 +53,6 @@ def quick_biases(model: nn.Layer) -> None:
 
 
 def forward(self: nn.Linear, inputs: paddle.Tensor) -> paddle.Tensor:
-    """A linear layer's. By its name, a layer with it is pickled, and is Paddle's again then; by «self», paddle.jit
-    knows a method."""
+    """A linear layer's forward. As a named function it is pickled with its layer, which then is Paddle's again; the
+    name «self» marks it as a method for paddle.jit."""
     return linear(inputs, self.weight, self.bias, self.name)

@@ -1,4 +1,4 @@
-"""A model's ordered blocks: a pipeline assigns them to stages, recompute runs them again, sequence shards begin there.
+"""A model's ordered blocks, the units of pipeline stages, of recompute and of sequence sharding.
 
 | a model                                   | its blocks                                                        |
 |-------------------------------------------|-------------------------------------------------------------------|
@@ -45,14 +45,14 @@ class Function(nn.Layer):
 
 
 class BlockGroup(nn.Sequential):
-    """Layers of a model, and functions between them, that stay together as one block."""
+    """Layers of a model, and functions between them, that form one block."""
 
 
 def blocks_of(model: nn.Layer) -> list[nn.Layer]:
-    """The ordered blocks of a model; none where it does not name them.
+    """The ordered blocks of a model; none if it does not name them.
 
-    Groups and functions of a table are layers made here, new ones at every call until `settle`. A layer that is a block
-    more than once is put into a group each time, so that no two blocks are the same object.
+    Groups and functions of a table become new layers at every call until `settle`. A repeated layer is put into a new
+    group each time, so that no two blocks are the same object.
     """
     if model in _settled:
         return list(_settled[model])
@@ -66,12 +66,12 @@ def _entries(model: nn.Layer) -> list[Any]:
     """The entries of a model's list or table of blocks; an attribute `blocks` of another type is neither."""
     table = model if _is_its_children(model) else block_table_of(model)
     if isinstance(table, nn.Layer):
-        return list(table._sub_layers.values())  # `children` leaves out a layer's second use
+        return list(table._sub_layers.values())  # `children` omits a layer's second use
     return list(table) if isinstance(table, (list, tuple)) else []
 
 
 def _is_its_children(model: nn.Layer) -> bool:
-    """Whether the model is an nn.Sequential that nobody annotated: the chain of its children."""
+    """Whether the model is an nn.Sequential without annotation: the chain of its children."""
     return type(model).forward is nn.Sequential.forward and block_table_of(model) is None
 
 
@@ -84,14 +84,14 @@ def _layers_of(entry: Any, named: dict[str, nn.Layer]) -> list[nn.Layer]:
 
 
 def is_table(model: nn.Layer) -> bool:
-    """Whether the blocks are a table of names; the model's own forward then does not run its groups and functions."""
+    """Whether the blocks are a table of names; the model's forward then does not run its groups and functions."""
     return any(not isinstance(entry, nn.Layer) for entry in _entries(model))
 
 
 def settle(model: nn.Layer) -> list[nn.Layer]:
-    """Fixes the blocks, which are returned, and makes forward run them one after another if they are a table.
+    """Fixes and returns the blocks, and makes forward run them one after another if they are a table.
 
-    Call it after the last layer was replaced, and before the forward of a block is changed.
+    Call it after the last layer was replaced, and before a block's forward is changed.
     """
     if model not in _settled:
         blocks = blocks_of(model)
@@ -102,7 +102,7 @@ def settle(model: nn.Layer) -> list[nn.Layer]:
 
 
 def _as_chain(model: nn.Layer, blocks: Sequence[nn.Layer]) -> Callable[..., Any]:
-    """A forward that runs the blocks one after another, with the signature of the model's own."""
+    """A forward that runs the blocks one after another, with the signature of the model's forward."""
     model_forward = model.forward
 
     @wraps(model_forward)
@@ -121,10 +121,8 @@ def _as_chain(model: nn.Layer, blocks: Sequence[nn.Layer]) -> Callable[..., Any]
 
 
 def elements_of(model: nn.Layer) -> list[tuple[int, nn.Layer]]:
-    """The layers that a whole model's forward runs for each of its blocks, with the number of the block.
-
-    That is the block itself; for a group, before `settle`, the layers in it.
-    """
+    """The layers that a whole model's forward runs for each of its blocks, with the block's number: the block itself
+    or, for a group before `settle`, the layers in it."""
     runs_groups = model in _settled
     return [
         (number, layer)
@@ -146,7 +144,7 @@ def learns_of(blocks: Iterable[nn.Layer]) -> tuple[int, ...]:
 
 
 def outside(model: nn.Layer, blocks: Sequence[nn.Layer]) -> list[str]:
-    """The names of parameters and buffers that are in none of the blocks, sorted."""
+    """The names of parameters and buffers outside the blocks, sorted."""
     inside = {id(tensor) for block in blocks for tensor in block.state_dict().values()}
     return sorted(name for name, tensor in model.state_dict().items() if id(tensor) not in inside)
 
@@ -154,11 +152,11 @@ def outside(model: nn.Layer, blocks: Sequence[nn.Layer]) -> list[str]:
 def check_chain(
     model: nn.Layer, samples: Callable[[], Any] | None, setting: str, run_trial: TrialRunner = here
 ) -> None:
-    """Raises UsageError unless the model's forward is its blocks one after another: compared on a few samples.
+    """Raises UsageError unless the model's forward equals its blocks one after another, compared on a few samples.
 
-    Both in evaluation and in training mode, each run by `run_trial`, from the same state of blocks and generators, so
-    that a dropout between two blocks is found, and a block may change itself. `samples()` gives a batch of inputs;
-    `setting` is the recipe's key that needs a chain.
+    It compares in evaluation and in training mode, each run by `run_trial` from the same state of blocks and
+    generators, so that it finds a dropout between two blocks. `samples()` gives a batch of inputs; `setting` is the
+    recipe's key that needs a chain.
     """
     if samples is None or _is_its_children(model):
         return
@@ -195,9 +193,9 @@ def _arrays(outputs: Any) -> list[np.ndarray]:
 
 
 def _refuse_draws(model: nn.Layer, blocks: Iterable[nn.Layer], setting: str) -> list[Any]:
-    """Hooks that raise UsageError where a layer that is not the model's own draws random numbers.
+    """Hooks that raise UsageError if a layer that the model does not contain draws random numbers.
 
-    In one process forward runs it without the block's number, so it would draw other masks than in a pipeline.
+    One process runs it without the block's number, so it would draw other masks than in a pipeline.
     """
     model_layers = set(map(id, model.sublayers(include_self=True)))
     foreign = [

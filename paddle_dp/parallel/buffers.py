@@ -1,10 +1,9 @@
-"""Keeps a model's buffers, other than BatchNorm's statistics, equal on all ranks: they get the first rank's values.
+"""Keeps a model's buffers, except BatchNorm's statistics, equal on all ranks by broadcasting the first rank's values.
 
-A buffer that forward updates from its samples (a moving centre, a codebook's counts, a queue) diverges, because each
-rank sees other samples. Most of them cannot be averaged, and a sync at checkpoints would make the training depend on
-when checkpoints are written. So the first rank's values are broadcast after each update, as with torch's
-`broadcast_buffers`: the values that are saved, evaluated and resumed are those that all ranks compute with. They are
-not those of one process, whose buffers are updated from all samples: `differences` reports it.
+A buffer that forward updates from its samples (a moving centre, a codebook's counts, a queue) diverges between ranks.
+Most cannot be averaged, and a sync at checkpoints would make the training depend on their times. So the first rank's
+values are broadcast after each update, as with torch's `broadcast_buffers`: all ranks compute with the values that are
+saved, evaluated and resumed. One process would update buffers from all samples: `differences` reports it.
 
 A buffer that depends on the weights alone (spectral norm's vectors, weight norm's product) is equal on all ranks
 without any exchange.
@@ -23,15 +22,15 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.consistency import digests
 
 Named = list[tuple[str, paddle.Tensor]]
-_USUAL = {"float32", "float64", "int8", "uint8", "int32", "int64"}  # in a broadcast, over any backend
+_USUAL = {"float32", "float64", "int8", "uint8", "int32", "int64"}  # dtypes that every backend can broadcast
 
 
 class Buffers:
     """Broadcasts the buffers of a model that differ between ranks.
 
-    `named` returns this rank's current buffers under their whole-model names (forward may replace a buffer's tensor).
-    `groups` are groups of ranks that hold the same buffers, None for all ranks; the source is the first rank of each
-    that reads samples. A rank that reads none, a server, only takes what it is given.
+    `named` returns this rank's current buffers by their names in the whole model (forward may replace a buffer's
+    tensor). `groups` are groups of ranks that hold the same buffers, None for all ranks. The source is the first rank
+    of each that reads samples; a rank that reads none, a server, only receives.
     """
 
     def __init__(self, named: Callable[[], Named], mesh: Mesh, groups: Sequence[Any] = (None,)):
@@ -40,9 +39,9 @@ class Buffers:
         self._diverging: list[str] = []
 
     def sync(self) -> None:
-        """After an update: broadcasts the first rank's values of the buffers that differ. Collective.
+        """Called after an update: broadcasts the first rank's values of the buffers that differ. Collective.
 
-        Buffers are compared after the updates 1, 2, 4, 8, …, independently of checkpoints and evaluations.
+        Buffers are compared after the updates 1, 2, 4, 8, …
         """
         if self._mesh.ranks == 1:
             return
@@ -56,8 +55,8 @@ class Buffers:
                     self.give(buffers[name])
 
     def differences(self) -> list[str]:
-        """A sentence on the buffers that have other values in one process, if any. The same on every rank. Collective:
-        looks once more, and changes nothing."""
+        """A sentence about buffers with other values than on one process, if any; the same on every rank. Compares once
+        more, and changes nothing. Collective."""
         if self._mesh.ranks == 1:
             return []
         differing = list(dict.fromkeys([*self._diverging, *self._unequal()]))
@@ -74,7 +73,7 @@ class Buffers:
         self._diverging += [name for name in self._unequal() if name not in self._diverging]
 
     def _unequal(self) -> list[str]:
-        """The buffers that are not the same bits on all ranks that have them now. Collective."""
+        """The buffers that currently differ between ranks that have them. Collective."""
         named = self._named() if self._mesh.reads else []
         sums = digests(tensor for _, tensor in named)
         rows_of_ranks = self._mesh.gather(
@@ -86,14 +85,14 @@ class Buffers:
 
     @paddle.no_grad()
     def give(self, tensor: paddle.Tensor) -> None:
-        """Gives all ranks the first reader's values of a tensor. Collective."""
+        """Broadcasts the first reader's values of a tensor. Collective."""
         if not tensor.size:
             return
         bits = bits_of(tensor)
         for group in self._groups:
             if group is None:
                 self._mesh.broadcast(bits, source := self._mesh.readers[0])
-                while source in self._mesh.lost:  # since a moment ago
+                while source in self._mesh.lost:  # it may have died during the broadcast
                     self._mesh.broadcast(bits, source := self._mesh.readers[0])
             else:
                 dist.broadcast(bits, group.ranks[0], group)
@@ -101,21 +100,22 @@ class Buffers:
 
 
 def bits_of(tensor: paddle.Tensor) -> paddle.Tensor:
-    """A copy of a tensor's numbers as uint8, to be exchanged: gloo does not support every dtype."""
+    """A copy of a tensor's bytes as uint8, for an exchange: gloo does not support every dtype."""
     flat = tensor.detach().contiguous().reshape([-1])
     return (flat.astype("uint8") if tensor.dtype == paddle.bool else flat.view("uint8")).clone()
 
 
 def from_bits(bits: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
-    """The other way, for a tensor of the shape and the dtype of `like`."""
+    """The inverse, for a tensor of the shape and dtype of `like`."""
     return (bits.astype("bool") if like.dtype == paddle.bool else bits.view(like.dtype)).reshape(like.shape)
 
 
 def give_unusual(model: nn.Layer, mesh: Mesh) -> None:
-    """Gives all ranks the first one's tensors of which Paddle's broadcast makes nothing. Collective.
+    """Broadcasts the first rank's tensors that Paddle's broadcast cannot handle. Collective.
 
-    It refuses what is empty, loses what is not contiguous, and over gloo ends the process for buffers and frozen
-    weights of most kinds of numbers (3.3.1: «Invalid data type»). Call this before: it then leaves the last ones out.
+    Paddle's refuses empty tensors, loses non-contiguous ones, and over gloo ends the process for buffers and frozen
+    weights of most dtypes (3.3.1: «Invalid data type»). Call this first: Paddle's then skips empty tensors and those
+    dtypes.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         odd = tensor.stop_gradient and str(tensor.dtype).rpartition(".")[2] not in _USUAL

@@ -1,4 +1,5 @@
-"""Takes global-norm clips out of an optimizer that has only a part of the model: it would compute that part's norm."""
+"""Removes global-norm clips from an optimizer with only a part of the model, where it would compute that part's
+norm."""
 
 from __future__ import annotations
 
@@ -15,18 +16,18 @@ from paddle_dp.parallel.optimizer_checks import groups_of, parameters_of
 
 @dataclass(frozen=True)
 class Clip:
-    """The gradients of `parameters` (this rank's part of them) are clipped to a 2-norm of `bound` together."""
+    """The gradients of `parameters` (this rank's share of them) are clipped together to a 2-norm of `bound`."""
 
     bound: float
     parameters: Sequence[paddle.Tensor]
 
 
 def take_clips(optimizer: Any) -> list[Clip]:
-    """Removes the global-norm clips from an optimizer and returns them: one, or one for each parameter group.
+    """Removes the global-norm clips from an optimizer and returns them: one, or one per parameter group.
 
-    They clip as Paddle does: each group by its own norm, without parameters that have need_clip=False or are not the
-    optimizer's. All ranks have the same clips, some of which may have no parameter here. Raises UsageError for another
-    kind of clip.
+    As in Paddle, each group has a separate norm, without parameters that have need_clip=False or that the optimizer
+    does not update. All ranks have the same clips, some of which may have no parameter here. Raises UsageError for
+    another kind of clip.
     """
     groups = groups_of(optimizer)
     tables = optimizer._param_groups if groups is not None else [{"grad_clip": optimizer._grad_clip}]
@@ -47,8 +48,8 @@ def take_clips(optimizer: Any) -> list[Clip]:
 
 
 def bound_of(learner: Any) -> float | None:
-    """The bound of a placed learner's clip by the norm of all gradients; None without one, or with one for each
-    parameter group."""
+    """The bound of a placed learner's clip by the norm of all gradients; None without one, or with one per parameter
+    group."""
     bounds = [clip.bound for clip in getattr(learner, "clips", ())]
     left = getattr(learner.optimizer, "_grad_clip", None)
     if left is not None and type(left) is ClipGradByGlobalNorm:
@@ -59,7 +60,7 @@ def bound_of(learner: Any) -> float | None:
 def _remaining_clip(clip: Any) -> Any:
     """The clip that stays in the optimizer: one by value, which does not depend on other parameters; else None.
 
-    By exact type, because a subclass may do anything.
+    The type must match exactly, because a subclass may do anything.
     """
     if clip is None or type(clip) is ClipGradByValue:
         return clip

@@ -1,7 +1,7 @@
 """A model's forward as one program (paddle.jit.to_static): `train.compile`. On GPUs Paddle's compiler CINN fuses it.
 
-What is inside the program is called while it is traced, once for each shape and mode, and never again: hooks on layers,
-and what Python does between them. So a layout whose ranks meet within the forward cannot be compiled, and is refused.
+Python code and hooks within the program run only while it is traced, once per shape and mode. So layouts that exchange
+within the forward are refused.
 """
 
 from __future__ import annotations
@@ -28,28 +28,30 @@ if TYPE_CHECKING:
 
 
 _SYNCHRONIZED = "BatchNorm over all ranks exchanges within the forward: set strategy.sync_batch_norm=false"
-_HOOKED = "an adapter adds to its layers by hooks, which a program leaves out: leave out the adapter"
+_HOOKED = "an adapter works by hooks on its layers, which a program does not run: leave out the adapter"
 
 
 def check_compiles(recipe: Recipe, layout: Layout, model: nn.Layer | None = None) -> None:
-    """Raises UsageError for a recipe with `train.compile` in a layout that takes place inside the forward. Without the
-    `model`, BatchNorms are looked for when it is compiled."""
+    """Raises UsageError for a recipe with `train.compile` in a layout that exchanges within the forward. Without the
+    `model`, `compiled` checks its BatchNorms."""
     if not recipe.train.compile:
         return
     cut = [axis for axis, degree in layout.degrees.as_dict().items() if degree > 1 and axis != "data"]
     sync = recipe.strategy.config.sync_batch_norm and layout.degrees.ranks > 1
     if cut:
         _refuse(
-            f"the ranks of the {cut[0]} axis meet within the forward: take axis data alone, data_parallel or single"
+            f"the ranks of the {cut[0]} axis meet within the forward: use axis data alone, data_parallel or single"
         )
     if layout.degrees.servers:
         _refuse(
-            "a program is traced and tried before servers have dealt the parameters: take data_parallel or single"
+            "a program is traced and tried before servers have dealt the parameters: use data_parallel or single"
         )
     if "adapter" in recipe.model_fields_set and recipe.adapter is not None:
         _refuse(_HOOKED)
     if layout.recompute != Recompute():
-        _refuse("a program decides itself what it keeps for backward: set strategy.recompute=none")
+        _refuse(
+            "a program decides itself which activations it keeps for backward: set strategy.recompute=none"
+        )
     if sync and model is not None and local_norms(model):
         _refuse(_SYNCHRONIZED)
 
@@ -61,10 +63,11 @@ def _refuse(why: str) -> NoReturn:
 def compiled(
     model: nn.Layer, samples: Callable[[], Any] | None, emulated: bool = False, ranks: int = 1
 ) -> None:
-    """Makes the model's forward a program, in place, and traces it with `samples`, a batch of inputs, if there are any.
+    """Makes the model's forward a program, in place, and traces it with `samples`, which gives a batch of inputs, if
+    given.
 
-    Raises TracingError where it cannot be traced and where the program does not do what the layers do, UsageError where
-    its low precision is `emulated`.
+    Raises TracingError if it cannot be traced or the program's results differ from the layers'; UsageError if its low
+    precision is `emulated`.
     """
     if emulated:
         _refuse("on CPUs low precision is emulated by hooks on layers: set train.precision=float32")
@@ -80,21 +83,21 @@ def compiled(
             inputs = samples()
             call(model, inputs, plain_forward(model))
         _compare_with_layers(model, inputs)
-    except UsageError as error:  # out of a trace it comes with the frames of the program in its message
+    except UsageError as error:  # after a trace its message contains the program's frames
         raise TracingError(str(error).rpartition("UsageError: ")[2].strip()) from None
     except Exception as error:
         raise TracingError(
             f"train.compile: paddle.jit.to_static cannot trace {type(model).__name__}: {type(error).__name__}: "
-            f"{gist(error)} Change what it stumbles over, or set train.compile=false."
+            f"{gist(error)} Change the code that it cannot trace, or set train.compile=false."
         ) from error
 
 
 def _compare_with_layers(model: nn.Layer, inputs: Any) -> None:
-    """Raises UsageError where the traced program, called again, has other outputs or fewer gradients than the layers:
-    what Python computes in the forward stays in it as it was, and Paddle's while loop gives no gradients (3.3.1)."""
-    # A forward may have put another tensor in a buffer's place.
+    """Raises UsageError if the traced program, called again, has other outputs or fewer gradients than the layers:
+    values computed in Python stay as they were traced, and Paddle's while loop gives no gradients (3.3.1)."""
+    # A forward may have replaced a buffer's tensor.
     before, undo = random_state(), buffers_before(model)
-    with trial(model), paddle.enable_grad():  # each from the same buffers and the same random numbers
+    with trial(model), paddle.enable_grad():  # both start from the same buffers and random numbers
         program, learned = _outputs_and_gradients(model, inputs)
     undo()
     with trial(model), paddle.enable_grad(), layer_by_layer(model):
@@ -106,7 +109,7 @@ def _compare_with_layers(model: nn.Layer, inputs: Any) -> None:
             f"the program of {type(model).__name__} gives no gradient to {lacking[0]}: take a loop out of its forward"
         )
     if draws:
-        return  # each may draw in its own way
+        return  # the two may draw differently
     for one, other in zip(program, layers, strict=True):
         if not np.allclose(
             one, other, rtol=1e-2, atol=1e-2 * float(np.abs(other).max(initial=0.0)), equal_nan=True
@@ -118,7 +121,7 @@ def _compare_with_layers(model: nn.Layer, inputs: Any) -> None:
 
 
 def _outputs_and_gradients(model: nn.Layer, inputs: Any) -> tuple[list[Any], list[str]]:
-    """Float outputs of the training model, and the names of parameters that have a gradient of them."""
+    """Float outputs of the training model, and the names of parameters that get a gradient from them."""
     outputs = call(model, inputs, plain_forward(model))
     tensors = [
         t for t in paddle.utils.flatten(outputs) if isinstance(t, paddle.Tensor) and t.is_floating_point()
@@ -132,16 +135,16 @@ def _outputs_and_gradients(model: nn.Layer, inputs: Any) -> tuple[list[Any], lis
 
 
 class Program:
-    """A model's forward as a program while gradients are recorded, and layer by layer where they are not.
+    """A model's forward: a program while gradients are recorded, layer by layer otherwise.
 
-    Paddle 3.3.1 traces once for both: a program whose first call is without gradients never gives any. A trace, of
-    which there is one for each shape, empties the gradients of earlier micro-batches: they are put back.
+    Paddle 3.3.1 traces once for both: after a first call without gradients a program never gives any. A trace, one per
+    shape, clears the gradients of earlier micro-batches: they are restored.
     """
 
     def __init__(self, plain: Callable[..., Any]):
         self.plain = plain
         self._traced: Callable[..., Any] | None = None  # a copy of a model calls this before it has layers
-        self._shapes: set[Any] = set()  # that were traced
+        self._shapes: set[Any] = set()  # traced ones
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         if not paddle.is_grad_enabled():
@@ -169,7 +172,7 @@ class Program:
 
 
 def plain_forward(model: nn.Layer) -> Callable[..., Any]:
-    """The model's forward as it was written, whose signature tells its inputs."""
+    """The model's original forward; its signature names the inputs."""
     forward: Callable[..., Any] = model.forward
     return forward.plain if isinstance(forward, Program) else forward
 
@@ -180,7 +183,7 @@ def is_compiled(model: nn.Layer) -> bool:
 
 @contextmanager
 def layer_by_layer(model: nn.Layer) -> Iterator[None]:
-    """Within it, the forward of a compiled model calls its layers one after another, with their hooks."""
+    """Within the block, the forward of a compiled model calls its layers one after another, with their hooks."""
     program = model.forward
     if not isinstance(program, Program):
         yield

@@ -1,4 +1,5 @@
-"""Do the ranks still hold the same model, and is all of it finite? Digests of the bits, compared over the ranks."""
+"""Checks that the ranks hold the same model and that all of it is finite, by digests of the bits compared over the
+ranks."""
 
 from __future__ import annotations
 
@@ -17,17 +18,17 @@ from paddle_dp.parallel.first_not_finite import not_finite
 _AS_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 _CYCLE = 8191
 _RUN = 128 * _CYCLE  # elements at once: the digest of a large tensor must not take a multiple of its memory
-_LANES = 1021  # a prime: rows of a matrix that change places change lanes, too
+_LANES = 1021  # a prime: swapped rows of a matrix change lanes, too
 Named = Iterable[tuple[str, paddle.Tensor]]
 Digest = tuple[int, int]
 
 
 def digests(tensors: Iterable[paddle.Tensor]) -> list[Digest]:
-    """Two numbers for each tensor, from all of its bits; read from the device at once.
+    """Two numbers per tensor, from all of its bits; one read from the device for all tensors.
 
-    Equal bits give equal digests; one changed, or two swapped, elements change them. On a CPU the memory is read once,
-    where it lies, at the speed of a sum (tools/check_cost.py shows the price beside that of a checkpoint). A tensor
-    without memory (`_dropout_state` of Paddle's LSTM and GRU on a CPU) has (0, 0).
+    Equal bits give equal digests; one changed element, or two swapped ones, change them. On a CPU this takes as long as
+    a sum, without a copy (tools/check_cost.py compares the cost with a checkpoint's). A tensor without memory
+    (`_dropout_state` of Paddle's LSTM and GRU on a CPU) has (0, 0).
     """
     tensors = [tensor.detach() for tensor in tensors]
     if not all(tensor._is_initialized() for tensor in tensors):
@@ -40,7 +41,7 @@ def digests(tensors: Iterable[paddle.Tensor]) -> list[Digest]:
 
 
 def _digest_of_memory(tensor: paddle.Tensor) -> Digest:
-    """Eight bytes a word, the words added up in lanes: a checksum of the lanes, and one of the bytes that are left."""
+    """Sums 8-byte words in lanes: returns a checksum of the lanes, and one of the remaining bytes."""
     tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
     size = tensor.size * tensor.element_size()
     if not size:
@@ -54,7 +55,7 @@ def _digest_of_memory(tensor: paddle.Tensor) -> Digest:
 
 
 def _on_device(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Two int64 sums [2] over the tensor's bits: plain, and weighted by position. Stays on the device."""
+    """Two int64 sums [2] over the tensor's bits, plain and weighted by position. Stays on the device."""
     flat = tensor.flatten()
     bits = flat.view(_AS_INTEGERS[flat.element_size()]) if flat.size else flat
     weights = paddle.arange(1, min(bits.size, _RUN) + 1, dtype="int64") % _CYCLE + 1
@@ -67,9 +68,9 @@ def _on_device(tensor: paddle.Tensor) -> paddle.Tensor:
 
 @dataclass(frozen=True)
 class Replica:
-    """A tensor of which other ranks may hold replicas: tensors with the same name and part.
+    """A tensor of which other ranks may hold replicas: tensors with the same name and slice.
 
-    `slice_index` is the number of the slice, -1 for a whole tensor (`Placement.slice_index`).
+    `slice_index` is the number of the slice, -1 for an unsharded tensor (`Placement.slice_index`).
     """
 
     name: str
@@ -78,9 +79,9 @@ class Replica:
 
 
 def check_equal(named: Named, mesh: Mesh, when: str) -> None:
-    """Raises DivergenceError, naming tensor and rank, unless ranks that hold a tensor of a name hold the same bits.
+    """Raises DivergenceError, naming tensor and rank, unless ranks with a tensor of the same name hold the same bits.
 
-    For tensors that are whole on every rank that has them. Collective.
+    The tensors are unsharded. Collective.
     """
     _compare([Replica(name, tensor) for name, tensor in named], {}, mesh, when)
 
@@ -89,10 +90,10 @@ def check_sound(
     copies: Iterable[Replica], rank_tensors: Named, mesh: Mesh, when: str, excused: Container[str] = ()
 ) -> None:
     """Raises NotFiniteError or DivergenceError, naming tensor and rank, unless `copies` and `rank_tensors` are finite
-    and ranks that hold copies of one tensor hold the same bits. Collective, and the same error on every rank.
+    and all copies of a tensor have the same bits. Collective, with the same error on every rank.
 
-    `rank_tensors` is what each rank may have for itself, such as buffers; what is `excused` need not be finite. A copy
-    without memory is a weight that was placed here and never drawn: said as one that is not finite.
+    `rank_tensors` may differ between ranks, such as buffers; `excused` names need not be finite. A copy without memory,
+    a weight that was placed but never drawn, is reported as not finite.
     """
     copies = list(copies)
     empty = {
@@ -106,7 +107,7 @@ def check_sound(
 
 
 def _compare(copies: list[Replica], bad: dict[str, str], mesh: Mesh, when: str) -> None:
-    """One exchange of a line for each tensor."""
+    """Exchanges one line per tensor."""
     lines = []
     if mesh.ranks > 1:
         bits = digests(_on_host(copy.tensor) if mesh.axes.servers else copy.tensor for copy in copies)
@@ -117,13 +118,13 @@ def _compare(copies: list[Replica], bad: dict[str, str], mesh: Mesh, when: str) 
 
 
 def _on_host(tensor: paddle.Tensor) -> paddle.Tensor:
-    """For digests that are compared with those of a host, which are others than a device's."""
+    """Copies a tensor to the host, for comparison with a host's digests, which are not the same as a device's."""
     is_there = tensor._is_initialized() and not tensor.place.is_cpu_place()
     return tensor.cpu() if is_there else tensor
 
 
 def _refuse_not_finite(rows: list[list[list[str]]], when: str) -> None:
-    """`rows`: for each rank, its bad tensors with what they hold."""
+    """`rows`: for each rank, its tensors that are not finite, with their content."""
     holders: dict[str, list[int]] = {}
     content: dict[str, str] = {}
     for rank, row in enumerate(rows):
@@ -138,7 +139,7 @@ def _refuse_not_finite(rows: list[list[list[str]]], when: str) -> None:
 
 
 def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:
-    """`rows`: for each rank, its tensors' names, parts and digests."""
+    """`rows`: for each rank, its tensors' names, slices and digests."""
     ranks_by_digest: dict[tuple[str, int], dict[Digest, list[int]]] = {}
     for rank, row in enumerate(rows):
         for name, slice_index, plain, weighted in row:
@@ -151,7 +152,7 @@ def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:
     if not differing:
         return
     name, groups = differing[0]
-    most = max(groups, key=len)  # the first of those that are as many
+    most = max(groups, key=len)  # the first of the largest groups
     others = sorted(rank for group in groups if group is not most for rank in group)
     holds = "holds" if len(others) == 1 else "hold"
     raise DivergenceError(
@@ -172,14 +173,14 @@ def _more(count: int) -> str:
 
 
 def check_gradients(missing: list[str], mesh: Mesh, unused: frozenset[str] | None) -> frozenset[str]:
-    """Raises DivergenceError for a parameter that has a gradient on some ranks only; to be called after a backward,
-    with the names of the parameters for which it gave none on this rank. Returns those that had none on any rank in the
-    first update, which stay as they are on all ranks, as on one process.
+    """Raises DivergenceError for a parameter that has a gradient on some ranks only. Returns the parameters without a
+    gradient on any rank in the first update, which stay unchanged on all ranks, as on one process.
 
-    paddle.DataParallel waits for every parameter of a bucket. One that has no gradient in the first update is left out
-    of the exchange in silence, and the ranks drift apart; one that has none later keeps its bucket, and all behind it,
-    from being exchanged, so that the ranks that have it wait in backward for this one (seen with 3.3.1). After the
-    first update, when `unused` is None, all ranks ask each other, in the later ones each looks at its own.
+    Call it after a backward with the names of parameters `missing` a gradient on this rank. paddle.DataParallel
+    silently leaves a parameter without a gradient in the first update out of the exchange, and the ranks drift apart.
+    One without a gradient later blocks its bucket and all later ones, so that ranks with the gradient wait in backward
+    (seen with 3.3.1). After the first update, when `unused` is None, the check is collective; later each rank checks
+    locally.
     """
     absent = mesh.gather(missing) if unused is None else []
     if unused is None:

@@ -1,10 +1,9 @@
-"""On CPUs a convolution with a small output as one product over the batch.
+"""On CPUs, computes a convolution with a small output as one product over the batch.
 
-Paddle 3.3.1 multiplies sample by sample: where the output has 2 × 2 pixels, with matrices of four columns. All samples'
-columns in one product take a third of the time there (forward and backward of 16 samples with 512 channels and 2 × 2
-pixels: 6.2 instead of 17.2 ms; 256 channels and 4 × 4 pixels: 5.2 instead of 6.0; 1 × 1 kernels from 2048 channels to
-512 with 2 × 2 pixels: 2.4 instead of 10.1; 2-core EPYC, one thread). ResNet-18 on 64 × 64 pixels takes 0.77 of a step's
-time.
+Paddle 3.3.1 multiplies sample by sample: for an output of 2 × 2 pixels, with matrices of four columns. One product over
+all samples takes a third of the time (forward and backward of 16 samples with 512 channels and 2 × 2 pixels: 6.2
+instead of 17.2 ms; 256 channels and 4 × 4 pixels: 5.2 instead of 6.0; 1 × 1 kernels from 2048 channels to 512 with 2 ×
+2 pixels: 2.4 instead of 10.1; 2-core EPYC, one thread). A step of ResNet-18 on 64 × 64 pixels takes 0.77 of the time.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.autograd import PyLayer
 
-PIXELS = 16  # of the output, up to which one product is faster
-CHANNELS = 64  # from which on a product is large enough to be worth the copies
+PIXELS = 16  # output pixels up to which one product is faster
+CHANNELS = 64  # channels from which on a product is worth the copies
 
 
 def quick_convolutions(model: nn.Layer) -> None:
-    """Makes the model's plain two-dimensional convolutions use one product where their output is small, in place.
+    """Makes the model's plain two-dimensional convolutions use one product if their output is small, in place.
 
-    Whose `forward` is not Paddle's keeps it: a subclass, a layer, the class.
+    A subclass, layer or class with a replaced `forward` keeps it.
     """
     own = nn.Conv2D.forward
     if (own.__module__, own.__qualname__) != (nn.Conv2D.__module__, "Conv2D.forward"):
@@ -35,7 +34,7 @@ def quick_convolutions(model: nn.Layer) -> None:
 
 
 def _is_plain(layer: nn.Conv2D) -> bool:
-    """Whether it is a product with its samples' columns, and a large one."""
+    """Whether the layer is a single large product with its samples' columns."""
     return (
         min(layer.weight.shape[:2]) >= CHANNELS
         and layer._groups == 1
@@ -52,8 +51,8 @@ def _numbers(setting: Any) -> list[int]:
 
 
 def forward(self: nn.Conv2D, x: paddle.Tensor) -> paddle.Tensor:
-    """A convolution's. By its name, a layer with it is pickled, and is Paddle's again then; by «self», paddle.jit
-    knows a method."""
+    """A convolution's forward. As a named function it is pickled with its layer, which then is Paddle's again; the name
+    «self» marks it as a method for paddle.jit."""
     if not paddle.in_dynamic_mode() or not _is_small(self, x):
         return nn.Conv2D.forward(self, x)
     return convolved(x, self.weight, self.bias, _numbers(self._stride), _numbers(self._updated_padding))
@@ -77,19 +76,21 @@ def _size(x: list[int], weight: list[int], stride: list[int], padding: list[int]
 def convolved(
     x: paddle.Tensor, weight: paddle.Tensor, bias: Any, stride: list[int], padding: list[int]
 ) -> paddle.Tensor:
-    """F.conv2d: x [n, inputs, height, width] with weight [outputs, inputs, …] and bias [outputs] or None; the same sums
-    in another order, and so are the gradients. Gradients of gradients go through it."""
+    """F.conv2d: x [n, inputs, height, width] with weight [outputs, inputs, …] and bias [outputs] or None.
+
+    Outputs and gradients are the same sums in another order. Supports gradients of gradients.
+    """
     samples, outputs = x.shape[0], weight.shape[0]
     size = _size(x.shape, weight.shape, stride, padding)
     columns = _Columns.apply(x, weight.shape[2:], stride, padding)  # [inputs · kernel, n · pixels]
     out = paddle.matmul(weight.reshape([outputs, -1]), columns)
-    if bias is not None:  # whose gradient is a product, too, as in bias_on_cpu
+    if bias is not None:  # its gradient is a product, too, as in bias_on_cpu
         out = out + paddle.matmul(bias.unsqueeze(1), paddle.ones([1, out.shape[1]], out.dtype))
     return _Samples.apply(out, samples).reshape([samples, outputs, *size])
 
 
 class _Columns(PyLayer):
-    """[n, inputs, height, width] → [inputs · kernel, n · pixels]: what each output pixel is multiplied with."""
+    """[n, inputs, height, width] → [inputs · kernel, n · pixels]: the inputs of each output pixel."""
 
     @staticmethod
     def forward(
@@ -128,8 +129,8 @@ def _batch_first(x: paddle.Tensor, samples: int) -> paddle.Tensor:
 
 
 def _swapped(x: paddle.Tensor, a: int, b: int, d: int) -> paddle.Tensor:
-    """[a, b, d] → [b, a, d], contiguous. F.channel_shuffle is the one operation that transposes in memory at once; it
-    has no gradient of its gradient, so a backward that is differentiated itself transposes."""
+    """[a, b, d] → [b, a, d], contiguous. Only F.channel_shuffle transposes in memory in one operation, but it has no
+    second gradient, so a backward that is itself differentiated transposes."""
     if paddle.is_grad_enabled():
         return x.reshape([a, b, d]).transpose([1, 0, 2])
     return F.channel_shuffle(x.reshape([1, a * b, 1, d]), a)

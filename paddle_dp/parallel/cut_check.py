@@ -1,7 +1,7 @@
-"""Checks that a cut model computes what the whole one did: both run on a few samples when the model is placed.
+"""Checks that a cut model computes the same as the whole model: both run on a few samples when the model is placed.
 
-A `cuts` table with the wrong way (`heads` for a layer whose outputs are not ordered head by head) raises no error, and
-the ranks would then train another model.
+A `cuts` table with the wrong way (`heads` for outputs that are not ordered head by head) raises no error, and the ranks
+would train another model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CutCheck:
     """The outputs of a whole model in evaluation for `samples()`; create it before the model is cut.
 
     Without samples nothing is compared. Only shapes are compared for a model that draws random numbers in evaluation,
-    and where `values` is false because the caller compares values itself.
+    and unless `values`: then the caller compares values.
     """
 
     def __init__(self, model: nn.Layer, samples: Callable[[], Any] | None, values: bool = True):
@@ -41,9 +41,9 @@ class CutCheck:
             self._values = values and not drew
 
     def check(self, model: nn.Layer, setting: str, slices: list[tuple[int, Any]]) -> None:
-        """Raises UsageError unless the model, which is cut now, gives the same. Collective over the groups that cut it.
+        """Raises UsageError unless the model, now cut, gives the same outputs. Collective over the groups that cut it.
 
-        `setting` is the recipe's key that cut it; `slices`: (dim, group) of the outputs of which ranks hold slices.
+        `setting` is the recipe's key that cut it; `slices`: (dim, group) of outputs of which ranks hold slices.
         """
         if not self._outputs:
             return
@@ -67,9 +67,9 @@ class CutCheck:
                 raise _differs(model, setting, why)
 
     def _run(self, model: nn.Layer, setting: str = "") -> tuple[list[paddle.Tensor], misfit.Flow, bool]:
-        """The outputs, the shapes that went through the layers, and whether random numbers were drawn.
+        """The outputs, the shapes at the layers, and whether random numbers were drawn.
 
-        Raises UsageError where a layer that `setting` has cut fails.
+        Raises UsageError if a layer that `setting` has cut fails.
         """
         with trial(model), default_dtype(read_by(model)), misfit.watched(model) as flow:
             for layer in model.sublayers(include_self=True):

@@ -1,4 +1,4 @@
-"""Ranks over which layers gather and sum: those along some axes in a group of their own, or in two of fleet's."""
+"""Ranks over which layers gather and sum: along some axes, in one separate group or in two of fleet's."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ProcessGroup(Protocol):
 
 
 class PaddleGroup:
-    """Ranks with a process group of their own, as one of them (`rank`) sees them; a rank alone has none."""
+    """Ranks with a separate process group, as seen by `rank`; a single rank has no group."""
 
     def __init__(self, ranks: Sequence[int], rank: int, group: Any):
         self.ranks, self.rank, self.group = list(ranks), rank, group
 
     @classmethod
     def create(cls, degrees: Degrees, rank: int, *axes: str) -> PaddleGroup:
-        """The ranks that differ from `rank` on these axes only. Collective: all ranks make all groups."""
+        """The ranks that differ from `rank` on these axes only. Collective: all ranks create all groups."""
         local = None
         for ranks in degrees.groups(*axes):
             group = new_group(ranks) if len(ranks) > 1 else None
@@ -39,11 +39,11 @@ class PaddleGroup:
 
     @property
     def group_rank(self) -> int:
-        """The number of this rank among them."""
+        """This rank's index in `ranks`."""
         return self.ranks.index(self.rank)
 
     def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
-        """Every rank's `tensor`, in their order. Collective."""
+        """Every rank's `tensor`, in the order of `ranks`. Collective."""
         if self.group is None:
             return [tensor]
         parts: list[paddle.Tensor] = []

@@ -1,7 +1,7 @@
-"""Which optimizers may update only a part of a model.
+"""Checks whether an optimizer may update only a part of a model.
 
-Slices of parameters (tensor): those that compute element by element. Some of the parameters (sharding, pipeline): those
-that compute parameter by parameter.
+Slices of parameters (tensor) need an optimizer that computes element by element; some of the parameters (sharding,
+pipeline) need one that computes parameter by parameter.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _ELEMENTWISE = {
     optimizers.RAdam, optimizers.Adagrad, optimizers.Adadelta, optimizers.RMSProp, optimizers.ASGD,
     optimizers.Rprop,
 }  # fmt: skip
-# With their subclasses: a layer's rate is a norm over its parameter (Lamb, LARS), or products run over all (L-BFGS).
+# Subclasses included: a layer's rate uses a norm over its parameter (Lamb, LARS), or products run over all (L-BFGS).
 _BY_FULL_PARAMETER = (optimizers.Lamb, DistributedFusedLamb, LarsMomentumOptimizer, optimizers.LBFGS)
-# Of the last ones those that still compute parameter by parameter.
+# Optimizers that compute parameter by parameter.
 _BY_PARAMETER = {*_ELEMENTWISE, optimizers.Lamb}
 
 
 def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
-    """Sentences on what may differ from one process where `tensor` ranks each update slices of the cut parameters: one
-    for an optimizer of the user's own, none for Paddle's that compute element by element.
+    """Sentences about possible differences from one process if `tensor` ranks update slices: one for a user-defined
+    optimizer, none for Paddle's elementwise ones.
 
-    Raises UsageError for one that takes a norm over a parameter: over a slice it is another number.
+    Raises UsageError for an optimizer that takes a norm over a parameter: over a slice it is another number.
     """
     name = type(optimizer).__name__
     if tensor == 1 or type(optimizer) in _ELEMENTWISE:
@@ -48,8 +48,8 @@ def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
 
 
 def check_by_parameter(optimizer: Any, **degrees: int) -> list[str]:
-    """A sentence on an optimizer of the user's own where axes give each rank some of the parameters to update, by the
-    `degrees` of these axes; none for Paddle's, which compute parameter by parameter."""
+    """A sentence about a user-defined optimizer if axes give each rank some of the parameters to update; none for
+    Paddle's, which compute parameter by parameter. `degrees`: by axis."""
     split_axes = [axis for axis, degree in degrees.items() if degree > 1]
     if not split_axes or type(optimizer) in _BY_PARAMETER:
         return []

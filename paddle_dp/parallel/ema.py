@@ -1,8 +1,8 @@
 """The exponential moving average of a model's weights, which often generalizes better than the weights themselves.
 
-average = decay × average + (1 − decay) × weight, after every so many updates; it begins as the weights do (Polyak and
-Juditsky 1992; with a decay as in Tarvainen and Valpola, arXiv:1703.01780). A rank keeps the averages of the parameters
-that it updates: under sharding its own ones. Element by element, so that every layout has one process's averages.
+average = decay × average + (1 − decay) × weight, after every few updates, starting from the initial weights (Polyak and
+Juditsky 1992; with a decay as in Tarvainen and Valpola, arXiv:1703.01780). A rank averages the parameters that it
+updates; being elementwise, the averages are those of one process in every layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDE = ("float32", "float64")
 
 
 class Averages:
-    """The averages of a learner's trained weights, in float32 at least; buffers and frozen weights have none."""
+    """The averages of a learner's trained weights, in at least float32; buffers and frozen weights have none."""
 
     def __init__(self, learner: Learner, settings: Ema):
         self.learner, self.settings = learner, settings
@@ -31,7 +31,7 @@ class Averages:
         self._averages = {id(parameter): (parameter, _copy(parameter)) for parameter in trained}
 
     def update(self, step: int) -> None:
-        """After update `step` (from 1): takes the weights into the averages, where that is due."""
+        """Called after update `step` (from 1): adds the weights to the averages, if due."""
         every = self.settings.every
         if not every.due_at_step(step):
             return
@@ -45,14 +45,14 @@ class Averages:
                 average.add_(parameter.astype(average.dtype) * (1 - decay))
 
     def begin(self) -> None:
-        """Begins anew with the weights as they are."""
+        """Restarts from the current weights."""
         with paddle.no_grad():
             for parameter, average in self._averages.values():
                 average.set_value(parameter.astype(average.dtype))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Around code that is to find the averages in place of the weights, which are the same bits afterwards.
+        """Within the block, the averages replace the weights, which are restored to the same bits afterwards.
         Collective."""
         backups = [(parameter, parameter.clone()) for parameter, _ in self._averages.values()]
         try:
@@ -68,11 +68,11 @@ class Averages:
             self.learner.weights.share()
 
     def shards(self) -> Iterator[Placed]:
-        """The parts of the averages that this rank saves, by the whole-model names of their weights, as
+        """The shards of the averages that this rank saves, by the names of their weights in the whole model, as
         `PlacedModel.shards`."""
         at = self.learner.mesh.coords
         for name, parameter, average in self.named():
-            # Under each of a tied weight's names, so its copy on another stage is no replica.
+            # Saved under each of a tied weight's names, so the copy on another stage is not a replica.
             placement = replace(self.learner.placed.placements.placement_of(parameter), first_copy=True)
             if placement.is_main_replica(at):
                 yield name, average, placement

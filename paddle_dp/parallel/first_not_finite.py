@@ -1,6 +1,6 @@
-"""Finds tensors with NaN or infinity, with one read from the device for all of them together.
+"""Finds tensors with NaN or infinity, with one read from the device for all of them.
 
-One more forward then names the first layer whose output is not finite.
+One more forward then names the first layer with such an output.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Named = Iterable[tuple[str, paddle.Tensor]]
 def not_finite(named: Named) -> dict[str, str]:
     """The tensors that hold NaN or infinity, in the order given: {"fc1.weight": "256 NaN of 8192"}.
 
-    One number per floating-point tensor, the sum of its squares, is computed, and all are read from the device at once;
-    only a tensor whose sum is not finite (it may have overflowed) is examined element by element.
+    It computes the sum of squares per floating-point tensor and reads all from the device at once; only tensors without
+    a finite sum (it may have overflowed) are examined element by element.
     """
     with paddle.no_grad():
         floating = [(name, tensor.detach()) for name, tensor in named if _has_floats(tensor)]
@@ -44,7 +44,7 @@ def _has_floats(tensor: paddle.Tensor) -> bool:
 
 
 def _count(tensor: paddle.Tensor) -> str:
-    """«3 NaN of 100», «1 inf of 100», «2 NaN, 1 inf of 100»; "" for a tensor of which only the squares overflow."""
+    """«3 NaN of 100», «1 inf of 100», «2 NaN, 1 inf of 100»; "" if only the squares of a tensor overflow."""
     nan, infinite = (int(test(tensor).sum().item()) for test in (paddle.isnan, paddle.isinf))
     kinds = ", ".join(f"{count} {word}" for count, word in ((nan, "NaN"), (infinite, "inf")) if count)
     return f"{kinds} of {tensor.size}" if kinds else ""
@@ -55,9 +55,10 @@ INPUTS, LOSS = "the inputs", "the loss"
 
 @dataclass(frozen=True, order=True)
 class NotFiniteOutput:
-    """An output that is not finite: of the `call`-th layer that ends in this forward, in block number `block` (0 where
-    a rank runs all blocks), of micro-batch `micro_batch`. `content` is such as «3 NaN of 4096». `within`: the number of
-    a layer that other ranks do not run, behind that call.
+    """A layer's output that is not finite, in a forward of micro-batch `micro_batch`.
+
+    The layer is the `call`-th to end in block `block` (0 if a rank runs all blocks). `within`: the number of a layer
+    after that call that other ranks do not run. `content`: such as «3 NaN of 4096».
     """
 
     block: int
@@ -69,7 +70,7 @@ class NotFiniteOutput:
 
 
 class NotFiniteOutputs:
-    """Looks at the outputs of forwards under `watched`, and keeps the first that is not finite of each micro-batch."""
+    """Checks the outputs of forwards under `watched`, and keeps the first that is not finite per micro-batch."""
 
     def __init__(self) -> None:
         self.not_finite: list[NotFiniteOutput] = []
@@ -84,9 +85,8 @@ class NotFiniteOutputs:
         micro_batch: int,
         uncounted: Container[int] = (),
     ) -> Iterator[None]:
-        """Around the forward of a micro-batch. `blocks`: the number of the block that a layer is in, by its id;
-        `uncounted`: the ids of layers that other ranks of this forward do not run, which are not counted as its
-        calls."""
+        """Wraps the forward of a micro-batch. `blocks`: the number of a layer's block, by the layer's id; `uncounted`:
+        the ids of layers that other ranks do not run, which do not count as calls."""
         self._calls, self._within, self._clean, hooks = 0, 0, True, []
 
         def look(name: str) -> Any:
@@ -109,7 +109,7 @@ class NotFiniteOutputs:
                 hook.remove()
 
     def add(self, name: str, outputs: Any, block: int, micro_batch: int) -> None:
-        """Looks at the outputs of a layer, unless one before it was not finite."""
+        """Checks the outputs of a layer, unless an earlier one was not finite."""
         if not self._clean:
             return
         tensors = [x for x in paddle.utils.flatten(outputs) if isinstance(x, paddle.Tensor)]
@@ -122,7 +122,8 @@ class NotFiniteOutputs:
 
 
 def first(outputs: Sequence[NotFiniteOutput], mesh: Mesh) -> str:
-    """A sentence on the first one of all ranks in the model's order; "" if all outputs are finite. Collective."""
+    """A sentence about the first such output of all ranks in the model's order; "" if all outputs are finite.
+    Collective."""
     rows = mesh.gather([asdict(min(outputs))] if outputs else [])
     rank_outputs = [(NotFiniteOutput(**row), rank) for rank, of_rank in enumerate(rows) for row in of_rank]
     if not rank_outputs:
@@ -131,4 +132,4 @@ def first(outputs: Sequence[NotFiniteOutput], mesh: Mesh) -> str:
     where = f"in micro-batch {earliest.micro_batch}" + (f" on rank {rank}" if mesh.ranks > 1 else "")
     if earliest.layer == INPUTS:
         return f"The inputs are not finite: {earliest.content}, {where}."
-    return f"The first output that is not finite is that of {earliest.layer}: {earliest.content}, {where}."
+    return f"The first output that is not finite is from {earliest.layer}: {earliest.content}, {where}."

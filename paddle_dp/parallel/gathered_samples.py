@@ -17,8 +17,8 @@ _ROWS = struct.Struct("<q")
 
 
 class _Gather(PyLayer):
-    """All ranks' rows. Each rank's loss hangs on all of them, so backward gives each rank the sum over the ranks of
-    the gradients of its rows."""
+    """All ranks' rows. Each rank's loss uses all of them, so backward gives each rank the sum over the ranks of its
+    rows' gradients."""
 
     @staticmethod
     def forward(ctx: Any, rows: paddle.Tensor, samples: GatheredSamples, sizes: list[int]) -> paddle.Tensor:
@@ -30,7 +30,7 @@ class _Gather(PyLayer):
         total = ctx.samples.among.sum_tensor(grad.clone())
         me, sizes = ctx.samples.index, ctx.sizes
         first = sum(sizes[:me])
-        if sizes[me] == 0:  # the row of a dummy, which is not among them
+        if sizes[me] == 0:  # the row of a dummy, which was not gathered
             return paddle.zeros([ctx.rows, *grad.shape[1:]], grad.dtype)
         return total[first : first + sizes[me]]
 
@@ -38,7 +38,7 @@ class _Gather(PyLayer):
 class GatheredSamples:
     """The samples of one micro-batch on the data `ranks`, of which `rank` is one, in the order of `ranks`.
 
-    `among` exchanges their tensors. How many rows each has is told from host to host, so that no device is waited for.
+    `among` exchanges their tensors. The hosts exchange the numbers of rows, so that no device is waited for.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, among: ProcessGroup):
@@ -47,12 +47,16 @@ class GatheredSamples:
         self._present, self._alone = True, False
 
     def gather(self, *rows: paddle.Tensor) -> tuple[list[paddle.Tensor], int]:
-        """Each of `rows` [n, …] of all ranks, [N, …]; and where this rank's begin, N for those of a dummy. Where all
-        have dummies: its own. Collective, and so is backward: every rank's loss must hang on what it got."""
+        """Gathers `rows` [n, …] of all ranks to [N, …]; also returns the index at which this rank's begin (N for a
+        dummy).
+
+        If all ranks have dummies, returns this rank's rows. Collective, and so is backward: every rank's loss must use
+        the gathered rows, or backward deadlocks.
+        """
         if self._alone:
             return list(rows), 0
         sizes = self._sizes(rows[0].shape[0] if self._present else 0)
-        # A micro-batch that a short batch left empty: each rank has a dummy, and it counts nowhere.
+        # A short batch left this micro-batch empty: each rank has a dummy, which does not count.
         if not any(sizes):
             return list(rows), 0
         gathered = [
@@ -62,7 +66,7 @@ class GatheredSamples:
 
     @contextmanager
     def present(self, present: bool) -> Iterator[None]:
-        """Around the loss of a micro-batch: without `present` this rank has none of its samples, but for a dummy."""
+        """Wraps the loss of a micro-batch: if not `present`, this rank has only a dummy sample."""
         before, self._present = self._present, present
         try:
             yield
@@ -71,7 +75,7 @@ class GatheredSamples:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Around losses of this rank's samples only. Nothing is gathered."""
+        """Wraps losses of this rank's samples only. Nothing is gathered."""
         self._alone = True
         try:
             yield
@@ -84,7 +88,7 @@ class GatheredSamples:
 
     @paddle.no_grad()
     def all_rows(self, rows: paddle.Tensor, sizes: Sequence[int]) -> paddle.Tensor:
-        """All ranks' rows, each rank's as many as `sizes` says. Collective."""
+        """All ranks' rows, `sizes[i]` from rank i. Collective."""
         most, mine = max(sizes), sizes[self.index]
         padding = paddle.zeros([most - mine, *rows.shape[1:]], rows.dtype)
         padded = paddle.concat([rows, padding]) if 0 < mine < most else rows if mine else padding

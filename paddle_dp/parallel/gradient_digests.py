@@ -1,4 +1,4 @@
-"""Computes a batch's gradients once more, from the same samples on every rank, as digests: nothing of it stays."""
+"""Recomputes a batch's gradients from the same samples on every rank, as digests, without changing any state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEED = 20221
 
 
 def shared(batch: Batch, mesh: Mesh) -> Batch:
-    """The last rank's samples of a batch, on every rank: of all ranks it always has some. Collective."""
+    """The last rank's samples of a batch, on every rank: the last rank always has some. Collective."""
     if mesh.ranks == 1:
         return batch
     source, micro_batches = mesh.ranks - 1, []
@@ -53,7 +53,7 @@ def _row(micro_batch: MicroBatch) -> list[object]:
 
 @paddle.no_grad()
 def _broadcast(tensor: paddle.Tensor, source: int) -> paddle.Tensor:
-    """The source's tensor."""
+    """The source's tensor, on every rank. Collective."""
     bits = bits_of(tensor)
     dist.broadcast(bits, source)
     return from_bits(bits, tensor)
@@ -61,8 +61,8 @@ def _broadcast(tensor: paddle.Tensor, source: int) -> paddle.Tensor:
 
 @contextmanager
 def watched(named: Named) -> Iterator[dict[str, list[int]]]:
-    """Within it, the digests of each parameter's gradient are taken where a backward has computed it, before it is
-    added to others or sent: two numbers for each backward."""
+    """Within the block, records digests of each parameter's gradient, before it is accumulated or sent: two numbers per
+    backward."""
     digests_by_name: dict[str, list[int]] = {}
 
     def hook(name: str, gradient: paddle.Tensor) -> None:
@@ -80,8 +80,11 @@ def watched(named: Named) -> Iterator[dict[str, list[int]]]:
 
 @contextmanager
 def untouched(model: nn.Layer, loss: object) -> Iterator[None]:
-    """Around forwards and backwards: buffers, running statistics and generators are afterwards what they were; random
-    numbers are the same on every rank. SyncBatchNorm takes its running statistics, which are: it would exchange."""
+    """Wraps forwards and backwards: restores buffers, running statistics and generators afterwards.
+
+    Within it, random numbers are the same on every rank, and SyncBatchNorm uses its running statistics, to avoid its
+    exchange.
+    """
     undo = buffers_before(model, loss)
     generators = paddle.get_rng_state(), np.random.get_state(), random.getstate()
     norms = [

@@ -1,4 +1,4 @@
-"""Sketches of gradients: a few numbers that are linear in the gradient, to compare sums without keeping gradients."""
+"""Sketches of gradients: a few numbers, linear in the gradient, that compare sums without keeping gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import paddle
 
 Named = Iterable[tuple[str, paddle.Tensor]]
 Sketches = dict[str, np.ndarray]
-"""By parameter [3], in float64: two projections of its gradient, and its 2-norm, which does not add up."""
+"""By parameter [3], in float64: two projections of its gradient, and its 2-norm, which is not additive."""
 
 _FREQUENCIES = (0.7548776662466927, 0.5698402909980532)  # of two incommensurable waves along the elements
 
@@ -31,10 +31,10 @@ def _sketch(gradient: paddle.Tensor) -> np.ndarray:
 def farthest(
     full: Sketches, noisy: Sketches, chunks: Iterable[Sketches], close: float, slight: float
 ) -> tuple[str, float] | None:
-    """The parameter whose gradient is farthest from the sum of those of `chunks`, and how far, as a part of it.
+    """The parameter with the gradient farthest from the sum of its gradients in `chunks`, and the relative distance.
 
-    None where no gradient is farther off than 8 × the distance of a run with noise (`noisy`), `close` of itself and
-    `slight` of the largest gradient.
+    None if no distance exceeds all of: 8 × the distance in a run with noise (`noisy`), `close` × the gradient, and
+    `slight` × the largest gradient.
     """
     chunks = list(chunks)
     sizes = {
@@ -47,7 +47,7 @@ def farthest(
         difference = float(np.abs(row[:2] - added).max())
         noise = float(np.abs(row[:2] - noisy[name][:2]).max()) if name in noisy else 0.0
         if not difference > max(8 * noise, close * sizes[name], slight * largest):
-            continue  # NaN is another's to judge
+            continue  # other checks report NaN
         if farthest_parameter is None or difference / sizes[name] > farthest_parameter[1]:
             farthest_parameter = name, difference / sizes[name]
     return farthest_parameter

@@ -1,4 +1,4 @@
-"""The parts of fleet's HybridCommunicateGroup (called hcg throughout Paddle) and of a Group that are used here."""
+"""The used parts of fleet's HybridCommunicateGroup (called hcg throughout Paddle) and of a Group."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Group(Protocol):
 
     @property
     def ranks(self) -> list[int]:
-        """Their global ranks, in the group's order."""
+        """The global ranks, in the group's order."""
         ...
 
 
 class HCG(Protocol):
-    """The groups of this rank, one for each axis: the ranks that differ from it on that axis only."""
+    """This rank's groups, one per axis: the ranks that differ from it on that axis only."""
 
     def get_data_parallel_group(self) -> Group: ...
 

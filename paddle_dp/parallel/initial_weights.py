@@ -1,11 +1,11 @@
 """Initial weights of a model that no process holds whole: the bits of one process, drawn one parameter at a time.
 
-A model is built without memory for its weights (`without_memory`), cut, and dealt to stages and owners, all by shapes.
-Then `InitialWeights.draw` runs the initializers in the order in which one process runs them, from the same state of
-Paddle's generator, and keeps of each parameter what this rank stores: its memory is that, and one parameter.
+A model is built without memory for its weights (`without_memory`), cut, and distributed to stages and owners, all by
+shapes. Then `InitialWeights.draw` runs the initializers in the order of one process, from the same state of Paddle's
+generator, and keeps this rank's share: it needs memory for that, and for one parameter.
 
-What is built so is refused unless it must give one process's bits: a constructor that reads or sets a weight, draws
-random numbers itself, copies a parameter, or has an initializer that is not Paddle's. Such a model is built whole.
+A model must be built whole if its constructor reads or sets a weight, draws random numbers itself, copies a parameter,
+or has an initializer that is not Paddle's: it might not get one process's bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paddle_dp.parallel.trial import random_state
 
 Initializer = Callable[[Any, Any], Any]
 
-# What may be asked of a parameter that has no values yet.
+# Attributes that may be read from a parameter without values.
 _DESCRIBES = {
     "shape", "ndim", "size", "dtype", "name", "type", "persistable", "stop_gradient", "trainable", "need_clip",
     "optimize_attr", "regularizer", "do_model_average", "is_distributed", "is_dist", "element_size", "is_leaf",
@@ -52,8 +52,10 @@ class _ReadError(Exception):
 
 @dataclass(frozen=True)
 class Draw:
-    """One call of an initializer; a parameter may have several, of which the last one counts. `dtype`: in which the
-    values are drawn; the parameter may have been cast since."""
+    """One call of an initializer; a parameter may have several, of which the last one counts.
+
+    `dtype`: in which the values are drawn; the parameter may have been cast since.
+    """
 
     parameter: Any
     initializer: Initializer
@@ -74,7 +76,7 @@ class Draw:
 
 
 class InitialWeights:
-    """The initial values of a model without memory for them; of no use once they are drawn."""
+    """The initial values of weights without memory; useless after they are drawn."""
 
     def __init__(self, draws: Iterable[Draw], state: list[Any]):
         self.draws, self._state = list(draws), state
@@ -84,18 +86,18 @@ class InitialWeights:
         self._patterns: dict[str, paddle.Tensor] = {}  # some values of large parameters, for trials
 
     def has(self, parameter: paddle.Tensor) -> bool:
-        """Whether these are the values of this (whole) parameter."""
+        """Whether this object has the values of this (unsharded) parameter."""
         return id(parameter) in self._draw_of
 
     def cut(self, sliced: paddle.Tensor, full: paddle.Tensor, shard: Shard) -> None:
-        """Says that `sliced`, which has no memory yet, is a slice of a whole parameter."""
+        """Registers `sliced`, which has no memory yet, as a slice of an unsharded parameter."""
         self._slices[id(full)].append((sliced, shard))
         self._full_of[id(sliced)] = full, shard
 
     @paddle.no_grad()
     def draw(self, keep: Iterable[paddle.Tensor]) -> None:
-        """Gives the parameters `keep`, and slices, their values; all others stay without memory. Paddle's generators
-        are left as they were found."""
+        """Gives the parameters `keep`, and slices, their values; all others stay without memory. Restores Paddle's
+        generators."""
         keep_ids = {id(parameter) for parameter in keep}
         uses = [self._is_needed(draw.parameter, keep_ids) for draw in self.draws]
         last = max((number for number, used in enumerate(uses) if used), default=-1)
@@ -103,7 +105,7 @@ class InitialWeights:
         paddle.set_rng_state(self._state)
         try:
             for draw, used in zip(self.draws[: last + 1], uses, strict=False):
-                # Numbers that this rank does not need come before those that it does.
+                # Draws that this rank does not need still advance the generator.
                 if used or draw.takes_numbers:
                     draw.run()
                     self._deal(draw.parameter, keep_ids)
@@ -126,7 +128,7 @@ class InitialWeights:
 
     @paddle.no_grad()
     def materialize(self, parameter: paddle.Tensor) -> bool:
-        """Gives a parameter, or a slice, some values of its distribution, the same at every call and on every rank.
+        """Gives a parameter, or a slice, trial values of its distribution, the same at every call and on every rank.
         Returns whether it had none."""
         full, shard = self._full_of.get(id(parameter), (parameter, None))
         if parameter._is_initialized() or not self.has(full):
@@ -138,8 +140,8 @@ class InitialWeights:
         return True
 
     def _try_out(self, full: Any) -> None:
-        """Large random ones repeat a drawn pattern, of a prime length and from another place each: drawing takes ten
-        times as long."""
+        """Fills a parameter. Large random ones repeat a drawn pattern of prime length, each from another offset:
+        drawing takes ten times as long."""
         number = self._draw_of[id(full)]
         owner = _owner(self.draws[number].initializer)
         repeats = full.size > 16 * _PATTERN and isinstance(owner, _RANDOM)
@@ -157,11 +159,11 @@ class InitialWeights:
             values[start : start + full.size].reshape(full.shape)._share_underline_tensor_to(full)
 
 
-_pending: WeakKeyDictionary[nn.Layer, InitialWeights] = WeakKeyDictionary()  # of models without memory
+_pending: WeakKeyDictionary[nn.Layer, InitialWeights] = WeakKeyDictionary()  # by model without memory
 
 
 def initial_weights(model: nn.Layer) -> InitialWeights | None:
-    """What gives a model its initial values; None for one that has them."""
+    """The object that gives a model its initial values; None if it has them."""
     return _pending.get(model)
 
 
@@ -177,12 +179,9 @@ def draw(model: nn.Layer, keep: Iterable[paddle.Tensor] | None = None) -> None:
 def without_memory(
     build: Callable[[], nn.Layer], finish: Callable[[nn.Layer], Any] = lambda model: model
 ) -> tuple[Any, str]:
-    """What `finish` makes of the model without memory for its weights, to which `draw` gives one process's bits; or
-    None, and the reason why only a model that is built whole has them.
-
-    After a None, names and generators are as they were before, for the attempt that builds it whole.
-    """
-    names = unique_name.switch()  # the generator of names, and what refuses a name's second use
+    """Applies `finish` to the model without memory for its weights, to which `draw` gives one process's bits. Returns
+    the result, or None and the reason why the model must be built whole; names and generators are then restored."""
+    names = unique_name.switch()  # the generator of names, and the check against a name's second use
     unique_name.switch(*copy.deepcopy(names))
     host_states = np.random.get_state(), random.getstate()
     state = paddle.get_rng_state()
@@ -199,7 +198,7 @@ def without_memory(
         reason = read[0] if read else reason
     except PaddleDPError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it can be built whole, or fails in the same way then
+    except Exception as error:  # noqa: BLE001 - it can be built whole, or fails in the same way then
         reason = str(error).strip().split("\n")[0] or type(error).__name__
     if not reason:
         return finished, ""
@@ -211,16 +210,16 @@ def without_memory(
 
 
 def _not_reproducible(model: nn.Layer, draws: list[Draw]) -> str:
-    """Why running the initializers in order would not give one process's values; else nothing."""
+    """The reason why running the initializers in order would not give one process's values, or ""."""
     for draw in draws:
         if draw.parameter._is_initialized():
             return f"it sets the values of '{draw.parameter.name}' itself"
         owner = _owner(draw.initializer)
         if not type(owner).__module__.startswith("paddle."):
-            return f"'{draw.parameter.name}' has an initializer of its own, {type(owner).__name__}"
+            return f"'{draw.parameter.name}' has a custom initializer, {type(owner).__name__}"
     for name, layer in model.named_sublayers(include_self=True):
-        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
-            return f"{name} sets its padding row to zeros, where it has values"  # LazyGuard leaves that out (3.3.1)
+        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:  # LazyGuard skips that (3.3.1)
+            return f"{name} sets its padding row to zeros, where it has values"
     drawn = {id(draw.parameter) for draw in draws}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if id(tensor) not in drawn and not tensor._is_initialized():
@@ -229,28 +228,27 @@ def _not_reproducible(model: nn.Layer, draws: list[Draw]) -> str:
 
 
 def _owner(initializer: Initializer) -> Any:
-    """The object whose method a recorded initializer is."""
+    """The object to which a recorded initializer's method belongs."""
     method = getattr(initializer, "func", initializer)
     return getattr(method, "__self__", method)
 
 
 def reads_weights(model: nn.Layer, make: Callable[[], Any]) -> bool:
-    """Whether `make` reads values of a model that has none yet, or fails otherwise. What it makes is dropped."""
+    """Whether `make` reads values of a model that has none yet, or fails otherwise. Its result is dropped."""
     initial = _pending.get(model)
     if initial is None:
         return False
     try:
         with _recorded(initial.draws) as read:
             make()
-    except Exception:  # noqa: BLE001 - whatever it is, it can be done with values, or fails in the same way then
+    except Exception:  # noqa: BLE001 - it works with values, or fails in the same way then
         return True
     return bool(read)
 
 
 class _Generator:
-    """Paddle's generator while initializers are recorded: each record moves it, as its draw would, so that a
-    constructor that sets it back, or seeds it again, is noticed as one that draws is. `sentences`: where a sentence on
-    that goes."""
+    """Paddle's generator while initializers are recorded. Each record moves it, as its draw would, to detect a
+    constructor that draws, resets or reseeds it. `sentences`: receives a sentence about that."""
 
     def __init__(self, sentences: list[str]):
         self._initial_state, self._left, self._sentences = paddle.get_rng_state(), random_state(), sentences
@@ -271,11 +269,11 @@ class _Generator:
 
 @contextmanager
 def _recorded(draws: list[Draw]) -> Iterator[list[str]]:
-    """Inside, LazyGuard's parameters are recorded with their initializers, and reading their values raises. Yields a
-    list of what was read, for a constructor that goes on after the error.
+    """Within the block, records LazyGuard's parameters with their initializers, and raises on reads of their values.
+    Yields a list of the reads, for a constructor that continues after the error.
 
-    Paddle itself raises for most operations. For a few (detach, copy.deepcopy, numpy, `copy_` from such a parameter) it
-    gives another tensor without memory, or does nothing.
+    Paddle itself raises for most operations, but for a few (detach, copy.deepcopy, numpy, `copy_` from such a
+    parameter) it returns another tensor without memory, or does nothing.
     """
     original, set_attribute = Parameter.__getattribute__, Parameter.__setattr__
     copy_, set_init_func = paddle.Tensor.copy_, Parameter.set_init_func

@@ -1,7 +1,8 @@
-"""Do ranks that hold the same layer compute with the same settings of it? Modes, hooks, attributes; and the rate.
+"""Checks that ranks with the same layer use the same settings of it (modes, hooks, attributes) and the same learning
+rate.
 
-A callback that sets a dropout's rate, or adds a hook, on one rank alone leaves all weights equal bit by bit, for their
-gradients are added up, and the training is another one. What changes after the start is compared, by whole-model name.
+A callback that sets a dropout's rate or adds a hook on one rank only changes the training, but all weights stay equal,
+since gradients are summed. Settings that change after the start are compared, by layer name.
 """
 
 from __future__ import annotations
@@ -18,23 +19,22 @@ from paddle_dp.parallel.library_code import is_library
 if TYPE_CHECKING:
     from paddle_dp.parallel.learner import Learner
 
-_MODE, _HOOKS = "the mode", "the hooks"  # no names of attributes
+_MODE, _HOOKS = "the mode", "the hooks"  # not attribute names
 _LONGEST = 40  # characters of a value in a message
 Key = tuple[str, str]  # a layer, and its setting
 
 
 class LayerSettings:
-    """Remembers the settings of a learner's layers when it is made, and compares those that have changed since."""
+    """Records the settings of a learner's layers when it is created, and compares those that have changed since."""
 
     def __init__(self, learner: Learner):
         self._learner, self._mesh = learner, learner.mesh
         self._start = self._settings()
 
     def check(self, when: str) -> list[str]:
-        """Raises DivergenceError, naming layer and ranks, where ranks have another learning rate, mode, hook or setting
-        of a library's layer. Returns sentences on attributes of the user's own layers, which forward may change from
-        each rank's own samples. Collective.
-        """
+        """Raises DivergenceError, naming layer and ranks, if ranks have different learning rates, modes, hooks or
+        settings of library layers. Returns sentences about attributes of user-defined layers, which forward may change
+        from each rank's samples. Collective."""
         if self._mesh.ranks == 1:
             return []
         now = self._settings()
@@ -81,11 +81,11 @@ class LayerSettings:
             )
 
     def _settings(self) -> dict[Key, str]:
-        """By layer and setting, on a rank that computes."""
+        """Settings by layer and name, on a rank that computes."""
         settings: dict[Key, str] = {}
         for name, layer in self._learner.placed.named_layers() if self._mesh.reads else ():
             if type(layer).__module__.startswith("paddle_dp."):
-                continue  # ours have states of their own
+                continue  # this package's layers have rank-local state
             settings[name, _MODE] = "training" if layer.training else "evaluation"
             settings[name, _HOOKS] = ", ".join(_hooks(layer)) or "none"
             for setting, value in attributes_of(layer).items():
@@ -95,17 +95,17 @@ class LayerSettings:
 
 
 _RATE_ADVICE = (
-    "Their updates are others, so their weights drift apart: what a callback or a script changes it has to change on "
+    "Their updates differ, so their weights drift apart: a callback or a script must make the same change on "
     "every rank"
 )
 _ADVICE = (
-    "Weights are equal all the same, for their gradients are added up, but this is no training of one process: what a "
-    "callback or a script changes it has to change on every rank."
+    "Weights stay equal, since gradients are summed, but one process would train differently: a "
+    "callback or a script must make the same change on every rank."
 )
 
 
 def _hooks(layer: nn.Layer) -> Iterable[str]:
-    """The names of what runs around a layer's forward, without this package's."""
+    """The names of hooks on a layer's forward, except this package's."""
     for hook in (*layer._forward_pre_hooks.values(), *layer._forward_post_hooks.values()):
         named = hook if hasattr(hook, "__qualname__") else type(hook)
         if not named.__module__.startswith("paddle_dp."):
@@ -113,7 +113,7 @@ def _hooks(layer: nn.Layer) -> Iterable[str]:
 
 
 def _by_rank(values: Mapping[str, str]) -> str:
-    """«0.5 on rank 1, 0.1 on ranks 0, 2»: the rarest first."""
+    """«0.5 on rank 1, 0.1 on ranks 0, 2»: the rarest value first."""
     groups: dict[str, list[str]] = {}
     for rank, value in values.items():
         groups.setdefault(value, []).append(rank)

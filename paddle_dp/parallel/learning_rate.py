@@ -11,13 +11,13 @@ from paddle_dp.errors import UsageError
 class Rate:
     """Steps `schedule` and sets its rate in `optimizer`.
 
-    An optimizer built with the scheduler itself is used unchanged. It then reads the rate and fills a tensor at every
-    update, which takes 60 µs: setting the rate only when it changes saves that in small models. Raises UsageError for
-    an optimizer with another scheduler than `schedule`, and for ReduceOnPlateau.
+    An optimizer built with the scheduler itself is used unchanged: it reads the rate and fills a tensor at every
+    update, for 60 µs, which other optimizers save. Raises UsageError for an optimizer with another scheduler than
+    `schedule`, and for ReduceOnPlateau.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: LRScheduler | None):
-        self.steps = 0  # updates so far, those of before a resume included
+        self.steps = 0  # updates so far, including those before a resume
         current = optimizer._learning_rate
         self.optimizer, self.schedule = optimizer, schedule
         self._has_scheduler, self._current = isinstance(current, LRScheduler), current
@@ -28,7 +28,7 @@ class Rate:
             )
         if self._has_scheduler and schedule is not current:
             raise UsageError(
-                "schedule: the optimizer has a scheduler of its own, which would not be stepped: give one of the two"
+                "schedule: the optimizer has another scheduler, which would not be stepped: give one of the two"
             )
         self.apply()
 
@@ -49,7 +49,7 @@ class Rate:
 
 
 def check_rate(optimizer: Optimizer, schedule: LRScheduler | None) -> None:
-    """Raises UsageError where an optimizer that was to be built with the schedule's rate has another rate."""
+    """Raises UsageError if an optimizer does not have the schedule's rate, with which it was to be built."""
     if schedule is not None and optimizer.get_lr() != schedule():
         raise UsageError(
             f"optimizer: it was given the schedule's learning rate {schedule()}, but has {optimizer.get_lr()}: build "

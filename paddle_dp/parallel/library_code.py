@@ -1,4 +1,4 @@
-"""Tells a user's own code from that of libraries, which are identified by their versions."""
+"""Distinguishes user code from libraries, which are identified by their versions."""
 
 from __future__ import annotations
 

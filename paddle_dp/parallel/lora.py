@@ -1,9 +1,9 @@
 """Low-rank adapters of linear layers: output + scale · ((x A) B), with A [inputs, rank] and B [rank, outputs].
 
-A begins random and B with zeros, so that training begins with the layer as it is (Hu et al., arXiv:2106.09685). Both
-are parameters of the layer itself, beside its weight, and a hook behind its forward adds the product: the layer stays
-the Linear that `cuts` tables, recompute and sharding know. Cut over the tensor axis, the factor that touches the cut
-dim is cut as the weight is, and the other one is whole; `between` is what is exchanged of x A, [..., rank].
+A starts random and B with zeros, so that training starts with the unchanged layer (Hu et al., arXiv:2106.09685). Both
+are parameters of the layer, and a post-forward hook adds the product: for `cuts` tables, recompute and sharding it
+stays a Linear. The factor with a dim sharded over the tensor axis is sharded like the weight; `between` exchanges x A,
+[..., rank].
 
 | the layer | A | B | between |
 |---|---|---|---|
@@ -31,14 +31,14 @@ Between = Callable[[paddle.Tensor], paddle.Tensor]
 
 
 class LowRank:
-    """The hook behind a layer's forward that adds the low-rank product."""
+    """The post-forward hook of a layer that adds the low-rank product."""
 
     def __init__(self, scale: float, between: Between | None = None):
         self.scale, self.between = scale, between
         self._handle: Any = None
 
     def attach(self, layer: nn.Layer) -> None:
-        """Runs behind the forward of a layer that has A and B from now on."""
+        """Registers the hook on a layer that has A and B."""
         layer.low_rank = self
         self._handle = layer.register_forward_post_hook(self)
 
@@ -69,11 +69,11 @@ def adapted_layers(model: nn.Layer) -> Iterator[tuple[str, nn.Layer, LowRank]]:
 
 
 def add_low_rank(model: nn.Layer, match: Sequence[str], rank: int, scale: float, seed: int) -> nn.Layer:
-    """Adds A and B, in place, to every Linear whose name a pattern matches; returns the model.
+    """Adds A and B, in place, to every Linear with a name that a pattern matches; returns the model.
 
-    A is drawn from the seed and the layer's name, so it does not depend on what else is drawn. Raises RecipeError for a
-    pattern that matches no Linear, and for a Linear that shares its weight: merged, the other layer would change, too;
-    UsageError for a model that has an adapter.
+    A is drawn from the seed and the layer's name, independently of other draws. Raises RecipeError for a pattern that
+    matches no Linear, and for a Linear that shares its weight, because merging would change the other layer; UsageError
+    for a model that has an adapter.
     """
     linears = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear)}
     shared = Counter(
@@ -93,7 +93,7 @@ def add_low_rank(model: nn.Layer, match: Sequence[str], rank: int, scale: float,
     if mistakes:
         raise RecipeError(mistakes)
     if any(adapted_layers(model)):
-        raise UsageError("adapter: the model has an adapter already. Build it anew.")
+        raise UsageError("adapter: the model has an adapter already. Build a new one.")
     for name, layer in linears.items():
         if any(fnmatchcase(name, pattern) for pattern in match):
             _add(name, layer, rank, scale, seed)
@@ -102,7 +102,7 @@ def add_low_rank(model: nn.Layer, match: Sequence[str], rank: int, scale: float,
 
 def _add(name: str, layer: nn.Linear, rank: int, scale: float, seed: int) -> None:
     inputs, outputs = layer.weight.shape
-    # As in PEFT, and in PyTorch's own Linear: Kaiming's uniform with a gain of sqrt(1/3).
+    # As in PEFT and in PyTorch's Linear: Kaiming's uniform with a gain of sqrt(1/3).
     bound = 1 / np.sqrt(inputs)
     draws = np.random.default_rng([seed, zlib.crc32(name.encode())])
     dtype = layer.weight.dtype
@@ -116,7 +116,7 @@ def _add(name: str, layer: nn.Linear, rank: int, scale: float, seed: int) -> Non
 
 
 def merge_low_rank(model: nn.Layer) -> int:
-    """Adds each product to its layer's weight, computed in float64, and removes the adapters; returns their number."""
+    """Adds each product to its layer's weight, computed in float64, and removes the adapters. Returns their number."""
     layers = list(adapted_layers(model))
     with paddle.no_grad():
         for _, layer, low_rank in layers:

@@ -1,4 +1,4 @@
-"""The contract of a loss, and how any callable that a user gives is wrapped to fulfil it."""
+"""The contract of a loss, and a wrapper that makes any user-defined callable fulfil it."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ PADDLE_IGNORE_INDEX = -100  # the default of Paddle's cross-entropies
 class Loss:
     """A loss returns totals and counts, so that one division by the global count gives the one-process mean.
 
-    `counted` says when the count is known: "samples": always, it is their number; "targets": before the forward, from
+    `counted` tells when the count is known: "samples": always, it is their number; "targets": before the forward, from
     `count(targets)`; "answers": only from the call.
     """
 
-    function: Any = None  # the callable that it wraps
+    function: Any = None  # the wrapped callable
     name: str
     counted: Literal["samples", "targets", "answers"]
     compares: Literal["", "ranks", "rank"] = ""
-    """Whose samples of a micro-batch it compares with one another: of all `ranks`, once `across` was called, or of one
-    `rank` only; "": each sample has a loss of its own."""
+    """The samples of a micro-batch that it compares: of all `ranks`, after `across`, or of one `rank` only; "": each
+    sample has a separate loss."""
     splits_outputs: bool = False
-    """Whether it can be computed from parts of the outputs: some of the classes (`parallel`), or some of the tokens."""
+    """Whether it can be computed from shards of the outputs: some of the classes (`parallel`), or of the tokens."""
 
     @property
     def owner(self) -> Any:
-        """The object that may keep state for the loss: that of a bound method, else the wrapped callable itself."""
+        """The object that may keep state for the loss: a bound method's object, else the wrapped callable itself."""
         return getattr(self.function, "__self__", self.function)
 
     def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
@@ -54,7 +54,7 @@ class Loss:
         raise NotImplementedError
 
     def scores(self, outputs: Any, targets: paddle.Tensor) -> Scores:
-        """Further sums over a micro-batch, by name, that are divided by the same count, such as "acc1"."""
+        """Further sums over a micro-batch, by name, to be divided by the same count, such as "acc1"."""
         return {}
 
     def sums(self, outputs: Any, targets: paddle.Tensor, total: paddle.Tensor) -> Scores:
@@ -63,7 +63,7 @@ class Loss:
             return {"loss": total.detach(), **self.scores(outputs, targets)}
 
     def num_classes(self, outputs: paddle.Tensor) -> int:
-        """The number of classes of which outputs [n, …] are scores; this rank may hold only some of them."""
+        """The number of classes that outputs [n, …] score; this rank may hold only some of them."""
         return int(outputs.shape[-1])
 
     def predictions(self, outputs: paddle.Tensor) -> paddle.Tensor:
@@ -73,30 +73,29 @@ class Loss:
     def parallel(self, classes: Any) -> Loss | None:
         """The same loss for scores of which this rank holds some classes; `classes` computes over all of them.
 
-        None for a loss that cannot be computed from some of the classes.
+        None if the loss cannot be computed from some of the classes.
         """
         return None
 
     def across(self, samples: GatheredSamples) -> Loss:
-        """The same loss, which compares this rank's samples with all of `samples`; called only where `compares` is
-        "ranks"."""
+        """The same loss, comparing this rank's samples with all of `samples`; called only if `compares` is "ranks"."""
         raise NotImplementedError
 
     def present(self, present: bool) -> AbstractContextManager[None]:
-        """Around the loss of a micro-batch; not `present`: of a dummy, with which nothing is compared."""
+        """Wraps the loss of a micro-batch; if not `present`, it is a dummy, with which nothing is compared."""
         return nullcontext()
 
     def alone(self) -> AbstractContextManager[None]:
-        """Around losses for which the ranks do nothing together."""
+        """Wraps losses that need no exchange between ranks."""
         return nullcontext()
 
 
 class WrappedLoss(Loss):
-    """A callable (outputs, targets), of the shelf or of a user's, as a Loss.
+    """Makes a callable (outputs, targets), predefined or user-defined, a Loss.
 
-    `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)`, `parallel(classes)`
-    and `across(samples)` are used where the callable has them. `counts_samples = True` promises that its count is
-    always the number of samples, which saves the ranks an exchange.
+    It uses the callable's `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)`,
+    `parallel(classes)` and `across(samples)`, if defined. `counts_samples = True` promises that the count is always the
+    number of samples, which saves an exchange.
     """
 
     def __init__(self, function: Any, samples: GatheredSamples | None = None):
@@ -141,13 +140,13 @@ class WrappedLoss(Loss):
 
 
 def as_loss(function: Any) -> Loss:
-    """`function` itself if it is a Loss, else the callable (outputs, targets), wrapped."""
+    """`function` itself if it is a Loss, otherwise the callable (outputs, targets), wrapped."""
     return function if isinstance(function, Loss) else WrappedLoss(function)
 
 
 def loss_of(loss: Part | None, model: Any, name: str) -> Any:
-    """The loss that a recipe's part builds, or the method `loss` of its model, called `name` there. Raises UsageError
-    where there is neither."""
+    """The loss that a recipe's part builds, or the method `loss` of model `name`. Raises UsageError if there is
+    neither."""
     if loss is not None:
         return loss.build()
     if callable(getattr(model, "loss", None)):
@@ -161,9 +160,9 @@ def loss_of(loss: Part | None, model: Any, name: str) -> Any:
 def total_and_count(result: Any, samples: int) -> tuple[paddle.Tensor, Count]:
     """The `result` of a loss for `samples` samples as (total, count), the total in float32 at least.
 
-    A result is that pair, with an int, a float or a tensor of one number as count; or a tensor [samples, …] with one
-    loss per sample or part of a sample, each of which counts as one. Raises LossError for anything else: a mean without
-    its count cannot be averaged over unequal shares.
+    A result is that pair, with an int, a float or a one-element tensor as count; or a tensor [samples, …] of losses,
+    each of which counts as one. Raises LossError for anything else: a mean without its count cannot be averaged over
+    unequal shares.
     """
     if isinstance(result, tuple | list) and len(result) == 2:
         total, count = result
@@ -190,8 +189,8 @@ def total_and_count(result: Any, samples: int) -> tuple[paddle.Tensor, Count]:
 
 
 def _wrong_target(outputs: Any, targets: paddle.Tensor) -> TargetError | None:
-    """An error that names the first of targets [n, …] that is no class of outputs [n, …, classes]; None where there is
-    none, or where the shapes are not of this form."""
+    """An error that names the first of targets [n, …] that is not a class of outputs [n, …, classes]; None if all are,
+    or if the shapes are not of this form."""
     if not isinstance(outputs, paddle.Tensor) or targets.is_floating_point() or not outputs.ndim:
         return None
     classes, values = outputs.shape[-1], targets.numpy()
@@ -211,12 +210,12 @@ def _wrong_target(outputs: Any, targets: paddle.Tensor) -> TargetError | None:
 
 
 def number(value: Any) -> float:
-    """A tensor of one number, or a number, as a float. (`float(tensor)` is five times slower than `item`.)"""
+    """A number, or a one-element tensor, as a float. (`float(tensor)` is five times slower than `item`.)"""
     return float(value.item() if isinstance(value, paddle.Tensor) else value)
 
 
 def numbers(values: Sequence[Any]) -> list[float]:
-    """`number` of each, in float64; a device is read once for all of them."""
+    """`number` of each, in float64, with one read from the device for all of them."""
     on_device = [v for v in values if isinstance(v, paddle.Tensor) and not v.place.is_cpu_place()]
     if not on_device:
         return [number(value) for value in values]

@@ -13,7 +13,7 @@ from paddle_dp.parallel.learner import Learner
 
 
 def size(tensors: Iterable[paddle.Tensor | None]) -> int:
-    """The bytes of the tensors; one whose memory was freed still has its shape, but counts 0."""
+    """The bytes of the tensors; a freed tensor keeps its shape, but counts 0."""
     allocated = (t for t in tensors if t is not None and t._is_initialized())
     return sum(nbytes(t) for t in allocated)
 
@@ -27,10 +27,10 @@ def states(optimizer: Any) -> list[paddle.Tensor]:
 
 
 class MemoryMeter:
-    """Measures a learner: the bytes at its latest update (`now`), and the most at any moment of a backward (`most`).
+    """Measures a learner: the bytes at its latest update (`now`), and the peak during backwards (`most`).
 
-    At an update, gradients, optimizer states and parameters are all allocated; during a backward, also parameters
-    gathered from other ranks, and gradients that are not yet reduced.
+    At an update, gradients, optimizer states and parameters are all allocated; during a backward, also gathered
+    parameters of other ranks, and gradients that are not reduced yet.
     """
 
     def __init__(self, learner: Learner):
@@ -44,7 +44,7 @@ class MemoryMeter:
                 parameter._register_backward_hook(partial(self._after_gradient, parameter))
 
     def read(self) -> dict[str, int]:
-        """The bytes at the latest update, and "most parameters" and "most gradients" of all backwards so far."""
+        """The bytes at the latest update, and "most parameters" and "most gradients" over all backwards so far."""
         return {**self.now, **{f"most {name}": value for name, value in self.most.items()}}
 
     def _counted_step(self) -> None:
@@ -58,7 +58,7 @@ class MemoryMeter:
         return {"parameters": size(self.parameters), "gradients": size(gradients)}
 
     def _after_gradient(self, parameter: paddle.Tensor, *_: Any) -> None:
-        """Runs after the hooks of sharding, so it adds what they have just freed of this parameter."""
+        """Runs after sharding's hooks, so it adds what they have just freed for this parameter."""
         counts, own = self._count(), nbytes(parameter)
         counts["parameters"] += 0 if parameter._is_initialized() else own
         counts["gradients"] += 0 if parameter.grad is not None else own

@@ -1,4 +1,4 @@
-"""A model's sizes, read without allocating its weights; and one rank's part of it, built without other ranks."""
+"""Reads a model's sizes without allocating its weights, and builds one rank's part of it without other ranks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from paddle_dp.part.annotation import attention_methods_of, cut_entries
 from paddle_dp.plan import Anatomy
 from paddle_dp.plan.rank_memory import Weight
 
-UNCUT_PARAMETERS: dict[str, tuple[str, ...]] = {"rowwise": ("bias", lora.B)}  # those that a cut leaves whole
+UNCUT_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "rowwise": ("bias", lora.B)
+}  # parameters that a cut leaves whole
 
 
 def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
-    """The sizes of a model that a layout must divide; None where LazyGuard cannot build it: then the ranks check them.
+    """The sizes of a model that a layout must divide; None if LazyGuard cannot build it: then the ranks check them.
 
     Raises the UsageError of `build`, such as an annotation that matches no layer.
     """
@@ -52,7 +54,7 @@ def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
 
 
 def size_of(build: Callable[[], nn.Layer]) -> int | None:
-    """The number of elements in a model's parameters; None where LazyGuard cannot build it."""
+    """The number of elements in a model's parameters; None if LazyGuard cannot build it."""
     try:
         with lazily():
             return sum(int(parameter.size) for parameter in build().parameters())
@@ -78,7 +80,7 @@ def _tied(blocks: Iterable[nn.Layer]) -> tuple[tuple[int, ...], ...]:
 
 
 def _sizes(parents: Iterable[tuple[str, nn.Layer]]) -> Iterable[tuple[str, int]]:
-    """What the tensor axis must divide: a cut layer's outputs, inputs or words, or a number that counts them."""
+    """Sizes that the tensor axis must divide: a cut layer's outputs, inputs or words, or a number that counts them."""
     for prefix, parent in parents:
         for cut in cut_entries(parent):
             name = f"{prefix}.{cut.name}".lstrip(".")
@@ -138,8 +140,8 @@ def built(
 ) -> list[nn.Layer]:
     """The units `numbers` of the model with the initial weights of `seed`, cut for rank `tp_rank` of the tensor axis.
 
-    As in a job, no more than this part and one parameter is in memory. Raises UsageError where nothing is cut, and for
-    a model whose weights only a whole one draws.
+    As in a job, memory holds only this part and one parameter. Raises UsageError if there is nothing to cut, and for a
+    model that must be built whole.
     """
     paddle.seed(seed)
     model, reason = without_memory(build)

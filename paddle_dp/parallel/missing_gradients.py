@@ -1,8 +1,8 @@
-"""Parameters without a gradient on some ranks, such as experts that a gate did not choose for these ranks' samples.
+"""Handles parameters without a gradient on some ranks, such as experts that a gate did not choose for their samples.
 
-One process sees the samples of all ranks: a parameter that any of them uses has a gradient, and one that none of them
-uses has none, so that the optimizer does not change it, not even by momentum or decay. Therefore a gradient that only
-some ranks lack is zeros there, and one that all ranks lack stays absent.
+On one process a parameter has a gradient if any sample uses it; otherwise the optimizer does not change it, not even by
+momentum or decay. Therefore a gradient that only some ranks lack is zeros there, and one that all ranks lack stays
+absent.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Named = Iterable[tuple[str, paddle.Tensor]]
 
 
 class MissingGradients:
-    """Exchanges which gradients there are: one small all-reduce per update, which only a rank that lacks one reads from
-    the device."""
+    """Exchanges which gradients exist: one small all-reduce per update. Only a rank that lacks a gradient reads the
+    result from the device."""
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
-        self._index_of: dict[str, int] = {}  # of each parameter's name in what is all-reduced
-        # On the host, and on the device: copied when they change, for the host would wait each time.
+        self._index_of: dict[str, int] = {}  # index of each parameter's name in the all-reduced flags
+        # On the host and on the device: copied only when they change, because the host waits for a copy.
         self._flags: tuple[np.ndarray[Any, Any], paddle.Tensor] | None = None
 
     @contextmanager
     def as_zeros(self, named: Named) -> Iterator[None]:
-        """Inside, each of these parameters has a gradient, zeros if need be; afterwards, only those keep one of which
-        some rank had one.
+        """Within the block, each of these parameters has a gradient, zeros if need be; afterwards only parameters with
+        a gradient on some rank keep it.
 
         `named`: this rank's parameters; a name means the same parameter, or a slice of it, on every rank. Collective.
         """

@@ -14,8 +14,8 @@ Parameters = list[paddle.Tensor]
 
 
 def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
-    """Raises UsageError for a finished optimizer, or a loss, with a parameter that is not the model's: its gradient
-    would not be exchanged, and no checkpoint would save it. Call it before the model is placed."""
+    """Raises UsageError if a finished optimizer or a loss has a parameter that is not the model's: its gradient would
+    not be exchanged, and no checkpoint would save it. Call it before the model is placed."""
     known = {id(parameter) for parameter in model.parameters()}
     parameters_by_owner: dict[str, Parameters] = {"optimizer": [], "loss": []}
     if isinstance(optimizer, paddle.optimizer.Optimizer):
@@ -32,9 +32,9 @@ def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
 
 
 def check_not_wrapper(optimizer: Any) -> None:
-    """Raises UsageError for an optimizer around another one (paddle.incubate.LookAhead): its state_dict has neither the
-    inner one's moments nor its own counter, so a resumed run would go on as another one (3.3.1). So, too, for L-BFGS,
-    which computes the loss again and again within an update."""
+    """Raises UsageError for a wrapped optimizer (paddle.incubate.LookAhead): its state_dict has neither the inner one's
+    moments nor its counter, so a resumed run would differ (3.3.1). Also for L-BFGS, which computes the loss several
+    times per update."""
     if isinstance(optimizer, paddle.optimizer.LBFGS):
         raise UsageError(
             "optimizer: LBFGS computes the loss several times in one update, and an update here is made from one "
@@ -57,12 +57,12 @@ def check_ungrouped(optimizer: Any, setting: str) -> None:
 
 
 def leave_frozen_out(optimizer: Any) -> None:
-    """Takes the frozen parameters out of an optimizer's list: they have no update that a rank could own."""
+    """Removes frozen parameters from an optimizer's list: they have no update that a rank could own."""
     keep(optimizer, [parameter for parameter in optimizer._parameter_list if not parameter.stop_gradient])
 
 
 def keep(optimizer: Any, parameters: Parameters) -> None:
-    """Leaves an optimizer without groups these parameters only."""
+    """Restricts an optimizer without groups to these parameters."""
     optimizer._parameter_list = optimizer._param_groups = parameters
 
 
@@ -77,8 +77,8 @@ def check_dense(model: nn.Layer) -> None:
 
 
 def check_single_dtype(model: nn.Layer) -> None:
-    """Raises UsageError for trained parameters in float64 beside narrower ones: Paddle's clip and optimizers take one
-    dtype (3.3.1)."""
+    """Raises UsageError if some trained parameters are float64 and others narrower: Paddle's clip and optimizers take
+    one dtype (3.3.1)."""
     trained = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
     wide = [name for name, p in trained if p.dtype == paddle.float64]
     if 0 < len(wide) < len(trained):
@@ -89,10 +89,10 @@ def check_single_dtype(model: nn.Layer) -> None:
 
 
 def give_parameters(optimizer: paddle.optimizer.Optimizer, model: nn.Layer) -> None:
-    """Replaces the optimizer's parameters by those that `model` has on this rank, matched by name.
+    """Replaces the optimizer's parameters with this rank's parameters of `model`, matched by name.
 
-    A layer that is cut over the tensor axis has new parameters, and a pipeline stage has only some: the optimizer would
-    go on updating the whole model's, which no forward uses.
+    A sharded layer has new parameters, and a pipeline stage has only some; the optimizer would continue to update the
+    whole model's, which no forward uses.
     """
     here = {parameter.name: parameter for parameter in model.parameters()}
 
@@ -117,7 +117,7 @@ def parameters_of(optimizer: Any) -> Parameters:
 
 
 def groups_of(optimizer: Any) -> list[Parameters] | None:
-    """The parameters of each of an optimizer's groups; None where it has one list."""
+    """The parameters of each of an optimizer's groups; None if it has one list."""
     if not _is_grouped(optimizer):
         return None
     return [list(group["params"]) for group in optimizer._param_groups]

@@ -10,8 +10,10 @@ import paddle
 
 @dataclass(kw_only=True)
 class OuterMomentum:
-    """velocity = momentum · velocity + gradient; a step of velocity, or with `nesterov` of gradient + momentum ·
-    velocity, times `learning_rate`. The gradient is the weights at the period's start minus the ranks' weighted mean.
+    """velocity = momentum · velocity + gradient.
+
+    The step is `learning_rate` × velocity, or with `nesterov` × (gradient + momentum · velocity). The gradient is the
+    weights at the period's start minus the ranks' weighted mean.
     """
 
     learning_rate: float
@@ -20,12 +22,12 @@ class OuterMomentum:
     velocity: list[paddle.Tensor] = field(default_factory=list, init=False)  # empty before the first step
 
     def begin(self, weights: Sequence[paddle.Tensor]) -> None:
-        """Velocities of 0 for these weights, unless there are some."""
+        """Initializes the velocities of these weights with 0, unless they exist."""
         if not self.velocity:
             self.velocity = [paddle.zeros_like(weight) for weight in weights]
 
     def step(self, index: int, gradient: paddle.Tensor) -> paddle.Tensor:
-        """What is taken away from the weight at `index`."""
+        """The step to subtract from parameter `index`."""
         velocity = self.velocity[index]
         velocity.scale_(self.momentum)
         velocity.add_(gradient)

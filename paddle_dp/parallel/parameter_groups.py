@@ -1,7 +1,7 @@
-"""The groups of a recipe's optimizer on a whole model: frozen parameters, factors of the rate, weight decays.
+"""Applies the groups of a recipe's optimizer to a whole model: frozen parameters, learning-rate factors, weight decays.
 
-Each is an attribute of a parameter, which a slice of it inherits (`tensor.layers`), so that every layout finds it: not
-Paddle's parameter groups, which are clipped each by its own norm, and cannot be dealt to the owners of sharding.
+Each setting is an attribute of a parameter, which its slices inherit (`tensor.layers`) in every layout. Paddle's
+parameter groups are not used: each is clipped by a separate norm, and sharding cannot distribute them to owners.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from paddle_dp.part.groups import (
     named_parameters,
 )
 
-_DECAY = "weight_decay"  # in a parameter's optimize_attr, beside Paddle's own learning_rate
+_DECAY = "weight_decay"  # in a parameter's optimize_attr, next to Paddle's learning_rate
 _RATE_KEY = "given_learning_rate"
 
 
 def group(model: nn.Layer, groups: Sequence[ParameterGroup], frozen_names: Collection[str] = ()) -> None:
-    """Sets on the parameters of a whole model what the groups say of them, before it is placed; `frozen_names` are
-    frozen unless a group says otherwise.
+    """Applies the groups' settings to the parameters of a whole model, before it is placed; `frozen_names` are frozen
+    unless a group says otherwise.
 
-    Raises RecipeError for a pattern that matches nothing, or sets nothing, and for `decay_by_depth` outside of blocks.
+    Raises RecipeError for a pattern that matches nothing, or sets nothing, and for `decay_by_depth` outside blocks.
     """
     freeze(model, groups, frozen_names)
     for parameter, scale, decay in _settings(model, groups):
@@ -47,7 +47,7 @@ def group(model: nn.Layer, groups: Sequence[ParameterGroup], frozen_names: Colle
 def _settings(
     model: nn.Layer, groups: Sequence[ParameterGroup]
 ) -> Iterator[tuple[paddle.Tensor, float, float | None]]:
-    """The trained parameters for which a rate or a decay is set, with the factor of the rate, and the decay."""
+    """Yields the trained parameters with a learning-rate factor or a weight decay, and both values."""
     named, blocks = named_parameters(model), blocks_of(model)
     choices = choose(groups, [names for names, _ in named])
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(named)}
@@ -68,8 +68,8 @@ def _settings(
 
 
 def base_of(model: nn.Layer, before: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """The names of what an adapter stands on, and of what it added: the frozen parameters `before` it, with the
-    statistics of BatchNorms that keep theirs; and the new parameters. None without an adapter."""
+    """The names of an adapter's base (the parameters frozen before it, listed in `before`, and fixed BatchNorm
+    statistics), and of the parameters that it added. Both are empty without an adapter."""
     if not before:
         return frozenset(), frozenset()
     norms = [layer for layer in model.sublayers(include_self=True) if keeps_statistics(layer)]
@@ -81,7 +81,7 @@ def base_of(model: nn.Layer, before: Collection[str]) -> tuple[frozenset[str], f
 
 
 def describe_groups(model: nn.Layer, groups: Sequence[ParameterGroup]) -> list[str]:
-    """A line for each group: how many parameters it matches, and what becomes of them."""
+    """A line per group: the number of parameters that it matches, and their settings."""
     named = named_parameters(model)
     lines = []
     for entry in groups:
@@ -115,8 +115,8 @@ def group_decay(parameter: paddle.Tensor) -> float | None:
 def use_group_decays(optimizer: Any) -> None:
     """Makes a finished optimizer use the weight decays that groups have set on its parameters.
 
-    AdamW and Lamb have one strength of their decay, which is changed around the update of such a parameter; the others
-    add L2 decay to the gradient, by a parameter's own regularizer.
+    AdamW and Lamb have a single decay, which is changed around the update of such a parameter; the others add L2 decay
+    to the gradient, by a parameter's regularizer.
     """
     parameters = parameters_of(optimizer)
     decay_by_name = {p.name: decay for p in parameters if (decay := group_decay(p)) is not None}
@@ -144,7 +144,7 @@ def use_group_decays(optimizer: Any) -> None:
 
 
 def _around_update(optimizer: Any, decay_by_name: dict[str, float], strength: str) -> None:
-    """Sets the optimizer's attribute `strength` to a parameter's own decay while that parameter is updated."""
+    """Sets the optimizer's attribute `strength` to a parameter's group decay while that parameter is updated."""
     update, usual = optimizer._append_optimize_op, getattr(optimizer, strength)
 
     def updated(block: Any, parameter_and_gradient: Any) -> Any:

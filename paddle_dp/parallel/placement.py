@@ -1,25 +1,24 @@
-"""Where one tensor is: its slice of the whole, which rank updates it, and which of its replicas counts.
+"""The placement of one tensor: its slice, the rank that updates it, and the replica that counts.
 
-Several ranks hold slices or copies of one tensor. A `Placement` says which, in the words of Paddle's own placements: a
-tensor is a `Shard` along one dim, or replicated. Everything that must treat each element of a model exactly once uses
-it, instead of the axes of the mesh:
+Several ranks hold slices or copies of one tensor. As in Paddle's placements, a tensor is a `Shard` along one dim, or
+replicated. Code that must treat each element of a model exactly once uses a `Placement` instead of the mesh's axes:
 
-| who asks                                         | what                                                     |
+| user                                             | uses                                                     |
 |--------------------------------------------------|----------------------------------------------------------|
 | the gradient norm, a checkpoint, a proof's sheet | `is_main_replica`: the ranks for which it is true have   |
 |                                                  | together the whole tensor, each element once             |
-| a checkpoint that is saved or loaded             | `global_shape` and `offset` of this rank's part          |
-| the comparison of replicas                       | `slice_index`: ranks with one name and one part hold equal bits |
+| a checkpoint that is saved or loaded             | `global_shape` and `offset` of this rank's slice         |
+| the comparison of replicas                       | `slice_index`: equal name and slice mean equal bits      |
 | the update (ZeRO, servers)                       | `owner`, `server`, `is_updated_at`, `is_stored_at`       |
 
-While a model is placed, each axis records its part in the `Placements` that the learner is built with: tensor.layers
-the slices, pipeline.stages the copies of tied weights, sharding.zero the owners, server.deal the servers. A tensor
-without a record is whole on every rank that has it. An axis that places tensors in a new way adds a field here.
+While a model is placed, each axis adds records to the learner's `Placements`: tensor.layers the slices, pipeline.stages
+the copies of tied weights, sharding.zero the owners, server.deal the servers. A tensor without a record is whole on
+every rank that has it. An axis that places tensors in a new way adds a field here.
 
-A gradient or an optimizer state is placed as its parameter is; one of another shape (a step count) is not sliced, but
-whole on every rank that has it: `Placements.of(tensor, parameter)`.
+A gradient or an optimizer state is placed like its parameter; one of another shape (a step count) is whole on every
+rank that has it: `Placements.placement_of(tensor, parameter)`.
 
-Megatron-LM calls the same a ShardedTensor (global_shape, global_offset, replica_id), PyTorch's DTensor placements.
+Megatron-LM's equivalent is ShardedTensor (global_shape, global_offset, replica_id), PyTorch's is DTensor's placements.
 """
 
 from __future__ import annotations
@@ -30,37 +29,37 @@ from typing import Any
 
 import paddle
 
-Coordinates = Mapping[str, int]  # where a rank is on each axis: `mesh.coords`
+Coordinates = Mapping[str, int]  # a rank's coordinate on each axis: `mesh.coords`
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One of `size` equal slices along `dim`: number `rank`."""
+    """Slice number `rank` of `size` equal slices along `dim`."""
 
     dim: int
     rank: int
     size: int
 
     def cut(self, full: paddle.Tensor) -> paddle.Tensor:
-        """This slice of a whole tensor, in memory of its own."""
+        """A copy of this slice of a whole tensor."""
         length = full.shape[self.dim] // self.size
         start = length * self.rank
         part = paddle.slice(full, [self.dim], [start], [start + length])
-        # Paddle's clone() of what is not contiguous makes two copies (3.3.1).
+        # Paddle's clone() of a non-contiguous tensor makes two copies (3.3.1).
         return part.clone() if part.is_contiguous() else part.contiguous()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """This rank's part of one tensor, and which replica counts.
+    """This rank's slice of one tensor, and which replica counts.
 
     `shard`: the slice over the tensor axis; None: all of it. `owner`: the rank of the sharding axis that updates it
     (ZeRO); None: every rank that has it does, unless it is frozen. `stored_by_owner`: the other ranks of the sharding
-    axis do not store its values between updates (ZeRO-3). `first_copy`: False for the copies of a tied weight on all of
-    its stages but the first. `server`: the number of the server that updates it (`Degrees.servers`); the workers have
-    copies. What has none, and is on all ranks (statistics, what is frozen), counts on server 0.
-    `only_at`: the first rank of the tensor axis that has it, where not all have: it is of a branch (parallel.branches).
+    axis do not store its values between updates (ZeRO-3). `first_copy`: False for copies of a tied weight on later
+    stages. `server`: the number of the server that updates it (`Degrees.servers`); the workers have copies, and a
+    tensor without a server (statistics, frozen weights) counts on server 0. `only_at`: for a branch's tensor
+    (parallel.branches), the first rank of the tensor axis that has it.
     """
 
     shard: Shard | None = None
@@ -71,14 +70,14 @@ class Placement:
     only_at: int = 0
 
     def global_shape(self, local: Sequence[int]) -> Shape:
-        """The whole tensor's shape, from the shape `local` of this rank's part."""
+        """The whole tensor's shape, from the shape `local` of this rank's slice."""
         shape = list(local)
         if self.shard is not None:
             shape[self.shard.dim] *= self.shard.size
         return tuple(shape)
 
     def offset(self, local: Sequence[int]) -> Shape:
-        """Where this rank's part, of shape `local`, begins in the whole tensor."""
+        """The offset of this rank's slice, of shape `local`, in the whole tensor."""
         offset = [0] * len(local)
         if self.shard is not None:
             offset[self.shard.dim] = local[self.shard.dim] * self.shard.rank
@@ -86,11 +85,11 @@ class Placement:
 
     @property
     def slice_index(self) -> int:
-        """The number of this rank's slice; -1: the whole tensor."""
+        """The number of this rank's slice; -1 for the whole tensor."""
         return -1 if self.shard is None else self.shard.rank
 
     def is_main_replica(self, at: Coordinates) -> bool:
-        """Whether the rank at these coordinates is, of those that hold this part, the one that counts."""
+        """Whether the rank at these coordinates, among those that hold this slice, is the one that counts."""
         if "server" in at:
             return self.first_copy and at["server"] == (self.server or 0)
         return (
@@ -101,7 +100,7 @@ class Placement:
         )
 
     def is_updated_at(self, at: Coordinates) -> bool:
-        """Whether the rank at these coordinates updates the tensor, so that it keeps the optimizer's states of it."""
+        """Whether the rank at these coordinates updates the tensor and thus keeps its optimizer states."""
         if self.server is not None:
             return at["server"] == self.server
         return self.owner is None or self.owner == at["sharding"]
@@ -117,11 +116,11 @@ class Placements:
     """The placement of every tensor of a model on this rank, by the tensor object."""
 
     def __init__(self) -> None:
-        # The tensor is stored beside its placement, so that no other object gets its id().
+        # The tensor is stored with its placement, so that no other object gets its id().
         self._records: dict[int, tuple[paddle.Tensor, Placement]] = {}
 
     def record(self, tensor: paddle.Tensor, **fields: Any) -> None:
-        """Sets some fields of a tensor's `Placement` and leaves the others."""
+        """Sets some fields of a tensor's `Placement` and keeps the others."""
         self._records[id(tensor)] = tensor, replace(self.placement_of(tensor), **fields)
 
     def placement_of(self, tensor: paddle.Tensor, parameter: paddle.Tensor | None = None) -> Placement:

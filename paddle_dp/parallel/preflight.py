@@ -1,7 +1,7 @@
-"""What every rank would refuse when it places the recipe's model, found before there are ranks.
+"""Runs the checks that every rank makes when it places the recipe's model, before there are ranks.
 
-The checks are the ranks' own, on a model, an optimizer and a schedule made as ranks make them, but without memory for
-the weights: so `paddle-dp check`, a start and a rank say the same. What cannot be made so is left to the ranks.
+The model, optimizer and schedule are built as on a rank, but without memory for the weights, so `paddle-dp check`, a
+start and a rank report the same errors. Parts that cannot be built so are left to the ranks.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from paddle_dp.plan.rank_memory import Layout
 from paddle_dp.recipe import Recipe
 
 Built = TypeVar("Built")
-_LONG = 1_000_000  # updates: how many there will be is known with the data set only
+_LONG = 1_000_000  # updates: their number is known with the data set only
 
 
 def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> None:
-    """Raises UsageError for what no rank of this layout would train. `splits`: a rank may hold a part of the model.
+    """Raises UsageError for a recipe that no rank of this layout would train. `splits`: a rank may hold a part of the
+    model.
 
-    A script's recipe has no optimizer and no schedule here; they are finished objects, which its ranks look at.
+    A script's recipe has no optimizer and no schedule here; they are finished objects, which its ranks check.
     """
     if recipe.dataset.reading == "scatter" and layout.degrees.servers:
         raise UsageError(
@@ -49,7 +50,7 @@ def preflight_check(recipe: Recipe, layout: Layout, splits: bool = False) -> Non
     if model is None:
         return
     check_dense(model)
-    if recipe.train.precision.dtype != "float64":  # which makes all of it float64
+    if recipe.train.precision.dtype != "float64":  # float64 casts all parameters
         check_single_dtype(model)
     check_recompute(model, layout.recompute)
     if "optimizer" not in recipe.model_fields_set:
@@ -82,11 +83,11 @@ def _check_optimizer(recipe: Recipe, model: nn.Layer, layout: Layout, splits: bo
 
 
 def built_without_memory(make: Callable[[], Built]) -> Built | None:
-    """What `make` makes, or None where that raises an error that is none of ours: a rank will show it."""
+    """The result of `make`, or None if it raises another error than UsageError: a rank will report it."""
     try:
         with lazily():
             return make()
     except UsageError:
         raise
-    except Exception:  # noqa: BLE001 - LazyGuard has its limits, and a rank has not
+    except Exception:  # noqa: BLE001 - a limit of LazyGuard, which a rank does not have
         return None

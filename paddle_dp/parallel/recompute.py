@@ -1,7 +1,7 @@
-"""Recompute: activations that forward does not keep are computed again in backward; less memory, one more forward.
+"""Recompute: backward computes activations again that forward does not keep; less memory, one more forward.
 
-It uses fleet's `recompute` (reentrant), which restores the random state, and that of exact dropout, for the second
-forward: dropout draws the same masks, and the gradients are bit-equal to those of the plain run.
+Fleet's `recompute` (reentrant) restores the random state, and the state of exact dropout, for the second forward:
+dropout draws the same masks, and the gradients are bit-equal to a plain run's.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from paddle_dp.units import Recompute
 
 
 def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
-    """The model, changed in place: its blocks, or only its attention, keep nothing but their inputs for backward.
+    """The model, changed in place: its blocks, or only its attention, keep only their inputs for backward.
 
     `attention` is selective recomputation (Korthikanti et al., arXiv:2205.05198, section 5): the tensors between the
     projections are large, [n, heads, t, t], and cheap to compute again. The last block is never recomputed: backward
-    begins with it, when the memory use is highest, so it would save nothing. Raises UsageError for a model that does
-    not name its blocks or its attention.
+    starts with it, so it would save nothing. Raises UsageError for a model that lacks `blocks` or `attention_methods`.
     """
     check_recompute(model, how)
     if how.attention:
@@ -46,7 +45,7 @@ def recomputed(model: nn.Layer, how: Recompute) -> nn.Layer:
 
 
 def check_recompute(model: nn.Layer, how: Recompute) -> None:
-    """Raises UsageError for a model that does not name its blocks or its attention, where `how` needs them."""
+    """Raises UsageError for a model without `blocks` or `attention_methods`, if `how` needs them."""
     if how.blocks and not blocks_of(model):
         raise UsageError(
             f"strategy.recompute: {type(model).__name__} has no ordered `blocks` to recompute. Name them "
@@ -60,12 +59,12 @@ def check_recompute(model: nn.Layer, how: Recompute) -> None:
 
 
 def _with_recompute(function: Method, block: nn.Layer | None = None) -> Method:
-    """`function`, recomputed in backward; called directly where there is no backward, or no input requires a gradient.
+    """`function`, recomputed in backward; called directly if there is no backward, or no input requires a gradient.
 
-    Of a `block` both passes begin with the same buffers, and what stays is what one forward leaves. For inputs that
-    require no gradient (the tokens of an embedding) fleet's recompute returns outputs that require none either, so the
-    layer would silently not be trained. Nor does it see tensors in dicts and nested tuples: it is given all of them,
-    and gives them, side by side. Raises UsageError for inputs in which tensors cannot be found.
+    Both passes of a `block` start with the same buffers; afterwards the buffers are those after one forward. For inputs
+    that require no gradient (the tokens of an embedding) fleet's recompute returns outputs that require none either, so
+    the layer would silently not be trained. It also ignores tensors in nestings, so it gets and returns flat tuples.
+    Raises UsageError for inputs in which tensors cannot be found.
     """
 
     def forward(*inputs: Any, **named: Any) -> Any:
@@ -73,9 +72,7 @@ def _with_recompute(function: Method, block: nn.Layer | None = None) -> Method:
         nesting = _replaced((inputs, named), paddle.Tensor, lambda x: _Hole(_append(input_tensors, x)))
         if not paddle.is_grad_enabled() or all(x.stop_gradient for x in input_tensors):
             return function(*inputs, **named)
-        output_nesting: list[
-            Any
-        ] = []  # the nesting of the outputs, without the tensors, which would stay in memory
+        output_nesting: list[Any] = []  # the outputs' nesting without the tensors, so that they can be freed
         state = None if block is None else _State(block)
 
         def flat(*tensors: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
@@ -85,7 +82,7 @@ def _with_recompute(function: Method, block: nn.Layer | None = None) -> Method:
             def to_hole(x: paddle.Tensor) -> _Hole:
                 same = next(
                     (n for n, tensor in enumerate(tensors) if tensor is x), None
-                )  # passed on as it is
+                )  # an input returned unchanged
                 return _Hole(_append(outputs, x)) if same is None else _Hole(same, is_input=True)
 
             with nullcontext() if state is None else state.around_pass():
@@ -102,7 +99,7 @@ def _with_recompute(function: Method, block: nn.Layer | None = None) -> Method:
 
 @dataclass(frozen=True)
 class _Hole:
-    """The place of a tensor in a nesting, and its number."""
+    """Stands for a tensor in a nesting, by its number."""
 
     number: int
     is_input: bool = False
@@ -114,8 +111,8 @@ def _append(values: list[Any], value: Any) -> int:
 
 
 def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
-    """A nesting of dicts, lists and tuples with its leaves of a kind replaced; its other leaves stay. Raises UsageError
-    for an object that holds tensors in another way."""
+    """A nesting of dicts, lists and tuples with its leaves of a kind replaced; other leaves stay. Raises UsageError for
+    an object that holds tensors in another way."""
     if isinstance(value, kind):
         return by(value)
     if isinstance(value, dict):
@@ -128,18 +125,18 @@ def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
         return type(value)(some) if is_plain else type(value)(*some)  # a namedtuple
     if any(isinstance(item, paddle.Tensor) for item in getattr(value, "__dict__", {}).values()):
         raise UsageError(
-            f"strategy.recompute: a block takes or gives a {type(value).__name__} with tensors, which recompute does "
-            "not see: give tensors, dicts or tuples of them, or set strategy.recompute=none."
+            f"strategy.recompute: a block takes or returns a {type(value).__name__} with tensors, which recompute does "
+            "not see: return tensors, dicts or tuples of them, or set strategy.recompute=none."
         )
     return value
 
 
 class _State:
-    """The buffers and running statistics of a block: the second pass of its forward begins with those that the first
-    one began with, in tensors of its own, so that what the first one left stays.
+    """The buffers and running statistics of a block. The second pass of its forward starts with copies of the first
+    pass's initial values, and the first pass's results stay.
 
-    fleet's recompute runs the first pass without gradients, and the second, inside backward, with them: by then another
-    micro-batch may have gone through the block.
+    fleet's recompute runs the first pass without gradients, and the second, within backward, with them: by then another
+    micro-batch may have passed through the block.
     """
 
     def __init__(self, block: nn.Layer):
@@ -153,7 +150,7 @@ class _State:
 
     @contextmanager
     def around_pass(self) -> Iterator[None]:
-        """Around either pass."""
+        """Wraps either pass."""
         slots = [(table, name) for table, names in self._tables for name in names]
         if not paddle.is_grad_enabled():
             self._before = [_copy(table[name]) for table, name in slots]
@@ -172,5 +169,5 @@ class _State:
 
 @paddle.no_grad()
 def _copy(tensor: paddle.Tensor | None) -> paddle.Tensor | None:
-    """But of `_dropout_state` of Paddle's LSTM and GRU, which has no memory on a CPU."""
+    """A copy, except of `_dropout_state` of Paddle's LSTM and GRU, which has no memory on a CPU."""
     return tensor.detach().clone() if tensor is not None and tensor._is_initialized() else tensor

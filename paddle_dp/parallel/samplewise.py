@@ -1,14 +1,13 @@
-"""Trials of a model and a loss before a training: what no arithmetic of totals and counts shows is refused, or named.
+"""Trials of a model and a loss before a training: refuses, or names, dependencies between samples.
 
-Ranks may share a batch where what is learned from some samples is the sum of what is learned from each. A loss that
-compares the samples of a batch (contrastive ones do), or a model that subtracts their mean, computes something else
-from a rank's share than from the whole batch. So each is tried on a few samples: the loss on outputs of the model, the
-model on two samples, both together, forward and loss, and their backward: it may mix samples where the forward does
-not. How far totals and gradients may be apart is measured: by a run whose weights differ in their last place.
+Ranks may share a batch if the sum of the samples' gradients is the batch's gradient. A loss that compares samples
+(contrastive ones do), or a model that subtracts their mean, computes something else from a rank's share than from the
+whole batch; totals and counts do not show this. So a few samples are tried: the loss on outputs of the model, the model
+on two samples, and both together with their backward, which may mix samples where the forward does not. A run with
+weights that differ in their last digit measures the tolerance for totals and gradients.
 
-All of this is to run in a process of its own, and each run by `run_trial`, apart from the others, so that none sees
-what another one left in a buffer, an attribute or a generator of the model's own. A training claims nothing of what was
-not found here.
+All of this runs in a separate process, and each run by `run_trial`, so that none sees a buffer, an attribute or a
+generator that another one changed. A clean trial is not a guarantee.
 """
 
 from __future__ import annotations
@@ -43,24 +42,24 @@ from paddle_dp.parallel.trial import Result, TrialRunner, random_state
 from paddle_dp.parallel.trial_weights import is_lendable, trial_weights
 from paddle_dp.structure import call, leaves
 
-Total = tuple[float, Sketches]  # of a loss, and of its gradients
-Sentences = tuple[list[str], list[str]]  # on differences, and on what could not be tried
+Total = tuple[float, Sketches]  # a loss, and its gradients
+Sentences = tuple[list[str], list[str]]  # about differences, and about failed trials
 
-SAMPLES = 16  # that a trial takes at most
-# Of weights: up to these a model is tried with its loss and backward, which need three times as much.
+SAMPLES = 16  # at most, in a trial
+# Bytes of weights up to which a model is tried with its loss and backward, which need three times as much.
 MAX_TRIED_BYTES = 2e9
-CALLS = 6  # of a loss with the same outputs: it may begin late to remember
-CLOSE = 1e-3  # relative: rounding stays far below, and one sample that looks at another far above
-# Of a gradient, and of the largest one: a ReLU that turns over for the last place of its input is far below.
+CALLS = 6  # calls of a loss with the same outputs: its state may change late
+CLOSE = 1e-3  # relative: rounding stays far below, and one sample's effect on another far above
+# Relative to the gradient, and to the largest one: a ReLU that flips by the last digit of its input is far below.
 SLOPES, SLIGHT = 0.01, 1e-3
 _SAME = 1e-5  # the same function of the same numbers
 
 
 @dataclass
 class Findings:
-    """What trials have found. `differences`: sentences on why a training will not be one process's; `unknown`: on what
-    could not be tried; `remembers`: attributes, generators and weights that a forward changes, `in_blocks` those of the
-    model's blocks; `lendable`: `trial_weights.is_lendable`."""
+    """The results of trials. `differences`: sentences about why a training will differ from one process's. `unknown`:
+    about failed trials. `remembers`: attributes, generators and weights that a forward changes; `in_blocks`: those
+    within the model's blocks. `lendable`: `trial_weights.is_lendable`."""
 
     differences: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
@@ -70,7 +69,7 @@ class Findings:
 
 
 class OutputProbe(Loss):
-    """A number for each sample's outputs, in place of a loss that is meant to compare samples: their sum."""
+    """Sums a number per sample's outputs, in place of a loss that is meant to compare samples."""
 
     name, counted = "of each output", "samples"
 
@@ -84,7 +83,7 @@ class OutputProbe(Loss):
 
 
 def is_known(loss: Loss) -> bool:
-    """Whether a loss need not be tried: one of this package, or one that is meant to compare samples."""
+    """Whether a loss needs no trial: it is in this package, or is meant to compare samples."""
     return (
         loss.function is None
         or type(loss.function).__module__.startswith("paddle_dp.")
@@ -95,11 +94,11 @@ def is_known(loss: Loss) -> bool:
 def findings(
     task: Task, first: MicroBatch, run_trial: TrialRunner, splits_batch: bool, chained: str = ""
 ) -> Findings:
-    """Tries a task, on the samples of `first`; `splits_batch`: ranks, or copies, that read different samples.
+    """Tries a task on the samples of `first`; `splits_batch`: ranks, or copies, read different samples.
 
-    `chained`: the recipe's key that needs a forward which is the model's blocks one after another. Raises UsageError
-    where it is not, and LossError for a loss whose counts do not add up, or that remembers what it was called with.
-    The task's model is not what it was afterwards.
+    `chained`: the recipe's key that needs a forward equal to the model's blocks one after another. Raises UsageError if
+    it is not, and LossError if a loss's counts do not add up, or it keeps state between calls. Changes the task's
+    model.
     """
     model, report = task.model, Findings()
 
@@ -120,7 +119,7 @@ def findings(
     draw(model)
     try:
         learner = full_model_learner(replace(task, compile=False, samples=None), Mesh.alone())
-    except PaddleDPError:  # whoever places it says so
+    except PaddleDPError:  # placing the model reports it
         return report
     trial = _Trial(learner, first, run_trial)
     report.remembers, drawn = trial.state()
@@ -144,7 +143,7 @@ def _add(report: Findings, sentences: Sentences) -> None:
 
 
 class _Trial:
-    """Runs of a learner of the whole model on its first samples. Where a run fails, nothing is known, which is said."""
+    """Runs a learner of the whole model on its first samples. If a run fails, the result is reported as unknown."""
 
     def __init__(self, learner: Learner, first: MicroBatch, run_trial: TrialRunner):
         self.learner, self.loss, self.first = learner, learner.loss, learner.mixed.cast_micro_batch(first)
@@ -155,7 +154,7 @@ class _Trial:
         self._shares = f"{half} and {first.samples - half} of them"
 
     def state(self) -> tuple[list[str], list[str]]:
-        """Attributes, generators and weights that a forward and its loss change, and sentences on what they draw."""
+        """Attributes, generators and weights that a forward and its loss change, and sentences about draws."""
 
         def forward() -> Result:
             learner, owner = self.learner, self.loss.owner
@@ -178,7 +177,7 @@ class _Trial:
 
         try:
             result = self._run_trial(forward)
-        except Exception:  # noqa: BLE001 - the first update tells
+        except Exception:  # noqa: BLE001 - the first update reports it
             return [], []
         return result["changed"], result["drawn"]
 
@@ -187,11 +186,11 @@ class _Trial:
         try:
             full = self._run_trial(partial(self._called, self.first, CALLS))
             if not full["totals"]:
-                return []  # what cannot be cut is tried with the model
+                return []  # outputs without a sample dim are tried with the model
             halves = [self._run_trial(partial(self._called, chunk, 1)) for chunk in self._halves]
         except LossError:
             raise
-        except Exception:  # noqa: BLE001 - it cannot be tried so; its own calls will tell what is wrong, if anything
+        except Exception:  # noqa: BLE001 - not possible here; a later call reports any error
             return []
         self._refuse_counts(full, [chunk["counts"][0] for chunk in halves])
         if full["drew"]:
@@ -209,8 +208,8 @@ class _Trial:
             return []
         return [
             f"the loss {self.loss.name} is {first:.4g} for {self.first.samples} samples together and {sum(sums):.4g} "
-            f"for {self._shares}, added up: it compares samples, or is a mean, and each rank computes it over its own "
-            "samples only (one that is to compare those of all ranks has a method across: docs/add-a-part.md)"
+            f"for {self._shares}, added up: it compares samples, or is a mean, and each rank computes it over its "
+            "samples only (a loss over the samples of all ranks needs a method across: docs/add-a-part.md)"
         ]
 
     @property
@@ -221,8 +220,8 @@ class _Trial:
         return not own.isdisjoint(id(buffer) for buffer in self.learner.model.buffers())
 
     def _called(self, chunk: MicroBatch, calls: int) -> Result:
-        """Totals and counts of the loss, called with the same rows of all samples' outputs; none where these cannot be
-        cut into samples."""
+        """Totals and counts of the loss, called with the chunk's rows of all samples' outputs; no totals if the outputs
+        have no sample dim."""
         learner, first = self.learner, self.first
         with learner.runner.draws.scope(self._batch, first), learner.mixed.context(), paddle.no_grad():
             outputs = call(learner.model, first.inputs, plain_forward(learner.model))
@@ -252,7 +251,7 @@ class _Trial:
                 "sample's output against every target: give them one shape, with squeeze(-1) or unsqueeze(-1)."
             )
         else:
-            hint = "What a loss is over has to be counted sample by sample."
+            hint = "The count of a loss must be the sum of its samples' counts."
         raise LossError(
             f"the loss {self.loss.name} is over {count:g} things for {samples} samples together, and over "
             f"{chunk_counts[0]:g} and {chunk_counts[1]:g} for {self._shares}: "
@@ -260,8 +259,8 @@ class _Trial:
         )
 
     def compare_halves(self) -> Sentences:
-        """What is wrong with the sum of the losses, or of the gradients, of two halves, each with a forward of its own;
-        and what could not be tried."""
+        """Sentences if the losses, or gradients, of two halves with separate forwards do not add up; and about failed
+        trials."""
         totals: list[Total] = []
         for nudged, chunk in (
             (False, self.first),
@@ -270,10 +269,10 @@ class _Trial:
         ):
             try:
                 result = self._run_trial(partial(self._learned, chunk, nudged))
-            except Exception as error:  # noqa: BLE001 - whatever it is: nothing is known then
+            except Exception as error:  # noqa: BLE001 - any error leaves it unknown
                 return [], [_UNTRIED.format(self.loss.name, f"with fewer samples there is {_gist(error)}")]
             if result["drew"]:
-                return [], []  # random numbers, or masks of nobody's: the draws are named
+                return [], []  # random numbers, or masks without a sample: other sentences name the draws
             sketched = dict(zip(result["names"], result["arrays"], strict=True))
             totals.append((result["total"], sketched))
         full, noisy, *halves = totals
@@ -286,20 +285,20 @@ class _Trial:
         if abs(full[0] - added) > max(8 * abs(full[0] - noisy[0]), _tolerance(self.learner.mixed) * size):
             return [
                 f"the loss {self.loss.name} is {full[0]:.6g} for {self.first.samples} samples in one forward and "
-                f"{added:.6g} for {self._shares} in their own, added up: the model, or what the loss takes from its "
-                "forward, mixes samples, and each rank has only its own"
+                f"{added:.6g} for {self._shares} in separate ones, added up: the model, or values that the loss takes "
+                "from its forward, mix samples, and each rank has only its own"
             ], []
         worst = farthest(full[1], noisy[1], [chunk[1] for chunk in halves], SLOPES, SLIGHT)
         if worst is None:
             return [], []
         return [
             f"the gradient of {worst[0]} from {self.first.samples} samples in one backward is {worst[1]:.0%} off the "
-            f"sum of those from {self._shares}: the backward mixes samples, and each rank has only its own"
+            f"sum from {self._shares}: the backward mixes samples, and each rank has only its own"
         ], []
 
     def _learned(self, chunk: MicroBatch, nudged: bool) -> Result:
-        """The loss of some samples, sketches of its gradients where they are precise, and whether numbers were drawn
-        that differ from run to run. A loss that is to compare samples has one in its place that does not."""
+        """The loss of some samples, sketches of its gradients if they are precise, and whether numbers were drawn that
+        differ from run to run. `OutputProbe` replaces a loss that is meant to compare samples."""
         learner, watch = self.learner, DrawMonitor()
         if self.loss.compares:
             learner.runner.loss = OutputProbe()
@@ -321,11 +320,10 @@ class _Trial:
 
 
 def mixing(model: nn.Layer, pair: Any, run_trial: TrialRunner, exact: bool = True) -> Sentences:
-    """A sentence for a model whose output for a sample depends on the other samples of its batch, and one if that could
-    not be tried; else nothing.
+    """A sentence if a model's output for a sample depends on other samples of its batch, and one if the trial failed.
 
-    Two samples are computed together and alone, in evaluation and in the model's own mode, in which BatchNorm, looked
-    at elsewhere, stays in evaluation. `exact`: dropout is every sample's own.
+    Two samples are computed together and alone, in evaluation and in the model's mode, but BatchNorm, checked
+    elsewhere, stays in evaluation. `exact`: each sample has separate dropout masks.
     """
     name, pair = type(model).__name__, cast(pair, read_by(model))
     if exact:
@@ -336,25 +334,25 @@ def mixing(model: nn.Layer, pair: Any, run_trial: TrialRunner, exact: bool = Tru
             scope = Scope(0, 0, 0, position, cut.stop - position) if exact else None
             try:
                 answers.append(run_trial(partial(_outputs, model, _rows(pair, cut), scope, evaluation)))
-            except Exception as error:  # noqa: BLE001 - of two, the first update will tell
+            except Exception as error:  # noqa: BLE001 - if two samples fail, the first update reports it
                 return [], [
                     _UNTRIED.format(name, f"of one sample there is {_gist(error)}")
                 ] if answers else []
-        # Random numbers, or masks of nobody's: the learner's draws are named.
+        # Random numbers, or masks without a sample: the learner names its draws.
         if any(answer["drew"] for answer in answers):
             continue
         together, *alone = [answer["arrays"] for answer in answers]
         if not all(_close(both, each) for both, each in _matched(together, alone)):
             return [_MIXES.format(name, _ALSO if evaluation else _TRAINING)], []
         both, one, other = [answer["buffers"] for answer in answers]
-        # What hangs on the samples themselves the ranks see for themselves: theirs then differ (`buffers`).
+        # `buffers` detects values that depend on the samples themselves: they then differ between ranks.
         if counts := [name for name in both if both[name] != one.get(name) == other.get(name)]:
             return [_COUNTS.format(counts[0])], []
     return [], []
 
 
 def _outputs(model: nn.Layer, samples: Any, scope: Scope | None, evaluation: bool) -> Result:
-    """Those for some samples, what their forward has left in the buffers, and whether it drew random numbers."""
+    """The outputs for some samples, the buffers after their forward, and whether it drew random numbers."""
     watch = DrawMonitor()
     with paddle.no_grad(), default_dtype(read_by(model)), scope or nullcontext(), watch.on([]):
         for layer in model.sublayers(include_self=True):
@@ -367,8 +365,8 @@ def _outputs(model: nn.Layer, samples: Any, scope: Scope | None, evaluation: boo
 
 
 _COUNTS = (
-    "buffer {} hangs on how many samples forward gets: a rank, or a copy of the model, gets its own only, and one "
-    "process gets all"
+    "buffer {} depends on the number of samples that forward gets: a rank, or a copy of the model, gets only its "
+    "share, and one process gets all"
 )
 _MIXES = (
     "the outputs of {} for a sample depend on the other samples in its batch, {}: each rank computes them from its "
@@ -376,9 +374,7 @@ _MIXES = (
 )
 _ALSO, _TRAINING = "also in evaluation", "in training"
 _UNTRIED = "whether {} treats each sample alone: {}"
-_TOO_LARGE = (
-    "whether {} and its loss treat each sample alone: of {:.1f} GB of weights, {:g} are tried at most"
-)
+_TOO_LARGE = "whether {} and its loss treat each sample alone: of {:.1f} GB of weights at most {:g} are tried"
 
 
 def _tolerance(mixed: MixedPrecision) -> float:
@@ -395,7 +391,7 @@ def _rows(data: Any, cut: slice) -> Any:
 
 
 def _slice_of(full_batch: MicroBatch, cut: slice) -> MicroBatch:
-    """Some of a micro-batch's samples, each in its place in the global batch."""
+    """Some of a micro-batch's samples, each with its index in the global batch."""
     positions = tuple(range(full_batch.first, full_batch.first + full_batch.samples))[cut]
     inputs, targets = _rows(full_batch.inputs, cut), _rows(full_batch.targets, cut)
     return MicroBatch(inputs, targets, len(positions), positions[0], positions)
@@ -410,8 +406,8 @@ def _answers(outputs: Any) -> list[paddle.Tensor]:
 def _matched(
     together: list[np.ndarray], alone: list[list[np.ndarray]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Each output of both samples, [2, …] or with several rows each, beside those of each; others have no samples to
-    compare."""
+    """Pairs each output of both samples, [2, …] or with several rows each, with the single samples' outputs; skips
+    outputs without a sample dim."""
     for both, first, second in zip(together, *alone, strict=False):
         if not both.ndim or not first.shape == second.shape != both.shape:
             continue
@@ -421,12 +417,12 @@ def _matched(
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:
     difference, largest = float(np.abs(a - b).max(initial=0.0)), float(np.abs(b).max(initial=0.0))
-    return not difference > CLOSE * largest  # NaN is another's to judge
+    return not difference > CLOSE * largest  # other checks report NaN
 
 
 @paddle.no_grad()
 def _nudge(model: nn.Layer) -> None:
-    """Moves every weight that lies here by about one unit in its last place, up or down, in place."""
+    """Moves every weight in memory by about one unit in its last place, up or down, in place."""
     for parameter in model.parameters():
         if parameter.is_floating_point() and parameter._is_initialized():
             ulp = 2.0**-52 if parameter.dtype == paddle.float64 else 2.0**-23

@@ -56,23 +56,23 @@ OptimizerMaker = Callable[[Any, list[tuple[str, paddle.Tensor]]], paddle.optimiz
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be trained, before anything is placed on ranks.
+    """A training task, before anything is placed on ranks.
 
-    `loss` is a Loss from here on, whatever callable was given. `optimizer` is finished, or a function of (learning
-    rate, named parameters) for strategies that change them.
-    Under precision float64 the model is cast here, in place, before any strategy cuts it.
-    `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
-    `known_differences`: sentences on what is not as on one process, known before anything is placed.
-    `samples()` gives a batch of inputs to try the model on; without it, nothing is tried.
-    `full_model_reason`: why each rank has the whole model until it is placed, although it will keep a part
-    (`initial_weights`).
-    `compared`: a proof compares outputs itself and names where they differ, so a cut that gives wrong ones of the
-    right shape is not refused before.
-    `base`: names of what an adapter stands on, which is frozen, and not saved; `added`: of its own parameters.
-    `compile`: its forward becomes a program.
-    Of trials in another process: `unknown`, what could not be tried; `lendable`, whether its initial weights can be
-    lent to it (`trial_weights`; None: not tried), and `remembers`, whether a forward changes attributes or generators
-    of the model's own, so that one beside the training would change what is learned.
+    - `loss`: a Loss from here on, for any given callable.
+    - `optimizer`: finished, or a function of (learning rate, named parameters) for strategies that change them.
+    - `precision`: under float64 the model is cast here, in place, before any strategy cuts it.
+    - `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
+    - `known_differences`: sentences about differences from one process that are known before placement.
+    - `samples()` gives a batch of inputs to try the model on; without it, nothing is tried.
+    - `full_model_reason`: why each rank has the whole model until it is placed, although it will keep a part
+      (`initial_weights`).
+    - `compared`: a proof compares outputs itself, so a cut that gives wrong outputs of the right shape is not refused.
+    - `base`, `added`: names of an adapter's base, which is frozen and not saved, and of its parameters.
+    - `compile`: the model's forward becomes a program.
+    - `unknown`: sentences about failed trials (in another process).
+    - `lendable`: whether the initial weights can be lent to the model (`trial_weights`; None: not tried).
+    - `remembers`: whether a forward changes the model's attributes or generators, so that an additional forward would
+      change the training.
     """
 
     model: nn.Layer
@@ -96,23 +96,25 @@ class Task:
         if self.precision.dtype == "float64":
             widen(self.model)
             if isinstance(self.optimizer, paddle.optimizer.Optimizer):
-                self.optimizer._dtype = paddle.float64  # of its rate: it was made for the model as it was
+                self.optimizer._dtype = (
+                    paddle.float64
+                )  # the dtype of its rate: it was built for the uncast model
         object.__setattr__(self, "loss", as_loss(self.loss))
         if self.dropout not in get_args(Dropout):
             raise UsageError(f"dropout: '{self.dropout}' is neither 'exact' nor 'own'")
 
 
 class Strategy(Protocol):
-    """Places a model on the mesh, which is the one that it was built with, split over the axes of its layout.
+    """Places a model on its mesh, split over the axes of its layout.
 
-    What can be asked of a strategy before there are processes, its Config answers (strategies/_base.py).
+    Its Config answers questions before there are processes (strategies/_base.py).
     """
 
     @property
     def mesh(self) -> Mesh: ...
 
     def place(self, task: Task) -> Learner:
-        """The finished learner, whose updates are the one-process updates. Collective."""
+        """The finished learner; its updates are the one-process updates. Collective."""
         ...
 
 
@@ -197,8 +199,7 @@ class PreparedTask:
         )  # fmt: skip
 
     def prepare_copy(self, model: nn.Layer, device: str) -> None:
-        """Lets a copy of the model, made before it was prepared, compute as it does, on a device of this process: its
-        layers, precision, program."""
+        """Prepares an unprepared copy of the model for a device of this process: its layers, precision, program."""
         quicken(model, self.mesh)
         self.mixed.include(model)
         if self.task.compile:
@@ -242,14 +243,14 @@ def prepare(task: Task, mesh: Mesh) -> PreparedTask:
 
 
 def quicken(model: nn.Layer, mesh: Mesh) -> None:
-    """On CPUs: the layers of a model as they are quicker there, with the same numbers."""
+    """Replaces layers of a model by faster equivalents on CPUs."""
     if mesh.device == "cpu":
         quick_biases(model)
         quick_convolutions(model)
 
 
 def make_optimizer(make: OptimizerMaker, task: Task, model: nn.Layer) -> paddle.optimizer.Optimizer:
-    """A new optimizer of the parameters that a model trains; the learner moves its rate on."""
+    """A new optimizer of the parameters that a model trains; the learner updates its rate."""
     named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
     return make(task.schedule() if task.schedule else None, named)
 

@@ -1,4 +1,4 @@
-"""Trials of a model before a training, in a process of their own; and forwards beside one that leave no trace."""
+"""Trials of a model before a training, in a separate process, and additional forwards that leave no trace."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paddle_dp.parallel.batch_norm import statistics
 Result = dict[str, Any]
 """JSON values; under "arrays", a list of NumPy arrays."""
 TrialRunner = Callable[[Callable[[], Result]], Result]
-"""Runs a function in a process of its own, which begins with this one's state and leaves nothing behind, and returns
-its result (`train.trial.TrialRunner`)."""
+"""Runs a function in a separate process, which starts with this one's state, and returns its result
+(`train.trial.TrialRunner`)."""
 
 
 def here(function: Callable[[], Result]) -> Result:
-    """Runs it in this process: a `TrialRunner` for what may stay behind."""
+    """Runs the function in this process: a `TrialRunner` for functions with lasting effects."""
     return function()
 
 
@@ -30,10 +30,10 @@ def random_state() -> list[Any]:
 
 @contextmanager
 def trial(model: nn.Layer, *more: nn.Layer) -> Iterator[None]:
-    """Around forwards without gradients: restores modes, buffers, running statistics and Paddle's generators.
+    """Wraps forwards without gradients: restores modes, buffers, running statistics and Paddle's generators.
 
-    `more` are layers whose modes are restored, too. Unlike `restored`, it copies no parameters and no attributes, so
-    that it is cheap for large models.
+    `more`: layers with further modes to restore. It copies no parameters and no attributes, so it is cheap for large
+    models.
     """
     layers = [layer for root in (model, *more) for layer in root.sublayers(include_self=True)]
     modes = [(layer, layer.training) for layer in layers]
@@ -52,8 +52,8 @@ def trial(model: nn.Layer, *more: nn.Layer) -> Iterator[None]:
 
 
 def buffers_before(model: nn.Layer, loss: Any = None) -> Callable[[], None]:
-    """A function that gives the buffers and running statistics of now back to a model, and to a loss that is a layer;
-    also buffers whose tensor a forward replaces."""
+    """A function that restores the current buffers and running statistics of a model, and of a loss that is a layer;
+    also buffers with a tensor that a forward replaces."""
     layers = [
         layer
         for root in (model, loss)

@@ -1,4 +1,4 @@
-"""Lends weights to a model that has none yet, block by block, for forwards that try it before it is placed."""
+"""Lends weights to a model that has none yet, block by block, for trial forwards before it is placed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from paddle_dp.structure import call
 
 @contextmanager
 def trial_weights(model: nn.Layer) -> Iterator[None]:
-    """Inside, the weights of each of the model's blocks have values while that block runs: some of their distribution,
-    the same in each forward. A weight that is in no block has them all the time.
+    """Within the block, the weights of each of the model's blocks have values while that block runs: some of their
+    distribution, the same in each forward. Weights outside the blocks have values throughout.
 
     Does nothing for a model that has its initial values.
     """
@@ -56,20 +56,20 @@ def trial_weights(model: nn.Layer) -> Iterator[None]:
 
 
 def is_lendable(model: nn.Layer, samples: Callable[[], Any] | None) -> bool:
-    """False for a model whose forward reads a block's weights outside of that block's forward, where `trial_weights`
-    has no values for them: such a model is whole on every rank until it is placed."""
+    """False if a model's forward reads a block's weights outside that block's forward, where `trial_weights` provides
+    no values: such a model is whole on every rank until it is placed."""
     if initial_weights(model) is None or samples is None:
         return True
     try:
         dtype = read_by(model)
         with trial_weights(model), trial(model), default_dtype(dtype):
             call(model, cast(samples(), dtype), model.forward)
-    except Exception:  # noqa: BLE001 - one that fails for another reason fails again, where it says so
+    except Exception:  # noqa: BLE001 - an error with another cause is raised again later
         return False
     return True
 
 
 def check_lendable(model: nn.Layer, samples: Callable[[], Any] | None, lendable: bool | None = None) -> None:
-    """Gives a model all its initial values if they cannot be lent to it; `lendable`: what a trial has found."""
+    """Gives a model all its initial values if they cannot be lent to it; `lendable`: a trial's result."""
     if not (is_lendable(model, samples) if lendable is None else lendable):
         draw(model)

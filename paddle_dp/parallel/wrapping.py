@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from paddle import nn
 
-# From the inside out: recompute draws random numbers and exchanges over the tensor axis again, and does not exchange
-# tokens for heads again. (Hooks are outside of all wrappers: Paddle runs them around `forward`.)
+# From the inside out: recompute repeats draws and exchanges over the tensor axis, but not the exchange of tokens for
+# heads. (Hooks are outside all wrappers: Paddle runs them around `forward`.)
 ORDER = ("random numbers", "tensor", "recompute", "sequence")
 _wrapped: WeakKeyDictionary[nn.Layer, dict[str, str]] = WeakKeyDictionary()  # the outermost of each method
 
@@ -18,9 +18,9 @@ Method = Callable[..., Any]
 
 
 def wrap(layer: nn.Layer, method: str, kind: str, wrapper: Callable[[Method], Method]) -> None:
-    """Replaces a method of this layer object by `wrapper(method)`. `kind` is one of ORDER.
+    """Replaces a method of this layer object with `wrapper(method)`. `kind` is one of ORDER.
 
-    Raises ValueError where the method already has a wrapper whose kind comes later in ORDER.
+    Raises ValueError if the method already has a wrapper of a kind later in ORDER.
     """
     around = _wrapped.setdefault(layer, {})
     outermost = around.get(method, kind)

@@ -180,9 +180,9 @@ def test_only_the_adapter_is_trained_and_saved_and_merged_it_is_the_model(tmp_pa
 
 
 def test_a_program_of_the_forward_has_no_hooks_and_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"train\.compile: an adapter adds to its layers by hooks"):
+    with pytest.raises(UsageError, match=r"train\.compile: an adapter works by hooks on its layers"):
         build(file_of(tmp_path, "train.compile=true"), join())
-    with pytest.raises(UsageError, match=r"train\.compile: an adapter adds to its layers by hooks"):
+    with pytest.raises(UsageError, match=r"train\.compile: an adapter works by hooks on its layers"):
         compiled(add_low_rank(model(), ["0"], 2, 1.0, 0), None)
 
 

@@ -137,7 +137,7 @@ def test_tensors_that_recompute_cannot_find_are_refused():
         def forward(self, x):
             return self.blocks[1](self.blocks[0](Held(x))).x
 
-    with pytest.raises(UsageError, match="takes or gives a Held with tensors"):
+    with pytest.raises(UsageError, match="takes or returns a Held with tensors"):
         recomputed(Holds(), Recompute.parse("full"))(paddle.randn([2, 4]))
 
 

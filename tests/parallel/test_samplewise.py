@@ -338,7 +338,7 @@ def test_a_counter_of_samples_is_named_and_one_of_calls_or_of_what_differs_is_no
         mixing(Counting(what), pair, ForkRunner(60)) for what in ("samples", "calls", "mean")
     ]
     assert others == [([], []), ([], [])]
-    assert "buffer seen hangs on how many samples forward gets" in samples[0]
+    assert "buffer seen depends on the number of samples that forward gets" in samples[0]
 
 
 def test_a_model_that_cannot_compute_one_sample_is_not_judged() -> None:

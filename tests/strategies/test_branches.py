@@ -243,7 +243,7 @@ class Wrong(Paths):
     [
         ("order", r"branch 1 of the model is wide2 → wide1, and wide2 is not called with an input"),
         ("unknown", r"the model has no layer 'narow'"),
-        ("between", r"wide2 is not called with what wide1 gave alone"),
+        ("between", r"wide2 is not called with the output of wide1 alone"),
         ("twice", r"the model calls narrow more often than its table names it"),
         ("drop", r"drop drops, and it is in a branch"),
     ],

@@ -296,7 +296,7 @@ def test_the_first_layer_is_named_and_nothing_is_changed_by_looking(tmp_path, mi
     before = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
     batch = next(iter(made.loader.read(0)))
     said = find_not_finite(made.learner, batch)
-    assert said.startswith("The first output that is not finite is that of 3: "), said
+    assert said.startswith("The first output that is not finite is from 3: "), said
     for name, tensor in net.state_dict().items():
         np.testing.assert_array_equal(tensor.numpy(), before[name], err_msg=name)
 

@@ -1,13 +1,12 @@
-"""Branches of a layer that do not depend on one another, dealt to the ranks of a group; outputs meet at its join.
+"""Runs independent branches of a layer on different ranks of a group; their outputs join on every rank.
 
-A layer's `branches` table names them: each a chain of its sublayers, which begins with one of the layer's inputs. At
-the layer's call a rank computes its own chains, gets the outputs of the others from those who have them, and runs the
-layer's own forward with these outputs in place of the chains. So all ranks of the group compute what comes before and
-behind, the same on each: every rank has the gradient of every branch's output itself, and backward only adds up the
-gradients of the layer's inputs. A weight is kept by the rank of its branch alone; one that branches of several ranks
-share is kept by all, and its gradients are added up.
+A layer's `branches` table lists them: each is a chain of its sublayers that begins with one of the layer's inputs. A
+rank computes its local chains, receives the other chains' outputs, and runs the layer's forward with these outputs in
+place of the chains. All ranks compute the same before and after the layer, so every rank has the gradient of every
+branch's output, and backward only sums the gradients of the layer's inputs. Only the rank of a branch keeps its
+weights; a weight shared by branches of several ranks is kept by all, and its gradients are summed.
 
-`branch_trace` reads the tables and tries them against the model, `assignment` gives each branch a rank,
-`branched_model` does so with a model in place, `branch_forward` is such a layer's forward, and `branch_exchange` sends
-its tensors; `learner` updates what this rank has.
+`branch_trace` reads and tries the tables, `assignment` gives each branch a rank, `branched_model` changes a model in
+place, `branch_forward` is the forward of a layer with branches, `branch_exchange` sends its tensors, and `learner`
+updates this rank's weights.
 """

@@ -1,4 +1,4 @@
-"""Which rank has which branch, and the layers of the others' taken out."""
+"""Assigns branches to ranks, and removes the layers of other ranks' branches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def assign(work: Sequence[float], ranks: int) -> list[int]:
 
 
 class AbsentLayer(nn.Layer):
-    """Stands for a layer that other ranks have."""
+    """Stands for a layer that only other ranks have."""
 
     def forward(self, *inputs: Any) -> Any:
         raise RuntimeError("this layer is of a branch that another rank computes")
@@ -33,8 +33,8 @@ class AbsentLayer(nn.Layer):
 def drop_remote(
     model: nn.Layer, traces: Sequence[BranchTrace], ranks: PaddleGroup, placements: Placements
 ) -> list[str]:
-    """Replaces the layers of others' branches, and records where each weight and buffer is. Returns the names of
-    weights that branches of several ranks share."""
+    """Replaces the layers of other ranks' branches, and records the ranks of each weight and buffer. Returns the names
+    of weights that branches of several ranks share."""
     having = ranks_of_layers(traces, len(ranks.ranks))
     _refuse_entangled(model, having)
     names = {id(p): name for name, p in model.named_parameters()}
@@ -54,8 +54,8 @@ def drop_remote(
 
 
 def ranks_of_layers(traces: Sequence[BranchTrace], ranks: int) -> list[tuple[nn.Layer, set[int]]]:
-    """The layers of branches, each with the ranks of the group that keep it: that of its branch; all, where branches of
-    several ranks share it, so that its gradients are added up among all."""
+    """The branches' layers, each with the ranks of the group that keep it: its branch's rank, or all ranks, to sum its
+    gradients, if branches of several ranks share it."""
     by_layer: dict[int, tuple[nn.Layer, set[int]]] = {}
     for trace in traces:
         for chain, owner in zip(trace.chains, trace.owners, strict=True):
@@ -67,8 +67,8 @@ def ranks_of_layers(traces: Sequence[BranchTrace], ranks: int) -> list[tuple[nn.
 
 
 def _refuse_entangled(model: nn.Layer, layers: Sequence[tuple[nn.Layer, set[int]]]) -> None:
-    """Raises UsageError for a weight that is in a branch and outside of it, or in layers of unequal ranks, and for a
-    BatchNorm of several ranks."""
+    """Raises UsageError for a weight within and outside a branch or in layers of different ranks, and for a BatchNorm
+    of several ranks."""
     names = {id(p): name for name, p in model.named_parameters()}
     outside = _without(model, [layer for layer, _ in layers])
     trace: dict[int, set[int]] = {}
@@ -82,12 +82,12 @@ def _refuse_entangled(model: nn.Layer, layers: Sequence[tuple[nn.Layer, set[int]
         if len(owners) > 1 and statistics(layer):
             raise UsageError(
                 "strategy.branches: branches share a BatchNorm, whose running statistics would be those of one "
-                "branch's samples on each rank: give each its own, or take a norm without statistics."
+                "branch's samples on each rank: give each a separate one, or use a norm without statistics."
             )
 
 
 def _without(model: nn.Layer, branches: Sequence[nn.Layer]) -> set[int]:
-    """The ids of weights and buffers that are in none of these layers."""
+    """The ids of weights and buffers outside these layers."""
     within = {id(layer) for branch in branches for layer in branch.sublayers(include_self=True)}
     return {
         id(tensor)

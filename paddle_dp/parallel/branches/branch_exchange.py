@@ -1,6 +1,6 @@
-"""Carries tensors between the ranks that have branches of the same layers.
+"""Exchanges tensors between the ranks that have branches of the same layers.
 
-All ranks have to know the shapes and dtypes of what branches give before anything is sent.
+Before sending, all ranks need the shapes and dtypes of the branches' outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paddle_dp.parallel.exchange.memory import nbytes
 
 
 class TensorSpec(NamedTuple):
-    """Of a branch's output; `learns`: it has a gradient."""
+    """The shape and dtype of a branch's output; `learns`: it has a gradient."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -34,17 +34,16 @@ class TensorSpec(NamedTuple):
 
 
 def _form_or_flag(value: Any) -> Hashable:
-    """Of an input: a tensor's form, a flag itself, of anything else its type."""
+    """The cache key of an input: a tensor's spec, a flag itself, or the type of anything else."""
     if isinstance(value, paddle.Tensor):
         return TensorSpec.of(value)
     return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 
 class OutputSpecs:
-    """The forms of all outputs of a layer with branches, of which each rank computes some.
+    """The specs of all outputs of a layer with branches, of which each rank computes some.
 
-    They are told from host to host, past the devices, the first time that the layer gets inputs of some shapes; after
-    that they are remembered, so that hosts do not wait for each other in every forward.
+    Hosts exchange them, without waiting for devices, when the layer first gets inputs of some shapes, and cache them.
     """
 
     def __init__(self, ranks: PaddleGroup, name: str):
@@ -55,9 +54,9 @@ class OutputSpecs:
     def gather(
         self, local: Mapping[int, paddle.Tensor], inputs: Sequence[Any], training: bool
     ) -> list[TensorSpec]:
-        """By branch. `local`: the outputs of this rank's. Collective where these `inputs` are new.
+        """Returns the specs by branch. `local`: outputs of this rank's branches. Collective if these `inputs` are new.
 
-        Raises UsageError where an own output has another form than for such inputs before.
+        Raises UsageError if a local output's shape or dtype has changed for such inputs.
         """
         specs = {branch: TensorSpec.of(output) for branch, output in local.items()}
         autocast = paddle.get_autocast_gpu_dtype() if paddle.is_autocast_enabled() else None
@@ -82,14 +81,16 @@ class OutputSpecs:
         return known
 
     def forget(self) -> None:
-        """After trials: what is trained may be in another precision."""
+        """Clears the cache after trials: training may use another precision."""
         self._known.clear()
 
 
 class BranchExchange:
-    """Collectives of `ranks`; all ranks launch them in one order. `comm_groups`: groups of the same ranks on an
-    accelerator, so that one rank's outputs travel while another's do; the gloo bridge, which counts by itself, has
-    none."""
+    """Collectives over `ranks`; all ranks launch them in one order.
+
+    `comm_groups`: groups of the same ranks on an accelerator, in which different ranks' outputs travel concurrently;
+    None for the gloo bridge, which counts traffic itself.
+    """
 
     def __init__(self, ranks: PaddleGroup, comm_groups: CommGroups | None = None):
         self.ranks, self._comm_groups = ranks, comm_groups
@@ -98,8 +99,8 @@ class BranchExchange:
     def spread(
         self, local: Mapping[int, paddle.Tensor], forms: Sequence[TensorSpec], owners: Sequence[int]
     ) -> list[paddle.Tensor]:
-        """Every branch's output, of which this rank has its `local`, and the rank with the place `owners[branch]` each.
-        Collective."""
+        """Every branch's output on every rank: this rank provides its `local` ones, rank `owners[branch]` of the group
+        the others. Collective."""
         outputs, travelling = [], list[Any]()
         for branch, form in enumerate(forms):
             output = copied(local[branch]) if branch in local else paddle.empty(form.shape, form.dtype)
@@ -115,12 +116,12 @@ class BranchExchange:
         return outputs
 
     def sum(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        """Its sum over the ranks, as a new tensor. Collective."""
+        """The sum over the ranks, as a new tensor. Collective."""
         if self._comm_groups is not None:
             traffic.all_reduced(nbytes(tensor), len(self.ranks.ranks))
         return self.ranks.sum_tensor(copied(tensor))
 
 
 def copied(tensor: paddle.Tensor) -> paddle.Tensor:
-    """A tensor in memory of its own, in the order of its elements, as collectives want it."""
+    """A contiguous copy, as collectives require."""
     return tensor.clone() if tensor.is_contiguous() else tensor.contiguous()

@@ -14,15 +14,15 @@ from paddle.autograd import PyLayer
 from paddle_dp.parallel.branches.branch_exchange import BranchExchange, OutputSpecs
 from paddle_dp.parallel.branches.branch_trace import BranchTrace, Chain, holder, in_order
 
-Learned = Mapping[int, paddle.Tensor]  # by the place among a layer's inputs: those that have a gradient
+Learned = Mapping[int, paddle.Tensor]  # inputs of a layer that have a gradient, by index
 
 
 class CollectiveOrder:
-    """One order of the joins of a model on all ranks, in backward too.
+    """Enforces one order of a model's joins on all ranks, in backward too.
 
-    Ranks compute different branches, so that backward, which goes on with what is ready first, could come to two joins
-    that do not depend on each other in another order on each rank, and mix up what they exchange. So each join depends
-    on the one called before it in the same forward: through `token`, a number that means nothing.
+    Ranks compute different branches, so backward could reach two independent joins in a different order on each rank,
+    and mix up their collectives. Therefore each join depends on the previous one of the same forward through `token`, a
+    meaningless number.
     """
 
     def __init__(self, model: nn.Layer):
@@ -34,7 +34,7 @@ class CollectiveOrder:
         self.token = None
 
     def take(self) -> paddle.Tensor:
-        """What the next join depends on."""
+        """The token for the next join."""
         if self.token is None:
             self.token = paddle.zeros([1])
             self.token.stop_gradient = False
@@ -42,7 +42,7 @@ class CollectiveOrder:
 
 
 class _Fork(PyLayer):
-    """The inputs of a layer with branches; each rank's branches add to their gradients, which are summed."""
+    """The inputs of a layer with branches; backward sums their gradients over the ranks' branches."""
 
     @staticmethod
     def forward(ctx: Any, exchange: BranchExchange, token: paddle.Tensor, *inputs: paddle.Tensor) -> Any:
@@ -55,15 +55,15 @@ class _Fork(PyLayer):
 
 
 class _Meet(PyLayer):
-    """The outputs of all branches on every rank. Each computes alike from here on, and so has every output's gradient:
-    that of its own branches is theirs."""
+    """The outputs of all branches, on every rank. All ranks compute the same from here on, so each has the gradient of
+    every output, and passes it on to its local branches."""
 
     @staticmethod
     def forward(
         ctx: Any, outputs: Iterator[paddle.Tensor], local: Sequence[int], *tensors: paddle.Tensor
     ) -> Any:
-        """`outputs`: in no list, which Paddle would take for inputs. `tensors`: the token, what this rank's branches
-        `local` gave that has a gradient, and its anchors."""
+        """`outputs` is an iterator because Paddle would take a list's tensors for inputs. `tensors`: the token, those
+        outputs of the `local` branches that have a gradient, and this rank's anchors."""
         ctx.own, ctx.anchors = list(local), tensors[1 + len(local) :]
         return (tensors[0].clone(), *outputs)
 
@@ -73,7 +73,7 @@ class _Meet(PyLayer):
 
 
 class _Replay(nn.Layer):
-    """Stands for a layer of a chain in the layer's own forward: gives what it gets, or what a branch gave."""
+    """Stands for a chain's layer in the layer's forward: returns its input, or a branch's output."""
 
     def __init__(self, answers: Sequence[paddle.Tensor | None]):
         super().__init__()
@@ -87,7 +87,7 @@ class _Replay(nn.Layer):
 class BranchForward:
     """The forward of a layer with branches. Collective over the ranks of `exchange`.
 
-    What has a gradient is the same on all of them, also where a rank has no branch of the layer, or a frozen one.
+    The same tensors have gradients on all ranks, even if a rank has no branch of the layer, or a frozen one.
     """
 
     def __init__(self, trace: BranchTrace, exchange: BranchExchange, turns: CollectiveOrder):
@@ -96,7 +96,7 @@ class BranchForward:
             branch for branch, owner in enumerate(trace.owners) if owner == exchange.ranks.group_rank
         ]
         self.forms = OutputSpecs(exchange.ranks, trace.name)
-        self.__signature__ = signature(self._forward)  # a batch is given as the layer's own forward takes it
+        self.__signature__ = signature(self._forward)  # a batch is passed as the layer's forward takes it
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
         trace, inputs = self._trace, in_order(positional, named)
@@ -141,7 +141,7 @@ class BranchForward:
     def _rest(
         self, positional: Sequence[Any], named: Mapping[str, Any], results: Sequence[paddle.Tensor]
     ) -> Any:
-        """The layer's own forward, in which the calls of its chains' layers give these results."""
+        """Runs the layer's forward, with these results in place of its chains' outputs."""
         answers: dict[str, list[paddle.Tensor | None]] = {}
         for path, branch in self._trace.calls:
             answers.setdefault(path, []).append(None if branch is None else results[branch])

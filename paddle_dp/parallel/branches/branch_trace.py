@@ -1,4 +1,4 @@
-"""Reads the `branches` tables of a model's layers, and observes these layers in a forward of some samples."""
+"""Reads the `branches` tables of a model's layers, and traces these layers in a forward of some samples."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DOCS = "docs/parallelism.md"
 
 
 def chains_of(layer: nn.Layer) -> tuple[Chain, ...]:
-    """A layer's table: for each branch the names of its sublayers, in their order."""
+    """A layer's table: the names of each branch's sublayers, in order."""
     return tuple(tuple(chain) for chain in getattr(layer, "branches", ()) or ())
 
 
 def tables_of(model: nn.Layer) -> dict[str, nn.Layer]:
-    """The layers with a table, by name, but for those within a branch of another."""
+    """The layers with a table, by name, except layers within another's branch."""
     tables: dict[str, nn.Layer] = {}
     within: list[str] = []
     for name, layer in model.named_sublayers(include_self=True):
@@ -50,10 +50,11 @@ def holder(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:
 
 @dataclass
 class BranchTrace:
-    """A layer with a table in a forward of the whole model: the input of each chain, the calls of its chains' layers in
-    their order, (name, what it stands for: an input that passes, or the output of a branch), and each chain's work.
+    """A layer with a table, as a forward of the whole model uses it.
 
-    `sizes`: numbers of each branch's output, and `learned` of the layer's inputs that have a gradient, for a sample.
+    `sources`: the input's index for each chain. `calls`: the calls of the chains' layers in order: (name, branch whose
+    output it returns, or None if its input passes through). `work`: of each chain. `sizes`: elements per sample of each
+    branch's output. `learned`: elements per sample of the layer's inputs that have a gradient.
     """
 
     name: str
@@ -68,7 +69,7 @@ class BranchTrace:
 
 
 def in_order(positional: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-    """A layer's inputs: those by position, then those by name, in the order of their names."""
+    """A layer's inputs: positional ones, then named ones sorted by name."""
     return [*positional, *(named[name] for name in sorted(named))]
 
 
@@ -76,7 +77,7 @@ def in_order(positional: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
 def _recording(
     trace: BranchTrace, events: list[tuple[str, Any, Any]], layer_inputs: list[Any]
 ) -> Iterator[None]:
-    """Notes the layer's inputs, and each call of its chains' layers: name, input, output."""
+    """Records the layer's inputs, and each call of its chains' layers: name, input, output."""
 
     def take(_: nn.Layer, positional: Any, named: Any) -> None:
         layer_inputs.extend(in_order(positional, named))
@@ -101,7 +102,7 @@ def _recording(
 
 
 def _match_chains(trace: BranchTrace, events: list[tuple[str, Any, Any]], layer_inputs: list[Any]) -> None:
-    """Finds each chain in what was called. Raises UsageError where the table says something else."""
+    """Finds each chain among the recorded calls. Raises UsageError if the table says otherwise."""
     owner, left = trace.name or "the model", list(range(len(events)))
     stands_for: dict[int, int | None] = {}
     layers = dict(trace.layer.named_sublayers())
@@ -120,17 +121,19 @@ def _match_chains(trace: BranchTrace, events: list[tuple[str, Any, Any]], layer_
             )
             number = next(fits, None)
             if number is None:
-                before = f"what {chain[position - 1]} gave" if position else f"an input of {owner}"
+                before = f"the output of {chain[position - 1]}" if position else f"an input of {owner}"
                 raise UsageError(
                     f"strategy.branches: branch {branch} of {owner} is {' → '.join(chain)}, and {path} is not called "
-                    f"with {before} alone: name the layers that follow one another without anything between ({DOCS})."
+                    f"with {before} alone: name layers that follow one another with nothing in between ({DOCS})."
                 )
             left.remove(number)
             _, source, value = events[number]
             if not position:
                 trace.sources.append(next(i for i, x in enumerate(layer_inputs) if x is source))
             if not isinstance(value, paddle.Tensor):
-                raise UsageError(f"strategy.branches: {path} of {owner} gives no single tensor ({DOCS}).")
+                raise UsageError(
+                    f"strategy.branches: {path} of {owner} does not return a single tensor ({DOCS})."
+                )
             stands_for[number] = branch if position == len(chain) - 1 else None
             weights = sum(p.size for p in layers[path].parameters() if p.ndim > 1)
             work += weights * prod(value.shape[2:]) + _size_of_sample(value)
@@ -152,8 +155,8 @@ def _size_of_sample(tensor: paddle.Tensor) -> float:
 
 
 def observed(model: nn.Layer, inputs: Any) -> tuple[list[BranchTrace], list[paddle.Tensor]]:
-    """The layers with a table, as a forward of these `inputs` uses them, and the outputs. Raises UsageError where there
-    is no table, or one is not what the model does."""
+    """Traces the layers with a table in a forward of these `inputs`; also returns the outputs. Raises UsageError if
+    there is no table, or one does not match the model."""
     traces = [BranchTrace(name, layer, chains_of(layer)) for name, layer in tables_of(model).items()]
     if not traces:
         raise UsageError(f"strategy.branches: {type(model).__name__} has no `branches` table ({DOCS}).")
@@ -161,7 +164,8 @@ def observed(model: nn.Layer, inputs: Any) -> tuple[list[BranchTrace], list[padd
 
 
 def outputs_of(model: nn.Layer, inputs: Any, traces: Sequence[BranchTrace]) -> list[paddle.Tensor]:
-    """The outputs in evaluation; `traces` gets what is called. In training it is called too, to see what is drawn."""
+    """The outputs in evaluation; fills `traces` with the recorded calls. Also runs a forward in training, to detect
+    draws."""
     install()
     for training in (True, False) if traces else (False,):
         with trial(model), default_dtype(read_by(model)):
@@ -193,7 +197,7 @@ def _all(notes: Sequence[tuple[BranchTrace, list[Any], list[Any]]]) -> Iterator[
 
 
 def _counting(traces: Sequence[BranchTrace], scope: Scope) -> list[Callable[[], None]]:
-    """Hooks that refuse a branch whose layers drop: ranks would count its draws otherwise than one process."""
+    """Hooks that refuse a dropout within a branch: ranks would number its draws differently than one process."""
     removes: list[Callable[[], None]] = []
     for trace in traces:
         layers = dict(trace.layer.named_sublayers())
@@ -209,7 +213,7 @@ def _counting(traces: Sequence[BranchTrace], scope: Scope) -> list[Callable[[], 
                 if sum(scope.calls.values()) != counts.pop():
                     raise UsageError(
                         f"strategy.branches: {path} drops, and it is in a branch: ranks would draw other masks than "
-                        "one process. Let the model drop before or behind its branches, or set its dropout to 0."
+                        "one process. Let the model drop before or after its branches, or set its dropout to 0."
                     )
 
             removes += [

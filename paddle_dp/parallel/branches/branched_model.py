@@ -1,4 +1,4 @@
-"""A model whose branches are dealt to ranks, in place."""
+"""Distributes a model's branches among ranks, in place."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paddle_dp.parallel.branches.branch_trace import DOCS, BranchTrace, observed
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.precision.amp import cast, read_by
 
-_CLOSE = 1e-4  # relative, of outputs: what comes in another order of sums
+_CLOSE = 1e-4  # relative tolerance of outputs: sums are in another order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Branched:
-    """What became of a model: the names of weights that all ranks keep for branches of several (`shared`), and whether
-    joins exchange something in backward, too (`exchanges_back`). `layers`: the ids of those of this rank's branches."""
+    """The result for a model. `shared`: names of weights that branches of several ranks share. `exchanges_back`: joins
+    also exchange in backward. `layers`: the ids of the layers in this rank's branches."""
 
     shared: tuple[str, ...]
     exchanges_back: bool
@@ -36,10 +36,9 @@ def branched(
     placements: Placements,
     compare: bool,
 ) -> Branched:
-    """Deals the branches of a model, in place. Collective.
+    """Distributes the branches of a model, in place. Collective.
 
-    Raises UsageError where a table is not what the model does in a forward of `samples()`, and, with `compare`, where
-    the outputs are others than before.
+    Raises UsageError if a table does not match a forward of `samples()`, and, with `compare`, if the outputs change.
     """
     ranks = exchange.ranks
     if samples is None:
@@ -58,8 +57,8 @@ def branched(
         if compare and difference > _CLOSE * largest:
             raise UsageError(
                 f"strategy.branches: with its branches on {len(ranks.ranks)} ranks {type(model).__name__} gives "
-                f"outputs that differ by up to {difference:.2g}, of {largest:.2g}: something else than its chains "
-                f"reads or changes what is within a branch ({DOCS})."
+                f"outputs that differ by up to {difference:.2g}, of {largest:.2g}: something outside its chains "
+                f"reads or changes tensors within a branch ({DOCS})."
             )
     for join in joins:
         join.forms.forget()
@@ -74,7 +73,7 @@ def branched(
 
 
 def spread_over(traces: list[BranchTrace], ranks: int) -> None:
-    """Gives each branch its owner. Raises UsageError where a rank has none."""
+    """Gives each branch its owner. Raises UsageError if a rank gets none."""
     for trace in traces:
         trace.owners = assign(trace.work, ranks)
     if len({owner for trace in traces for owner in trace.owners}) < ranks:
@@ -82,11 +81,11 @@ def spread_over(traces: list[BranchTrace], ranks: int) -> None:
 
 
 def too_few(branches: list[int], ranks: int) -> str:
-    """What to say where the tables name so many `branches` each, and there are more ranks."""
+    """The message for tables that name fewer `branches` each than there are ranks."""
     most = max(branches, default=0)
     if most < 2:
         return (
-            "strategy branches: each `branches` table of the model names one branch alone, and there is nothing to "
+            "strategy branches: each `branches` table of the model names only one branch, so there is nothing to "
             f"deal to {ranks} ranks: name two or more branches in one table ({DOCS})."
         )
     return (

@@ -1,4 +1,4 @@
-"""Which rank would have which branch of a model, and what they would exchange, without ranks."""
+"""Predicts, without ranks, the rank of each branch of a model and the exchanged bytes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from paddle_dp.plan.rank_memory import Blocks, BranchTraffic
 
 @dataclass(frozen=True)
 class Planned:
-    """`at`: the ranks of the group that keep a weight of a branch, by name; `branches`: numbers of one sample."""
+    """`at`: the ranks of the group that keep a branch's weight, by name; `branches`: exchanged elements per sample."""
 
     at: dict[str, tuple[int, ...]]
     branches: BranchTraffic
 
     def of(self, blocks: Blocks) -> Blocks:
-        """The weights of the model, those of branches where they are."""
+        """The weights of the model, with the ranks of branches' weights."""
         return [[replace(weight, at=self.at.get(weight.name, ())) for weight in block] for block in blocks]
 
     def step(self, samples: int, width: int) -> BranchTraffic:
-        """What a step of so many samples exchanges, in bytes, `width` for a number."""
+        """The bytes that a step of `samples` samples exchanges, with `width` bytes per element."""
         per_sample, size = self.branches, samples * width
         return BranchTraffic(
             outputs=tuple(numbers * size for numbers in per_sample.outputs), inputs=per_sample.inputs * size
@@ -36,7 +36,7 @@ class Planned:
 
 
 def planned(model: nn.Layer, inputs: Any, ranks: int) -> Planned:
-    """From a forward of these inputs. Raises UsageError for a table that is not what the model does."""
+    """Plans from a forward of these inputs. Raises UsageError for a table that does not match the model."""
     traces, _ = observed(model, cast(inputs, read_by(model)))
     spread_over(traces, ranks)
     names: dict[int, str] = {}
@@ -55,7 +55,7 @@ def planned(model: nn.Layer, inputs: Any, ranks: int) -> Planned:
 
 
 def keep_share(model: nn.Layer, inputs: Any, ranks: int, rank: int) -> None:
-    """Leaves in a model what one rank of the group has."""
+    """Reduces a model to the layers that one rank of the group has."""
     traces, _ = observed(model, cast(inputs, read_by(model)))
     spread_over(traces, ranks)
     drop_remote(model, traces, PaddleGroup(range(ranks), rank, None), Placements())

@@ -1,8 +1,9 @@
-"""Exact dropout and drop path: on any number of ranks, in every layout, a sample loses the same (docs/dropout.md).
+"""Exact dropout and drop path: a sample loses the same elements on any number of ranks, in every layout
+(docs/dropout.md).
 
-`masks` is the arithmetic; `scope` tracks which samples and which slice of a tensor a call is for; `calls` and `fused`
-are the functions that `patching` puts into Paddle; `uncaught` detects random draws that they do not replace; `draws` is
-what a learner uses. Models need no change. Random numbers for data (augmentation) are in `data.randomness`.
+`masks` is the arithmetic; `scope` tracks a call's samples and tensor slice; `patching` puts the functions of `calls`
+and `fused` into Paddle; `uncaught` detects other random draws; learners use `draws`. Models need no change. Random
+numbers for data (augmentation) are in `data.randomness`.
 """
 
 from paddle_dp.parallel.dropout.draws import Draws

@@ -1,6 +1,6 @@
-"""Replacements for the functions by which Paddle draws dropout masks: the same functions, with masks of a scope.
+"""Replacements for the functions with which Paddle draws dropout masks: they use a scope's masks.
 
-Outside of a learner's forward each of them calls Paddle's own. Inside:
+Outside a learner's forward each calls the original. Inside:
 
 | in a model                                               | goes through                          | becomes          |
 |----------------------------------------------------------|---------------------------------------|------------------|
@@ -11,14 +11,13 @@ Outside of a learner's forward each of them calls Paddle's own. Inside:
 | LSTM, GRU, SimpleRNN of several layers                   | _C_ops.rnn                            | `rnn`            |
 | paddle.rand, paddle.uniform: one number for each sample  | _C_ops.uniform                        | `uniform`        |
 | paddle.bernoulli: the same                               | _C_ops.bernoulli                      | `bernoulli`      |
-| fused kernels on GPUs, which draw inside themselves      | many                                  | see `fused`      |
+| fused kernels on GPUs, which draw masks internally       | many                                  | see `fused`      |
 
-One number for each sample is a tensor [n, 1, …] for a micro-batch of n samples, as in drop path (stochastic depth): all
-ranks that hold a sample hold all of it, in every layout. What is drawn in another shape may be a slice, or the whole
-batch's: it comes from Paddle's generator, and `uncaught` names it.
+One number for each sample is a tensor [n, 1, …] for a micro-batch of n samples, as in drop path (stochastic depth). A
+draw of another shape may be for a slice or for the whole batch, so Paddle's generator makes it, and `uncaught` reports
+it.
 
-A name is looked up when it is called, so it does not matter how a model imported its functions (except dropout with an
-axis that was imported by name, which `uncaught` detects).
+A model may import its functions in any way, except dropout with an axis by name, which `uncaught` detects.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _COMMON = "paddle.nn.functional.common"
 
 
 def patches() -> Iterator[Patch]:
-    """All replacements in this file."""
+    """Yields all replacements in this file."""
     drawn = "each rank draws its own masks"
     yield Patch(owner=_OPS, name="dropout", value=dropout, symptom=drawn)
     yield Patch(owner=_OPS, name="dropout_", value=dropout_in_place, symptom=drawn, missing="skip")
@@ -61,7 +60,7 @@ def patches() -> Iterator[Patch]:
         yield Patch(owner=place, name="dropout", value=along, symptom=drawn)
     name = "_feature_alpha_dropout_impl"
     yield Patch(owner=_COMMON, name=name, value=alpha, symptom=drawn, missing="skip")
-    # The state that recompute saves at a first forward and restores for the second, besides the generators' states.
+    # Recompute saves this state at the first forward and restores it for the second, like the generators' states.
     states = "paddle.distributed.fleet.recompute.recompute.custom_state_manager"
     again = "a second forward in backward draws another mask"
     yield Patch(owner=states, name="custom_get_state_func", value=scope.save, symptom=again)
@@ -69,7 +68,8 @@ def patches() -> Iterator[Patch]:
 
 
 def dropout(x: paddle.Tensor, seed: Any, p: Any, is_test: bool, mode: str, *rest: Any) -> paddle.Tensor:
-    """Replaces `_C_ops.dropout`: x with each element 0 with probability `p`, the others scaled as `mode` says."""
+    """Replaces `_C_ops.dropout`: zeroes each element of x with probability `p` and scales the others according to
+    `mode`."""
     here = scope_of(x)
     if here is None and current() is not None and not is_test:
         raise UsageError(
@@ -100,7 +100,7 @@ def dropout_in_place(
 
 
 def fleet_dropout(x: paddle.Tensor, *names_and_values: Any) -> Any:
-    """Replaces `_legacy_C_ops.dropout`, which fleet's own dropout calls; returns (out, mask)."""
+    """Replaces `_legacy_C_ops.dropout`, which fleet's dropout calls; returns (out, mask)."""
     named = dict(zip(names_and_values[::2], names_and_values[1::2], strict=True))
     if scope_of(x) is None or named.get("is_test"):
         return original("paddle._legacy_C_ops.dropout")(x, *names_and_values)
@@ -109,10 +109,10 @@ def fleet_dropout(x: paddle.Tensor, *names_and_values: Any) -> Any:
 
 
 def dropped(here: Scope, x: paddle.Tensor, p: float, axes: Sequence[int] | None = None) -> paddle.Tensor:
-    """Which elements of `x` are dropped: bool, of the shape of `x`, or of size 1 along dims that are not in `axes`.
+    """Which elements of `x` are dropped: bool, of the shape of `x`, with size 1 along dims that are not in `axes`.
 
-    Dim 0 is the samples, [n, …] or [k · n, …] with each sample's rows together. All samples share one mask where dim 0
-    is no multiple of n, where `axes` does not contain it, and for a parameter.
+    Dim 0 is the samples, [n, …] or [k · n, …] with each sample's rows together. All samples share one mask if dim 0 is
+    not a multiple of n or not in `axes`, and for a parameter.
     """
     if axes is None or 0 in axes:
         uncaught.doubt(x, here.samples)
@@ -134,7 +134,7 @@ def dropped(here: Scope, x: paddle.Tensor, p: float, axes: Sequence[int] | None 
 
 
 def along_axes(functional: Callable[..., Any]) -> Callable[..., Any]:
-    """`functional.dropout`: masks of the scope with an `axis`; without one it calls `_C_ops.dropout`."""
+    """`functional.dropout` with an `axis` uses the scope's masks; without one it calls `_C_ops.dropout`."""
 
     signature = inspect.signature(functional)  # the order of its arguments changed between versions
 
@@ -177,7 +177,7 @@ def rnn(  # noqa: PLR0913 - as Paddle calls it
 ) -> Any:  # fmt: skip
     """Replaces `_C_ops.rnn` [t, n, width], which drops between its layers: runs one layer at a time, dropout between.
 
-    `weights`: all matrices of all layers and directions, two each, then all biases in the same order.
+    `weights`: two matrices per layer and direction, then all biases in the same order.
     """
     run = original(f"{_OPS}.rnn")
     if scope_of(inputs) is None or not p or is_test or layers == 1:
@@ -201,9 +201,10 @@ def rnn(  # noqa: PLR0913 - as Paddle calls it
 def uniform(
     shape: Any, dtype: Any, low: Any, high: Any, seed: int, place: Any, *rest: Any, **named: Any
 ) -> Any:
-    """Replaces `_C_ops.uniform`: one number for each sample, from `low` to below `high`, by arithmetic.
+    """Replaces `_C_ops.uniform`: computes one number per sample, from `low` to below `high`.
 
-    A half-precision number would often be rounded to `high`, so those are Paddle's; so is what has a seed of its own.
+    Draws in half precision, where a number would often be rounded to `high`, and draws with an explicit seed stay
+    Paddle's.
     """
     wide = dtype in (paddle.float32, paddle.float64)
     if not wide or seed or any(rest) or any(named.values()) or not _each_sample(shape):
@@ -212,15 +213,15 @@ def uniform(
 
 
 def bernoulli(x: Any) -> Any:
-    """Replaces `_C_ops.bernoulli`: 1 with the probability that `x` has for the sample, else 0."""
+    """Replaces `_C_ops.bernoulli`: 1 with the sample's probability in `x`, else 0."""
     if scope_of(x) is None or not _each_sample(x.shape):
         return original(f"{_OPS}.bernoulli")(x)
     return (_numbers(x.shape, x.place) < x.detach().astype("float64")).astype(x.dtype)
 
 
 def _each_sample(shape: Any) -> bool:
-    """Whether a draw of this shape, [n, 1, …], is one number for each sample of the running micro-batch. [n] is not: it
-    may be a number for each of n features, on a rank that happens to have as many samples."""
+    """Whether a draw of this shape, [n, 1, …], is one number per sample of the running micro-batch. [n] is not: it may
+    be one number per feature."""
     here = current()
     if here is None or not paddle.in_dynamic_mode() or not isinstance(shape, list | tuple):
         return False
@@ -230,5 +231,5 @@ def _each_sample(shape: Any) -> bool:
 def _numbers(shape: Sequence[int], device: Any) -> paddle.Tensor:
     """The next number of each sample of the scope, from 0 to below 1, as float64 in `shape`."""
     here = current()
-    assert here is not None  # as `_each_sample` has seen
+    assert here is not None  # `_each_sample` has checked it
     return copies_to(device)(masks.numbers(here.next_keys())).reshape(shape)

@@ -1,4 +1,4 @@
-"""Dropout of a learner: a scope around each of its forwards, and a report of draws that no scope controls."""
+"""A learner's dropout: a scope around each of its forwards, and a report of draws that no scope controls."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Layers = Sequence[tuple[str, nn.Layer]]
 
 
 class Draws:
-    """The random numbers of a learner's forwards: the masks of one process (`exact`), or each rank's own.
+    """The random numbers of a learner's forwards: the masks of one process (`exact`), or separate masks per rank.
 
-    The forwards of the first batch are watched for draws that no scope controls: also where ranks, which learn alone,
-    tell each other of it after many. Those of all later ones too after `watch_on`.
+    A monitor watches the first batch's forwards for draws that no scope controls, and after `watch_on` all later ones;
+    asynchronous ranks may share its findings many updates later.
     """
 
     def __init__(self, exact: bool):
         self.exact = exact
         self._watch: DrawMonitor | None = DrawMonitor()
         self._watched: tuple[int, int] | None = None  # epoch and number of that batch
-        self._later: DrawMonitor | None = None  # of the batches after it
+        self._later: DrawMonitor | None = None  # watches the batches after it
         self._kinds_by_layer: dict[str, list[str]] = {}
         self._doubted: dict[str, tuple[list[int], int]] = {}
         self._unsaid: dict[str, str] = {}
@@ -38,7 +38,7 @@ class Draws:
     def around(
         self, batch: Batch, micro_batch: MicroBatch, layers: Callable[[], Layers]
     ) -> AbstractContextManager[Any]:
-        """Around the forward of one micro-batch; `layers` returns this rank's layers of the model with their names."""
+        """Wraps the forward of one micro-batch; `layers` returns this rank's named layers."""
         scope = self.scope(batch, micro_batch)
         watch = self._watch
         if watch is not None:
@@ -53,11 +53,11 @@ class Draws:
         return both
 
     def watch_on(self) -> None:
-        """From now on later batches are watched as well as the first one, until `gather_later`."""
+        """Watches later batches as well as the first one, until `gather_later`."""
         self._later = DrawMonitor(notes_calls=False)
 
     def gather_findings(self, mesh: Mesh) -> None:
-        """After the first update, or a later one: shares what the ranks' watches found. Collective."""
+        """Shares the ranks' findings after the first update, or a later one. Collective."""
         if self._watch is None:
             return
         if mesh.ranks > 1:
@@ -66,7 +66,7 @@ class Draws:
         self._gather(watch, mesh)
 
     def gather_later(self, mesh: Mesh) -> None:
-        """Shares what was found since `watch_on`, which ends with it. Collective."""
+        """Shares the findings since `watch_on`, and ends it. Collective."""
         watch, self._later = self._later, None
         if watch is not None:
             self._gather(watch, mesh)
@@ -79,7 +79,7 @@ class Draws:
                 self._kinds_by_layer[label] = sorted({*self._kinds_by_layer.get(label, []), *kinds})
 
     def differences(self) -> list[str]:
-        """Sentences on draws that differ, or may differ, on another number of ranks."""
+        """Sentences about draws that differ, or may differ, on another number of ranks."""
         return [*self._drawn(), *self._unclear()]
 
     def _unclear(self) -> Iterator[str]:
@@ -120,7 +120,7 @@ class Draws:
         ]
 
     def scope(self, batch: Batch, micro_batch: MicroBatch) -> AbstractContextManager[Any]:
-        """Around any forward of these samples of a batch: it draws their masks from the first call on."""
+        """Wraps any forward of these samples of a batch: it draws their masks from the first call on."""
         if not self.exact:
             return nullcontext()
         samples = max(micro_batch.samples, 1)

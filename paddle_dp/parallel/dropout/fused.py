@@ -1,7 +1,7 @@
-"""Fused kernels that draw dropout inside themselves and take no mask (GPUs).
+"""Fused kernels that draw dropout internally and take no mask (GPUs).
 
-Attention with dropout is computed by plain operations instead; a kernel without such a form raises an error with its
-name. Without dropout, and outside of a learner's forward, Paddle's own kernels are called.
+Attention with dropout uses plain operations instead; other kernels raise an error with their name. Without dropout, and
+outside a learner's forward, the original kernels run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paddle_dp.parallel.dropout.originals import original
 from paddle_dp.parallel.dropout.scope import current, scope_of
 
 _OPS, _LEGACY_OPS, _SDPA = "paddle._C_ops", "paddle._legacy_C_ops", "paddle.nn.functional.sdpa"
-# The position of the probability among the arguments, and that of `is_test` (3.3.1).
+# The positions of the probability and of `is_test` among the arguments (3.3.1).
 _ARGUMENTS: Mapping[str, tuple[int, int | None]] = {
     "flash_attn_qkvpacked": (3, 6),
     "flash_attn_unpadded": (10, 13),
@@ -37,7 +37,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def patches() -> Iterator[Patch]:
-    """All replacements in this file."""
+    """Yields all replacements in this file."""
     drawn = "a fused kernel draws masks inside itself"
     name = "select_sdp_for_sdpa"
     yield Patch(owner=_SDPA, name=name, value=plain_if_dropped, symptom=drawn, missing="skip")
@@ -51,7 +51,7 @@ def patches() -> Iterator[Patch]:
 
 
 def plain_if_dropped(param: Any) -> str:
-    """Replaces `select_sdp_for_sdpa`: attention with dropout takes the plain path, whose dropout is replaced."""
+    """Replaces `select_sdp_for_sdpa`: attention with dropout takes the plain path, where dropout is replaced."""
     if current() is not None and param.dropout:
         return "math"
     return str(original(f"{_SDPA}.select_sdp_for_sdpa")(param))
@@ -72,7 +72,7 @@ def flash_attention(  # noqa: PLR0913 - as Paddle calls it
 
 
 def refusing(target: str, drops: Callable[[tuple[Any, ...]], bool]) -> Callable[..., Any]:
-    """Replaces a kernel: raises UsageError in a learner's forward where, by its arguments, it `drops`."""
+    """Replaces a kernel: within a learner's forward it raises UsageError if `drops` is true of its arguments."""
 
     def call(*args: Any) -> Any:
         if scope_of(args[0]) is not None and drops(args):

@@ -1,6 +1,6 @@
-"""Which elements are dropped: a pure function of (seed, update, sample's place in the global batch, call, position).
+"""Dropout masks as a pure function of (seed, update, sample's index in the global batch, call, position).
 
-    keys of a sample    two 32-bit words: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) over seed, update, place and call
+    keys of a sample    two 32-bit words: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) over seed, update, index and call
     bits of an element  a counter hash: two multiply-xorshift rounds (constants of lowbias32, Wellons 2018) of its
                         position in the whole sample; the first key enters before them, the second between them
     dropped             bits < p · 2^32
@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from paddle_dp.mesh.copies import to_device
 
 Uint32Array = NDArray[np.uint32]
-Keys = tuple[Uint32Array, Uint32Array]  # two words for each sample, [n] each
+Keys = tuple[Uint32Array, Uint32Array]  # two words per sample, [n] each
 Ranges = tuple[tuple[int, int], ...]  # start and stop of each dim
 
-SHARED = 2**64 - 1  # the place for a mask that all samples share
-# Elements that are hashed at a time, so that they stay in the cache: 2 to 4 times as fast as all at once.
+SHARED = 2**64 - 1  # the sample index of a mask that all samples share
+# Elements hashed at a time: they stay in the cache, which is 2 to 4 times as fast as all at once.
 CHUNK = 2**16
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -56,7 +56,7 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def sample_hashes(update: int, sample_positions: Sequence[int]) -> NDArray[np.uint64]:
-    """One word per sample, from its place in the global batch and the update (as a `hash64`)."""
+    """One word per sample, from its index in the global batch and the update (as a `hash64`)."""
     return _mixed(np.array(sample_positions, np.uint64) ^ np.uint64(update))
 
 
@@ -67,13 +67,14 @@ def keys(samples: NDArray[np.uint64], call: int) -> Keys:
 
 
 def numbers(sample_keys: Keys) -> NDArray[np.float64]:
-    """One number of each sample [n]: uniform from 0 to below 1, a multiple of 2^-24, so that float32 has it exactly."""
+    """One uniform number per sample [n], from 0 to below 1: a multiple of 2^-24, so that float32 represents it
+    exactly."""
     return (sample_keys[0] >> np.uint32(8)) * 2.0**-24
 
 
 @lru_cache(maxsize=32)
 def positions(full_shape: tuple[int, ...], ranges: Ranges) -> Uint32Array:
-    """The first round of the hash of each position in the part `ranges` of a sample of shape `full_shape`. Flat."""
+    """The first hash round of each position in slice `ranges` of a sample of shape `full_shape`. Flat."""
     with np.errstate(over="ignore"):
         h = np.arange(math.prod(full_shape), dtype=np.uint32) * np.uint32(_M0)
         h ^= h >> np.uint32(16)
@@ -83,7 +84,7 @@ def positions(full_shape: tuple[int, ...], ranges: Ranges) -> Uint32Array:
 
 
 def bound(p: float) -> int:
-    """The bound below which bits, read as int32, are dropped with probability `p`, which is below 1."""
+    """The int32 bound: bits below it are dropped with probability `p` < 1."""
     return min(round(p * 2**32) - 2**31, 2**31 - 1)
 
 
@@ -120,7 +121,7 @@ def dropped_on_device(
 ) -> paddle.Tensor:
     """The same bits as `dropped`, bool [n, positions], computed on `device`.
 
-    In int32, whose products and sums wrap: Paddle has no uint32 arithmetic (3.3.1).
+    It uses int32 with wrapping products and sums: Paddle has no uint32 arithmetic (3.3.1).
     """
     sample_hashes = np.stack(sample_keys).view(np.int32)[:, :, None]
     first, second = to_device(sample_hashes, device)

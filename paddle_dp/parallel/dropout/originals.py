@@ -1,4 +1,4 @@
-"""Paddle's own functions at the names that are replaced for exact dropout."""
+"""Paddle's original functions under the names that exact dropout replaces."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ originals: dict[str, Any] = {}  # by dotted name; filled by `patching.install`
 
 
 def original(target: str) -> Any:
-    """Paddle's own function at this dotted name."""
+    """Paddle's original function at this dotted name."""
     return originals[target]

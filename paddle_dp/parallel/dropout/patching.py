@@ -1,4 +1,4 @@
-"""Puts the functions of `calls` and `fused` into Paddle, once per process, and saves Paddle's own."""
+"""Installs the functions of `calls` and `fused` in Paddle, once per process, and saves the originals."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from paddle_dp.parallel.dropout.originals import originals
 
 
 def install() -> None:
-    """Replaces Paddle's functions, on every device; from the second call on, does nothing.
+    """Replaces Paddle's functions, on every device; does nothing from the second call on.
 
-    Raises UsageError on a Paddle that lacks a name without which dropout cannot be exact.
+    Raises UsageError if Paddle lacks a name that exact dropout needs.
     """
     if originals:
         return

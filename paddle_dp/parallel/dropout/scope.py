@@ -1,7 +1,7 @@
-"""The state that a dropout mask depends on: the update, the samples, the block, the call, the slice of the activation.
+"""The state that determines a dropout mask: the update, the samples, the block, the call, the slice of the activation.
 
-A learner opens a `Scope` around each forward; outside of one, Paddle draws its own masks. The state can be saved and
-restored, so that a forward which backward runs again (recompute) draws the masks of the first one.
+A learner opens a `Scope` around each forward; outside one, Paddle draws its usual masks. Recompute saves and restores
+the state, so that a repeated forward draws the same masks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ Axis = Literal["tensor", "sequence"]
 
 @dataclass(frozen=True)
 class Slice:
-    """The part of an activation that a rank holds along one axis: number `rank` of `ranks` equal slices.
+    """A rank's share of an activation along one axis: number `rank` of `ranks` equal slices.
 
-    `kind` says of what: of the `tokens` ([n, t / ranks, …]); of the last dim (`colwise`); of the `channels`
-    ([n, channels / ranks, height, width]); or of the `heads` of an attention ([n, heads / ranks, t, t],
-    [n, t, heads / ranks, …], [n, t, heads / ranks · …] or [n · heads / ranks, t, t]), for which `lengths` are the
-    possible values of t.
+    `kind` names the sliced dim: `tokens` ([n, t / ranks, …]); the last dim (`colwise`); `channels` ([n, channels /
+    ranks, height, width]); or the `heads` of an attention ([n, heads / ranks, t, t], [n, t, heads / ranks, …], [n, t,
+    heads / ranks · …] or [n · heads / ranks, t, t]), for which `lengths` are the possible values of t.
     """
 
     kind: Kind
@@ -42,7 +41,7 @@ class Slice:
     lengths: tuple[int, ...] = ()
 
     def dim(self, shape: tuple[int, ...]) -> int:
-        """The dim that is cut, in the shape of one sample: its rows in dim 0, then the other dims."""
+        """The sliced dim, in the shape of one sample: its rows in dim 0, then the other dims."""
         if self.kind == "colwise":
             return len(shape) - 1
         if self.kind == "channels":
@@ -58,8 +57,8 @@ class Slice:
         return min(2, len(shape) - 1)
 
 
-# Where two axes cut one dim, the first one makes the larger slices: heads are cut over the tensor axis before the
-# sequence axis exchanges them; tokens the other way round.
+# If two axes slice one dim, the first makes the larger slices: heads are cut over the tensor axis before the sequence
+# axis exchanges them; tokens the other way round.
 _ORDER: Mapping[Kind, tuple[Axis, ...]] = {
     "tokens": ("sequence", "tensor"),
     "colwise": ("tensor", "sequence"),
@@ -79,11 +78,11 @@ class Saved:
 
 
 class Scope:
-    """The samples of one micro-batch in one update, and which call of which block comes next.
+    """The samples of one micro-batch in one update, and the counters of calls by block.
 
-    The micro-batch holds the samples `first` to `first + samples` of global batch `index` of `epoch`, or those at
-    `positions`. These numbers do not depend on the number of ranks or on a resume. Calls are counted per element, which
-    is the number of the running block from 1 on, and 0 outside of all blocks.
+    The micro-batch holds the samples `first` to `first + samples` of global batch `index` of `epoch`, or the samples at
+    `positions`, on any number of ranks and after a resume. Calls are counted per `element`: the number of the running
+    block from 1 on, or 0 outside all blocks.
     """
 
     def __init__(
@@ -135,7 +134,8 @@ class Scope:
         return masks.sample_hashes(self._update, [masks.SHARED])
 
     def locate_slice(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Ranges]:
-        """The whole shape of an activation of which this rank holds `shape` per sample, and where that slice is."""
+        """Locates this rank's slice, `shape` per sample: returns the full shape of the activation and the slice's
+        ranges."""
         full_shape, ranges = list(shape), list(masks.everything(shape))
         for kind, order in _ORDER.items():
             for axis in reversed(order):  # the smaller slices first
@@ -150,7 +150,7 @@ class Scope:
         return tuple(full_shape), tuple(ranges)
 
     def subset(self, start: int, stop: int) -> Scope:
-        """The same moment for some of the samples: numbers `start` to `stop` of them."""
+        """The same state for samples `start` to `stop` only."""
         following = range(self._first, self._first + self.samples)
         positions = following if self._positions is None else self._positions
         subset_scope = copy(self)
@@ -165,8 +165,8 @@ _current: Scope | None = None
 
 @contextmanager
 def within_samples(start: int, stop: int) -> Iterator[None]:
-    """Around a forward of the samples `start` to `stop` of those of the current scope, if there is one. The calls of
-    all such parts are the same calls: they count for the scope when the last part is done."""
+    """Wraps a forward of samples `start` to `stop` of the current scope, if any. All such parts share the same call
+    numbers; the scope counts them after the last part."""
     outer = _current
     if outer is None:
         yield
@@ -178,7 +178,7 @@ def within_samples(start: int, stop: int) -> Iterator[None]:
 
 
 def current() -> Scope | None:
-    """The scope of the running forward, if it is a learner's with exact dropout."""
+    """The scope of the running forward, if a learner with exact dropout runs it."""
     return _current
 
 
@@ -188,7 +188,7 @@ def scope_of(x: Any) -> Scope | None:
 
 
 def save() -> Saved | None:
-    """The current state; None outside of all scopes."""
+    """The current state; None outside all scopes."""
     scope = _current
     if scope is None:
         return None
@@ -207,7 +207,7 @@ def restore(saved: Saved | None) -> None:
 def within_slice(
     function: Callable[..., Any], axis: Axis, kind: Kind, rank: int, ranks: int
 ) -> Callable[..., Any]:
-    """`function`, whose activations are one rank's slice: it draws that slice of the whole activation's masks."""
+    """Wraps a `function` of one rank's slices: it draws the slice of the full activation's masks."""
 
     @functools.wraps(function)
     def forward(*inputs: Any, **named: Any) -> Any:
@@ -226,7 +226,7 @@ def within_slice(
 
 
 def _lengths(x: Any, outer: Slice | None) -> tuple[int, ...]:
-    """The possible values of t for [n, t, …]: a sequence shard may be gathered inside of the function, or before it."""
+    """The possible values of t for [n, t, …]: a sequence shard may be gathered within the function, or before it."""
     if len(x.shape) < 2:
         return ()
     here = x.shape[1]
@@ -236,8 +236,8 @@ def _lengths(x: Any, outer: Slice | None) -> tuple[int, ...]:
 def number_elements(blocks: Iterable[tuple[int, nn.Layer]]) -> None:
     """Counts the calls of each block separately, so that a pipeline stage does not depend on the other stages' calls.
 
-    `blocks`: (number in the whole model, layer). Several layers with one number are one block; a layer with several
-    numbers is used in several blocks, in the order of a forward.
+    `blocks`: (number in the whole model, layer). Layers with the same number form one block; a layer with several
+    numbers is used in several blocks, in forward order.
     """
     numbers: dict[nn.Layer, list[int]] = {}
     for number, block in blocks:
@@ -271,13 +271,13 @@ _WITHOUT_DRAWS = frozenset({
 
 
 def _never_draws(layer: nn.Layer) -> bool:
-    """Whether it is one of Paddle's layers without random numbers, and nobody has hooked onto it: two hooks for the
-    numbers of its calls would take longer than a small one's forward."""
+    """True for Paddle's layers without random numbers, unless they have hooks: two hooks that number its calls would
+    take longer than a small layer's forward."""
     return type(layer) in _WITHOUT_DRAWS and not (layer._forward_pre_hooks or layer._forward_post_hooks)
 
 
 def _next_of(numbers: list[int], calls: dict[int, int]) -> int:
-    """The block in which a layer is used now. Uses are counted in `calls` under negative keys, as recompute restores
+    """The number of the block in which a layer runs now. `calls` counts uses under negative keys, as recompute restores
     `calls`."""
     if len(numbers) == 1:
         return numbers[0]

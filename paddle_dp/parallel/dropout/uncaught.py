@@ -1,4 +1,4 @@
-"""Detects random draws in a forward that exact dropout does not replace: rrelu, paddle.randn, a fused kernel, numpy.
+"""Detects random draws that exact dropout does not replace in a forward: rrelu, paddle.randn, a fused kernel, numpy.
 
 It compares the states of the generators before and after each layer.
 """
@@ -17,16 +17,16 @@ from paddle import nn
 from paddle.base.framework import EagerParamBase as Parameter
 
 States = dict[str, Any]
-# A call, its layer, the digest of its tensor, the axes that cut it.
+# A call, its layer, the digest of its tensor, the axes that slice it.
 Dropped = tuple[list[int], str, str, list[str]]
 
 
 class DrawMonitor:
-    """Finds the layers of a model that draw random numbers in a forward inside `on`.
+    """Finds layers that draw random numbers in a forward within `on`.
 
-    `kinds_by_layer`: by layer («name (Class)»), the generators that it drew from itself, not in its sublayers:
-    "Paddle", "NumPy", "Python". `doubted`: by layer, the shape of a tensor in which the samples' rows are not known,
-    and the number of samples. `dropped`: every call of dropout, where calls are noted.
+    `kinds_by_layer`: by layer («name (Class)»), the generators that it used itself, not in its sublayers: "Paddle",
+    "NumPy", "Python". `doubted`: by layer, the shape of a tensor with rows that cannot be matched with samples, and the
+    number of samples. `dropped`: every dropout call, if `notes_calls`.
     """
 
     def __init__(self, notes_calls: bool = True) -> None:
@@ -39,9 +39,9 @@ class DrawMonitor:
 
     @contextmanager
     def on(self, layers: Sequence[tuple[str, nn.Layer]]) -> Iterator[None]:
-        """Watches one forward through these named layers, including what is computed from its outputs (the loss)."""
+        """Watches one forward through these named layers, and computations on its outputs (the loss)."""
         global _watching
-        self._inside, self._before, _watching = ["the loss, or what is around the model"], _states(), self
+        self._inside, self._before, _watching = ["the loss, or code around the model"], _states(), self
         hooks = []
         for name, layer in layers:
             label = f"{name or 'the model'} ({type(layer).__name__})"
@@ -76,8 +76,8 @@ _watching: DrawMonitor | None = None
 
 
 def doubt(x: paddle.Tensor, samples: int) -> None:
-    """Records in the active watch that the rows of `x` cannot be matched with samples: dim 0 is no multiple of the
-    samples, or dim 1 has their number and dim 0 is larger. With one sample there is nothing to confuse."""
+    """Records in the active watch that the rows of `x` cannot be matched with samples: dim 0 is not a multiple of the
+    samples, or larger while dim 1 has their number. A single sample is never ambiguous."""
     if _watching is None or samples < 2 or isinstance(x, Parameter) or not x.shape:
         return
     first, *others = x.shape
@@ -86,7 +86,7 @@ def doubt(x: paddle.Tensor, samples: int) -> None:
 
 
 def note(x: paddle.Tensor, call: tuple[int, ...], axes: Sequence[str]) -> None:
-    """Records in the active watch the tensor that this call drops from; `axes`: those along which it is a slice."""
+    """Records in the active watch a tensor from which this call drops; `axes`: the axes along which it is a slice."""
     if _watching is not None and _watching.notes_calls:
         bits = x.detach().astype("float32").numpy().tobytes()
         digest = hashlib.blake2b(bits, digest_size=8).hexdigest()
@@ -94,14 +94,14 @@ def note(x: paddle.Tensor, call: tuple[int, ...], axes: Sequence[str]) -> None:
 
 
 def cut_unsaid(ranks: Sequence[tuple[dict[str, int], list[Dropped]]]) -> dict[str, str]:
-    """By layer, the axis along which ranks hold different activations but drew one mask, as if they held the same.
+    """By layer, the axis along which ranks hold different activations but drew one mask.
 
-    `ranks`: for each its coordinates by axis, and `dropped` of its watch.
+    `ranks`: each rank's coordinates by axis, and its watch's `dropped`.
     """
     undeclared: dict[str, str] = {}
     for axis in ("tensor", "sequence"):
         if len({coords.get(axis) for coords, _ in ranks}) == 1:
-            continue  # nothing is cut along it
+            continue  # nothing is sliced along it
         label_by_call: dict[tuple[object, ...], str] = {}
         for coords, dropped in ranks:
             others = tuple(sorted((name, place) for name, place in coords.items() if name != axis))
@@ -113,7 +113,7 @@ def cut_unsaid(ranks: Sequence[tuple[dict[str, int], list[Dropped]]]) -> dict[st
 
 @contextmanager
 def another_stream(switched: AbstractContextManager[Any]) -> Iterator[None]:
-    """Inside `switched`, which sets and resets the state of Paddle's generators, without counting that as a draw."""
+    """Enters `switched`, which sets and resets the state of Paddle's generators, without counting that as a draw."""
     watch = _watching
     if watch is None:
         with switched:

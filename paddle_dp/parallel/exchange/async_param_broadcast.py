@@ -17,12 +17,12 @@ from paddle_dp.parallel.exchange.memory import nbytes
 class AsyncParamBroadcast:
     """Broadcasts parameters from their owners in the model's order, which is mostly the order of forward.
 
-    Between `share` and its next use a parameter is in flight. Reading it through its layer waits for it, as each
-    layer's parameters are in a `WaitingTable`. So a forward begins with the first layers while the last values still
-    travel. Code that holds a parameter elsewhere must call `settle` first. The device waits, not the host.
+    Between `share` and its next use a parameter is in flight. Reading it through its layer's `WaitingTable` waits for
+    it, so a forward begins with the first layers while the last values still travel. Code that holds a parameter
+    elsewhere must call `settle` first. The device waits, not the host.
 
-    `begin` is called before each update's forward. It waits for parameters that the previous forward did not read
-    through their layers, and for parameters that a layer holds elsewhere, such as a recurrent layer's list of weights.
+    `begin`, called before each update's forward, waits for parameters that the previous forward did not read through
+    their layers, and for parameters that a layer holds elsewhere, such as a recurrent layer's list of weights.
     """
 
     def __init__(

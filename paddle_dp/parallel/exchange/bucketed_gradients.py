@@ -32,11 +32,11 @@ from paddle_dp.parallel.loss import Count
 class NarrowSum:
     """A sum in flight: each rank rounds its flat tensor to `dtype` and adds up one slice, in the order of ranks.
 
-    A 16-bit collective would round at every addition, and the error would be unknown. So each rank sends every other
-    rank the slice that it adds up, and then all exchange the rounded sums: as many bytes as a ring. The constructor
-    starts the first half; `wait` does the second. Afterwards `flat` is the sum and `lost`, of the same shape, this
-    rank's error: of its numbers and, in its slice, of the sum. `clipped` (bool on the device) is true if a number was
-    too large for float16; None for other dtypes. Collective.
+    A 16-bit collective would round at every addition, with an unknown error. So each rank sends every other rank the
+    slice that it adds up, and then all exchange the rounded sums: as many bytes as a ring. The constructor starts the
+    first half; `wait` does the second. Afterwards `flat` is the sum and `lost` this rank's error, of the same shape:
+    the error of its numbers and, in its slice, of the sum. `clipped` (bool on the device) is true if a number was too
+    large for float16; None for other dtypes. Collective.
     """
 
     def __init__(self, flat: paddle.Tensor, dtype: str, group: Group):
@@ -87,20 +87,20 @@ class BucketedGradients(GradientExchange):
 
     A bucket holds gradients of one owner and leaves when all are final (`GradReadyHooks`), in the same order on all
     ranks. A missing gradient is zeros; an incomplete bucket leaves after backward. A reduce to the owner moves each
-    byte once; a reduce-scatter of whole parameters would need padding to twice their size. Buckets of different owners
-    travel concurrently in their `comm_groups`, groups of the same ranks.
+    byte once; a reduce-scatter of whole parameters would need padding to twice their size. `comm_groups` are groups of
+    the same ranks in which buckets of different owners travel concurrently.
 
-    `held_back`: indices of gradients that a layer produces just before it exchanges activations, for which compute
-    waits. A bucket completed by one of them leaves after that exchange and travels while the next layers compute.
-    `each_micro_batch`: gradients are exchanged in every backward, so that only the owner keeps them (ZeRO-2). `sizes`:
-    bucket sizes, derived from the parameters if None. `overlapped=False`: nothing leaves before backward has ended.
-    `comm_dtype`: the dtype in which gradients travel and the collective adds. With `residuals` they also travel in
-    `comm_dtype`, but are summed in 32 bits, and their errors are kept there (`NarrowSum`).
+    `held_back`: indices of gradients that a layer produces just before it exchanges activations. A bucket completed by
+    one of them leaves after that exchange, for which compute waits, and travels while the next layers compute.
+    `each_micro_batch`: every backward exchanges gradients, so that only the owner keeps them (ZeRO-2). `sizes`: bucket
+    sizes, derived from the parameters if None. `overlapped=False`: nothing leaves before backward has ended.
+    `comm_dtype`: the dtype in which gradients travel and the collective adds. With `residuals` they are summed in 32
+    bits instead, and their errors are kept there (`NarrowSum`).
 
     It works on CPUs over gloo, too; a bucket that leaves then blocks until it is reduced (3.3.1).
     """
 
-    def __init__(  # noqa: PLR0913 - groups, what they exchange, and how the layout does
+    def __init__(  # noqa: PLR0913 - groups, parameters, and the layout's options
         self,
         group: Group,
         parameters: Sequence[paddle.Tensor],
@@ -299,8 +299,7 @@ class BucketedGradients(GradientExchange):
 
     @paddle.no_grad()
     def _exchange_late(self, indices: Sequence[int]) -> None:
-        """Sums contributions made after their bucket left: a rank used the parameter more often than in the last
-        round."""
+        """Sums contributions made after their bucket left: a rank used the parameter more often than before."""
         for index in indices:
             parameter = self._parameters[index]
             late = (

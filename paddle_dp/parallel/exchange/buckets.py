@@ -51,8 +51,8 @@ def fill(
 ) -> list[Bucket]:
     """Assigns gradients of these `sizes`, in elements of `width` bytes, to buckets of one kind each.
 
-    Returns the buckets in the order in which a backward that computes the last gradient first completes them.
-    `requested`: bucket sizes, derived from the total if None.
+    Returns the buckets in the order in which backward, last gradient first, completes them. `requested`: bucket sizes,
+    derived from the total if None.
 
     A bucket is full once it has reached its size, so that no gradient waits for a later one that fits. The result
     depends on the model and the layout alone: the bits of a fused all-reduce depend on a gradient's offset in it.

@@ -19,8 +19,8 @@ class ElasticAverage:
     """The center x̃ of the ranks' weights x, split among the global `ranks`: each keeps one slice.
 
     A rank sends x and receives α (x - x̃), which it subtracts from its then current weights; x̃ has already gained it
-    (EASGD, asynchronous: Zhang, Choromanska and LeCun 2015, arXiv:1412.6651, algorithm 1). The threads that read a
-    keeper's sockets reply, also while it computes: a slow rank is not a slow keeper. `rate` is α.
+    (EASGD, asynchronous: Zhang, Choromanska and LeCun 2015, arXiv:1412.6651, algorithm 1). A keeper's socket threads
+    reply, also while it computes: a slow rank is not a slow keeper. `rate` is α.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, size: int, rate: float):

@@ -16,9 +16,9 @@ class GradReadyHooks:
     `final`: it has been added to as often as in the previous round, so no more contributions are expected.
 
     Paddle calls a hook after each addition to `parameter.grad`: once per backward, but with recompute once per inner
-    backward, hence twice for a parameter that two recomputed blocks share. The previous round gives the expected count;
-    `ready` is called at the last one. In the first round and beyond the expected count it is called each time, not
-    final; below that count never. (Paddle cannot remove such a hook, so it is registered once, with a switch.)
+    backward, hence twice for a parameter that two recomputed blocks share. `ready` is called at the count of the
+    previous round. In the first round and beyond that count it is called each time, not final; below it never. (Paddle
+    cannot remove such a hook, so it is registered once, with a switch.)
     """
 
     def __init__(self, parameters: Sequence[paddle.Tensor], ready: Callable[[int, bool], None]):
@@ -30,7 +30,7 @@ class GradReadyHooks:
 
     @contextmanager
     def enabled(self) -> Iterator[None]:
-        """Wraps a backward whose gradients are exchanged."""
+        """Wraps a backward that exchanges gradients."""
         self._enabled = True
         try:
             yield

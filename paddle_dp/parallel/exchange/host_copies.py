@@ -27,7 +27,7 @@ class FlatCopy:
         return self._arriving.is_there
 
     def take(self) -> dict[int, Array]:
-        """Waits for the copy and returns the bytes of each tensor by its number. Call it once."""
+        """Waits for the copy; returns the bytes of each tensor by its number. Call it once."""
         data, start, data_of = bytes_of(self._arriving.take()), 0, {}
         for number, size in self._sizes.items():
             stop = start + size * self._width

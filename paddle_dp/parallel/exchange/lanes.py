@@ -13,9 +13,9 @@ MAX_GROUPS = 4  # each group has a separate stream and buffers
 class CommGroups:
     """At most `MAX_GROUPS` groups of the same ranks; owners are distributed among them.
 
-    A reduce to one owner uses one direction of its link and leaves the other idle: with two ranks, sequential reduces
-    to both owners take as long as an all-reduce, which moves twice as many bytes. Separate groups work concurrently.
-    All ranks launch in the same order.
+    A reduce to one owner uses one direction of its link only: with two ranks, sequential reduces to both owners take as
+    long as an all-reduce, which moves twice as many bytes. Separate groups work concurrently. All ranks launch in the
+    same order.
     """
 
     def __init__(self, groups: Sequence[Group]):

@@ -31,10 +31,10 @@ class LowRankGradients(GradientExchange):
         Qᵀ = sum of Pᵀ M over the ranks
         gradient = P Qᵀ       residual of a rank = M - P Pᵀ M
 
-    This is one step of a power iteration: from update to update Q approaches the leading singular vectors. Each rank
-    computes P and P Qᵀ locally from the same bits, so all processors must be of one kind (`check_factors`). `exchange`
-    makes two exchanges: one for P and the full gradients, which may travel during backward, and one for Q. A rank
-    without a gradient adds nothing and keeps its residual; where no rank has a gradient, the result has none.
+    This is a step of a power iteration: Q approaches the leading singular vectors. Each rank computes P and P Qᵀ
+    locally from the same bits, so all processors must be of one kind (`check_factors`). `exchange` makes two exchanges:
+    one for P and the full gradients, which may travel during backward, and one for Q. A rank without a gradient adds
+    nothing and keeps its residual; where no rank has a gradient, the result has none.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class LowRankGradients(GradientExchange):
 def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> None:
     """Checks on drawn factors that every rank computes the same bits, for matrices of these shapes [n, m].
 
-    Raises DivergenceError on all ranks if one differs: its weights would drift away from the others'. Collective.
+    Raises DivergenceError on all ranks if one differs, for its weights would drift away. Collective.
     """
     draw = np.random.default_rng(0)
     columns_done = []
@@ -146,8 +146,8 @@ def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> N
 
 
 def orthonormal(columns: paddle.Tensor) -> paddle.Tensor:
-    """Orthonormal columns [n, rank] with the same span, by Gram-Schmidt, applied twice because one pass leaves nearly
-    parallel columns inaccurate. A column in the span of earlier ones becomes zeros."""
+    """Orthonormal columns [n, rank] with the same span, by Gram-Schmidt, applied twice for nearly parallel columns. A
+    column in the span of earlier ones becomes zeros."""
     columns_done: list[paddle.Tensor] = []
     columns = scaled(columns, 0)
     for number in range(columns.shape[1]):

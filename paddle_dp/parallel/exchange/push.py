@@ -48,11 +48,11 @@ END = -1  # in place of a number: the sender has ended this round
 
 
 class Push:
-    """Tensors on the CPU, each with an identifying number, exchanged among the global `ranks`; `rank` is this one.
+    """Numbered tensors on the CPU, exchanged among the global `ranks`; `rank` is this one.
 
-    Tensors from one rank to another on one `channel` (of `mesh.messages.CHANNELS`) arrive in order. gloo's collectives
-    make all ranks wait for each other; a push leaves at once, also during a backward, and travels while the rank
-    computes, which gloo's asynchronous collectives do not (3.3.1).
+    Tensors from one rank to another on one `channel` (of `mesh.messages.CHANNELS`) arrive in order. A push leaves at
+    once, also during a backward, and travels while the rank computes. gloo's collectives make all ranks wait for each
+    other, also the asynchronous ones (3.3.1).
     """
 
     def __init__(self, channel: str, ranks: Sequence[int], rank: int):

@@ -52,8 +52,8 @@ class Segment:
 def cut(sizes: Sequence[int], destinations: Sequence[Sequence[int]]) -> list[Segment]:
     """The segments of gradients of these `sizes`, each kept by its `destinations`, in the order of parameters.
 
-    A gradient is divided equally among its keepers, so that all add and send as much, for any sizes. A small gradient
-    is divided among a few keepers only, the least loaded.
+    A gradient is divided equally among its keepers, so that all add and send as much; a small one among the few least
+    loaded keepers.
     """
     added: dict[int, int] = {}
     segments = []
@@ -82,12 +82,12 @@ class PushReduce:
 
     Each segment (`cut`) travels straight to its owner, which adds it up when all ranks' terms are there and sends the
     sum to the other keepers. A rank sends (n - 1)/n of all bytes where each parameter has one keeper, and 2 (n - 1)/n
-    where all ranks keep all: as many as a ring. There are neither buckets nor collectives, so ranks may have different
-    gradients in any order: an owner sums the received terms when all ranks have ended the round. It adds in the order
-    of ranks, and within a rank in sending order, independently of arrival: two runs have the same bits. 16-bit numbers
-    are added in float32. `senders`: the number of ranks with gradients; all ranks by default.
+    where all ranks keep all: as many as a ring. Ranks may have different gradients in any order, since there are
+    neither buckets nor collectives: an owner sums the received terms when all ranks have ended the round. It adds in
+    the order of ranks, and within a rank in sending order, so two runs have the same bits. 16-bit numbers are added in
+    float32. `senders`: the number of ranks with gradients; all ranks by default.
 
-    `comm_dtype`: the dtype in which gradients travel. Each rank's gradient is rounded to it once, also its own
+    `comm_dtype`: the dtype in which gradients travel. Each rank's gradient is rounded to it once, also in local
     segments, and so is a sum that travels to other keepers. `residuals` keep the errors and add them to the next
     gradient.
     """
@@ -178,8 +178,8 @@ class PushReduce:
 
     @paddle.no_grad()
     def finish(self) -> None:
-        """Called after the last backward: sends the remaining gradients. Afterwards keepers have the sums, where any
-        rank has a gradient, and other ranks none. Collective."""
+        """Called after the last backward: sends the remaining gradients. Then keepers have the sums, where any rank has
+        a gradient, and other ranks none. Collective."""
         for index in range(len(self._parameters)):
             self.send(index)
         self._end()

@@ -20,12 +20,12 @@ from paddle_dp.parallel.loss import Count
 class PushedGradients(GradientExchange):
     """Sums gradients over the global `ranks`; `rank` is this one. Each parameter's `destinations` get its sum.
 
-    `each_micro_batch`: gradients are exchanged in every backward, so that only keepers hold them (ZeRO-2), otherwise in
-    the last backward of an update. `senders`: the number of ranks with gradients, where some ranks only keep sums.
-    `comm_dtype`, `residuals`: gradients travel rounded (`PushReduce`). `channel`: one of `mesh.messages.CHANNELS`.
+    `each_micro_batch`: every backward exchanges gradients, so that only keepers hold them (ZeRO-2); otherwise the last
+    one of an update does. `senders`: the number of ranks with gradients, where some ranks only keep sums. `comm_dtype`,
+    `residuals`: gradients travel rounded (`PushReduce`). `channel`: one of `mesh.messages.CHANNELS`.
     """
 
-    def __init__(  # noqa: PLR0913 - ranks, what they exchange, and how
+    def __init__(  # noqa: PLR0913 - ranks, parameters, and options
         self,
         ranks: Sequence[int],
         rank: int,

@@ -1,9 +1,9 @@
 """Records on a timeline when the buckets of paddle.DataParallel's reducer are full; the C++ reducer reports nothing.
 
-The wrapper knows each bucket's gradients (`group_indices`). Paddle calls one hook of ours before a gradient is added to
-its parameter, and one after it and after the reducer's hook, which was registered earlier. A bucket is full with its
-last gradient, and the reducer hands buckets over in order, none before an earlier one. So the time between the two
-hooks is its call, which may hand over several buckets: over gloo the whole all-reduce, on an accelerator its launch.
+Paddle calls one hook of ours before a gradient is added to its parameter, and one after it and after the reducer's
+hook, which was registered earlier. The reducer hands over a full bucket (`group_indices`) after all earlier ones. So
+the time between the two hooks is its call, for one or several buckets: over gloo the whole all-reduce, on an
+accelerator its launch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ReducerBuckets:
 
 
 def reduced(wrapper: paddle.DataParallel) -> list[paddle.Tensor]:
-    """The parameters whose gradients the wrapper's reducer exchanges, in the reducer's order."""
+    """The parameters with gradients that the wrapper's reducer exchanges, in its order."""
     tensors = {
         id(parameter): parameter
         for layer in wrapper.sublayers()

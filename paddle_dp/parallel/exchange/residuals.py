@@ -58,10 +58,10 @@ def _factor(name: str, factor: paddle.Tensor) -> str:
 class Residuals:
     """One rank's residuals by parameter index, in the dtype of the sums.
 
-    A step's residuals are `pending` until the update is made (`keep`): an update that is skipped, by a guard or after a
-    gradient overflow, changes neither them nor the optimizer. Only the sum of all ranks' residuals matters, for that is
-    owed to the weights; so any rank may keep another's error, as the rank does that rounds a sum. Residuals are stored
-    multiplied by `scale` = loss scale × (mean → sum factor).
+    A step's residuals are `pending` until the update is made (`keep`): a skipped update, after a guard's refusal or an
+    overflow, changes neither them nor the optimizer. Only the sum of all ranks' residuals matters; so any rank may keep
+    another's error, as the rank does that rounds a sum. Residuals are stored multiplied by `scale` = loss scale × (mean
+    → sum factor).
     """
 
     def __init__(self, parameters: Sequence[paddle.Tensor]):

@@ -1,10 +1,10 @@
 """Bounds on the rounding errors of gradients that travel with fewer digits, recorded where they are rounded, for a
 proof.
 
-A number rounded to nearest loses at most u of itself, u = 2⁻⁸ in bfloat16, whose numbers have 8 binary digits; so a
-tensor's error has at most u times its 2-norm. n successive roundings, as when numbers are rounded and then added up in
-n - 1 rounded sums, lose at most (1 + u)ⁿ - 1 of the sum of all norms (Higham, Accuracy and Stability of Numerical
-Algorithms, 3.1). The errors of several tensors add up at most.
+A number rounded to nearest loses at most u of itself; u = 2⁻⁸ in bfloat16, with its 8 binary digits. So a tensor's
+error has at most u times its 2-norm. n successive roundings, as when numbers are rounded and then added up in n - 1
+rounded sums, lose at most (1 + u)ⁿ - 1 of the sum of all norms (Higham, Accuracy and Stability of Numerical Algorithms,
+3.1). Errors of several tensors at most add up.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def rounds(dtype: str, comm_dtype: str) -> bool:
 
 
 def comm_dtype_of(requested: str | None, parameters: Iterable[paddle.Tensor]) -> str | None:
-    """The dtype in which these parameters' gradients travel if `requested` is asked for; None for their own dtype.
+    """The dtype in which these parameters' gradients travel if `requested` is asked for; None: unrounded.
 
-    float64 gradients always travel unrounded: a proof uses float64 to check a layout's arithmetic, and compares
-    rounding errors in the recipe's precision.
+    float64 gradients are never rounded: a proof uses float64 to check a layout's arithmetic, and compares rounding
+    errors in the recipe's precision.
     """
     dtype = {dtype_of(parameter) for parameter in parameters}
     return None if requested is None or dtype <= {requested} or "float64" in dtype else requested

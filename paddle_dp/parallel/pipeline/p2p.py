@@ -1,12 +1,12 @@
-"""What stages send each other, with a second process group for gradients.
+"""Exchange between stages, with a second process group for gradients.
 
-Interleaved schedules need that on two ranks: the previous and the next stage are on the same peer there, so both
-directions share one queue of fleet's pipeline group. Interleaved senders and receivers alternate in different orders: a
-gradient would be received as an activation of the same shape, without an error. Therefore fleet refuses two ranks
-(«virtual pipeline must run under pp degree > 2»).
+Interleaved schedules need it on two ranks, where the previous and the next stage are the same peer and share one queue
+of fleet's pipeline group. Senders and receivers alternate in different orders: a gradient would be received as an
+activation of the same shape, without an error. Therefore fleet refuses two ranks («virtual pipeline must run under pp
+degree > 2»).
 
-On an accelerator the other schedules need it, too: fleet sends and receives on the stream that computes, and takes in
-the next activations before it sends a gradient back, which then waits for a stage that waits for that gradient.
+On an accelerator the other schedules need it, too: fleet sends and receives on the compute stream, and receives the
+next activations before it sends a gradient back, which then waits for a stage that waits for that gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paddle_dp.parallel.pipeline.stages import group_of_stages
 class GroupsByDirection:
     """A HybridCommunicateGroup with two pipeline groups, one for activations and one for gradients.
 
-    Fleet's engines and their exchange (`initialize_p2p_groups`) use it like fleet's own. Creating it is collective.
+    Fleet's engines and their exchange (`initialize_p2p_groups`) use it in place of fleet's. Creating it is collective.
     """
 
     def __init__(self, hcg: HCG):
@@ -41,7 +41,7 @@ class GroupsByDirection:
 
     @contextmanager
     def gradients(self) -> Iterator[None]:
-        """Inside, the pipeline group is the one for gradients."""
+        """Makes the gradients' group the pipeline group within the block."""
         self._group, activations = self._gradient_group, self._group
         try:
             yield
@@ -70,20 +70,20 @@ class P2PWithGradGroup(P2pHelper):
 
 
 class AsynchronousP2P(P2pHelper):
-    """Fleet's exchange between stages, beside compute: activations and gradients each in a group, and so on a stream,
-    of their own.
+    """Fleet's exchange between stages, overlapped with compute: activations and gradients have separate groups and
+    streams.
 
-    Sends are not waited for before they must be: the stage that takes an activation answers with its gradient, so that
-    what was sent for one micro-batch is gone when as many others as there are stages were sent after it. Activations
-    that were asked for are waited for in `arrive`, when a stage is to compute with them: whatever is launched before
-    that, such as a gradient on its way back, does not wait for them.
+    A stage that receives an activation replies with its gradient, so a micro-batch's sends are complete once as many
+    later ones have been sent as there are stages; only then they are waited for. `arrive` waits for requested
+    activations just before a stage computes with them, so that an earlier launch, such as a returning gradient, does
+    not.
     """
 
     def __init__(self, groups: GroupsByDirection, helper: P2pHelper):
         super().__init__(helper._use_cache, helper._dynamic_shape)
         self._groups, self._stages = groups, groups.get_pipe_parallel_world_size()
         self._coming: list[Any] = []  # requests
-        self._leaving: deque[tuple[list[Any], Any]] = deque()  # with the memory that is sent
+        self._leaving: deque[tuple[list[Any], Any]] = deque()  # requests, and the memory being sent
 
     def recv_forward(self, pp_first_stage: bool, *_: Any, **more: Any) -> Any:
         if pp_first_stage:
@@ -121,13 +121,13 @@ class AsynchronousP2P(P2pHelper):
             self._leave(self._begin(tensor_send_prev=input_tensor_grad)[2], input_tensor_grad)
 
     def arrive(self) -> None:
-        """Makes the device, not the host, wait for the activations that were asked for."""
+        """Makes the device, not the host, wait for the requested activations."""
         for request in self._coming:
             request.wait()
         self._coming = []
 
     def flush(self, most: int = 0) -> None:
-        """The same for sends, until at most so many are under way."""
+        """Makes the device wait for sends until at most `most` are in flight."""
         while len(self._leaving) > most:
             for request in self._leaving.popleft()[0]:
                 request.wait()
@@ -137,7 +137,7 @@ class AsynchronousP2P(P2pHelper):
         self.flush(2 * self._stages)
 
     def _begin(self, **options: Any) -> tuple[Any, Any, list[Any]]:
-        """One of fleet's exchanges, which is not waited for: what comes from the previous and the next stage, and the
+        """Starts one of fleet's exchanges. Returns the tensors from the previous and the next stage, and the
         requests."""
         arguments = {
             "tensor_send_next": None,
@@ -158,5 +158,5 @@ class AsynchronousP2P(P2pHelper):
 
 
 def _retained(output: Any) -> Any:
-    """The same memory, which stays when the output's is freed."""
+    """A reference to the same memory, which stays when fleet frees the output."""
     return tuple(each.detach() for each in output) if isinstance(output, tuple) else output.detach()

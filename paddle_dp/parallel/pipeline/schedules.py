@@ -1,4 +1,4 @@
-"""Fleet's pipeline schedules, extended where needed; one class for each value of `pipeline_schedule`.
+"""Fleet's pipeline schedules, extended where needed; one class per value of `pipeline_schedule`.
 
 | recipe                        | fleet's class                        | changes                              |
 |-------------------------------|--------------------------------------|--------------------------------------|
@@ -8,8 +8,8 @@
 | interleaved                   | PipelineParallelWithInterleave       | on two ranks, too; also with as many |
 |                               |                                      | micro-batches as ranks               |
 
-Fleet's zero bubble (DualPipeVParallel) is not here: it needs CUDA streams and deep_ep, equal micro-batches, and
-layers that split their backward in two.
+Fleet's zero bubble (DualPipeVParallel) needs CUDA streams, deep_ep, equal micro-batches, and layers with a split
+backward; it is not supported.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from paddle_dp.plan.pipeline_schedule import Work
 from paddle_dp.structure import leaves, structure_of
 
 Around = Callable[[Work], AbstractContextManager[Any]]
-MAX_SHAPES = 16  # batch shapes whose lists are kept; training has two, full and last, and so has evaluation
+MAX_SHAPES = 16  # cached batch shapes; training has two, full and last, and so has evaluation
 
 
 class Engine(PipelineParallel):
-    """Additions to every schedule of fleet: a context around each piece of work, and batch shapes that may change."""
+    """Adds to each of fleet's schedules a context around each piece of work, and changing batch shapes."""
 
     around: Around = staticmethod(lambda work: nullcontext())
     accumulate_steps: int
@@ -47,7 +47,7 @@ class Engine(PipelineParallel):
     _p2p_helper: Any
 
     def learn(self, inputs: list[Any], targets: list[Any]) -> None:
-        """Forward and backward of all micro-batches, in this schedule's order. Collective over the pipeline."""
+        """Runs forward and backward of all micro-batches, in this schedule's order. Collective over the pipeline."""
         self._begin(("learn", *(_shapes(x) for x in inputs)))
         if self.accumulate_steps != len(inputs):
             self.accumulate_steps = len(inputs)
@@ -61,8 +61,8 @@ class Engine(PipelineParallel):
     def predict(self, inputs: Any) -> Any:
         """The outputs of one micro-batch on the last stage, None elsewhere. Collective over the pipeline.
 
-        Not fleet's eval_batch, whose interleaved schedule needs as many micro-batches as there are stages. Stages do
-        not wait for each other: the first may run the next micro-batch while the last runs this one.
+        Fleet's eval_batch would need as many micro-batches as stages under its interleaved schedule. Stages do not wait
+        for each other: the first may run the next micro-batch while the last runs this one.
         """
         self._begin(("predict", _shapes(inputs)))
         chunks, x = self._layers.get_num_virtual_stages(), _flat(inputs)
@@ -88,15 +88,14 @@ class Engine(PipelineParallel):
     def _broadcast_final_loss(self, *_: Any) -> None:
         """Does nothing: `MicroBatchLoss` has the loss of each micro-batch, and the other stages do not need it.
 
-        Fleet's own broadcast assumes float32 or float16 (3.3.1): in float64 the stages send and receive different
-        numbers of bytes, and hang.
+        Fleet's broadcast assumes float32 or float16 (3.3.1), so stages hang in float64.
         """
 
     def _begin(self, shapes: tuple[Any, ...]) -> None:
-        """Selects fleet's list of exchanged shapes for a batch of these shapes; a new list is filled by the exchange.
+        """Selects fleet's list of exchanged shapes for a batch of these shapes; the exchange fills a new list.
 
-        Fleet has only one list, which grows with every micro-batch under 1f1b, and is never renewed under interleaved,
-        where a short batch then fails (3.3.1). All stages read the same samples, so they select the same list.
+        Fleet's single list grows with every micro-batch under 1f1b, and is never renewed under interleaved, where a
+        short batch then fails (3.3.1). All stages read the same samples, so they select the same list.
         """
         self._done: Counter[tuple[str, int]] = Counter()
         if shapes not in self._meta_lists and len(self._meta_lists) >= MAX_SHAPES:
@@ -106,7 +105,7 @@ class Engine(PipelineParallel):
         self.set_virtual_pipeline_rank(0)
 
     def _next(self, kind: Any) -> Work:
-        """The work that begins now; each chunk runs the micro-batches in order."""
+        """The next piece of work; each chunk runs the micro-batches in order."""
         chunk = self._virtual_pp_rank or 0
         self._done[kind, chunk] += 1
         return Work(kind, self._done[kind, chunk] - 1, chunk)
@@ -121,7 +120,7 @@ class Engine(PipelineParallel):
         with self.around(self._next("backward")):
             return super()._backward_step(*args, **more)
 
-    # On an accelerator: whether stages exchange beside compute; on CPUs sends wait for nobody.
+    # On an accelerator: whether stages overlap the exchange with compute. On CPUs sends never wait.
     asynchronous = True
 
     def __init__(self, layers: Any, hcg: HCG, strategy: Any):
@@ -138,12 +137,12 @@ def _shapes(inputs: Any) -> tuple[Any, ...]:
 
 
 def _flat(inputs: Any) -> Any:
-    """A tensor, or a tuple of the tensors of a structure: what fleet takes from stage to stage."""
+    """A tensor, or a tuple of the tensors of a structure, which fleet passes between stages."""
     return inputs if isinstance(inputs, paddle.Tensor) else tuple(leaves(inputs))
 
 
 def _by_leaf(micro_batches: list[Any]) -> Any:
-    """A list of each micro-batch's tensor; of structures a tuple of such lists, one for each leaf, as fleet has it."""
+    """The list of the micro-batches' tensors; for structures a tuple of such lists, one per leaf, as fleet expects."""
     if isinstance(micro_batches[0], paddle.Tensor):
         return micro_batches
     return tuple(list(of_leaf) for of_leaf in zip(*map(leaves, micro_batches), strict=True))
@@ -151,11 +150,11 @@ def _by_leaf(micro_batches: list[Any]) -> Any:
 
 @contextmanager
 def unsynchronized(model: nn.Layer) -> Iterator[None]:
-    """Around the construction of an engine whose ranks hold equal weights already, or weights without memory (stage 3):
-    fleet would broadcast them all, out of a second copy of this rank's part."""
+    """Wraps the construction of an engine if ranks hold equal weights already, or weights without memory (stage 3):
+    fleet would broadcast them all."""
     tensors: list[Any] = [*model.parameters(), *model.buffers()]
     for tensor in tensors:
-        tensor.no_sync = True  # fleet's own mark
+        tensor.no_sync = True  # fleet's flag
     try:
         yield
     finally:
@@ -164,12 +163,12 @@ def unsynchronized(model: nn.Layer) -> Iterator[None]:
 
 
 def _with_gradient(output: Any) -> Any:
-    """A stage's output as tensors that require a gradient, also where nothing in the stage does.
+    """A stage's output as tensors that require a gradient, even if nothing in the stage does.
 
-    Fleet sends gradients back only for outputs that require one, but always waits for them (3.3.1): after a first stage
-    that is frozen, or has no weights, the stages hang. Raises UsageError for an integer output.
+    Fleet sends gradients back only for such outputs, but always waits for them (3.3.1): the stages hang after a first
+    stage that is frozen or has no weights. Raises UsageError for an integer output.
     """
-    if isinstance(output, tuple):  # several tensors, or under interleaved one and what fleet keeps beside it
+    if isinstance(output, tuple):  # several tensors, or under interleaved one and fleet's additional values
         return tuple(_with_gradient(each) if _floats(each) else each for each in output)
     if not output.stop_gradient:
         return output
@@ -188,13 +187,13 @@ def _floats(value: Any) -> bool:
 
 
 class ForwardThenBackward(Engine):
-    """All forwards, then all backwards: simple, but the activations of all micro-batches are kept."""
+    """Runs all forwards, then all backwards: simple, but keeps the activations of all micro-batches."""
 
     def forward_backward_pipeline(self, data: Any, scaler: Any = None, **more: Any) -> None:
-        """One batch, with the steps of fleet's 1F1B in another order."""
+        """Runs one batch, with the steps of fleet's 1F1B in another order."""
         first, last, p2p = self.is_pipeline_first_stage(), self.is_pipeline_last_stage(), self._p2p_helper
         self.scaler, self.total_loss, self.micro_batch_id = scaler, None, 0
-        self.user_hooks_enabled = False  # they belong to fleet's own schedule
+        self.user_hooks_enabled = False  # they belong to fleet's schedule
         micro_batches, pending = self._wrap_data(data), deque[tuple[Any, Any]]()
         for _ in range(self.accumulate_steps):
             stage_input = p2p.recv_forward(first, batch_p2p_comm=self._use_batch_p2p_comm)
@@ -211,13 +210,13 @@ class ForwardThenBackward(Engine):
 
 
 def _output(stepped: Any) -> Any:
-    """A stage's output; 3.3 returns beside it two values that only fleet's overlapping schedules use."""
+    """A stage's output; 3.3 also returns two values that only fleet's overlapping schedules use."""
     beside = isinstance(stepped, tuple) and len(stepped) == 3 and stepped[1] is None and stepped[2] is None
     return stepped[0] if beside else stepped
 
 
 class _VirtualStages(Engine):
-    """Several stages on each rank; on two ranks, which fleet refuses, with a separate group for gradients."""
+    """Several stages on each rank. On two ranks, which fleet refuses, gradients have a separate group."""
 
     asynchronous = False
 
@@ -236,8 +235,8 @@ class Interleaved(_VirtualStages, PipelineParallelWithInterleave):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        # Fleet's batched exchange in four directions does not support changing shapes; the overlapped one does, and
-        # lets a stage run a backward while it waits for the next forward's input.
+        # Fleet's batched exchange in four directions does not support changing shapes. The overlapped one does, and a
+        # stage can run a backward while it waits for the next forward's input.
         self._overlap_p2p_comm, self._use_batch_p2p_comm = True, False
 
 

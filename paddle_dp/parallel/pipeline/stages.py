@@ -32,7 +32,7 @@ class Stages(PipelineLayer):
     def __init__(
         self, blocks: Sequence[nn.Layer], bounds: Sequence[int], hcg: HCG, loss: Any, virtual_stages: int
     ):
-        # Of the model's inputs, which the first block gets as a tuple of their leaves.
+        # The structure of the model's inputs; the first block gets a tuple of their leaves.
         self.reads: Structure = None
         super().__init__(
             layers=blocks, loss_fn=loss, topology=hcg.topology(), num_virtual_pipeline_stages=virtual_stages,
@@ -80,10 +80,9 @@ class TiedWeight:
 
 @dataclass
 class LocalStages:
-    """This rank's stages of a model: blocks by their number, layers and parameters by whole-model name.
+    """This rank's stages of a model: blocks by number, layers and parameters by their names on one process.
 
-    The names are those of the model in one process. A weight that several blocks share has its first name among the
-    parameters of all stages; in `state` it has all its names, as in one process.
+    `parameters` lists a weight that blocks share under its first name in the whole model, `state` under all its names.
     """
 
     blocks: dict[int, nn.Layer]
@@ -93,7 +92,7 @@ class LocalStages:
 
     @classmethod
     def from_blocks(cls, model: nn.Layer, blocks: dict[int, nn.Layer], tied: list[TiedWeight]) -> LocalStages:
-        """The local stages for the `blocks` of `model` that are on this rank."""
+        """The local stages for this rank's `blocks` of `model`."""
         layers = {id(layer) for block in blocks.values() for layer in block.sublayers(include_self=True)}
         places = model.named_sublayers(include_self=True, remove_duplicate=False)
         here = [(place, layer) for place, layer in places if id(layer) in layers]
@@ -111,7 +110,7 @@ class LocalStages:
         ]
 
     def state(self) -> dict[str, paddle.Tensor]:
-        """Read from the layers at each call, because forward may replace a buffer's tensor."""
+        """Reads the layers' tensors at each call, because forward may replace a buffer's tensor."""
         return {
             f"{place}.{word}": tensor
             for place, layer in self.layers
@@ -129,7 +128,7 @@ def build_stages(
 ) -> tuple[Stages, LocalStages]:
     """The model's blocks as fleet's PipelineLayer, and this rank's `virtual_stages` stages of it. Collective.
 
-    Raises UsageError for a model without blocks or with parameters outside of them, and for an impossible `partition`.
+    Raises UsageError for a model without blocks or with parameters outside them, and for an impossible `partition`.
     """
     blocks = _blocks(model)
     if not (wrong := check_partition(partition, len(blocks), _stages(hcg) * virtual_stages)):
@@ -170,10 +169,10 @@ def _blocks(model: nn.Layer) -> list[nn.Layer]:
 def _tie(
     blocks: Sequence[nn.Layer], holders: dict[int, int], hcg: HCG, placements: Placements
 ) -> list[TiedWeight]:
-    """This rank's weights that several stages use; the copy on the first of these stages counts. Collective.
+    """This rank's weights that several stages use; the first of these stages has the saved copy. Collective.
 
-    Not fleet's SharedLayerDesc, which shares whole layers that it builds itself under its own names. In a finished
-    model the tied weight is somewhere inside a block.
+    Fleet's SharedLayerDesc shares whole layers that it builds itself under its names; here a tied weight is somewhere
+    within a finished block.
     """
     users: dict[int, tuple[paddle.Tensor, set[int]]] = {}
     for number, block in enumerate(blocks):
@@ -198,7 +197,7 @@ def _tie(
 
 
 def group_of_stages(stages: tuple[int, ...], hcg: HCG) -> Any:
-    """A new group of the ranks of this rank's pipeline that hold `stages`. Collective: all ranks make all groups."""
+    """A new group of the ranks of this rank's pipeline that hold `stages`. Collective: all ranks create all groups."""
     local_group = None
     for pipeline in hcg.topology().get_comm_list("pipe"):
         group = new_group(pipeline[stage] for stage in stages)

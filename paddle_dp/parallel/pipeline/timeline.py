@@ -1,4 +1,4 @@
-"""Records when each rank ran each forward and backward of a batch, on a clock that is common to all ranks."""
+"""Records the start and end of each rank's forwards and backwards in a batch, on a common clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paddle_dp.plan.pipeline_schedule import Work, WorkSpan
 class Recording:
     """One batch of one pipeline: its spans, in seconds after the first start.
 
-    `calm` is the smallest share of the computing time in which a rank's thread was on a core. Below 1, other programs
+    `calm` is the smallest fraction of its compute time that a rank's thread spent on a core. Below 1, other programs
     disturbed the measurement (or, on a GPU, the thread only waited).
     """
 
@@ -27,9 +27,9 @@ class Recording:
 
 @dataclass
 class PipelineRecorder:
-    """Records the start and the stop of each piece of work of one batch, if `armed`.
+    """Records the start and end of each piece of work of one batch, if `armed`.
 
-    On an accelerator it synchronizes with the device around each piece, so a recorded batch is a little slower.
+    On an accelerator it synchronizes with the device around each piece, which slows the recorded batch slightly.
     """
 
     mesh: Mesh
@@ -39,7 +39,7 @@ class PipelineRecorder:
     rows: list[tuple[Work, float, float]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Before a batch: synchronizes all ranks of the job and starts the clock."""
+        """Synchronizes all ranks of the job before a batch and starts the clock. Collective if `armed`."""
         self.rows, self.on_core = [], 0.0
         if self.armed:
             self._wait_for_device()
@@ -48,7 +48,7 @@ class PipelineRecorder:
 
     @contextmanager
     def span(self, work: Work) -> Iterator[None]:
-        """Around one piece of work."""
+        """Records one piece of work."""
         if not self.armed:
             yield
             return

@@ -24,14 +24,14 @@ from paddle_dp.structure import leaves
 
 _NOTHING = nullcontext()
 GROW_EVERY, GROW, SHRINK = 2000, 2.0, 0.5
-HOPELESS = 50  # updates left out in a row; 16 halvings bring the scale from 65536 to 1
+HOPELESS = 50  # consecutive skipped updates; 16 halvings bring the scale from 65536 to 1
 
 
 def widen(model: nn.Layer) -> None:
     """Casts a finished model's parameters and floating-point buffers to float64, in place.
 
-    Not `paddle.set_default_dtype` before the model is built: other initial weights would be drawn, and
-    `paddle.nn.BatchNorm` stays in float32 (3.3.1). Not `model.to(dtype=…)`, which casts counters and indices, too.
+    `paddle.set_default_dtype` before construction would draw other initial weights, and leaves `paddle.nn.BatchNorm` in
+    float32 (3.3.1). `model.to(dtype=…)` also casts counters and indices.
     """
     with castable(model):
         for layer in model.sublayers(include_self=True):
@@ -40,8 +40,8 @@ def widen(model: nn.Layer) -> None:
 
 @contextmanager
 def castable(model: nn.Layer) -> Iterator[None]:
-    """Inside, layers whose weights have no memory yet (`parallel.initial_weights`) can be cast: while one is, its
-    weights have memory."""
+    """Within the block, layers with weights without memory (`parallel.initial_weights`) can be cast; the weights have
+    memory only during the cast."""
 
     def cast_layer(layer: nn.Layer, **how: Any) -> nn.Layer:
         parameters = [p for p in layer.parameters(include_sublayers=False) if not p._is_initialized()]
@@ -64,7 +64,7 @@ def castable(model: nn.Layer) -> Iterator[None]:
 
 @contextmanager
 def default_dtype(dtype: Any) -> Iterator[None]:
-    """Inside, tensors that are made without a dtype (`paddle.zeros`, a layer's parameters) have this one."""
+    """Within the block, tensors created without a dtype (`paddle.zeros`, a layer's parameters) have this one."""
     before = paddle.get_default_dtype()
     paddle.set_default_dtype(dtype)
     try:
@@ -74,15 +74,15 @@ def default_dtype(dtype: Any) -> Iterator[None]:
 
 
 def read_by(model: nn.Layer) -> str:
-    """The dtype in which a model takes floating-point inputs: float64 only if it has float64 parameters."""
+    """The dtype of a model's floating-point inputs: float64 only if it has float64 parameters."""
     return "float64" if any(p.dtype == paddle.float64 for p in model.parameters()) else "float32"
 
 
 class LossScale:
     """Float16's loss scale: halved, and the update skipped, when a gradient overflows; doubled after 2000 good updates.
 
-    Rule and constants are those of Micikevicius et al. 2018 (arXiv:1710.03740) and of paddle.amp.GradScaler, which
-    disables itself on a CPU. Every rank sees the same all-reduced gradients, so all decide alike.
+    Rule and constants follow Micikevicius et al. 2018 (arXiv:1710.03740) and paddle.amp.GradScaler, which disables
+    itself on a CPU. All ranks see the same all-reduced gradients and decide alike.
     """
 
     def __init__(self, scale: float):
@@ -90,7 +90,7 @@ class LossScale:
         self.running = 0  # updates skipped in a row
 
     def accept(self, finite: bool) -> bool:
-        """Updates the scale after one update's gradients, and returns whether the gradients may be used."""
+        """Updates the scale after an update's gradients. Returns whether the gradients may be used."""
         self.good = self.good + 1 if finite else 0
         self.running = 0 if finite else self.running + 1
         if not finite:
@@ -101,7 +101,7 @@ class LossScale:
 
     @property
     def hopeless(self) -> bool:
-        """Whether so many updates in a row were skipped that no smaller scale would help."""
+        """Whether so many consecutive updates were skipped that no smaller scale would help."""
         return self.running >= HOPELESS and self.scale == 1.0
 
     def state(self) -> dict[str, Any]:
@@ -112,9 +112,9 @@ class LossScale:
 
 
 def check_autocast(precision: Precision, device: str) -> None:
-    """Raises UsageError where Paddle's autocast would compute in float32 after all.
+    """Raises UsageError if Paddle's autocast would compute in float32.
 
-    On a device whose type or version it does not know it only warns, and the run would be called what it is not.
+    For an unknown device type or version it only warns, and the run would be reported in the wrong precision.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -132,8 +132,8 @@ class MixedPrecision:
     """Runs a model's forward in the recipe's precision. Weights, gradients and optimizer states stay float32; under
     float64 everything is float64.
 
-    O1 casts the operations that profit from it; O2 keeps float16/bfloat16 weights (GPU), with float32 master weights in
-    the optimizer. On a CPU both are emulated by rounding (`emulated_amp`).
+    O1 casts the operations that benefit; O2 keeps float16/bfloat16 weights (GPU), with float32 master weights in the
+    optimizer. On a CPU rounding emulates both (`emulated_amp`).
     """
 
     def __init__(self, precision: Precision, model: nn.Layer, device: str):
@@ -146,14 +146,14 @@ class MixedPrecision:
             check_autocast(precision, device)
 
     def include(self, model: nn.Layer) -> None:
-        """Also runs the forward of this copy of the model in the recipe's precision, which only emulation must know."""
+        """Also runs the forward of this copy of the model in the recipe's precision; only emulation needs it."""
         if self._rounder is not None:
             self._rounder.watch(model)
 
     def decorate(self, model: nn.Layer, optimizer: Any) -> tuple[nn.Layer, Any]:
         """O2 on an accelerator casts the model and gives the optimizer float32 master weights. Its clip computes the
-        norm in float32, as under hybrid: Paddle's own adds up 16-bit squares, and is off by 0.4 % in bfloat16 (3.3.1).
-        """
+        norm in float32, as under hybrid: Paddle's default adds up 16-bit squares, with an error of 0.4 % in bfloat16
+        (3.3.1)."""
         if self.precision.level == "O2" and self.low and self._rounder is None:
             paddle.nn.clip._clip_by_global_norm_using_mp_type(True)
             with castable(model):
@@ -161,8 +161,8 @@ class MixedPrecision:
         return model, optimizer
 
     def cast_micro_batch(self, micro_batch: MicroBatch) -> MicroBatch:
-        """The micro-batch in the model's dtype: floating-point tensors become float64 under float64; otherwise float64
-        tensors become float32 for a model that reads float32."""
+        """Casts a micro-batch to the model's dtype: floating-point tensors to float64 under float64; otherwise float64
+        to float32 for a model that reads float32."""
         read = micro_batch.inputs, micro_batch.targets
         if not self._casts(read):
             return micro_batch
@@ -170,11 +170,11 @@ class MixedPrecision:
         return replace(micro_batch, inputs=inputs, targets=targets)
 
     def cast(self, read: Any) -> Any:
-        """The same for tensors in any structure."""
+        """Casts the tensors of any structure likewise."""
         return cast(read, "float64" if self.double else "float32") if self._casts(read) else read
 
     def cast_batch(self, batch: Batch) -> Batch:
-        """`cast_micro_batch` for all micro-batches of a batch."""
+        """Applies `cast_micro_batch` to all micro-batches of a batch."""
         if not any(self._casts((part.inputs, part.targets)) for part in batch.micro_batches):
             return batch
         return replace(batch, micro_batches=tuple(map(self.cast_micro_batch, batch.micro_batches)))
@@ -185,7 +185,7 @@ class MixedPrecision:
         return any(x.dtype is paddle.float64 for x in leaves(read))
 
     def context(self) -> AbstractContextManager[Any]:
-        """Around every forward, in training and in evaluation."""
+        """Wraps every forward, in training and in evaluation."""
         if self.double:
             return default_dtype("float64")
         if not self.low:
@@ -195,9 +195,9 @@ class MixedPrecision:
         return paddle.amp.auto_cast(True, level=self.precision.level, dtype=self.precision.dtype)
 
     def backward_context(self) -> AbstractContextManager[Any]:
-        """Around a backward, in which recompute may run forwards again: they are rounded as the first time.
+        """Wraps a backward, in which recompute may repeat forwards: they are rounded like the first time.
 
-        fleet's recompute restores autocast by itself.
+        fleet's recompute restores autocast itself.
         """
         if self.double:
             return default_dtype("float64")
@@ -214,7 +214,7 @@ class MixedPrecision:
 
 
 def cast(data: Any, dtype: str) -> Any:
-    """A tensor, or a structure of tensors, with the floating-point ones in `dtype`."""
+    """Casts the floating-point tensors of a structure to `dtype`."""
     return paddle.utils.map_structure(
         lambda x: x.astype(dtype) if isinstance(x, paddle.Tensor) and x.is_floating_point() else x, data
     )

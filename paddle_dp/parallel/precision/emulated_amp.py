@@ -1,9 +1,9 @@
-"""Emulates low precision on CPUs: rounds a layer's inputs, weights and outputs, and computes in float32 between.
+"""Emulates low precision on CPUs: rounds a layer's inputs, weights and outputs, and computes in float32 in between.
 
-`paddle.amp.auto_cast` does nothing on a CPU (3.3.1 warns «it makes no effect» and stays in float32). So that a recipe's
-precision means the same there, inputs, weights and outputs of matrix products and convolutions, and their gradients,
-are rounded to bfloat16 or float16, as autocast's O1 list does on a GPU; sums inside stay float32, as in tensor cores.
-This shows what the precision does to a model; it saves neither time nor memory.
+`paddle.amp.auto_cast` does nothing on a CPU (3.3.1 warns «it makes no effect» and stays in float32). Here inputs,
+weights and outputs of matrix products and convolutions, and their gradients, are rounded to bfloat16 or float16, as
+autocast's O1 list does on a GPU; inner sums stay float32, as in tensor cores. This shows the effect of the precision on
+a model; it saves neither time nor memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROUNDED = (
 
 
 class _Round(PyLayer):
-    """Rounds to `dtype` and back, and does the same to the gradient."""
+    """Rounds a tensor to `dtype` and back, and its gradient likewise."""
 
     @staticmethod
     def forward(ctx: Any, x: paddle.Tensor, dtype: str) -> paddle.Tensor:
@@ -46,14 +46,14 @@ class _Round(PyLayer):
 
 
 class Rounder:
-    """Hooks on a model's linear and convolution layers, which round to `dtype` while `active`."""
+    """Hooks a model's linear and convolution layers, which round to `dtype` while `active`."""
 
     def __init__(self, model: nn.Layer, dtype: str):
         self.dtype, self.active = dtype, False
         self.watch(model)
 
     def watch(self, model: nn.Layer) -> None:
-        """Hooks on the layers of this model, too."""
+        """Hooks the layers of this model, too."""
         for layer in model.sublayers(include_self=True):
             if isinstance(layer, ROUNDED):
                 layer.register_forward_pre_hook(self._before)

@@ -1,4 +1,4 @@
-"""Two ways to split a sequence: `megatron_sp` between layers of the tensor axis, `ulysses` on an axis of its own.
+"""Two ways to split a sequence: `megatron_sp` between layers of the tensor axis, `ulysses` on a separate axis.
 
-Neither cuts weights: that is `parallel.tensor`. A model's `attention_methods` table says which methods mix tokens.
+A model's `attention_methods` table lists the methods that mix tokens. `parallel.tensor` shards weights.
 """

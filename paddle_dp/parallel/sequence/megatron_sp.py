@@ -1,10 +1,10 @@
 """Megatron's sequence parallelism (Korthikanti et al., arXiv:2205.05198, section 4), for plain models.
 
-Tensor parallelism alone keeps the activations between sharded matrices whole on every rank. Here each rank holds a
-shard of the tokens instead: norms, dropout and residuals need 1/tp_size of the memory and of the time. The all-gather
-before a colwise layer and the reduce-scatter after a rowwise one exchange as much as tensor parallelism alone does.
+Between sharded matrices each rank holds a shard of the tokens, not a replica: norms, dropout and residuals need
+1/tp_size of the memory and of the time. The all-gather before a colwise layer and the reduce-scatter after a rowwise
+one move as many bytes as tensor parallelism alone.
 
-Fleet's layers shard the first dim, [t, n, width]; plain models have [n, t, width], so inputs and outputs of each layer
+Fleet's layers shard the first dim, [t, n, width]; plain models have [n, t, width], so each layer's inputs and outputs
 are transposed.
 """
 
@@ -34,7 +34,7 @@ from paddle_dp.parallel.tensor.shared_input import shared
 
 
 class _TransposeBT(PyLayer):
-    """[n, t, …] ↔ [t, n, …], contiguous both ways, as collectives need it."""
+    """[n, t, …] ↔ [t, n, …], contiguous in both directions, as collectives require."""
 
     @staticmethod
     def forward(ctx: Any, x: paddle.Tensor) -> paddle.Tensor:
@@ -53,8 +53,8 @@ class SequenceColwiseLinear(ColumnSequenceParallelLinear):
 
 
 def gathered(x: paddle.Tensor, group: Group) -> paddle.Tensor:
-    """Sequence shards [n, t / tp_size, …] → all tokens [n, t, …]; gradients are reduce-scattered. Once for all layers
-    of the same input."""
+    """Gathers sequence shards [n, t / tp_size, …] to all tokens [n, t, …]; gradients are reduce-scattered. Layers with
+    the same input share one exchange."""
 
     def exchange(shard: paddle.Tensor) -> paddle.Tensor:
         return _TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(shard)))
@@ -70,7 +70,7 @@ class RowwiseLinear(RowSequenceParallelLinear):
 
 
 class GatherFromSequenceParallel(CopyToTensorParallel):
-    """A layer whose outputs are cut, on sequence shards of its input; the input's gradients are reduce-scattered."""
+    """A layer with sharded outputs that takes sequence shards; the input's gradients are reduce-scattered."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self._layer[0](gathered(x, self.group))
@@ -88,19 +88,19 @@ class BlockParallelizer(TensorParallelizer):
         )
 
     def _copied(self, narrow: paddle.Tensor) -> paddle.Tensor:
-        """x A of this rank's tokens → of all tokens."""
+        """Gathers x A of this rank's tokens to x A of all tokens."""
         return _TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(narrow)))
 
     def _summed(self, narrow: paddle.Tensor) -> paddle.Tensor:
-        """The rank's part of x A for all tokens → the sum, of this rank's tokens."""
+        """Sums the ranks' partial x A of all tokens, and keeps this rank's tokens."""
         return _TransposeBT.apply(ReduceScatterOp.apply(_TransposeBT.apply(narrow)))
 
 
 class SequenceParallelizer(TensorParallelizer):
-    """Shards a model whose activations are sequence shards from the first block's outputs on.
+    """Shards a model; activations are sequence shards from the first block's outputs on.
 
-    A block with a `cuts` table works on sequence shards; one without a table, and always the first block, works on
-    whole sequences. Between the two kinds, activations are scattered or gathered. Raises UsageError for a model without
+    A block with a `cuts` table works on sequence shards; one without a table, and always the first block, works on full
+    sequences. Between the two kinds, activations are scattered or gathered. Raises UsageError for a model without
     ordered blocks.
     """
 
@@ -117,7 +117,7 @@ class SequenceParallelizer(TensorParallelizer):
         first = self.replace(model, parts[0])
         on_shards = [False, *(inner.replace(model, part) for part in parts[1:])]
         if not (first or any(on_shards)):
-            return super().parallelize(model)  # raises the error that there is no table
+            return super().parallelize(model)  # raises the error for a missing table
         self.cuts_classes = self.cuts_classes or inner.cuts_classes
         blocks = settle(model)
         for number, block in enumerate(blocks):
@@ -143,10 +143,10 @@ class SequenceParallelizer(TensorParallelizer):
         return (_TransposeBT.apply(GatherOp.apply(_TransposeBT.apply(inputs[0]))), *inputs[1:])
 
     def _mark(self, block: nn.Layer) -> None:
-        """Prepares a block for sequence shards: it draws its own tokens' masks, and its whole parameters are marked.
+        """Prepares a block for sequence shards: it draws its tokens' masks, and its unsharded parameters are marked.
 
-        Their gradients come from this rank's tokens only; `parallel.axes` sums the marked ones over the axis, once
-        a batch. (Fleet's own hooks need the number of backward passes in advance.)
+        Their gradients cover this rank's tokens only; `parallel.axes` sums the marked ones over the axis, once per
+        batch. (Fleet's hooks need the number of backward passes in advance.)
         """
         draw_slice(block, "tokens", self.group, "forward")
         for parameter in block.parameters():

@@ -1,9 +1,9 @@
 """The sequence axis (DeepSpeed-Ulysses): each rank holds a shard of every sequence, for long sequences.
 
-All layers but attention treat each token alone. Before attention, an all-to-all exchanges some tokens of all heads for
-all tokens of some heads; after it, another one exchanges them back (Jacobs et al., arXiv:2309.14509). So attention sees
-whole sequences, and rotary positions need no offset. The first block runs on whole samples and its outputs are
-scattered, so learned positions need no offset either. Paddle 3.3.1 has the groups for this axis, but not this exchange.
+Only attention mixes tokens. Before it, an all-to-all exchanges some tokens of all heads for all tokens of some heads;
+after it, another one exchanges them back (Jacobs et al., arXiv:2309.14509). So attention sees full sequences, and
+rotary positions need no offset. The first block runs on full samples and its outputs are scattered, so learned
+positions need no offset either. Paddle 3.3.1 has the groups for this axis, but not this exchange.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from paddle_dp.part.annotation import attention_methods_of
 
 
 def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.Layer, Loss]:
-    """The model, changed in place, and the loss on this rank's shard of every sequence.
+    """Returns the model, changed in place, and the loss on this rank's shard of every sequence.
 
-    Raises UsageError for a model that does not name its attention, or a loss that cannot be computed from shards.
+    Raises UsageError for a model without `attention_methods`, or a loss that cannot be computed from shards.
     """
     attending = [layer for layer in model.sublayers(include_self=True) if attention_methods_of(layer)]
     blocks = settle(model)
@@ -53,7 +53,7 @@ def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.
 
 
 def sequence_shard(full: paddle.Tensor, group: Group) -> paddle.Tensor:
-    """This rank's tokens of [n, t, …]: [n, t / ranks, …]. Raises UsageError where the ranks do not divide t."""
+    """This rank's tokens of [n, t, …]: [n, t / ranks, …]. Raises UsageError if the ranks do not divide t."""
     if full.shape[1] % group.nranks:
         raise UsageError(
             f"sequence length {full.shape[1]} is not divisible by strategy.sequence={group.nranks}. Choose a length "
@@ -63,10 +63,9 @@ def sequence_shard(full: paddle.Tensor, group: Group) -> paddle.Tensor:
 
 
 class SequenceShardLoss(Loss):
-    """A loss's totals, counts and scores over whole samples, from this rank's sequence shard of the outputs.
+    """A loss's totals, counts and scores over full samples on every rank, from its sequence shard of the outputs.
 
-    Totals are those of whole samples on every rank; backward gives each rank the gradient of its own shard.
-    Collective.
+    Backward gives each rank the gradient of its shard. Collective.
     """
 
     def __init__(self, loss: Loss, group: Group):
@@ -82,16 +81,16 @@ class SequenceShardLoss(Loss):
         return self._added(total), self._added(paddle.to_tensor(number(count), dtype="float64"))
 
     def count(self, targets: paddle.Tensor) -> Count:
-        return self.loss.count(targets)  # every rank has the whole targets
+        return self.loss.count(targets)  # every rank has the full targets
 
     def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """The loss's scores over whole samples."""
+        """The loss's scores over full samples."""
         scores = self.loss.scores(outputs, sequence_shard(targets, self.group))
         share = self.group.nranks if self.counted == "samples" else 1
         return {name: self._added(value.astype("float64") / share) for name, value in scores.items()}
 
     def _added(self, value: paddle.Tensor) -> paddle.Tensor:
-        """The sum over the ranks; its gradient is each rank's own."""
+        """The sum over the ranks; its gradient goes to each rank unchanged."""
         return mp_ops._mp_allreduce(value, group=self.group)
 
 
@@ -107,10 +106,8 @@ def _scatter_output(forward: Method, group: Group) -> Method:
 
 
 def _with_all_to_all(attend: Method, group: Group) -> Method:
-    """Attention over all tokens of this rank's heads, with inputs and outputs for this rank's tokens of all heads.
-
-    Inputs and outputs are [n, t, heads · …], ordered by heads.
-    """
+    """Runs attention over all tokens of this rank's heads; inputs and outputs hold this rank's tokens of all heads,
+    ordered by heads: [n, t, heads · …]."""
 
     attend = within_slice(attend, "sequence", "heads", group.rank, group.nranks)
 
@@ -136,7 +133,7 @@ def _to_tokens(x: paddle.Tensor, group: Group) -> paddle.Tensor:
 
 
 def _all_to_all(chunks: paddle.Tensor, group: Group) -> paddle.Tensor:
-    """Part j of dim 0 goes to rank j, and comes from it."""
+    """Sends slice j of dim 0 to rank j, and receives rank j's slice there."""
     given = chunks.contiguous()
     taken = paddle.empty_like(given)
     dist.alltoall_single(taken, given, group=group)

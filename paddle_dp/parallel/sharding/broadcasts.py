@@ -25,11 +25,11 @@ MAX_REDUCES_IN_FLIGHT = 1  # chunks of gradients that are being reduced while th
 class Broadcasts:
     """Provides parameters by collectives, which all ranks must enter in one order.
 
-    In the first round of a pass each rank offers the digest of its recorded order. If all agree, no more rounds are
-    needed until the end of the pass: each rank launches collectives in that order, parameters on a separate group so
-    that they do not queue after gradients. A rank that leaves the order first launches the remaining collectives, with
-    zeros for gradients that it has not computed, so that the others reach the end of the pass. There it waits for them,
-    and they serve it in rounds, as ranks without a common order do.
+    In the first round of a pass each rank offers the digest of its recorded order. If all agree, each rank launches
+    collectives in that order, without rounds, until the pass ends; parameters have a separate group so that they do not
+    queue after gradients. A rank that leaves the order first launches the remaining collectives, with zeros for
+    gradients that it has not computed, so that the others reach the end of the pass. There they serve it in rounds, as
+    ranks without a common order do.
 
     `prefetch=0`: always in rounds. `coupled`: on another axis, ranks with tokens of other samples wait for each other
     within layers; a rank that leaves the order could deadlock with one that waits for it, so it raises UsageError.
@@ -39,7 +39,7 @@ class Broadcasts:
 
     strict = True
 
-    def __init__(  # noqa: PLR0913 - two groups, what they exchange, and how
+    def __init__(  # noqa: PLR0913 - two groups, parameters, and options
         self,
         group: Group,
         fetches: Group,

@@ -40,8 +40,10 @@ class Chunk:
 
 
 class Gathering:
-    """Sends a chunk's values to all ranks. `values`: by index of a parameter with another owner, a function that makes
-    the device wait and returns the values. Collective, also if the values are not used."""
+    """Sends a chunk's values to all ranks. Collective, also if the values are not used.
+
+    `values`: by index of another owner's parameter, a function that makes the device wait and returns its values.
+    """
 
     def __init__(self, chunk: Chunk, group: Group):
         self.values: dict[int, Callable[[], paddle.Tensor]] = {}
@@ -96,9 +98,8 @@ class Gathering:
 class Reducing:
     """Sends a chunk's gradients to their owners. Collective.
 
-    `rounded`: the gradients are in a communication dtype. The owners always add them up in float32, for any split of
-    the chunk, while a collective would add in that dtype. If one owner has the whole chunk, it receives all ranks'
-    gradients.
+    `rounded`: the gradients are in a communication dtype. The owners add them up in float32, for any split of the
+    chunk; a collective would add in that dtype. If one owner has the whole chunk, it receives all ranks' gradients.
     """
 
     def __init__(self, chunk: Chunk, gradients: list[paddle.Tensor], group: Group, rounded: bool = False):

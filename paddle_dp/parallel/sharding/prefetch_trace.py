@@ -19,10 +19,9 @@ class PrefetchTrace:
     """The recorded needs of a pass (forward and backward, or a forward alone) in order, and the parameters that must
     travel.
 
-    `needs`: per layer. `travels`: the parameters of each need that are not present any more. `chunks`: the number of
-    the chunk in which a need travels, with others. `retained`: pairs (need, index) of parameters that stay until their
-    next need, which follows so soon that they would be prefetched at once. `gradients` in their order, and
-    `gradient_chunks`, the chunks in which they travel.
+    `needs`: per layer. `travels`: each need's parameters that are not present any more. `chunks`: the number of the
+    chunk in which a need travels, with others. `retained`: pairs (need, index) of parameters that stay because their
+    next need follows soon. `gradients` in their order, and `gradient_chunks`, the chunks in which they travel.
     """
 
     needs: tuple[FetchList, ...]
@@ -74,7 +73,7 @@ class TraceRecorder:
 
     def order(self, loads: Sequence[Sequence[int]], prefetch: int) -> PrefetchTrace:
         """The recorded order, with `prefetch` chunks in flight besides the current one. `loads`: each parameter's bytes
-        per rank, 0 except at its owner."""
+        per rank."""
         by_need = [[sum(column) for column in zip(*(loads[p] for p in n), strict=True)] for n in self.needs]
         numbers = chunks(by_need) if prefetch else list(range(len(by_need)))
         last: dict[int, int] = {}

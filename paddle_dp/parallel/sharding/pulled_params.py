@@ -1,4 +1,4 @@
-"""ZeRO-3 on CPUs: a rank requests a parameter from its owner, whose host threads reply while the owner computes."""
+"""ZeRO-3 on CPUs: a rank requests a parameter from its owner; the owner's host threads reply while it computes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Pull:
 
     (n - 1)/n of the parameters' bytes leave a rank in each pass over them, and as many bytes of gradients. Each rank
     requests in its local order, so none waits for another's layers. An owner's threads reply from the parameter's
-    memory once the owner has begun the same pass, and thus finished the previous update. The owner cannot begin the
-    next update before all ranks have ended the pass.
+    memory once the owner has begun the same pass, which follows its previous update. It cannot begin the next update
+    before all ranks have ended the pass.
     """
 
     strict = False
@@ -128,8 +128,8 @@ class Answers:
         self._waiting: list[tuple[int, Pass, list[int]]] = []
 
     def register(self, provider: Pull) -> int:
-        """Makes this provider the one to answer for. Returns its number, the same on all ranks: every rank makes its
-        providers in the same order."""
+        """Answers for this provider from now on. Returns its number, the same on all ranks, which make their providers
+        in the same order."""
         with self._lock:
             self._pass, self._lender = (self._pass[0] + 1, 0), weakref.ref(provider)
             number = self._pass[0]

@@ -1,6 +1,6 @@
 """Rounds in which ranks agree on collectives that only some of them need, or need at different times.
 
-A broadcast or a reduce needs all ranks at the same time and in the same order. But a rank's samples may determine its
+All ranks must enter a broadcast or a reduce at the same time and in the same order. But samples may determine a rank's
 layers and the order of its gradients, for example with a gate that chooses among experts.
 """
 
@@ -22,10 +22,9 @@ class Rounds:
     """Lets the ranks of a group agree on the next collectives.
 
     Things to serve are numbered below `size`. A rank that needs some begins a round and waits there for the others. In
-    a round each rank names its needs, and all ranks call `serve(numbers)` with the union, in the same order. Ranks that
-    run the same layers need the same things in the same round. A rank that needs nothing more stays in `finish` and
-    serves the others until all are done. A round costs one message with a bit per thing, from host to host: each waits
-    for the slowest host, and none for its device.
+    a round each rank names its needs, and all ranks call `serve(numbers)` with the union, in the same order. A rank
+    that needs nothing more stays in `finish` and serves the others until all are done. A round costs one message with a
+    bit per thing, from host to host: each waits for the slowest host, and none for its device.
     """
 
     def __init__(self, group: Group, size: int, serve: Callable[[Sequence[int]], None]):

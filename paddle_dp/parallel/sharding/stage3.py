@@ -25,7 +25,7 @@ class ParamProvider(Protocol):
 
     def begin(self, order: PrefetchTrace | None, need: FetchList) -> bool:
         """Called at the first event of a pass. True if the recorded order will be followed. Otherwise, if `strict`, the
-        parameters of `need`, with which the pass begins, have been requested."""
+        parameters of the first `need` have been requested."""
         ...
 
     def ask(self, indices: FetchList) -> None:
@@ -60,7 +60,7 @@ class ParamProvider(Protocol):
 
 @dataclass
 class _Backward:
-    """The backward of one call of a layer. It reads the `frozen` parameters until all gradients in `waits_for` are
+    """The backward of one call of a layer, which reads the `frozen` parameters until all gradients in `waits_for` are
     computed.
 
     `waits_for`: gradients of inputs (by their id(), negative) and of the layer's trained parameters (by index). If some
@@ -80,17 +80,16 @@ def _learning(data: Any) -> list[paddle.Tensor]:
 class Stage3:
     """Frees every parameter that another rank owns, and gathers it around its layer's forward and backward.
 
-    A layer's forward and its backward begin by gathering its parameters. A parameter is released after the forward of
-    the last layer that uses it, and again after its gradient is computed; a frozen one, when its layers' backwards are
-    done (`_Backward`). Autograd keeps a reference to the parameter, not to its values, so it reads the values gathered
-    before the backward. (`_clear_data` and `_share_buffer_to` are private to Paddle; fleet's GroupShardedStage3 uses
-    them in the same way.)
+    A parameter is released after the forward of the last layer that uses it, and again after its gradient is computed;
+    a frozen one, when its layers' backwards are done (`_Backward`). Autograd keeps a reference to the parameter, not to
+    its values, so it reads the values gathered before the backward. (`_clear_data` and `_share_buffer_to` are private
+    to Paddle; fleet's GroupShardedStage3 uses them in the same way.)
 
     A *pass* lasts until `finish`. Its needs are recorded in order; the next pass that begins in the same way follows
-    that order: with a layer's needs it requests the next `prefetch` chunks (`PrefetchTrace`) and retains a parameter
-    whose next need is within them. A pass that leaves its order fetches parameters on demand and records a new order.
-    `most` is the peak bytes of other ranks' parameters, gathered or in flight. Parameters are named by their index in
-    `parameters`; `owners` are ranks of the group.
+    that order: with a layer's needs it requests the next `prefetch` chunks (`PrefetchTrace`) and retains parameters
+    that they need. A pass that leaves its order fetches parameters on demand and records a new order. `most` is the
+    peak bytes of other ranks' parameters, gathered or in flight. Parameters are named by their index in `parameters`;
+    `owners` are ranks of the group.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class Stage3:
         self._key: Any = None
         self._order: PrefetchTrace | None = None  # the followed order
         self._at = self._requested = 0  # the next need in it, and the first that is not requested
-        # By the index of a parameter whose gradient they wait for.
+        # By the index of a parameter: backwards that wait for its gradient.
         self._backwards: defaultdict[int, list[_Backward]] = defaultdict(list)
         self._hooks: list[Any] = []  # on inputs that may outlive a pass
         self._since: dict[int, int] = {}  # by index: the order's need for which it was gathered
@@ -215,8 +214,8 @@ class Stage3:
                 self._fill(index)
 
     def _begin(self, need: FetchList, gradient: FetchList) -> bool:
-        """At the first event of a pass, chooses the order of the last pass that began with it. Returns whether the need
-        has been requested: a second request would be a round that an owner enters alone."""
+        """At the first event of a pass, chooses the order of the last pass that began with it. True if the need has
+        been requested: a second request would be a round that an owner enters alone."""
         if self._begun:
             return False
         self._begun, self._followed = True, False

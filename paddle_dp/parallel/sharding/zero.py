@@ -1,7 +1,7 @@
-"""ZeRO sharding: each parameter is updated by one owner, a rank of an axis whose ranks read different samples.
+"""ZeRO sharding: each parameter is updated by one owner, a rank of an axis with different samples on each rank.
 
-ZeRO (Rajbhandari et al., arXiv:1910.02054): stage 1 keeps only the optimizer states on the owner alone, stage 2 also
-the gradients, stage 3 also the parameters. Fleet makes the groups; docs/decisions/0008 explains why the stages are not
+ZeRO (Rajbhandari et al., arXiv:1910.02054): only the owner keeps the optimizer states (stage 1), also the gradients
+(stage 2), also the parameters (stage 3). Fleet makes the groups; docs/decisions/0008 explains why the stages are not
 fleet's. Between updates the states may be offloaded to the host's memory.
 """
 
@@ -31,8 +31,8 @@ from paddle_dp.plan.memory import deal
 class Offload:
     """Moves an optimizer's states to the host and back; meanwhile their tensors have no memory.
 
-    The states take no device memory during forward and backward, when activations take most of it, at the price of one
-    copy in each direction per update. On a CPU it saves nothing.
+    The states take no device memory during forward and backward, at the price of one copy in each direction per update.
+    On a CPU it saves nothing.
     """
 
     def __init__(self, optimizer: Any):
@@ -59,11 +59,11 @@ class Zero:
     """Assigns a placed model's parameters, each as a whole, to the ranks of the sharding axis.
 
     `placements` records the owner of every trainable parameter, and in stage 3 of every frozen one. `optimizer` then
-    has only the parameters that this rank owns, possibly none. `prefetch`: number of chunks fetched ahead in stage 3;
-    `comm_dtype`: the dtype in which its gradients travel, if not their native one. Collective.
+    has only this rank's parameters, possibly none. In stage 3, `prefetch` is the number of chunks fetched ahead, and
+    `comm_dtype` the dtype in which gradients travel (None: native). Collective.
     """
 
-    def __init__(  # noqa: PLR0913 - what it takes apart, and four settings of the strategy
+    def __init__(  # noqa: PLR0913 - the placed objects, and four settings of the strategy
         self,
         model: nn.Layer,
         optimizer: Any,
@@ -125,14 +125,14 @@ class Zero:
         return self._owner.get(id(parameter), self.group.rank) == self.group.rank
 
     def finish(self) -> None:
-        """Serves other ranks' needs until none needs anything more; in stage 3 only. Call it after an update's
-        backwards and after an evaluation's forward. Collective, whichever layers each rank ran."""
+        """In stage 3, serves other ranks' needs until none needs anything more. Call it after an update's backwards and
+        after an evaluation's forward. Collective, whichever layers each rank ran."""
         if self.stage3 is not None:
             self.stage3.finish()
 
     def share(self) -> None:
         """Sends the new parameters to all ranks after the owners' updates; in stage 3 they stay with their owners. On
-        an accelerator they are in flight until `settle`."""
+        an accelerator they travel until `settle`."""
         if self._values is not None:
             self._values.share()
         if self._travelling is not None:

@@ -1,5 +1,5 @@
-"""The tensor axis: layers cut by columns or rows, and losses over cut classes.
+"""The tensor axis: layers sharded by columns or rows, and losses over sharded classes.
 
-A model's `cuts` table (see `part.annotation`) says what is cut. The layers' exchange is fleet's own, on CPUs replaced
-by `paddle_dp.gloo`.
+A model's `cuts` table (see `part.annotation`) selects the layers. Fleet does the layers' exchange; on CPUs
+`paddle_dp.gloo` replaces it.
 """

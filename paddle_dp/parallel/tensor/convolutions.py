@@ -1,8 +1,8 @@
-"""Convolutions and norms whose channels are cut over the tensor axis, in place: layer, hooks and names stay.
+"""Shards the channels of convolutions and norms over the tensor axis, in place: layer, hooks and names stay.
 
-As Megatron-LM cuts the two linears of an MLP (Shoeybi et al., arXiv:1909.08053, section 3): the first convolution makes
-some of the channels on each rank, norms and activations between work on these, the second one takes them in, and the
-ranks' products are summed. A weight [outputs, inputs / groups, …] is a slice of its outputs, or of its inputs.
+As in Megatron-LM's MLP (Shoeybi et al., arXiv:1909.08053, section 3), the first convolution computes some channels on
+each rank, norms and activations process them, and the second convolution's products are summed over the ranks. A weight
+[outputs, inputs / groups, …] is sliced along its outputs or its inputs.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from paddle_dp.parallel.wrapping import Method, wrap
 
 CONVOLUTIONS = (nn.Conv1D, nn.Conv2D, nn.Conv3D)
 OUTPUTS, INPUTS = 0, 1  # dims of a convolution's weight
-copying: WeakSet[nn.Layer] = WeakSet()  # convolutions whose inputs' gradients are exchanged
+copying: WeakSet[nn.Layer] = WeakSet()  # convolutions that all-reduce their inputs' gradients
 
 
 def has_channels(layer: Any) -> bool:
-    """Whether a layer can be cut as `channels` and has weights: a convolution, or a norm of each channel."""
+    """Whether a layer has weights and can be sharded as `channels`: a convolution, or a norm per channel."""
     return isinstance(layer, CONVOLUTIONS) or is_batch_norm(layer)
 
 
 def is_grouped(layer: Any) -> bool:
-    """Whether each of several groups of a convolution's outputs is made of some of its inputs only."""
+    """Whether a layer is a convolution with several groups."""
     return isinstance(layer, CONVOLUTIONS) and layer._groups > 1
 
 
 def channels_of(layer: Any) -> int:
-    """How many channels, or groups of them, the ranks must divide where a layer is cut as `channels`."""
+    """The number of channels, or groups of channels, that the ranks must divide to shard a layer as `channels`."""
     if isinstance(layer, CONVOLUTIONS):
         return int(layer._groups if is_grouped(layer) else layer.weight.shape[OUTPUTS])
     return int(layer._mean.shape[0])
 
 
 def takes_all(layer: nn.Layer, group: Group) -> None:
-    """A convolution whose outputs are cut. It has the same input on all ranks, whose gradients are summed; one of
-    several groups of channels has its own groups' inputs, as they are cut."""
+    """Prepares a convolution with sharded outputs: the input is the same on all ranks, and its gradients are
+    all-reduced. A grouped convolution takes only its groups' inputs, which are sharded alike."""
     if is_grouped(layer):
         layer._groups //= group.nranks
         return
@@ -59,7 +59,7 @@ def takes_all(layer: nn.Layer, group: Group) -> None:
 
 
 def sums(layer: nn.Layer, group: Group) -> None:
-    """A convolution whose inputs are cut: the ranks' products are summed, and the bias is added once."""
+    """Prepares a convolution with sharded inputs: the ranks' products are summed, and the bias is added once."""
 
     def summing(function: Method) -> Method:
         def forward(x: paddle.Tensor) -> paddle.Tensor:
@@ -75,17 +75,17 @@ def sums(layer: nn.Layer, group: Group) -> None:
 
 def _exchange(layer: nn.Layer, around: Any) -> None:
     if paddle.get_device() == "cpu":
-        quick_convolutions(layer)  # which leaves a layer alone whose forward is wrapped
+        quick_convolutions(layer)  # first: it skips layers with a wrapped forward
     wrap(layer, "forward", "tensor", around)
 
 
 def channel_dim(layer: Any) -> int:
-    """The dim of a convolution's inputs and outputs that is their channels."""
+    """The channel dim of a convolution's inputs and outputs."""
     return int(layer._channel_dim)
 
 
 def with_bias(layer: nn.Layer, outputs: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
-    """A convolution's outputs plus a bias for each channel."""
+    """A convolution's outputs plus a bias per channel."""
     if bias is None:
         return outputs
     shape = [1] * outputs.ndim
@@ -95,8 +95,8 @@ def with_bias(layer: nn.Layer, outputs: paddle.Tensor, bias: paddle.Tensor | Non
 
 @contextmanager
 def instead(layer: nn.Layer, **values: paddle.Tensor | None) -> Iterator[None]:
-    """Inside, a layer computes with these in place of its parameters, or of what emulated low precision has put before
-    them."""
+    """Within the block, a layer computes with these values in place of its parameters, or of emulated low precision's
+    values."""
     attributes = layer.__dict__
     before = {name: attributes[name] for name in values if name in attributes}
     attributes.update(values)

@@ -1,7 +1,7 @@
-"""Replaces layers of a plain model by fleet's tensor-parallel ones, according to the `cuts` tables of its layers.
+"""Replaces layers of a plain model with fleet's tensor-parallel layers, according to the `cuts` tables.
 
-The initial weights and their names are those of one process: a rank slices the whole model's, or, of a model without
-memory for them (`parallel.initial_weights`), says which slices it will want.
+Initial weights and names are the same as on one process: a rank slices the full weights or, if these have no memory yet
+(`parallel.initial_weights`), registers its slices.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ CHANNEL_DROPOUTS = (*DROPOUTS, nn.Dropout2D, nn.Dropout3D, nn.FeatureAlphaDropou
 
 
 class CopyToTensorParallel(nn.Layer):
-    """A layer whose outputs are cut: its input is the same on all ranks, and the input's gradients are all-reduced."""
+    """A layer with sharded outputs: its input is the same on all ranks, and the input's gradients are all-reduced."""
 
     def __init__(self, layer: nn.Layer, group: Group):
         super().__init__()
         self.group = group
         for name, parameter in layer.named_parameters(include_sublayers=False):
             self.add_parameter(name, parameter)
-        # In a list, so that it is no sublayer: its parameters are registered here already.
+        # A list keeps it from being a sublayer: its parameters are registered here already.
         self._layer = [layer]
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -52,14 +52,14 @@ class CopyToTensorParallel(nn.Layer):
 
 
 class ColwiseLinear(ColumnParallelLinear):
-    """The same input on all ranks → some of the outputs; its exchange is shared with other layers of that input."""
+    """The same input on all ranks → some of the outputs; layers with the same input share one exchange."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.linear(copied(x, self.model_parallel_group), self.weight, self.bias)
 
 
 def before_exchanges(model: nn.Layer) -> set[int]:
-    """The ids of parameters whose gradients are there just before the layer's input gradients are exchanged."""
+    """The ids of parameters with gradients that are final just before the layer exchanges its input's gradients."""
     kinds = (ColumnParallelLinear, ColumnSequenceParallelLinear, CopyToTensorParallel)
     layers = (
         layer
@@ -72,8 +72,8 @@ def before_exchanges(model: nn.Layer) -> set[int]:
 class TensorParallelizer:
     """Shards layers for one rank of the tensor axis; a parameter that two layers share is sharded once.
 
-    The shards are recorded in `placements`. After the cut, `cuts_classes` says whether each rank's scores hold only
-    some of the classes. `initial`: the values of a model that has none yet.
+    The shards are recorded in `placements`. Afterwards `cuts_classes` is true if each rank's scores hold only some
+    classes. `initial`: provides the values of weights without memory.
     """
 
     kinds: tuple[Any, Any, Any] = (ColwiseLinear, RowParallelLinear, CopyToTensorParallel)
@@ -84,7 +84,7 @@ class TensorParallelizer:
         self._sharded: dict[int, paddle.Tensor] = {}
 
     def parallelize(self, model: nn.Layer) -> nn.Layer:
-        """Replaces, in place, every layer that a `cuts` table names. Raises UsageError where no table names any."""
+        """Replaces, in place, every layer that a `cuts` table names. Raises UsageError if no table names any."""
         if not self.replace(model):
             raise UsageError(
                 f"strategy.tensor: {type(model).__name__} has no `cuts` table, so it cannot be split over the tensor "
@@ -93,9 +93,9 @@ class TensorParallelizer:
         return model
 
     def replace(self, model: nn.Layer, within: frozenset[int] | None = None) -> bool:
-        """Replaces what the `cuts` tables of a model's layers name, and returns whether there was anything.
+        """Replaces the layers that the model's `cuts` tables name; returns whether there were any.
 
-        Attention of cut heads draws these heads' masks. `within`: only entries of these layers (`layers_in`).
+        Attention with sharded heads draws these heads' masks. `within`: only entries of these layers (`layers_in`).
         """
         replaced = False
         for parent in model.sublayers(include_self=True):
@@ -111,12 +111,12 @@ class TensorParallelizer:
         return replaced
 
     def _memory(self) -> AbstractContextManager[Any]:
-        """Around new layers: without memory for their weights where the model has none."""
+        """Wraps the creation of layers, which allocates no weights if the model has none."""
         return nullcontext() if self.initial is None else paddle.LazyGuard()
 
     def colwise(self, full: Any) -> Any:
-        """Each rank holds some of a linear's outputs. A dropout on them draws this rank's slice of the masks. A number
-        (`num_heads`) becomes this rank's share. Raises UsageError where the ranks do not divide the size."""
+        """Shards a linear's outputs, a dropout's masks, or a number (`num_heads`). Raises UsageError if the ranks do
+        not divide the size."""
         if isinstance(full, int):
             self._check_divides(full, "heads")
             return full // self.group.nranks
@@ -136,8 +136,7 @@ class TensorParallelizer:
         return layer
 
     def rowwise(self, full: Any) -> nn.Layer:
-        """Each rank holds the weights of some inputs, of a linear or a convolution; the ranks' products are summed over
-        the axis."""
+        """Shards the inputs of a linear or a convolution; the ranks' products are summed over the axis."""
         if isinstance(full, convolutions.CONVOLUTIONS):
             return self._summed_convolution(full)
         self._check_divides(full.weight.shape[0], "inputs")
@@ -153,8 +152,8 @@ class TensorParallelizer:
         return layer
 
     def channels(self, full: Any) -> nn.Layer:
-        """Each rank holds some channels: of a convolution's outputs, or of what a BatchNorm normalizes. A dropout on
-        them draws this rank's slice of the masks. Raises UsageError for other layers."""
+        """Shards the channels of a convolution's outputs, of a BatchNorm, or of a dropout's masks. Raises UsageError
+        for other layers."""
         if isinstance(full, CHANNEL_DROPOUTS):
             last = getattr(full, "data_format", "NCHW").endswith("C")
             draw_slice(full, "colwise" if last else "channels", self.group, "forward")
@@ -189,10 +188,10 @@ class TensorParallelizer:
         return cast(nn.Layer, full)
 
     def _check_tokens_unsplit(self, full: nn.Layer) -> None:
-        """Raises UsageError where activations are sequence shards."""
+        """Raises UsageError if activations are sequence shards."""
 
     def vocab(self, full: nn.Layer) -> nn.Layer:
-        """Each rank holds some tokens of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
+        """Shards the vocabulary of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
         if isinstance(full, nn.Embedding):
             self._check_divides(full.weight.shape[0], "words")
             check_padding(full, "vocab")
@@ -206,7 +205,7 @@ class TensorParallelizer:
         return self._cut_classes(full, "weight")
 
     def classes(self, full: nn.Layer) -> nn.Layer:
-        """Each rank holds some classes: a slice along the last dim of every parameter of the layer."""
+        """Shards classes: a slice along the last dim of every parameter of the layer."""
         if isinstance(full, nn.Linear):
             self.cuts_classes = True
             return self.colwise(full)
@@ -224,7 +223,7 @@ class TensorParallelizer:
     def _adapt(
         self, full: nn.Linear, layer: nn.Layer, dims: dict[str, int | None], between: lora.Between
     ) -> None:
-        """Gives a cut layer the adapter of the whole one, if it has one, with slices along `dims`."""
+        """Moves the full layer's adapter, if it has one, to the sharded layer, with slices along `dims`."""
         low_rank = lora.low_rank_of(full)
         if low_rank is None:
             return
@@ -238,11 +237,12 @@ class TensorParallelizer:
         lora.LowRank(low_rank.scale, between).attach(layer)
 
     def _copied(self, narrow: paddle.Tensor) -> paddle.Tensor:
-        """x A of a colwise layer, the same on all ranks: its gradients, of each rank's columns of B, are summed."""
+        """x A of a colwise layer, the same on all ranks. Its gradients, one per rank's columns of B, are
+        all-reduced."""
         return mp_ops._c_identity(narrow, group=self.group)
 
     def _summed(self, narrow: paddle.Tensor) -> paddle.Tensor:
-        """x A of a rowwise layer: the sum over each rank's rows of A."""
+        """x A of a rowwise layer: the sum over the ranks' rows of A."""
         return mp_ops._mp_allreduce(narrow, group=self.group)
 
     def _check_divides(self, size: int, noun: str) -> None:
@@ -254,14 +254,14 @@ class TensorParallelizer:
             )
 
     def _slice(self, layer: nn.Layer, name: str, dim: int) -> None:
-        """Puts this rank's slice in a parameter's place."""
+        """Replaces a parameter with this rank's slice."""
         full = getattr(layer, name)
         shape = [size // self.group.nranks if at == dim else size for at, size in enumerate(full.shape)]
         setattr(layer, name, layer.create_parameter(shape, dtype=full.dtype))
         self._take(layer, name, full, dim)
 
     def _take(self, layer: nn.Layer, name: str, full: paddle.Tensor, dim: int) -> None:
-        """Gives `layer` its slice of a whole parameter, under the whole one's name."""
+        """Sets a parameter of `layer` to this rank's slice of the full one, under the same name."""
         sliced, shard = getattr(layer, name), Shard(dim, self.group.rank, self.group.nranks)
         if self.initial is not None and self.initial.has(full):
             self.initial.cut(sliced, full, shard)
@@ -277,12 +277,12 @@ class TensorParallelizer:
 
 
 def layers_in(block: nn.Layer) -> frozenset[int]:
-    """A block and all layers inside it, by id(), for `TensorParallelizer.replace`."""
+    """The ids of a block and of all layers within it, for `TensorParallelizer.replace`."""
     return frozenset(map(id, block.sublayers(include_self=True)))
 
 
 def _attention_methods(layer: nn.Layer) -> tuple[str, ...]:
-    """The methods of a layer in which attention draws masks; for Paddle's own attention its forward."""
+    """The methods in which a layer's attention draws masks; for Paddle's attention its forward."""
     return attention_methods_of(layer) or (("forward",) if isinstance(layer, nn.MultiHeadAttention) else ())
 
 
@@ -297,7 +297,7 @@ WAYS: dict[str, Callable[[TensorParallelizer, Any], Any]] = {
 
 
 def check_padding(layer: Any, way: str) -> None:
-    """Raises UsageError for an embedding that is to be cut by vocabulary and has a padding_idx."""
+    """Raises UsageError for an embedding with a padding_idx that would be cut by vocabulary."""
     if way == "vocab" and isinstance(layer, nn.Embedding) and layer._padding_idx is not None:
         raise UsageError(
             "strategy.tensor: an embedding with a padding_idx cannot be cut by vocabulary, because fleet's "

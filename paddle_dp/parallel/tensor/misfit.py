@@ -1,7 +1,7 @@
-"""Explains why a cut model fails: which layer got a slice but needs the whole tensor, or the other way round.
+"""Explains why a cut model fails: which layer got a slice but needs the full tensor, or the other way round.
 
-Paddle only reports a matrix product with wrong shapes. Here each layer's inputs in the cut model are compared with
-those in the whole one.
+Paddle only reports a matrix product with wrong shapes; this compares each layer's inputs in the cut and in the full
+model.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from paddle_dp.parallel.batch_norm import is_batch_norm
 from paddle_dp.parallel.tensor.convolutions import CONVOLUTIONS
 from paddle_dp.part.annotation import cut_entries
 
-# Ways after which a rank holds only some of the outputs.
+# Ways of cutting that leave a rank only some of the outputs.
 SLICED = ("colwise", "heads", "channels", "classes", "vocab")
 
 
 @dataclass
 class Flow:
-    """The shapes that went through the layers of a model in one forward, by layer name.
+    """The shapes at the layers of a model in one forward, by layer name.
 
-    `inputs`: of the first input of the first call. `outputs`: of the first output of the last call, in the order of
-    these calls. `running`: the layers that have not returned, the innermost last.
+    `inputs`: the first input of the first call. `outputs`: the first output of the last call, in the order of these
+    calls. `running`: the layers that have not returned, the innermost last.
     """
 
     inputs: dict[str, list[int]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Flow:
 
 @contextmanager
 def watched(model: nn.Layer) -> Iterator[Flow]:
-    """Records the shapes of a model's forward inside the block."""
+    """Records the shapes of a model's forward within the block."""
     flow, hooks = Flow(), []
 
     def enter(name: str, inputs: Any) -> None:
@@ -67,7 +67,7 @@ def _shape(data: Any) -> list[int] | None:
 
 
 def cut_layers(model: nn.Layer) -> dict[str, str]:
-    """The layers that the model's `cuts` tables cut, by name, and the way of each."""
+    """The layers that the model's `cuts` tables name, each with its way of cutting."""
     return {
         f"{prefix}.{cut.name}".lstrip("."): cut.way
         for prefix, parent in model.named_sublayers(include_self=True)
@@ -77,9 +77,9 @@ def cut_layers(model: nn.Layer) -> dict[str, str]:
 
 
 def failed_layer(model: nn.Layer, ways: Mapping[str, str], full: Flow, sliced: Flow) -> str | None:
-    """Why the forward of a cut model failed, and what to change. None where no cut layer has to do with it.
+    """Explains why a cut model's forward failed, and suggests a change. None if no cut layer is involved.
 
-    `ways` are the cut layers' ways; `full` and `sliced` the shapes in the whole and in the cut model.
+    `ways`: how each layer is cut. `full` and `sliced`: the shapes in the full and in the cut model.
     """
     layers = dict(model.named_sublayers(include_self=True))
     *outer, name = sliced.running or [""]
@@ -118,7 +118,8 @@ def failed_layer(model: nn.Layer, ways: Mapping[str, str], full: Flow, sliced: F
 
 
 def wrong_output(ways: Mapping[str, str], full: Flow, sliced: Flow, shape: list[int]) -> str | None:
-    """Why a cut model's output has another `shape`, and what to change; None unless a cut layer gave that output."""
+    """Explains why a cut model's output has another `shape`, and suggests a change; None unless a cut layer returned
+    it."""
     source = _source(ways, sliced, shape)
     if source is None or sliced.outputs[source] != shape:
         return None
@@ -130,7 +131,7 @@ def wrong_output(ways: Mapping[str, str], full: Flow, sliced: Flow, shape: list[
 
 
 def _source(ways: Mapping[str, str], sliced: Flow, shape: list[int] | None) -> str | None:
-    """The last layer that returned slices; if possible, one whose slices are as wide as `shape`."""
+    """The last layer that returned slices; if possible, one with slices as wide as `shape`."""
     sources = [name for name in sliced.outputs if ways.get(name) in SLICED]
     matching = [
         name
@@ -141,7 +142,7 @@ def _source(ways: Mapping[str, str], sliced: Flow, shape: list[int] | None) -> s
 
 
 def _width(way: str, shape: list[int]) -> list[int]:
-    """How many there are of what a layer of this way cuts, in the shape of its output or of what becomes of it."""
+    """The size of the dim that this way of cutting shards."""
     return shape[1:2] if way == "channels" else shape[-1:]
 
 

@@ -1,8 +1,8 @@
 """Random numbers for activations of which a rank of the tensor axis holds a slice.
 
-Exact dropout (`parallel.dropout`) draws there this rank's slice of the mask that one process draws. Everything else,
-and dropout under `train.dropout: own`, draws from the rank's own stream (mesh.seed, fleet's tracker); activations that
-all ranks hold whole draw from the stream that they share.
+Exact dropout (`parallel.dropout`) draws this rank's slice of one process's mask. Other draws, and dropout under
+`train.dropout: own`, use the rank's separate stream (mesh.seed, fleet's tracker); activations that all ranks hold in
+full use the common stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paddle_dp.parallel.wrapping import Method, wrap
 
 
 def draw_slice(layer: nn.Layer, kind: Kind, group: Group, *methods: str) -> None:
-    """Makes `methods` of a layer draw for this rank's slice of the activations, which are cut as `kind` says."""
+    """Makes `methods` of a layer draw for this rank's slice of the activations; `kind` names the sliced dim."""
 
     def for_slice(function: Method) -> Method:
         return within_slice(_in_rank_stream(function), "tensor", kind, group.rank, group.nranks)

@@ -1,8 +1,8 @@
-"""One exchange for all cut layers that read the same tensor: q, k and v of an attention, gate and up of an MLP.
+"""One exchange for all sharded layers that read the same tensor: q, k and v of an attention, gate and up of an MLP.
 
-Fleet's layers exchange their input each for itself: three all-reduces for q, k and v in backward, or three all-gathers
-and reduce-scatters with sequence parallelism, where Megatron's one wide matrix has one (arXiv:2205.05198, figure 5).
-Here the first of them exchanges, and the others take what it made; backward adds their gradients first, and sums once.
+Fleet's layers exchange separately: three all-reduces for q, k and v in backward, or three all-gathers and
+reduce-scatters with sequence parallelism, where Megatron's one wide matrix has one (arXiv:2205.05198, figure 5). Here
+the first layer exchanges, and the others reuse its result; backward adds their gradients and all-reduces once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from paddle_dp.parallel.hcg import Group
 
 Exchange = Callable[[paddle.Tensor], paddle.Tensor]
 _CACHE_ATTRIBUTE = (
-    "exchanged_for_cut_layers"  # the attribute of an input, which lives as long as the input does
+    "exchanged_for_cut_layers"  # an attribute of the input, so the cache lives as long as the input
 )
 
 
 def shared(x: paddle.Tensor, exchange: Exchange, key: object) -> paddle.Tensor:
-    """`exchange(x)`, made once for a tensor as long as it is not changed. `key`: of the exchange and its group.
+    """`exchange(x)`, computed once for a tensor as long as it does not change. `key`: identifies the exchange and its
+    group.
 
-    A leaf that requires a gradient outlives its backward, and what was made of it does not: each layer exchanges it.
+    A leaf that requires a gradient outlives its backward, but the cached graph does not: each layer exchanges it.
     """
     if not paddle.in_dynamic_mode() or (x.is_leaf and not x.stop_gradient):
         return exchange(x)

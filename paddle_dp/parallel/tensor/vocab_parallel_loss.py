@@ -1,4 +1,4 @@
-"""Losses of scores whose classes are cut over the tensor axis, without gathering the scores."""
+"""Losses for scores with classes sharded over the tensor axis, without gathering the scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paddle_dp.parallel.loss import Loss
 def vocab_parallel(loss: Loss, group: Group) -> Loss:
     """The same loss for scores [n, …, classes / tp_size].
 
-    Raises UsageError for a loss that cannot be computed from parts of the scores.
+    Raises UsageError for a loss that cannot be computed from sharded scores.
     """
     parallel = loss.parallel(VocabParallel(group))
     if parallel is None:
@@ -26,7 +26,7 @@ def vocab_parallel(loss: Loss, group: Group) -> Loss:
 
 
 class VocabParallel:
-    """Operations over all classes, computed by the ranks of the tensor axis together. Each method is collective."""
+    """Operations over all classes, computed jointly by the ranks of the tensor axis. Each method is collective."""
 
     refuses = False
 
@@ -34,30 +34,31 @@ class VocabParallel:
         self.group = group
 
     def local_range(self, width: int) -> tuple[int, int]:
-        """The number of the first class on this rank, and how many classes there are in all."""
+        """The number of this rank's first class, and the total number of classes."""
         return self.group.rank * width, self.group.nranks * width
 
     def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
-        """The sum of -log softmax(scores) at the class `numbers` [...] except `ignored`; NaN if one is no class."""
+        """The sum of -log softmax(scores) at the class `numbers` [...] except `ignored`; NaN if a number is not a
+        class."""
         parallel = fleet.meta_parallel.ParallelCrossEntropy(mp_group=self.group, ignore_index=ignored)
         losses = parallel(scores, numbers.unsqueeze(-1)).squeeze(-1)
-        # Fleet's loss takes 0 as the score of a number that is no class; one process raises an error.
+        # Fleet's loss uses score 0 for a number that is not a class; one process raises an error.
         known = (numbers >= 0).logical_and(numbers < self.local_range(scores.shape[-1])[1])
         known = known.logical_or(numbers == ignored)
         return paddle.where(known, losses, paddle.full_like(losses, float("nan"))).sum()
 
     def all_reduce(self, partial_sums: paddle.Tensor) -> paddle.Tensor:
-        """The sum of the ranks' parts; the gradient of each part is the sum's."""
+        """The sum over the ranks; its gradient goes to each rank unchanged."""
         return mp_ops._mp_allreduce(partial_sums, group=self.group)
 
     def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
-        """The number of the highest score [...], the first of equals."""
+        """The number of the highest score [...]; of equal ones the first."""
         local = scores.argmax(-1, keepdim=True)
         candidates, numbers = self._candidates(scores, local)
         return self._pick(numbers, candidates.argmax(-1, keepdim=True)).squeeze(-1)
 
     def best(self, scores: paddle.Tensor, k: int) -> paddle.Tensor:
-        """The numbers of the k highest scores [..., k]: the k highest of each rank's k highest."""
+        """The numbers of the k highest scores [..., k], chosen from each rank's k highest."""
         local = scores.topk(min(k, scores.shape[-1]), axis=-1)[1]
         candidates, numbers = self._candidates(scores, local)
         return self._pick(numbers, candidates.topk(k, axis=-1)[1])
