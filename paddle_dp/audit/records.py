@@ -79,7 +79,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class EventTrace:
-    """What one execution of the script left, on one rank or several."""
+    """The events of one execution of the script, on one rank or several."""
 
     ranks: tuple[Rank, ...]
     folder: Path
