@@ -1,7 +1,6 @@
 """Audits a script: runs it on N ranks and on one process, judges the recorded events, and reports.
 
-A run is a supervised job. The one process gets the N ranks' batches. The report lists the findings and the examined
-subjects, as text or as JSON.
+Each run is a supervised job. The one process gets the N ranks' batches.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Script:
         return outcome
 
     def _stalled(self, folder: Path) -> Any:
-        """Returns a function for the supervisor: True if no rank recorded an event for longer than its guard allows."""
+        """A function for the supervisor: whether no rank recorded an event for longer than its guard allows."""
         began = time.time()
 
         def stalled() -> bool:

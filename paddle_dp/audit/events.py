@@ -52,9 +52,8 @@ class LoaderCreated(Event):
 class PassBegan(Event):
     """A loader is iterated for the `number`-th time (from 1).
 
-    `batches`: the sample indices of all batches of this pass, also of batches that the audit skips; None if indices are
-    unknown or without end. `drew`: the generators from which the order was drawn. `managed`: `paddle.Model` iterates,
-    which drops repeated samples of an evaluation itself.
+    `batches`: sample indices of all batches of this pass, also of skipped ones; None if unknown or endless. `drew`: the
+    generators that decided the order. `managed`: `paddle.Model` iterates, and drops repeated samples of an evaluation.
     """
 
     loader: int
@@ -182,7 +181,7 @@ E = TypeVar("E", bound=Event)
 class EventJournal:
     """Writes events to a file of `folder`, each with one write, and counts them.
 
-    Forked processes, such as a loader's workers, write nothing: only the rank's events count.
+    Forked processes, such as a loader's workers, write nothing.
     """
 
     def __init__(self, folder: Path, rank: int):

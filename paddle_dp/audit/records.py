@@ -61,7 +61,7 @@ class Rank:
 
     @cached_property
     def training(self) -> set[int]:
-        """The loaders whose batches went into an update."""
+        """The loaders with batches in an update."""
         return {loader for update in self.updates for loader, _, _ in update.batches}
 
     def sizes(self, update: Stepped) -> tuple[int, ...]:

@@ -213,8 +213,8 @@ class TraceComparison:
     def _r_in_other_batches(self, quantity: Key, r_by_step: dict[tuple[int, str], float]) -> Iterator[float]:
         """r of a parameter's gradient in other batches, in which a fault of this step would show, too.
 
-        Without rounding ranks these are the probes at the initial weights. Ranks that round have equal weights in every
-        compared step: the next two steps count, or at the end the previous two, and for the first step the probes, too.
+        These are the probes at the initial weights. Ranks that round have equal weights in all compared steps: the next
+        two steps count, or at the end the previous two, and the probes for the first step only.
         """
         if not self.candidate.facts.get("rounded"):
             yield from self._probes(quantity.name)

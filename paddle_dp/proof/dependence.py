@@ -1,16 +1,15 @@
 """Finds out whether one process's training depends on the order of its samples, or on unseeded draws.
 
 The noise that excuses a difference is measured on runs with neutral changes (proof.noise). Another order of samples is
-neutral only if samples and random draws are independent. A queue, a cache of the last sample or draws in forward make
-it another training, and its distance would excuse the same fault on N ranks. So one process first trains all steps
-twice, plainly and permuted, in float64 if the model has it. A quantity x (loss, gradient norm, buffer) of step t shows
-a dependence if
+neutral only if samples and random draws are independent. With a queue, a cache of the last sample or draws in forward,
+it would excuse the same fault on N ranks. So one process first trains all steps twice, plainly and permuted, in float64
+if the model has it. A quantity x (loss, gradient norm, buffer) of step t shows a dependence if
 
     |x_permuted - x_plain| > max(β · size, FAR · largest |x_nudged - x_plain| up to t)
 
-β leaves about half of the digits to rounding; size is the largest |x| up to t. If a training amplifies rounding beyond
-β, it also does so in a run with weights nudged by their last place. That run and a repetition of the plain one are done
-only if β is exceeded. If the repetition departs as well, some draw has no seed.
+β leaves about half of the digits to rounding; size is the largest |x| up to t. A training that amplifies rounding
+beyond β also does so with weights nudged by their last place. That run and a repetition of the plain one are done only
+if β is exceeded. If the repetition departs as well, some draw has no seed.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def find_dependence(run: Run, plain: Curve, dtype: str) -> Dependence | None:
 def _departure(
     kind: str, plain: Curve, other: Curve, beyond: float, nudged: Curve | None = None
 ) -> Dependence | None:
-    """The first departure beyond `beyond` of its size and beyond FAR times that of the nudged run."""
+    """The first departure beyond `beyond` of its size and beyond FAR times the nudged run's."""
     sizes: dict[str, float] = {}
     moved: dict[str, float] = {}
     for step, quantities in enumerate(plain, start=1):

@@ -33,8 +33,8 @@ class FirstDifference:
 
 @dataclass
 class Search:
-    """Searches a comparison for the first difference; `degrees`: the ranks' axes. `guesses`: no cause is known, so a
-    sentence may guess one from the step alone."""
+    """Searches a comparison for the first difference; `degrees`: the ranks' axes. `guesses`: a sentence may guess a
+    cause from the step, as none is known."""
 
     comparison: TraceComparison
     degrees: Mapping[str, int]
@@ -144,7 +144,7 @@ class Search:
         return sheet.array("output", number) if sheet.has("output", number) else None
 
     def _off(self, number: str, reference: np.ndarray) -> np.ndarray | None:
-        """The positions in the global batch with outputs that differ; None if none does, or if shapes differ."""
+        """The positions in the global batch with outputs that differ; None if none does or they are not comparable."""
         quantity = Key.read(number)
         candidate = self._candidate_output(number, quantity.step, reference.shape)
         if candidate is None:

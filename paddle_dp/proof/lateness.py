@@ -13,8 +13,7 @@ SHORTEST, LONGEST = 0.02, 2.0  # seconds
 
 
 def make_late(learner: Learner, seed: int) -> None:
-    """From now on one rank sleeps in each step, before its forward or before its update. Both choices are drawn from
-    `seed`, which is equal on all ranks.
+    """From now on one rank sleeps in each step, before forward or update. `seed`, equal on all ranks, decides both.
 
     It sleeps for as long as its shortest step took, so that even on a busy machine the others reach values that they
     must not read yet. (The last step may have been long because another rank slept.)

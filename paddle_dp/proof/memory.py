@@ -1,7 +1,7 @@
 """Records the state of layers and loss outside their weights: attributes, globals, buffers, modes, settings and hooks.
 
-Ranks exchange none of it except buffers. Changes are recorded after each step, so that a value that differs between a
-rank and one process can be named (diagnose.memory). Only this rank's values are read; nothing is exchanged or changed.
+Ranks exchange none of it except buffers. Changes are recorded after each step, to name a value that differs between a
+rank and one process (diagnose.memory). Recording reads this rank's values only, and changes nothing.
 """
 
 from __future__ import annotations

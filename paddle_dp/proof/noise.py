@@ -5,13 +5,12 @@ Another number of ranks only changes the order of sums. Each of these changes ha
     weights      every weight times 1 ± one unit in its last place, with random signs
     permuted     the samples of each micro-batch in another order
     shares       every matrix product and convolution in shares of its rows, as ranks compute it, concatenated
-
-    blocks       every linear's and convolution's weight in blocks, whose products are summed and concatenated
+    blocks       every linear's and convolution's weight in blocks; their products are summed and concatenated
 
 `shares` and `blocks` are for precisions that round each product: the sum of N rounded gradients is not the rounded sum,
-and on ranks of the tensor axis each slice's product is rounded before the sum. `blocks` is used only if a compared side
-has that axis. In bfloat16 it is nearly the only noise within a sample: a float32 unit in the last place seldom changes
-a rounded weight.
+and tensor ranks round each slice's product before the sum. `blocks` is used only if a compared side has tensor ranks.
+In bfloat16 it is nearly the only noise within a sample: a float32 unit in the last place seldom changes a rounded
+weight.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rehearses the training itself, to find faults that a comparison of the first steps cannot show.
 
-Three epochs of three global batches each, the last one short (the third epoch ends after two), with an evaluation after
-the first step and a checkpoint after the second; then a resume from it in a newly built model. One process trains
-without evaluation and checkpoint in between. Differences then show side effects of an evaluation or a checkpoint, wrong
-samples in later epochs, wrong counts in an evaluation, and state that a checkpoint lacks (proof.rehearsed).
+Ranks train three epochs of three global batches, the last one short (the third epoch ends after two), with an
+evaluation after the first step, a checkpoint after the second, and a resume from it in a new model. One process trains
+without interruption. Differences show side effects of an evaluation or a checkpoint, wrong samples in later epochs,
+wrong counts in an evaluation, and state that a checkpoint lacks (proof.rehearsed).
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class RehearsalMonitor(Callback):
         """Does nothing: the method alone makes these updates have metrics."""
 
     def gather_reads(self) -> None:
-        """Adds to each row the samples that all ranks read. Collective. Called after the steps: between two of them it
-        would hide a rank that does not wait for another."""
+        """Adds to each row the samples that all ranks read. Collective. Between two steps it would hide a rank that
+        does not wait for another."""
         for row, *reads in zip(self.rows, *self.mesh.gather(self._reads), strict=True):
             row["read"] = sorted({n for rank_reads in reads for n in rank_reads})
 
@@ -116,7 +116,7 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
     """Rehearses this side, on every rank, and writes rehearsal.json to options["trace"].
 
     options["ranks"] is the larger side's number of ranks. One process trains without interruption, and again with
-    weights that are off by one unit in the last place, for its noise. For ranks that round their gradients
+    weights nudged by one unit in the last place, for its noise. For ranks that round their gradients
     (options["beside"], [folder, ranks] each) it makes its updates with theirs, and writes to the folder follow<number>.
     """
     joined = join(recipe.train.seed, recipe.train.device, servers=recipe.strategy.config.servers)
@@ -168,8 +168,8 @@ class Rehearsal:
         return self._results(trainer, watch)
 
     def interrupted(self) -> dict[str, Any]:
-        """Trains the ranks with an evaluation and a checkpoint on the way, and resumes from it. Writes the gradients
-        for the one process if ranks round them."""
+        """Trains the ranks with an evaluation and a checkpoint, and resumes from it. Writes gradients that they round,
+        for the one process."""
         trainer, watch = self._trainer()
         written: AbstractContextManager[ProofRecorder | None] = nullcontext()
         if trainer.learner.rounds_to is not None:

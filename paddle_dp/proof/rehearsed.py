@@ -34,8 +34,7 @@ class Rehearsals:
     """The rehearsals of one process and of `ranks` ranks; numbers may differ by K times one process's noise.
 
     If the ranks round their gradients, the one process made its updates with theirs (proof.replay). Its rows then have
-    `apart`, the distance between its gradients and theirs, and `rounded`, the bound that is allowed in addition to the
-    noise.
+    `apart`, the distance of its gradients from theirs, and `rounded`, the bound allowed in addition to the noise.
     """
 
     reference: dict[str, Any]

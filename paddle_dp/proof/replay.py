@@ -3,8 +3,7 @@
 An update's noise does not follow from its gradient's. Adam's first step is the learning rate times the sign of the
 gradient, so an element within the noise of 0 is off by the whole step; SGD's is not. But from equal gradients every
 optimizer computes the same update on both sides, to the last places of its arithmetic. So gradients are judged by
-themselves; updates and optimizer states are judged against one process's results from the ranks' gradients. That holds
-for any optimizer, clip, groups, decay and schedule.
+themselves, updates and optimizer states against one process's results from the ranks' gradients.
 
 A rehearsal for ranks that round their gradients begins each step with the ranks' weights. Its gradients may differ from
 theirs by one process's noise and the bound of the ranks' rounding (parallel.exchange.roundings), no more.
@@ -34,7 +33,7 @@ Rows = list[dict[str, Any]]
 
 @contextmanager
 def recorded(learner: Learner, folder: Path) -> Iterator[ProofRecorder]:
-    """Context in which the gradients of updates that the recorder watches are written to the folder. Collective."""
+    """Context that writes the gradients of the recorder's watched updates to the folder. Collective."""
     with Writer(folder, NAME, learner.mesh.rank) as sheet:
         recorder = ProofRecorder(learner, sheet.put, updates=False)
         yield recorder
@@ -72,9 +71,8 @@ class Followed:
         self._squares[Key.read(number).step] += float(square)
 
     def tell(self, rows: Rows) -> None:
-        """Adds to the rows of a finished run `apart`, the distance of its gradients: in the first run from the ranks',
-        in runs with noise from the first run's. The first run's rows also get `rounded`, the bound of the ranks'
-        rounding error. Both are 2-norms over the model.
+        """Adds to a finished run's rows `apart`, the distance of its gradients from the ranks' (runs with noise: from
+        the first run's), and to the first run's `rounded`, the bound of the ranks' rounding. 2-norms over the model.
         """
         if self._first:
             for number in self.candidate.keys - self._first_gradients.keys():
@@ -94,8 +92,8 @@ def replay(learner: Learner, candidate: Trace, put: Put, wide: bool = False) -> 
     """Passes to `put`, by key, the updates of `learner` from the gradients in `candidate`, and the optimizer states
     after the last one.
 
-    `learner` is on one process and in its initial state. `wide`: the trace has the steps in float64. There is no
-    forward and no backward. If the ranks skipped or did not record an update, its step only moves the schedule.
+    `learner` is on one process, in its initial state; it does no forward and no backward. `wide`: the trace is in
+    float64. Without a recorded update, a step only moves the schedule.
     """
 
     def put_replayed(number: str, shard: TensorShard) -> None:
@@ -119,8 +117,8 @@ def replay(learner: Learner, candidate: Trace, put: Put, wide: bool = False) -> 
 
 
 def meet_bound(learner: Learner, step: int) -> None:
-    """Scales the gradients of an update to a norm just above the bound of the optimizer's clip in odd steps and just
-    below it in even ones: the updates then show whether it acts where it must, and only there. Collective.
+    """Scales an update's gradients to a norm just above the clip's bound in odd steps, just below it in even ones: the
+    updates then show whether the clip acts where it must, and only there. Collective.
     """
     bound = bound_of(learner)
     if bound is None:

@@ -1,8 +1,7 @@
 """Trains an interval of a run again on one process, and measures the distance from the run's records.
 
-As in a proof (proof.compare), the effect of rounding is measured, not chosen. If a number is not bit-equal to the
-recorded one, the interval is trained again with changes of the size of rounding (proof.noise). The distance is judged
-in units of the largest distance of these runs.
+As in a proof (proof.compare), the effect of rounding is measured. If a number is not bit-equal to the recorded one, the
+interval is trained again with changes of the size of rounding (proof.noise); their largest distance is the unit.
 """
 
 from __future__ import annotations

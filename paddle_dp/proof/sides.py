@@ -1,9 +1,8 @@
 """The sides of a comparison, each run by separate processes in a separate folder.
 
 A side may fail in float64, because a model's code may be written for float32 only. If all ranks fail, they continue
-without float64; if some fail, they end the job with their error. On one stage of a pipeline only that stage's ranks
-fail, and the others wait for them in an exchange, so they cannot continue together. Therefore each rank that fails
-leaves a note, and waits for the other ranks' notes for a while.
+without float64; if some fail, such as one stage of a pipeline, the others wait in an exchange, and the job ends with
+the error. Therefore each rank that fails leaves a note, and waits for the other ranks' notes for a while.
 """
 
 from __future__ import annotations
@@ -133,8 +132,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Compares the first `steps` steps of a recipe; the last global batch is one that `ranks` ranks cannot share
-    equally."""
+    """Compares the first `steps` steps of a recipe; `ranks` ranks cannot share the last global batch equally."""
 
     recipe: Path
     overrides: tuple[str, ...]
@@ -175,8 +173,8 @@ class Comparison:
     ) -> Side:
         """Runs `ranks` ranks, with `more_overrides`, such as a layout. Raises JobError, EndedError.
 
-        `patch`: "module:function", a function without arguments that every rank calls before it builds anything; tests
-        inject a fault with it. The module is searched from the current folder.
+        `patch`: "module:function", which every rank calls first, without arguments; tests inject faults with it. The
+        module is searched from the current folder.
         """
         more: dict[str, Any] = {"alone": False} if patch is None else {"alone": False, "patch": patch}
         job = self._job([*self.overrides, *more_overrides], ranks, self.scratch / name, **more)

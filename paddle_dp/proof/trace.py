@@ -3,9 +3,9 @@
 It writes two traces: `wide`, two steps in float64, and `own`, the recipe's first steps in its precision. On one process
 runs with noise follow each (proof.noise); only their distances from the run without noise are kept.
 
-Before anything is computed, a comparison that does not fit into this machine's memory and disk is refused. A process
-needs its model in float64 with gradients and momentum, the weights before an update, and one quantity on its way to the
-disk, which keeps all of them until the end (docs/proof.md).
+A comparison that does not fit into this machine's memory and disk is refused first. A process needs its model in
+float64 with gradients and momentum, the weights before an update, and one quantity; the disk keeps all quantities until
+the end (docs/proof.md).
 """
 
 from __future__ import annotations
@@ -127,11 +127,11 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     gradients, one process trains once more, with their gradients.
 
     Options: "ranks", the larger side's number of ranks, so that both sides read the same batches; "steps", the number
-    of steps in the recipe's precision; "wide", whether to do two steps in float64; "failed", the reason against it, if
-    some ranks failed there (proof.sides); "measure_memory", whether to measure each rank's memory; "rehearse", whether
-    to rehearse the training afterwards (proof.rehearsal); "start", the path of a checkpoint that replaces the initial
-    state. For one process: "alone": True, "beside", the sides with updates that it repeats, [folder, ranks] each
-    (proof.replay), and "tensor", the largest degree of their tensor axes. "patch": "module:function", called first.
+    of steps in the recipe's precision; "wide", two steps in float64; "failed", the reason against it, if some ranks
+    failed there (proof.sides); "measure_memory" of each rank; "rehearse", the training afterwards (proof.rehearsal);
+    "start", the path of a checkpoint that replaces the initial state. For one process: "alone": True, "beside", the
+    sides with updates that it repeats, [folder, ranks] each (proof.replay), and "tensor", the largest degree of their
+    tensor axes. "patch": "module:function", called first.
     """
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")

@@ -22,8 +22,8 @@ SAME, DIFFERENT, PROVES_NOTHING, FAILED = 0, 1, 3, NOT_RUN
 
 @dataclass
 class Verdict:
-    """Compares `reference`, one process, and `candidate`, the ranks: they are the `same`, or have a `first_difference`;
-    `sentences` are for the screen."""
+    """Compares `reference`, one process, and `candidate`, the ranks: `same`, or a `first_difference`; `sentences` for
+    the screen."""
 
     reference: Side
     candidate: Side

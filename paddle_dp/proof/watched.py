@@ -24,7 +24,7 @@ from paddle_dp.proof.trace_files import SCORE, Trace, key, number_key, numbers_o
 from paddle_dp.recipe import Precision
 from paddle_dp.train.assemble import TrainerBuilder
 
-PROBES = 3  # batches whose gradients are recorded with the initial weights, in the recipe's own precision
+PROBES = 3  # batches with gradients recorded at the initial weights, in the recipe's precision
 
 
 @dataclass(frozen=True)
@@ -224,8 +224,8 @@ class Watched:
         })  # fmt: skip
 
     def _gather_reads(self) -> None:
-        """Adds to each step's row the samples that the ranks read. Collective. Called after the last step: ranks that
-        meet between two steps would hide a step that begins before another rank's update."""
+        """Adds to each step's row the samples that the ranks read. Collective. Between two steps it would hide a step
+        that begins before another rank's update."""
         ranks = self.mesh.gather([self.mesh.dp_rank, self.mesh.is_loss_rank, self._reads])
         for step, row in enumerate(self.results.rows):
             row["shares"] = [len(reads[step]) for _, speaks, reads in ranks if speaks]
@@ -244,15 +244,14 @@ class Watched:
 
 
 def take_first(read: list[int], rows: int) -> list[int]:
-    """Removes and returns the first `rows` numbers of samples that were read: on an accelerator the loader has also
-    read samples of the next batch."""
+    """Removes and returns the first `rows` sample numbers: on an accelerator the loader has read more."""
     first = read[:rows]
     del read[:rows]
     return first
 
 
 def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]:
-    """The samples that count, without those of dummies."""
+    """The samples that count, without dummies' samples."""
     counting, start = [], 0
     for n, counts in zip(rows, counted, strict=True):
         counting += read[start : start + n] if counts else []

@@ -28,8 +28,8 @@ INPUT = {
 def watch_collectives(journal: EventJournal, alone: bool) -> None:
     """Wraps the public collectives of `paddle.distributed`.
 
-    `alone`: the script runs on one process without a group, where Paddle's collectives raise. Each has its effect for
-    one rank instead: all_reduce changes nothing, all_gather gives a list of one.
+    `alone`: on one process without a group, where Paddle's collectives raise, each has its effect for one rank:
+    all_reduce changes nothing, all_gather gives a list of one.
     """
     for name, position in INPUT.items():
         if hasattr(dist, name):

@@ -1,7 +1,7 @@
 """Records which samples a rank reads: the batches of each pass over a DataLoader, in the parent process.
 
-When a pass begins, the sampler is read to its end, and the script then gets its batches in that order. So the indices
-of the whole epoch are known, although only its first batches and its last one are read.
+The sampler is read to its end when a pass begins, so the indices of the whole epoch are known, although the script
+reads only its first batches and its last one.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def states() -> dict[str, str]:
 
 
 def moved(before: dict[str, str], after: dict[str, str]) -> tuple[str, ...]:
-    """The generators whose state has changed."""
+    """The generators with another state."""
     return tuple(name for name in after if before.get(name, after[name]) != after[name])
 
 

@@ -1,7 +1,7 @@
 """Runs the script on one process with the joined batches of N ranks, for the gradient that N ranks should have had.
 
-At each recorded update the hooks load its weights, give the script the batches of all ranks as one, save the gradient
-that reaches the optimizer, and skip the update. Model, loss, clipping and accumulation are the script's.
+At each recorded update it loads the weights, gives the script the batches of all ranks as one, saves the gradient that
+reaches the optimizer, and skips the update. Model, loss, clipping and accumulation are the script's.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def nearest(frame: FrameType | None) -> str:
 
 
 def caller() -> str:
-    """The nearest line outside this package, also in a library: paddle.Model makes several loaders on its own lines."""
+    """The nearest line outside this package, also in a library: paddle.Model makes several loaders on its lines."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(_OURS):
         frame = frame.f_back

@@ -39,7 +39,7 @@ class Updates:
         self.hooked: set[int] = set()  # ids of the parameters with a hook
         self.norms: list[Any] = []
         self.every, self.scale = 1, 1.0
-        self.stepping: Any = None  # the optimizer whose step() is running, once it was recorded
+        self.stepping: Any = None  # the recorded optimizer that is in step()
         self.depth = 0
 
     def install(self) -> None:

@@ -60,7 +60,7 @@ class Update:
 
 
 def recorded(trace: EventTrace, alone: EventTrace | None = None) -> Iterator[Update]:
-    """The updates whose gradients were kept on all ranks."""
+    """The updates with gradients recorded on all ranks."""
     for step in range(1, trace.steps + 1):
         updates = trace.together(step)
         if not all(update.arrays for update in updates) or len({update.optimizer for update in updates}) > 1:
