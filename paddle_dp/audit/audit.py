@@ -67,7 +67,7 @@ class Script:
         return outcome
 
     def _stalled(self, folder: Path) -> Any:
-        """A function for the supervisor: whether no rank recorded an event for longer than its guard allows."""
+        """A function for the supervisor: whether all ranks were silent for longer than their guards allow."""
         began = time.time()
 
         def stalled() -> bool:

@@ -1,4 +1,4 @@
-"""The events that a rank's hooks record, one JSON line each, written at once: a killed rank's events are kept."""
+"""The events that a rank's hooks record, one JSON line each, written at once to survive a kill."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A gradient cannot be sent before its backward. The next forward needs ZeRO's new parameters, in stage 3 layer by layer.
 A rank waits for exchanges within cut layers. All bytes of a rank share its one link:
 
-    forward    max(compute, hidden exchange) + exchange that is waited for
+    forward    max(compute, hidden exchange) + blocking exchange
     backward   the same; the last one includes the update, which may follow each gradient's exchange
 
 A pipeline's stages do so in their schedule's order, and each transfer between two stages takes its time. With the data
@@ -73,7 +73,7 @@ def bound(
         return max(sum(s.bytes for s in chosen), sum(s.received_bytes for s in chosen)) / link
 
     def span_seconds(kind: Kind) -> tuple[float, float, float]:
-        """Seconds of compute, of hidden exchange, and of exchange that is waited for, in one span."""
+        """Seconds of compute, hidden exchange and blocking exchange in one span."""
         every: When = "every forward" if kind == "forward" else "every backward"
         computed = compute.forward if kind == "forward" else compute.backward
         totals = computed, seconds_of(every, True), seconds_of(every, False)

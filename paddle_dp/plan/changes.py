@@ -1,4 +1,4 @@
-"""Proposes changes that shorten a step, with the expected gain, computed from the measured parts of a step.
+"""Proposes changes that shorten a step, with gains computed from the measured parts of a step.
 
 The model: ranks work in parallel and meet in the exchange. A step takes the longest rank's work, and then the wait of
 all ranks for the wire. A change shortens one of the two.
@@ -99,7 +99,7 @@ def workers_that_would_do(rank_times: Sequence[RankTimes], facts: Facts) -> tupl
 def _step(
     rank_times: Sequence[RankTimes], work: Callable[[RankTimes], float] = lambda times: times.work
 ) -> float:
-    """Seconds of a step in which each rank's work takes `work`: the longest one, and the common wait for the wire."""
+    """Seconds of a step with this `work` per rank: the longest one, and the common wait for the wire."""
     return max(work(times) for times in rank_times) + _wire(rank_times)
 
 
@@ -162,7 +162,7 @@ def _bubble(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdv
 
 
 def _larger_batch(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
-    """Twice the samples need the gradients' exchange and the update only once; all other times double."""
+    """Twice the samples need one exchange and one update; all other times double."""
     wire = min(max(_parameter_wire_time(times, facts) for times in rank_times), _wire(rank_times))
     once = wire + min(times.update for times in rank_times)
     if len(rank_times) > 1 and facts.degrees.get("pipeline", 1) == 1:
@@ -197,7 +197,7 @@ def _fewer_ranks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tuni
 
 
 def _rank_per_core(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
-    """Ranks that share cores take turns; one rank per core does the same work without turns."""
+    """Ranks that share cores take turns; one rank per core does the same work without."""
     if facts.servers:
         return
     if facts.device == "cpu" and facts.local_ranks > facts.cores and facts.degrees.keys() <= {"data"}:

@@ -122,7 +122,7 @@ def sent(
 def _with_branches(
     layout: Layout, branches: BranchTraffic, memory: RankMemory, blocks: Blocks
 ) -> Iterator[Sent]:
-    """Outputs sent to every other rank, and the all-reduces of input gradients and of weight gradients."""
+    """Outputs to every other rank; all-reduces of input and weight gradients."""
     tp_rank, ranks, every = memory.coords["tensor"], layout.degrees.tensor, layout.degrees.ranks
     weights = distinct_weights(on_rank(blocks, tp_rank), range(len(blocks)))
     yield from _gradients(blocks, layout, memory, [weight for weight in weights if len(weight.at) < 2], 1)
@@ -165,7 +165,7 @@ def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> Iterator[Sent]:
 
 
 def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Between | None) -> float:
-    """The bytes that a rank sends in one step, averaged over all ranks of the layout."""
+    """The bytes that a rank sends in one step, the mean over ranks."""
     ranks = range(layout.degrees.ranks)
     return sum(s.bytes for rank in ranks for s in sent(blocks, layout, rank, micro_batches, between)) / len(
         ranks
@@ -175,12 +175,12 @@ def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Betw
 def _gradients(
     blocks: Blocks, layout: Layout, memory: RankMemory, weights: Sequence[Weight], micro_batches: int
 ) -> Iterator[Sent]:
-    """Gradients, and ZeRO's parameters, along the axes on which ranks have different samples or tokens."""
+    """Gradients and ZeRO's parameters, along axes with other samples or tokens on each rank."""
     degrees, ranks, stage = layout.degrees, layout.degrees.sharding, layout.sharding_stage
     owner_of = owned(weights, layout)
 
     def shares(selection: Sequence[Weight]) -> tuple[int, int]:
-        """The elements that this rank owns, and the elements that others own."""
+        """The elements that this rank owns, and that others own."""
         owned_sizes = [
             (w.local_size(degrees.tensor), owner_of[w.name]) for w in selection if w.name in owner_of
         ]
@@ -297,7 +297,7 @@ def _inside(axis: str, size: float, when: When) -> Sent:
 
 
 def _between_stages(layout: Layout, memory: RankMemory, between: Between) -> Iterator[Sent]:
-    """Outputs sent to the next stage, and input gradients sent to the previous one."""
+    """Outputs to the next stage, and input gradients to the previous one."""
     degrees = layout.degrees
     stages, here = degrees.pipeline * layout.virtual_stages, len(memory.stages)
     if stages > 1 and degrees.pipeline > 1:

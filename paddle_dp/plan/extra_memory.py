@@ -43,7 +43,7 @@ def factors(shape: Sequence[int], rank: int) -> int:
 
 
 def is_worthwhile(shape: Sequence[int], rank: int) -> bool:
-    """Whether a gradient of this shape is sent as two factors of `rank` columns."""
+    """Whether a gradient of this shape is sent as two factors."""
     rows, columns = matrix(shape)
     return len(shape) > 1 and TWICE * factors(shape, rank) <= rows * columns
 
@@ -65,7 +65,7 @@ def residual_bytes(
 
 
 def flat_gradient_bytes(way: str, gradients: float, bucket: float) -> float:
-    """Bytes of flat gradients in addition to the gradients themselves, by the exchange's name."""
+    """Bytes of flat gradients in addition to the gradients, by the exchange's name."""
     reducer_bytes = gradients + min(bucket, gradients)
     return {"after": gradients, "bucketed": reducer_bytes}.get(way, 0.0)
 

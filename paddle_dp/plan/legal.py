@@ -75,7 +75,7 @@ class Shape:
 
 
 def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
-    """The reasons why the layout cannot run, one sentence each; empty if it can."""
+    """The reasons why the layout cannot run, one sentence each."""
     reasons = []
     if degrees.ranks != ranks:
         factors = [str(degrees[axis]) for axis in AXES if degrees[axis] > 1]
@@ -104,7 +104,7 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
 
 
 def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, named: bool) -> Iterator[str]:
-    """The reasons that the model's tables give; `named`: another reason already names the tensor axis."""
+    """Reasons from the model's tables; `named`: another reason names the tensor axis."""
     if degrees.pipeline > 1:
         yield from _unstageable(degrees, shape, model)
     if degrees.tensor > 1:

@@ -24,7 +24,7 @@ def stage_bounds(weights: Sequence[int], stages: int, partition: Partition = "un
 
 
 def check_partition(partition: Partition, blocks: int, stages: int) -> list[str]:
-    """The reasons why this partition cannot deal the blocks to the stages, one sentence each; empty if it can."""
+    """The reasons why this partition does not fit the blocks and stages, one sentence each."""
     if stages > blocks:
         return [f"{stages} pipeline stages need as many blocks, and the model has {blocks}"]
     if isinstance(partition, str):

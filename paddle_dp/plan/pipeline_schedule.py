@@ -42,7 +42,7 @@ def bubble(stages: int, micro_batches: int, virtual_stages: int = 1) -> float:
 
 
 def check_schedule(schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1) -> list[str]:
-    """The reasons why a schedule cannot run, one sentence each; empty if it can."""
+    """The reasons why a schedule cannot run, one sentence each."""
     reasons = []
     if schedule == "1f1b" and virtual_stages > 1:
         reasons.append(
@@ -70,7 +70,7 @@ def orders(schedule: str, stages: int, micro_batches: int, virtual_stages: int =
 def _directions(
     schedule: str, stages: int, micro_batches: int, virtual_stages: int
 ) -> tuple[list[Work], list[Work]]:
-    """All forwards and all backwards of any one rank, each in order: in rounds of micro-batches, chunk by chunk."""
+    """All forwards and backwards of a rank, in order: rounds of micro-batches, chunk by chunk."""
     turn = stages if schedule == "interleaved" else micro_batches
     rounds = [range(first, min(first + turn, micro_batches)) for first in range(0, micro_batches, turn)]
     chunks = range(virtual_stages)

@@ -91,7 +91,7 @@ class Layout:
     accelerator: bool = False
 
     def called(self, axis: str) -> str:
-        """The axis's name on the screen: «branches» for the tensor axis if its ranks have branches."""
+        """The axis's name on the screen: «branches» if its ranks have branches."""
         return "branches" if axis == "tensor" and self.branches is not None else axis
 
     @property
@@ -142,7 +142,7 @@ class RankMemory:
 
 
 def total_parameters(blocks: Blocks) -> int:
-    """The number of the whole model's elements; a weight that several blocks share counts once."""
+    """The whole model's number of elements; shared weights count once."""
     return sum(distinct(blocks, range(len(blocks)), 1))
 
 
@@ -168,7 +168,7 @@ def on_rank(blocks: Blocks, tp_rank: int) -> Blocks:
 
 
 def owned(weights: Sequence[Weight], layout: Layout) -> dict[str, int]:
-    """The rank of the sharding axis that owns each weight that has an owner, by name."""
+    """The owner of each weight that has one, as a sharding rank, by name."""
     kinds = [[w for w in weights if w.frozen == kind and not w.statistic] for kind in (False, True)]
     trained, frozen = (
         [weight.local_size(layout.degrees.tensor) for weight in weights_of_kind] for weights_of_kind in kinds
@@ -226,7 +226,7 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
 
 
 def _extra_bytes(blocks: Blocks, here: Sequence[int], layout: Layout) -> float:
-    """Bytes of copies of the trained weights, of compression residuals, and of flat gradients."""
+    """Bytes of weight copies, compression residuals and flat gradients."""
     trained = [weight for weight in distinct_weights(blocks, here) if not weight.frozen]
     sizes = [weight.local_size(layout.degrees.tensor) for weight in trained]
     shapes = [weight.shape for weight in trained]

@@ -169,7 +169,7 @@ def _exchanges(tapes: Tapes, shifts: Sequence[float]) -> dict[tuple[str, int], l
 
 
 def _sent(tapes: Tapes, shifts: Sequence[float]) -> dict[tuple[int, int, int, int], float]:
-    """The time at which each message was sent, by (group, source, destination, number)."""
+    """Send times of messages, by (group, source, destination, number)."""
     return {
         (group, source, to, number): when + shift
         for source, (row, shift) in enumerate(zip(tapes, shifts, strict=True))
@@ -202,7 +202,7 @@ class _Waited:
         self.exchanges[wait.rank] += 1
 
     def blame(self, rank_times: Sequence[RankTimes]) -> None:
-        """Adds every wait to its final cause: a rank or the wire."""
+        """Adds every wait to its final cause."""
         for pieces in self.pieces_by_rank:
             pieces.sort()
         for times, pieces, count in zip(rank_times, self.pieces_by_rank, self.exchanges, strict=True):
@@ -266,7 +266,7 @@ def _with_compute(
 
 
 def _hidden_seconds(transfers: Iterable[Sequence[float]], waits: Sequence[Sequence[float]]) -> float:
-    """Seconds in which bytes were transferred and the rank did not wait."""
+    """Seconds of transfers during which the rank did not wait."""
     edges = [(start, 1, 0) for start, _ in transfers] + [(stop, -1, 0) for _, stop in transfers]
     edges += [(start, 0, 1) for start, _ in waits] + [(stop, 0, -1) for _, stop in waits]
     carried = waiting = 0

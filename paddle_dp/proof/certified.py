@@ -99,7 +99,7 @@ def short(digest: object) -> str:
 
 
 def checked(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
-    """(as certified, sentence) for each checkpoint in the folder and each resume; reads all bytes of checkpoints."""
+    """(as certified, sentence) for each checkpoint, of which all bytes are read, and each resume."""
     saves = certificates.saves(content)
     folder = run / "checkpoints"
     for path in checkpoints(folder):
@@ -168,7 +168,7 @@ def intervals(content: Content, run: Path) -> list[Interval]:
 
 
 def interval_to(content: Content, run: Path, step: int) -> Interval:
-    """The interval from the newest checkpoint before update `step`, or from the beginning, to that update."""
+    """The interval to update `step` from the newest checkpoint before it, or from the beginning."""
     checkpoint_steps = _checkpoint_steps(content, run)
     try:
         certificates.attempt_of(content, step)
@@ -192,7 +192,7 @@ def interval_to(content: Content, run: Path, step: int) -> Interval:
 
 
 def _checkpoint_steps(content: Content, run: Path) -> dict[int, Path | None]:
-    """The steps from which training can begin again, in order, with their checkpoints; 0 has none."""
+    """The steps from which training can begin, in order, with their checkpoints; 0 has none."""
     saves = certificates.saves(content)
     first = content["attempts"][0]
     checkpoint_steps: dict[int, Path | None] = {} if first["resumed"] else {0: None}

@@ -143,7 +143,7 @@ class TraceComparison:
 
     @cached_property
     def shows(self) -> dict[str, float]:
-        """By parameter: the smallest relative gradient fault on all ranks that every recorded step would show."""
+        """By parameter: the smallest relative gradient fault on all ranks that every step would show."""
         worst: dict[str, float] = {}
         for finding in self.findings:
             if finding.key.kind == "gradient" and not finding.missing and np.isfinite(finding.shows):
@@ -163,7 +163,7 @@ class TraceComparison:
         return [f for f in self.findings if f.key.kind == "gradient" and f.undetermined >= 0.1]
 
     def reference_array(self, number: str) -> np.ndarray:
-        """One process's value of a whole quantity; for updates and states, computed from the ranks' gradients."""
+        """One process's value of a quantity; updates and states are from the ranks' gradients."""
         is_replayed = self.replayed is not None and Key.read(number).kind in REPLAYED
         trace = self.replayed if is_replayed and self.replayed is not None else self.reference
         return trace.array(number)
@@ -271,14 +271,14 @@ class TraceComparison:
         )
 
     def _ulp_error(self, quantity: Key) -> float:
-        """The error of an update from the last places of the two weights that it is the difference of."""
+        """The error of an update from the last places of its two weights."""
         number = key("initial", 0, quantity.name)
         if quantity.kind != "update" or number not in self.reference.keys:
             return 0.0
         return _arithmetic(self.dtype) * _norm(self.reference.array(number))
 
     def _undetermined(self, quantity: Key, shape: tuple[int, ...]) -> np.ndarray:
-        """A mask of the elements without a true gradient; empty for quantities that are not gradients."""
+        """A mask of the elements without a true gradient; empty for other quantities."""
         trace, step = self.reference, quantity.step
         if self.truth is not None:
             trace, step = self.truth, next(iter(self.truth.facts["recorded"]), 1)
@@ -313,7 +313,7 @@ def _arithmetic(dtype: str) -> float:
 
 
 def _alike(quantity: Key) -> tuple[str, int, str]:
-    """The key that quantities of one size share: kind, step, and of optimizer states the accumulator."""
+    """The key that quantities of one size share: kind, step, a state's accumulator."""
     return quantity.kind, quantity.step, quantity.name.rpartition("/")[2] if quantity.kind == "state" else ""
 
 

@@ -108,7 +108,7 @@ def _axis(c: float, degrees: Degrees, cut: bool, within: float) -> str:
 
 
 def _either(axes: Sequence[str], cut: bool) -> str:
-    """The axes that a factor fits; not tensor for slices, which are not summed over that axis."""
+    """The axes that a factor fits; slices are not summed over tensor."""
     left = [axis for axis in axes if not (cut and axis == "tensor")] or list(axes)
     return " or the ".join(left)
 

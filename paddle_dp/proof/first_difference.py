@@ -87,7 +87,7 @@ class Search:
         return {name: position for position, name in enumerate(self.comparison.reference.facts["order"])}
 
     def _layer_position(self, parameter: str) -> int:
-        """The position of the parameter's layer in the forward; -1 for a layer without a recorded output."""
+        """The position of the parameter's layer in the forward; -1 without a recorded output."""
         layer = parameter.rpartition(".")[0]
         while layer not in self._order and "." in layer:
             layer = layer.rpartition(".")[0]
@@ -232,7 +232,7 @@ class Search:
         )
 
     def _slices(self, number: str, reference: np.ndarray) -> str:
-        """A sentence if some slices of a parameter are wrong and some right; "" if all are wrong, or it is not cut."""
+        """A sentence if only some slices of a parameter are wrong; else ""."""
         wrong: dict[int, tuple[float, float]] = {}
         right: list[int] = []
         for rank, sheet in enumerate(self.comparison.candidate.sheets):

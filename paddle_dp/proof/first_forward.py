@@ -1,4 +1,4 @@
-"""Runs the first batch on one process before a proof starts its sides: else a failure comes late, and on every rank."""
+"""Runs the first batch on one process before a proof starts its ranks, which would all fail later."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Floors:
         return float(np.sqrt(squares)), most
 
     def _fold(self, group: str, number: str, array: np.ndarray) -> None:
-        """Keeps the larger distance. Skips a quantity that the run without noise lacks, or has in another shape."""
+        """Keeps the larger distance. Skips a quantity without a plain one of its shape."""
         base = f"{group}|{number}"
         if base not in self._store or self._store.shape(base) != array.shape:
             return

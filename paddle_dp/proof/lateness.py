@@ -1,4 +1,4 @@
-"""Makes one rank late in each step of a proof, so that a rank that does not wait where it must reads stale values."""
+"""Makes one rank late in each step of a proof: a rank that does not wait for it reads stale values."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Memory:
 
 
 def _moving(thing: Any) -> dict[str, Any]:
-    """The attributes that change with use, and so are no settings: queues, and generators by their state."""
+    """The attributes that change with use: queues, and generators by their state."""
     own = getattr(thing, "__dict__", {})
     queues = described({name: list(value) for name, value in own.items() if isinstance(value, deque)})
     states = {name: _state_of(value) for name, value in own.items()}

@@ -75,7 +75,7 @@ def _shuffled(seed: int) -> Callable[[int], np.ndarray]:
 
 
 def permute(batch: Batch, order: Callable[[int], np.ndarray]) -> Batch:
-    """The batch with the samples of each micro-batch in another order; each sample keeps its dropout mask."""
+    """The batch with reordered samples in each micro-batch; each sample keeps its dropout mask."""
     micro_batches = []
     for micro_batch in batch.micro_batches:
         if micro_batch.is_dummy:

@@ -241,7 +241,7 @@ class ProofRecorder:
         self._hand_on(number, TensorShard(number, shard.global_shape, shard.offset, array))
 
     def _compare_copies(self, kind: str, placed_tensors: Sequence[tuple[str, Any, Any]]) -> None:
-        """Finds the tensors with copies that differ between ranks, and keeps this rank's copies. Collective."""
+        """Keeps this rank's copies of tensors that differ between ranks. Collective."""
         if self.mesh.ranks == 1:
             return
         placements = self.learner.placements
@@ -280,7 +280,7 @@ def _subtract(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def running_statistics(learner: Learner) -> set[str]:
-    """The names of BatchNorm's running means and variances, by the kind of the layer that holds them."""
+    """The names of BatchNorm's running means and variances."""
     names = set()
     for name, layer in learner.named_layers():
         if "BatchNorm" in type(layer).__name__ and hasattr(layer, "_mean") and hasattr(layer, "_variance"):

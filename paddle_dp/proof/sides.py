@@ -48,7 +48,7 @@ def failed_together(error: Exception, folder: Path, rank: int, ranks: int, wait:
 
 
 def failed_alone(folder: Path) -> str | None:
-    """The first note in `folder` and the ranks that left notes, as a sentence; None without notes."""
+    """A sentence with the first note in `folder` and the ranks with notes; None without."""
     notes = sorted(folder.glob(_NAME.format("*")), key=lambda note: note.stat().st_mtime_ns)
     if not notes:
         return None
@@ -213,7 +213,7 @@ class Comparison:
 
 
 def _refusal(status: int, message: str) -> JobError:
-    """The error for processes that ended with this status; the screen already shows their failure."""
+    """The error for processes that ended with this status and showed their failure."""
     if status - 128 in END_SIGNALS:
         return EndedError(status - 128)
     error = JobError("nothing was compared." if status == REFUSED else message)

@@ -87,7 +87,7 @@ class StepComparison:
 
     @property
     def broken(self) -> Step | None:
-        """The first step with numbers that are not finite on one process, although something in it counts."""
+        """The first step that counts and has numbers that are not finite on one process."""
         return next((step for step in self.steps if not (step.finite or step.empty)), None)
 
     @property

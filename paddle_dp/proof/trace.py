@@ -289,7 +289,7 @@ class RecordedSide:
             sheet.finish(facts | {"all seconds": time.perf_counter() - begun})
 
     def _noise(self, wide: bool, sheet: Writer, results: RunResults) -> dict[str, Any]:
-        """Does the runs with noise of the run `results`; writes the largest distance of each element to the sheet."""
+        """Does the runs with noise; writes each element's largest distance from `results` to the sheet."""
         precision = self.run_settings.precision
         updated = (
             results.recorded[0] if results.recorded else 1

@@ -170,7 +170,7 @@ class Verdict:
 
     @property
     def sentences(self) -> list[str]:
-        """The sentences for the screen: the smallest visible fault, the omissions, and the verdict, which is last."""
+        """The sentences for the screen: the smallest visible fault, omissions, and last the verdict."""
         return list(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
@@ -244,7 +244,7 @@ class Verdict:
         )
 
     def _sides(self, step: Step) -> str:
-        """The sides with numbers that are not finite, in a step in which one process's are not."""
+        """The sides without finite numbers, in a step in which one process has none."""
         numbers = (step.loss.many, step.gradient_norm.many)
         candidate_is_finite = all(number is not None and isfinite(number) for number in numbers)
         return "on one process" if candidate_is_finite else "on both sides"

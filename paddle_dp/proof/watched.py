@@ -167,7 +167,7 @@ class Watched:
                 self.learner.train_batch(self._in_order(batch), collect_metrics=self.side.alone)
 
     def _watch_state(self) -> Memory:
-        """From now on watches the draws of every forward; returns a record of the layers' state for each step."""
+        """Watches draws from now on; returns a record of the layers' state for each step."""
         self.learner._draws.watch_on()
         memory = Memory(self.learner)
         self.results.memory = memory.steps
@@ -260,7 +260,7 @@ def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]
 
 
 def _back(counted: list[int], order: Callable[[int], np.ndarray] | None) -> np.ndarray:
-    """The inverse permutation of a batch in which each micro-batch was put into another order."""
+    """The inverse permutation of a batch with reordered micro-batches."""
     permutations, start = [], 0
     for samples in counted:
         inverse = np.argsort(order(samples)) if order is not None else np.arange(samples)

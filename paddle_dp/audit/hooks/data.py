@@ -58,7 +58,7 @@ def _integers(batches: list[Any]) -> Batches | None:
 
 
 class Loaders:
-    """The DataLoaders of this rank, numbered in the order of creation; a line that makes one again keeps its number."""
+    """This rank's DataLoaders, numbered by creation; a line that makes one again keeps its number."""
 
     def __init__(self, watch: ScriptMonitor):
         self.watch = watch
@@ -91,7 +91,7 @@ class Loaders:
         _DataLoaderIterBase._index_sampler = property(index_sampler)
 
     def add(self, loader: DataLoader) -> None:
-        """Numbers a loader: like the earlier one of the same line, if the script has read that one; else anew."""
+        """Numbers a loader: like the same line's earlier one if that was read, else anew."""
         line, is_stream = here(), isinstance(loader.dataset, IterableDataset)
         samples = None if is_stream else len(loader.dataset)
         same_line = self.known.setdefault((line, caller(), type(loader.dataset).__name__, str(samples)), [])

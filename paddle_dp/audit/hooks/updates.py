@@ -29,7 +29,7 @@ MEANS = 4  # recorded running means of each BatchNorm layer
 
 
 class Updates:
-    """The optimizers of this rank, their updates, and each parameter's local gradient since the last update."""
+    """This rank's optimizers, their updates, and the local gradients since the last one."""
 
     def __init__(self, watch: ScriptMonitor, on_step: Callable[[Any, list[Any]], bool] | None = None):
         self.watch, self.on_step = watch, on_step
@@ -128,7 +128,7 @@ class Updates:
         ))  # fmt: skip
 
     def _gradient_hook(self, parameter: Any) -> Callable[[Any], None]:
-        """A hook that accumulates a parameter's local gradients as Paddle does: from one clear_grad() to the next."""
+        """A hook that accumulates local gradients as Paddle does, between calls of clear_grad()."""
         name = parameter.name
 
         def accumulate(gradient: Any) -> None:
@@ -225,7 +225,7 @@ def gradient_of(parameter: Any) -> Any:
 
 
 def local_norms() -> list[Any]:
-    """The BatchNorm layers that normalise over this rank's samples alone, without frozen ones."""
+    """The unfrozen BatchNorm layers that normalise over this rank's samples alone."""
     layers = [each for each in gc.get_objects() if isinstance(each, _BatchNormBase | BatchNorm)]
     return [each for each in layers if not isinstance(each, SyncBatchNorm) and not _frozen(each)]
 

@@ -96,7 +96,7 @@ def _numbers(
 
 
 def _means(trace: EventTrace, loader_event: LoaderCreated, exchanged: list[list[Exchanged]]) -> list[float]:
-    """The ranks' numbers that were reduced, if they are means and no count of samples was reduced with them."""
+    """The ranks' reduced numbers, if they are means without a count of samples."""
     reduced = [
         [e for e in events if e.collective in ("all_reduce", "reduce") and e.values] for events in exchanged
     ]

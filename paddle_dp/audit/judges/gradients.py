@@ -44,7 +44,7 @@ class Update:
 
     @property
     def names(self) -> list[str]:
-        """The parameters that all sides have, except parameters that are zero on all sides."""
+        """The parameters that all sides have, without all-zero ones."""
         sides = [*self.local, *self.final, *([self.reference] if self.reference is not None else [])]
         common = set.intersection(*(set(side) for side in sides))
         return [n for n in self.final[0] if n in common and any(np.any(side[n]) for side in sides)]
@@ -207,7 +207,7 @@ def _not_exchanged(update: Update, alone: list[str]) -> AuditFinding:
 
 
 def _judge_local(update: Update) -> Iterator[AuditFinding]:
-    """Findings from local gradients, without one process's, if each loss is the mean over its samples."""
+    """Findings from local gradients alone, if each loss is the mean over its samples."""
     mean, final, ranks = vector(update, "mean"), vector(update, "final"), update.ranks
     factor = ratio(final, mean)
     for size, problem, remedy in (

@@ -77,7 +77,7 @@ def _order(trace: EventTrace) -> Iterator[AuditFinding]:
 
 
 def _data(trace: EventTrace) -> Iterator[AuditFinding]:
-    """Findings on random numbers drawn while data is read in this process, mostly for augmentation."""
+    """Findings on random numbers drawn while data is read, mostly for augmentation."""
     seeded = {seed.generator for seed in trace.ranks[0].events_of(Seeded)}
     for loader in sorted(trace.training):
         loader_event = same_loader(trace, loader)
