@@ -1,7 +1,6 @@
 """Audits a script: runs it on N ranks and on one process, judges the recorded events, and reports.
 
-A run is a supervised job. The one process gets the N ranks' batches. The report lists the findings and what was
-examined, as text or as JSON.
+Each run is a supervised job. The one process gets the N ranks' batches.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.supervisor import ExternalEvents
 
 RUNNER = Path(__file__).with_name("runner.py")
-GRACE = 30.0  # seconds beyond its patience for a rank whose own guard cannot run
+GRACE = 30.0  # seconds beyond its patience, for a rank with a guard that cannot run
 STARTUP = 60.0  # seconds for Python, paddle and the launcher to start, before the first event
 
 
@@ -68,7 +67,7 @@ class Script:
         return outcome
 
     def _stalled(self, folder: Path) -> Any:
-        """A function for the supervisor: whether no rank has recorded an event for longer than its guard allows."""
+        """A function for the supervisor: whether all ranks were silent for longer than their guards allow."""
         began = time.time()
 
         def stalled() -> bool:
@@ -167,10 +166,10 @@ class Options:
 
 
 def audit(path: Path, arguments: Sequence[str], options: Options) -> int:
-    """Audits a script, prints the report and returns the exit status (see Outcome.exit_status).
+    """Audits a script, prints the report and returns the exit status (see AuditResult.exit_status).
 
-    The script really runs, twice, with all its side effects. Raises UsageError for a missing script or impossible
-    options, EndedError when a signal ended it.
+    The script runs twice, with all its side effects. Raises UsageError for a missing script or impossible options,
+    EndedError when a signal ended it.
     """
     if not path.is_file() or path.suffix != ".py":
         raise UsageError(
@@ -224,7 +223,7 @@ def examine(script: Script, ranks: int, scratch: Path) -> AuditResult:
 
 
 def replay_of(trace: EventTrace) -> tuple[dict[str, Any] | None, str]:
-    """The updates that one process can repeat (see hooks/replay.py), and ""; or None, and the reason why none can."""
+    """The updates that one process can repeat (see hooks/replay.py), and ""; or None, and the reason why it cannot."""
     steps = [step for step in range(1, trace.equal_until + 1) if all(u.arrays for u in trace.together(step))]
     if not steps:
         return None, "no update was recorded before which all ranks held equal weights"

@@ -1,4 +1,4 @@
-"""Events: what the hooks of a rank see, one JSON line each, written at once so that a killed rank's are kept."""
+"""The events that a rank's hooks record, one JSON line each, written at once to survive a kill."""
 
 from __future__ import annotations
 
@@ -52,9 +52,8 @@ class LoaderCreated(Event):
 class PassBegan(Event):
     """A loader is iterated for the `number`-th time (from 1).
 
-    `batches` are the sample indices of all batches of this pass, also of those that the audit leaves out; None where
-    indices are unknown or without end. `drew` names the generators that the order was drawn from. `managed` is true
-    when `paddle.Model` iterates, which drops repeated samples of an evaluation itself.
+    `batches`: sample indices of all batches of this pass, also of skipped ones; None if unknown or endless. `drew`: the
+    generators that decided the order. `managed`: `paddle.Model` iterates, and drops repeated samples of an evaluation.
     """
 
     loader: int
@@ -169,7 +168,7 @@ class Exchanged(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(Event):
-    """The script is over; `reason`: "limit" (the audit has enough), "script" (its own end), "failed" or "silent"."""
+    """The script is over; `reason`: "limit" (the audit has enough), "script" (it ended), "failed" or "silent"."""
 
     reason: str
     message: str = ""
@@ -182,7 +181,7 @@ E = TypeVar("E", bound=Event)
 class EventJournal:
     """Writes events to a file of `folder`, each with one write, and counts them.
 
-    Forked processes, such as a loader's workers, write nothing: their events are not the rank's.
+    Forked processes, such as a loader's workers, write nothing.
     """
 
     def __init__(self, folder: Path, rank: int):
@@ -209,7 +208,7 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def _tuples(value: Any) -> Any:
-    """With JSON's lists turned back into tuples."""
+    """Turns JSON's lists back into tuples."""
     if isinstance(value, list):
         return tuple(map(_tuples, value))
     return {key: _tuples(each) for key, each in value.items()} if isinstance(value, dict) else value

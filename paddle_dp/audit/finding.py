@@ -1,12 +1,12 @@
-"""A finding: what is wrong with a script, the numbers that show it, the place, and the remedy."""
+"""A finding: a fault of a script, the numbers that show it, the place, and the remedy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-# fault: the script has a mistake. difference: by a choice of the script, N ranks learn something else than one process.
-# note: worth knowing, and does not count.
+# fault: a mistake of the script. difference: by the script's choice, N ranks learn something else than one process.
+# note: worth knowing, but not counted.
 Severity = Literal["fault", "difference", "note"]
 ORDER: tuple[Severity, ...] = ("fault", "difference", "note")
 
@@ -25,7 +25,7 @@ class AuditFinding:
 
 @dataclass(frozen=True)
 class Section:
-    """One subject: what was examined, in a sentence with numbers, and the findings."""
+    """One subject with its findings; `looked`: a sentence with numbers on the examined quantities."""
 
     subject: str
     looked: str
@@ -33,7 +33,7 @@ class Section:
 
 
 def few(numbers: object, most: int = 6) -> str:
-    """ "3, 17, 42, …": the first of many."""
+    """ "3, 17, 42, …": the first `most` numbers."""
     listed = list(numbers)  # type: ignore[call-overload]
     return ", ".join(map(str, listed[:most])) + (", …" if len(listed) > most else "")
 

@@ -61,7 +61,7 @@ class Rank:
 
     @cached_property
     def training(self) -> set[int]:
-        """The loaders whose batches went into an update."""
+        """The loaders with batches in an update."""
         return {loader for update in self.updates for loader, _, _ in update.batches}
 
     def sizes(self, update: Stepped) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class EventTrace:
-    """What one execution of the script left, on one rank or several."""
+    """The events of one execution of the script, on one rank or several."""
 
     ranks: tuple[Rank, ...]
     folder: Path

@@ -1,7 +1,7 @@
 """One rank under audit: installs the hooks, then runs the script as `python script.py …` would.
 
-Paddle's launcher runs this file with the script and its arguments; the options come in an environment variable. The
-script sees its own sys.argv, sys.path, `__file__` and `__name__ == "__main__"`.
+Paddle's launcher runs this file with the script and its arguments; options are in an environment variable. The script
+sees its sys.argv, sys.path, `__file__` and `__name__ == "__main__"`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ and t tensor ranks:
     full         s·b·h·2                           s·b·h/t·2                        table 2
 
 The head keeps s·b·(4·h + 4·v) / t bytes, for a vocabulary of v (section 4.3). In 32 bits everything takes twice as
-much, but for the logits, which always have 4 bytes. Flash attention keeps no scores, as `selective`: then the estimate
-for `none` is an upper bound.
+much, except the logits, which always have 4 bytes. Flash attention keeps no scores, like `selective`, so the estimate
+for `none` is then an upper bound.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def activation_bytes(
 ) -> float:
     """Bytes on a rank with the blocks in `stages` (numbers of `blocks`: an embedding, layers, a head).
 
-    `in_flight`: the number of micro-batches of each of its stages that await backward at once (`in_flight`).
+    `in_flight`: the micro-batches per stage that await backward at once, from the function `in_flight`.
     """
     local_blocks = [number for stage in stages for number in stage]
     layers = [number for number in local_blocks if 0 < number < blocks - 1]
     recomputed = [number for number in layers if recompute.blocks and number % recompute.blocks == 0]
     plain = tokens.block("selective" if recompute.attention else "none")
     size = in_flight * ((len(layers) - len(recomputed)) * plain + len(recomputed) * tokens.block("full"))
-    size += plain if recomputed else 0.0  # of the one block whose backward is running
+    size += plain if recomputed else 0.0  # the block that is in backward now
     return size + (tokens.head() if blocks - 1 in local_blocks else 0.0)
 
 

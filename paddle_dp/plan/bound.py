@@ -1,13 +1,13 @@
 """The shortest step that a layout's dependencies allow, from seconds of compute, bytes, and a link's speed.
 
-Nothing of a gradient can be sent before its backward; ZeRO's new parameters are needed by the next forward, and those
-of stage 3 layer by layer; exchanges inside of cut layers are waited for. All of a rank's bytes share its one link:
+A gradient cannot be sent before its backward. The next forward needs ZeRO's new parameters, in stage 3 layer by layer.
+A rank waits for exchanges within cut layers. All bytes of a rank share its one link:
 
-    forward    max(compute, what hides behind it) + what is waited for
-    backward   the same; of the last one the update is a part, for it may follow each gradient's own exchange
+    forward    max(compute, hidden exchange) + blocking exchange
+    backward   the same; the last one includes the update, which may follow each gradient's exchange
 
-and a pipeline's stages do so in their schedule's order, each transfer between two stages taking its time. Without
-axes but data that is max(compute, forward + exchange).
+A pipeline's stages do so in their schedule's order, and each transfer between two stages takes its time. With the data
+axis alone this is max(compute, forward + exchange).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Compute:
 
     @classmethod
     def from_seconds(cls, seconds: float) -> Compute:
-        """A step of `seconds`, of which backward takes two thirds: two products for each of forward."""
+        """A step of `seconds`, of which backward takes two thirds: two matrix products for each one in forward."""
         return cls(forward=seconds / 3, backward=seconds * 2 / 3)
 
     @property
@@ -61,9 +61,9 @@ def bound(
 ) -> float:
     """Seconds of the shortest step over a link of `link` bytes a second in each direction.
 
-    `exchange` is that of one rank: the slowest one's is the bound of the job, for owners under ZeRO have unequal parts.
-    All stages of a pipeline count as equal, with this rank's numbers. `overlap` False: of a step in which nothing is
-    sent while the rank computes.
+    `exchange`: one rank's transfers. The job's bound is its slowest rank's, because ZeRO's owners have unequal parts.
+    All stages of a pipeline count as equal, with this rank's numbers. `overlap` False: nothing is sent while the rank
+    computes.
     """
     order = order or WorkOrder()
     spans_of_a_kind = order.micro_batches * order.virtual_stages
@@ -73,7 +73,7 @@ def bound(
         return max(sum(s.bytes for s in chosen), sum(s.received_bytes for s in chosen)) / link
 
     def span_seconds(kind: Kind) -> tuple[float, float, float]:
-        """Its compute, what hides behind it, what is waited for."""
+        """Seconds of compute, hidden exchange and blocking exchange in one span."""
         every: When = "every forward" if kind == "forward" else "every backward"
         computed = compute.forward if kind == "forward" else compute.backward
         totals = computed, seconds_of(every, True), seconds_of(every, False)

@@ -1,7 +1,7 @@
-"""What would make a step shorter, and by how much: each expectation is computed from the measured parts of a step.
+"""Proposes changes that shorten a step, with gains computed from the measured parts of a step.
 
-The model: the ranks work side by side and meet in the exchange, so a step takes the longest rank's own time, and
-behind it what all wait for the wire. A change takes something away from it.
+The model: ranks work in parallel and meet in the exchange. A step takes the longest rank's work, and then the wait of
+all ranks for the wire. A change shortens one of the two.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from dataclasses import dataclass
 
 from paddle_dp.plan.rank_times import RankTimes, slowest
 
-MATTERS = 0.08  # of a step: what gains less is not worth a line
-SHORT = 5e-3  # seconds of a step, below which handing a batch over from a worker takes what the worker saves
+MATTERS = 0.08  # of a step; a smaller gain is not worth a line
+SHORT = 5e-3  # seconds; in a shorter step, a batch from a worker takes the time that the worker saves
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of the run beside its times. `cores`: processors of one machine; `local_ranks`: ranks on it;
-    `degrees`: of the axes that are split; `free`, `peak`: bytes of a rank's memory; `sent`: bytes that a rank sends in
-    a step, the mean of all; 0 where they are not counted. `servers`: so many of the first ranks are; `one_process`:
-    several ranks take another strategy; `load`: processes that wanted to compute, on the first rank's machine."""
+    """The facts of a run in addition to its times.
+
+    `cores`: processors of one machine; `local_ranks`: ranks on it; `degrees`: of the axes that are split; `free`,
+    `peak`: bytes of a rank's memory; `sent`: bytes that a rank sends in a step, the mean over ranks (0: not counted);
+    `servers`: the first ranks are so many servers; `one_process`: more ranks need another strategy; `load`: processes
+    that wanted to compute on the first rank's machine.
+    """
 
     batch: int
     micro_batches: int = 1
@@ -41,16 +44,16 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningAdvice:
-    """Something to do, the reason, and `seconds`: how long the same samples would take then."""
+    """A change, its reason, and `seconds`: the time that the same samples would then take."""
 
     what: str
     why: str
     seconds: float
-    setting: bool = True  # it is one, and no new hardware
+    setting: bool = True  # a setting, not new hardware
 
 
 def changes(rank_times: Sequence[RankTimes], facts: Facts) -> list[TuningAdvice]:
-    """What gains at least 8 % of a step, the largest gain first; settings before hardware."""
+    """Changes that gain at least 8 % of a step: settings before hardware, then the largest gain first."""
     step = _step(rank_times)
     proposals = [
         change
@@ -72,16 +75,16 @@ def changes(rank_times: Sequence[RankTimes], facts: Facts) -> list[TuningAdvice]
 
 
 def workers_that_would_do(rank_times: Sequence[RankTimes], facts: Facts) -> tuple[int, float]:
-    """How many data workers a rank needs so that no step waits for data, or so that all cores are busy, whichever comes
-    first; and the seconds of a step with them.
+    """The smallest number of data workers per rank with which no step waits for data, or all cores are busy; and the
+    seconds of a step with them.
 
-    A batch takes one process `reading` seconds. n workers have one ready every reading / n seconds. On CPUs they share
-    the cores with the ranks: reading and computing together take at least their CPU time over the cores.
+    One process reads a batch in `reading` seconds, so n workers deliver one every reading / n seconds. They share the
+    cores with the ranks: reading and computing together take at least their CPU time divided by the cores.
     """
     reader = max(rank_times, key=lambda times: times.data)
     without = _step(rank_times, lambda times: times.work - times.data)
     if facts.num_workers:
-        # The workers of a rank that waits work without a pause: a batch in each step.
+        # The workers of a rank that waits for data never pause: together they read one batch per step.
         reading, on_core = facts.num_workers * reader.step, reader.workers_busy
         computing = reader.busy
     else:
@@ -89,14 +92,14 @@ def workers_that_would_do(rank_times: Sequence[RankTimes], facts: Facts) -> tupl
         computing = max(0.0, reader.busy - on_core)
     cores = facts.cores / max(facts.local_ranks, 1)
     floor = max(without, (computing + on_core) / cores)
-    needed = max(1, math.ceil(reading / floor - 0.05))  # a twentieth of a worker is within what was measured
+    needed = max(1, math.ceil(reading / floor - 0.05))  # 0.05 of a worker is within the measurement's noise
     return needed, max(floor, reading / needed)
 
 
 def _step(
     rank_times: Sequence[RankTimes], work: Callable[[RankTimes], float] = lambda times: times.work
 ) -> float:
-    """The step if each rank's own time were `work`: the longest one's, and what all wait for the wire."""
+    """Seconds of a step with this `work` per rank: the longest one, and the common wait for the wire."""
     return max(work(times) for times in rank_times) + _wire(rank_times)
 
 
@@ -159,28 +162,31 @@ def _bubble(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdv
 
 
 def _larger_batch(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
-    """Twice the samples need the gradients' exchange and the update once: they take twice the rest."""
+    """Twice the samples need one exchange and one update; all other times double."""
     wire = min(max(_parameter_wire_time(times, facts) for times in rank_times), _wire(rank_times))
     once = wire + min(times.update for times in rank_times)
     if len(rank_times) > 1 and facts.degrees.get("pipeline", 1) == 1:
         yield TuningAdvice(
             what=f"train.batch={2 * facts.batch}, with the learning rate that fits it",
-            why=f"exchange and update take {_ms(once)} of a step, for any number of samples; the times are those of "
+            why=f"exchange and update take {_ms(once)} of a step, for any number of samples; the times are for "
             f"{facts.batch} samples",
             seconds=_step(rank_times) - once / 2,
         )
 
 
 def _parameter_wire_time(times: RankTimes, facts: Facts) -> float:
-    """The wire's time for gradients and parameters, of which there are as many for any number of samples. Cut layers
-    exchange activations, as many in forward as in backward; that is all they do in forward."""
+    """The wire's time for gradients and parameters, which does not depend on the number of samples.
+
+    Cut layers exchange as many activations in backward as in forward, and nothing else in forward: twice the exchange
+    of forward is subtracted.
+    """
     if facts.degrees.keys() & {"tensor", "sequence"}:
         return max(0.0, times.exchange - 2 * times.wire.get("forward", 0.0))
     return times.exchange
 
 
 def _fewer_ranks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
-    """One rank computes what all compute, and exchanges nothing."""
+    """One rank does the computing of all, and exchanges nothing."""
     if len(rank_times) > 1 and facts.degrees.keys() <= {"data"}:
         computing = sum(times.data + times.forward + times.backward for times in rank_times)
         yield TuningAdvice(
@@ -191,7 +197,7 @@ def _fewer_ranks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tuni
 
 
 def _rank_per_core(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
-    """Ranks that share cores take turns; as many as there are cores do the same work, without the turns."""
+    """Ranks that share cores take turns; one rank per core does the same work without."""
     if facts.servers:
         return
     if facts.device == "cpu" and facts.local_ranks > facts.cores and facts.degrees.keys() <= {"data"}:
@@ -209,15 +215,15 @@ def _slow_rank(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tuning
     late, _, component = found
     usual = max(times.work for times in rank_times if times is not late)
     yield TuningAdvice(
-        what=f"mend what slows rank {late.rank} on {late.host} ({component})",
-        why=f"its own work takes {_ms(late.work)} a step, that of the others at most {_ms(usual)}",
+        what=f"speed up rank {late.rank} on {late.host} ({component})",
+        why=f"its own work takes {_ms(late.work)} a step, the others' at most {_ms(usual)}",
         seconds=_step(rank_times, lambda times: min(times.work, usual)),
         setting=False,
     )
 
 
 def _more_ranks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
-    """Twice the ranks halve what each of them computes; the wire carries 2 (n - 1) / n of the gradients."""
+    """Twice the ranks halve the computing of each; the wire carries 2 (n - 1) / n of the gradients."""
     count = len(rank_times)
     computing = [times.forward + times.backward for times in rank_times]
     if (
@@ -226,7 +232,7 @@ def _more_ranks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tunin
         or facts.degrees.get("pipeline", 1) > 1
     ):
         return
-    if facts.servers:  # whose links carry the more, the more workers there are
+    if facts.servers:  # more workers need more of the servers' links
         return
     data = facts.degrees.get("data", 1)
     more = 1.0 if data == 1 else ((2 * data - 1) / (2 * data)) / ((data - 1) / data)

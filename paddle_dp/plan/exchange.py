@@ -1,29 +1,29 @@
-"""Bytes that a rank sends in one step, axis by axis, by arithmetic, and what they may travel behind.
+"""Bytes that a rank sends in one step, per axis, by arithmetic, and the work that can hide the transfer.
 
 For Ψ bytes of parameters on a rank, A bytes of activations between two blocks of all its samples, n ranks of the axis:
 
-    data             gradients               2(n−1)/n·Ψ            a ring's all-reduce (Patarasuk and Yuan 2009); Ψ in
-                                                                   16 bits, or of the factors, where they are compressed
+    data             gradients               2(n−1)/n·Ψ            a ring's all-reduce (Patarasuk and Yuan 2009); with
+                                                                   compression Ψ in 16 bits, or the factors' bytes
     data, sharding,  gradients               half of these         with reduce_dtype bfloat16; parameters as they are
       sequence
-    data, where      parameters              2(n−1)/n·Ψ / H        the mean of H steps; with the optimizer's states on
-      ranks average                                                request, and without the steps of a warm-up
+    data, where      parameters              2(n−1)/n·Ψ / H        once in H steps; with the optimizer states on
+      ranks average                                                request; warm-up steps are not counted
     sharding 1, 2    gradients, parameters   (n−1)/n·Ψ each        ZeRO (arXiv:1910.02054, section 7)
-    sharding 3       gradients, parameters   (n−1)/n·Ψ, twice that at most: what is still here is not fetched again
+    sharding 3       gradients, parameters   (n−1)/n·Ψ, parameters at most twice: held ones are not fetched again
     tensor           activations             2(n−1)/n·A, 4 times a block, 1 each for embedding and head
     tensor, with     activations             the same: each all-reduce is a reduce-scatter and an all-gather
       sequence_parallel                      (both: Korthikanti et al., arXiv:2205.05198, section 4.2.2)
     sequence         activations             (n−1)/n²·A, 8 times a block (Jacobs et al., arXiv:2309.14509, section 3.2),
                      gradients               2(n−1)/n·Ψ
-    branches         activations             O outputs of a rank's branches, (n−1)·O; I inputs with a gradient of their
-                                             layers, 2(n−1)/n·I
-                     gradients               2(n−1)/n·Ψ of what branches of several ranks share, n: all ranks
+    branches         activations             (n−1)·O for the outputs O of a rank's branches; 2(n−1)/n·I for the inputs I
+                                             of their layers that have a gradient
+                     gradients               2(n−1)/n·Ψ of the weights that several ranks' branches share, n: all ranks
     pipeline         activations             A for each boundary between stages, and each direction
-    servers          gradients, parameters   a worker sends Ψ and takes Ψ; each of s servers takes and sends n·Ψ/s for n
-                                             workers (Li et al. 2014, OSDI)
+    servers          gradients, parameters   a worker sends Ψ and receives Ψ; each of s servers receives and sends n·Ψ/s
+                                             for n workers (Li et al. 2014, OSDI)
 
-Ranks of an axis of sharding send unequal parts of this, for parameters are not split: it is their mean. What is
-exchanged for metrics, the norm and a cut loss is left out: a few numbers for each sample or token.
+Ranks of the sharding axis send unequal amounts because parameters are not split; the table has their mean. It leaves
+out the exchanges for metrics, the gradient norm and a split loss: a few numbers per sample or token.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from paddle_dp.plan.rank_memory import (
 )
 from paddle_dp.plan.sharded import travels
 
-# In which of the micro-batches' forwards or backwards it travels; between stages: from a span to the next stage's.
+# The forwards or backwards of micro-batches during which bytes are sent; between stages: from a span to the next one.
 When = Literal["every forward", "first forward", "every backward", "last backward", "between stages"]
 
 
@@ -60,9 +60,11 @@ Payload = Literal["gradients", "parameters", "activations"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """What a rank sends along an axis in one step: `bytes` in all, and whether the layout's dependencies allow that it
-    travels while the rank computes (`hides`). `received`: where that is another number. `transfers`: between stages, of
-    one micro-batch."""
+    """Bytes that a rank sends along an axis in one step.
+
+    `received`: the bytes received, if another number. `hides`: the layout's dependencies allow the rank to compute
+    meanwhile. `transfers`: between stages, the transfers of one micro-batch.
+    """
 
     axis: str
     payload: Payload
@@ -74,16 +76,16 @@ class Sent:
 
     @property
     def received_bytes(self) -> float:
-        """The bytes that come in."""
+        """The bytes received in one step."""
         return self.bytes if self.received is None else self.received
 
 
 @dataclass(frozen=True, kw_only=True)
 class Between:
-    """The activations between two blocks of a transformer: of all samples of a dp_rank in one step, whole sequences.
+    """The activations between two transformer blocks, for all samples of a dp_rank in one step, with whole sequences.
 
-    `numbers` = samples · tokens · width, of `bytes` each. `attention`: how many widths enter and leave attention (q, k,
-    v and its output: 4; fewer where several heads of q share one of k and v).
+    `numbers` = samples · tokens · width, of `bytes` each. `attention`: the widths that enter and leave attention (q, k,
+    v and its output: 4; fewer if several query heads share a key and value head).
     """
 
     numbers: int
@@ -98,7 +100,7 @@ class Between:
 def sent(
     blocks: Blocks, layout: Layout, rank: int, micro_batches: int, between: Between | None
 ) -> list[Sent]:
-    """All that `rank` sends in one step. `between` None: activations, of which nothing is known, are left out."""
+    """All transfers of `rank` in one step. With `between` None activations are unknown and left out."""
     if layout.degrees.servers:
         return [*_with_servers(blocks, layout, rank)]
     memory = rank_memory(blocks, layout, rank)
@@ -120,7 +122,7 @@ def sent(
 def _with_branches(
     layout: Layout, branches: BranchTraffic, memory: RankMemory, blocks: Blocks
 ) -> Iterator[Sent]:
-    """Each rank's outputs to each of the others, the sums of their layers' inputs' gradients, and the weights'."""
+    """Outputs to every other rank; all-reduces of input and weight gradients."""
     tp_rank, ranks, every = memory.coords["tensor"], layout.degrees.tensor, layout.degrees.ranks
     weights = distinct_weights(on_rank(blocks, tp_rank), range(len(blocks)))
     yield from _gradients(blocks, layout, memory, [weight for weight in weights if len(weight.at) < 2], 1)
@@ -142,7 +144,7 @@ def _with_branches(
 
 
 def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> Iterator[Sent]:
-    """A worker sends all gradients and takes all parameters; a server the other way, its part, for each worker."""
+    """A worker sends all gradients and receives all parameters; a server does the reverse with its part, per worker."""
     server_elements, degrees, serves = served(blocks, layout), layout.degrees, rank < layout.degrees.servers
     moved = server_elements[rank] * degrees.dp_size if serves else sum(server_elements)
 
@@ -157,13 +159,13 @@ def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> Iterator[Sent]:
             hides=hides,
         )
 
-    behind = serves or not layout.asynchronous  # one that waits for nobody pushes when its backward has ended
+    behind = serves or not layout.asynchronous  # an asynchronous worker pushes after its backward
     yield way("gradients", layout.widths.gradient, "last backward", out=not serves, hides=behind)
     yield way("parameters", layout.widths.parameter, "first forward", out=serves, hides=False)
 
 
 def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Between | None) -> float:
-    """The bytes that a rank of the layout sends in one step, the mean over all ranks."""
+    """The bytes that a rank sends in one step, the mean over ranks."""
     ranks = range(layout.degrees.ranks)
     return sum(s.bytes for rank in ranks for s in sent(blocks, layout, rank, micro_batches, between)) / len(
         ranks
@@ -173,12 +175,12 @@ def mean_bytes(blocks: Blocks, layout: Layout, micro_batches: int, between: Betw
 def _gradients(
     blocks: Blocks, layout: Layout, memory: RankMemory, weights: Sequence[Weight], micro_batches: int
 ) -> Iterator[Sent]:
-    """Of the axes whose ranks work on different samples or tokens: gradients, and what ZeRO sends of parameters."""
+    """Gradients and ZeRO's parameters, along axes with other samples or tokens on each rank."""
     degrees, ranks, stage = layout.degrees, layout.degrees.sharding, layout.sharding_stage
     owner_of = owned(weights, layout)
 
     def shares(selection: Sequence[Weight]) -> tuple[int, int]:
-        """The elements of these that this rank owns, and that others own."""
+        """The elements that this rank owns, and that others own."""
         owned_sizes = [
             (w.local_size(degrees.tensor), owner_of[w.name]) for w in selection if w.name in owner_of
         ]
@@ -208,7 +210,7 @@ def _gradients(
         yield moved("parameters", "every backward", 1, True, fetched["backward"])
     elif ranks > 1:
         yield moved("parameters", "first forward", 1, True, trained)
-    for axis in ("data", "sequence"):  # one exchange over both; their shares are shown apart
+    for axis in ("data", "sequence"):  # one exchange covers both; each axis lists its share
         if degrees[axis] > 1:
             together = degrees.data * degrees.sequence
             share = (degrees[axis] - 1) / sum(degrees[a] - 1 for a in ("data", "sequence"))
@@ -226,10 +228,10 @@ def _gradients(
 def _fetched(
     blocks: Blocks, layout: Layout, memory: RankMemory, micro_batches: int, owner_of: Mapping[str, int]
 ) -> dict[Kind, list[Weight]]:
-    """The weights that stage 3 fetches in a step, each as often as it travels, for forwards and for backwards.
+    """The weights that stage 3 fetches in a step, each as often as it is fetched, for forwards and for backwards.
 
-    Not again what is still here since the last use. In a pipeline, whose order is another on each stage, all travels:
-    the most that it can be.
+    Weights that are still held since their last use are not fetched again. In a pipeline the order differs by stage, so
+    every use counts: an upper bound.
     """
     numbered_layers = [(number, layer) for number in memory.blocks for layer in layers(blocks[number])]
     first = next(
@@ -237,7 +239,7 @@ def _fetched(
         len(numbered_layers),
     )
     forward: list[tuple[Kind, int]] = [("forward", at) for at in range(len(numbered_layers))]
-    backward: list[tuple[Kind, int]] = []  # it ends at the first that learns
+    backward: list[tuple[Kind, int]] = []  # ends at the first layer that learns
     every = layout.recompute.blocks
     for number in reversed(memory.blocks):
         block_layers = [
@@ -248,7 +250,7 @@ def _fetched(
     single_pass = [*forward, *backward]
     if layout.degrees.pipeline > 1:
         passes, goes = [single_pass], [True] * len(single_pass)
-    else:  # from the second micro-batch on each is as the second
+    else:  # every later micro-batch fetches as the second does
         passes = [single_pass] * min(micro_batches, 2)
         loads = layer_loads([layer for _, layer in numbered_layers], owner_of, layout)
         order = tuple(at for each in passes for _, at in each)
@@ -262,7 +264,7 @@ def _fetched(
 
 
 def _compressed(weights: Sequence[Weight], layout: Layout) -> float:
-    """The part of their gradients' bytes that is sent. Factors are in the dtype of the sums, float32 at least."""
+    """The share of the weights' gradient bytes that is sent. Factors have the sums' dtype, at least float32."""
     compress, width = layout.compress, layout.widths.gradient
     total = sum(weight.size * width for weight in weights)
     if not compress or not total:
@@ -275,7 +277,7 @@ def _compressed(weights: Sequence[Weight], layout: Layout) -> float:
 
 
 def _activations(layout: Layout, memory: RankMemory, blocks: int, between: Between) -> Iterator[Sent]:
-    """What is exchanged inside of blocks, for which the rank has to wait."""
+    """Exchanges within blocks, for which the rank waits."""
     tensor, sequence = layout.degrees.tensor, layout.degrees.sequence
     layers = [number for number in memory.blocks if 0 < number < blocks - 1]
     recomputed = sum(1 for n in layers if layout.recompute.blocks and n % layout.recompute.blocks == 0)
@@ -295,7 +297,7 @@ def _inside(axis: str, size: float, when: When) -> Sent:
 
 
 def _between_stages(layout: Layout, memory: RankMemory, between: Between) -> Iterator[Sent]:
-    """Outputs to the next stage, and gradients of inputs to the stage before."""
+    """Outputs to the next stage, and input gradients to the previous one."""
     degrees = layout.degrees
     stages, here = degrees.pipeline * layout.virtual_stages, len(memory.stages)
     if stages > 1 and degrees.pipeline > 1:

@@ -15,13 +15,13 @@ from paddle_dp.plan.pipeline_schedule import check_schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Anatomy:
-    """How a model can be split, according to its tables.
+    """The ways in which a model can be split, according to its tables.
 
-    `blocks`: the number of its ordered blocks; `sizes`: the elements of each one's parameters; `learns`: the number of
+    `blocks`: the number of ordered blocks; `sizes`: the elements of each block's parameters; `learns`: the number of
     trained parameters of each (of the whole model, if there are no blocks or they are not all of it); `outside`: a
-    parameter in none of them, or "". `cut`: the entries of its `cuts` tables, with the size that the tensor axis must
-    divide; `cut_classes`: whether logits are among them. `attention_methods`: whether it names its attention. `tied`:
-    groups of blocks, by number, that share a weight.
+    parameter in no block, or "". `cut`: the entries of its `cuts` tables, with the size that the tensor axis must
+    divide; `cut_classes`: logits are among them. `attention_methods`: it names its attention. `tied`: groups of blocks,
+    by number, that share a weight.
     """
 
     blocks: int = 0
@@ -36,9 +36,9 @@ class Anatomy:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes that a layout must divide: a model's (0 for those it has not), the global batch and its micro-batches.
+    """The sizes that a layout must divide: the model's (0: it has none), the global batch and its micro-batches.
 
-    `anatomy` is None if only a rank can build the model: then it is not checked here. `partition` deals blocks to
+    `anatomy` is None if only a rank can build the model, which is then not checked here. `partition` deals blocks to
     stages, a rank has `virtual_stages` of these, and `pipeline_schedule` orders its micro-batches. `cut_lengths`: the
     tensor axis splits sequences, too. `partial_loss`: the loss can be computed from some of the classes, or the tokens.
     """
@@ -75,7 +75,7 @@ class Shape:
 
 
 def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
-    """Every reason why the layout cannot run, one sentence each; empty if it can."""
+    """The reasons why the layout cannot run, one sentence each."""
     reasons = []
     if degrees.ranks != ranks:
         factors = [str(degrees[axis]) for axis in AXES if degrees[axis] > 1]
@@ -104,7 +104,7 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
 
 
 def _unsplittable(degrees: Degrees, shape: Shape, model: Anatomy, named: bool) -> Iterator[str]:
-    """What the model's tables do not allow; `named`: there is already a sentence on the tensor axis."""
+    """Reasons from the model's tables; `named`: another reason names the tensor axis."""
     if degrees.pipeline > 1:
         yield from _unstageable(degrees, shape, model)
     if degrees.tensor > 1:

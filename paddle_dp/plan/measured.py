@@ -1,4 +1,4 @@
-"""A measurement of some steps: the parts of each rank, and the facts with which they are judged."""
+"""A measurement of some steps: each rank's times, and the facts for judging them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_MEASURED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Where the time of the steps `first` to `last` went, on every rank. `watched`: it is to be shown whole."""
+    """The times of the steps `first` to `last` on every rank. `watched`: the screen shows the whole report."""
 
     first: int
     last: int
@@ -26,13 +26,13 @@ class Measured:
     watched: bool = False
 
     def as_fields(self) -> dict[str, Any]:
-        """For a line of JSON."""
+        """The fields of a line of metrics.jsonl."""
         ranks = [times.as_json() for times in self.rank_times]
         return {"first": self.first, "last": self.last, "ranks": ranks, "facts": asdict(self.facts)}
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Measured:
-        """From a line of metrics.jsonl."""
+        """Reads the fields of a line of metrics.jsonl."""
         rank_times = [RankTimes.from_json(row) for row in fields["ranks"]]
         return cls(
             first=fields["first"], last=fields["last"], rank_times=rank_times, facts=Facts(**fields["facts"])

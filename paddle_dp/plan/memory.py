@@ -68,12 +68,12 @@ def formula(parameters: int, ranks: int, stage: int, widths: Widths | None = Non
 
 
 def owners(sizes: Sequence[int], ranks: int, before: Sequence[int] = ()) -> list[int]:
-    """The rank that owns each parameter: the largest first, each to the rank with the least so far. `before`: how much
-    each owns already.
+    """The rank that owns each parameter: the largest first, each to the rank with the least so far. `before`: the sizes
+    that the ranks already own.
 
-    Parameters are not split, as in fleet's DygraphShardingOptimizer, so ranks differ by one parameter at most. Of ranks
-    that have equally much, it goes to the one whose own parameters are farthest away in the model: what is exchanged
-    with several owners at once has several links, and neighbours are.
+    Parameters are not split, as in fleet's DygraphShardingOptimizer, so ranks differ by one parameter at most. Of equal
+    ranks, the owner is the one with the most distant parameters in the model: neighbours are exchanged at the same
+    time, and several owners use several links.
     """
     owner, load = [0] * len(sizes), list(before) or [0] * ranks
     owned: list[list[int]] = [[] for _ in range(ranks)]  # numbers, in order
@@ -87,14 +87,14 @@ def owners(sizes: Sequence[int], ranks: int, before: Sequence[int] = ()) -> list
 
 
 def _nearest(numbers: Sequence[int], number: int) -> float:
-    """How far the nearest of these sorted numbers is away."""
+    """The distance to the nearest of these sorted numbers."""
     at = bisect(numbers, number)
     return min((abs(number - other) for other in numbers[max(at - 1, 0) : at + 1]), default=math.inf)
 
 
 def deal(trained: Sequence[int], frozen: Sequence[int], ranks: int) -> tuple[list[int], list[int]]:
-    """The owners of trained parameters of these sizes, and of frozen ones, which stage 3 shards, too: those level out
-    what the trained ones leave unequal."""
+    """The owners of trained and of frozen parameters of these sizes. Stage 3 shards frozen ones, too: they even out the
+    trained ones' loads."""
     owner_ranks = owners(trained, ranks)
     loads = [
         sum(size for size, owner in zip(trained, owner_ranks, strict=True) if owner == r)

@@ -24,7 +24,7 @@ def stage_bounds(weights: Sequence[int], stages: int, partition: Partition = "un
 
 
 def check_partition(partition: Partition, blocks: int, stages: int) -> list[str]:
-    """Why the blocks cannot be dealt to the stages by this partition, one sentence each; empty if they can."""
+    """The reasons why this partition does not fit the blocks and stages, one sentence each."""
     if stages > blocks:
         return [f"{stages} pipeline stages need as many blocks, and the model has {blocks}"]
     if isinstance(partition, str):
@@ -53,7 +53,7 @@ def unlearning(bounds: Sequence[int], ranks: int, learns: Sequence[int]) -> list
 
 
 def _balanced(before: list[int], stages: int) -> list[int]:
-    """The bounds whose largest sum is smallest; among those, with the smallest sum of squares.
+    """The bounds with the smallest maximal sum; of several, the ones with the smallest sum of squares.
 
     `before[i]`: the sum of the first i weights. best[i]: the best bounds of the first i blocks, for the stages so far.
     """

@@ -1,6 +1,6 @@
-"""Pipeline schedules as arithmetic: what each stage computes in which order, when, and its idle time.
+"""Pipeline schedules as arithmetic: the order and the times of each stage's work, and its idle time.
 
-By default a forward takes one unit of time and a backward two, and sending none.
+By default a forward takes one unit of time, a backward two, and sending none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Schedule = Literal["f_then_b", "1f1b", "interleaved"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One micro-batch's forward or backward through one of a rank's stages: its `chunk`-th, counted from 0."""
+    """One micro-batch's forward or backward through a rank's stage number `chunk`, counted from 0."""
 
     kind: Kind
     micro_batch: int
@@ -36,13 +36,13 @@ def bubble(stages: int, micro_batches: int, virtual_stages: int = 1) -> float:
     """The share of time that each stage is idle, if all have equal work and sending takes no time.
 
     (p − 1) / (m + p − 1) (Huang et al. 2019, arXiv:1811.06965); with v stages on each rank (p − 1) / (v·m + p − 1)
-    (Narayanan et al. 2021, arXiv:2104.04473, whose (p − 1) / (v·m) is over the time of the work alone).
+    (Narayanan et al. 2021, arXiv:2104.04473, divide by the time of the work alone: (p − 1) / (v·m)).
     """
     return (stages - 1) / (virtual_stages * micro_batches + stages - 1)
 
 
 def check_schedule(schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1) -> list[str]:
-    """Why a schedule cannot run, one sentence each; empty if it can."""
+    """The reasons why a schedule cannot run, one sentence each."""
     reasons = []
     if schedule == "1f1b" and virtual_stages > 1:
         reasons.append(
@@ -58,9 +58,9 @@ def check_schedule(schedule: str, stages: int, micro_batches: int, virtual_stage
 
 
 def orders(schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1) -> list[list[Work]]:
-    """For each of `stages` ranks, its work in fleet's order.
+    """The work of each of `stages` ranks, in fleet's order.
 
-    interleaved, and f_then_b with several stages per rank, need micro-batches in multiples of `stages`.
+    interleaved, and f_then_b with several stages per rank, need a multiple of `stages` micro-batches.
     """
     forwards, backwards = _directions(schedule, stages, micro_batches, virtual_stages)
     warmups = [_warmup(schedule, stages, micro_batches, virtual_stages, stage) for stage in range(stages)]
@@ -70,7 +70,7 @@ def orders(schedule: str, stages: int, micro_batches: int, virtual_stages: int =
 def _directions(
     schedule: str, stages: int, micro_batches: int, virtual_stages: int
 ) -> tuple[list[Work], list[Work]]:
-    """All forwards and all backwards of any one rank, each in order: in rounds of micro-batches, chunk by chunk."""
+    """All forwards and backwards of a rank, in order: rounds of micro-batches, chunk by chunk."""
     turn = stages if schedule == "interleaved" else micro_batches
     rounds = [range(first, min(first + turn, micro_batches)) for first in range(0, micro_batches, turn)]
     chunks = range(virtual_stages)
@@ -114,7 +114,7 @@ def timeline(
 ) -> list[WorkSpan]:
     """The spans of all work if every stage begins each piece as soon as it can.
 
-    `seconds(stage, work)`: its duration; `sending`: how long what it made is on its way to another stage. Raises
+    `seconds(stage, work)`: its duration; `sending`: the seconds in which its result reaches another stage. Raises
     ValueError for orders with a deadlock.
     """
     last = len(ordered) * (1 + max(work.chunk for order in ordered for work in order)) - 1
@@ -142,7 +142,7 @@ def timeline(
 
 
 def _needs(work: Work, virtual_stage: int, last: int) -> tuple[Kind, int, int] | None:
-    """The work that must come before: the micro-batch's forward on the previous stage, or backward on the next."""
+    """The work that must be done first: forward on the previous stage; backward on the next (last: its forward)."""
     if work.kind == "forward":
         return ("forward", work.micro_batch, virtual_stage - 1) if virtual_stage else None
     return (

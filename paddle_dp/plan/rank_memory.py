@@ -18,10 +18,12 @@ from paddle_dp.units import Compress, Recompute
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """One parameter of a whole model: its first name, its number of elements and its `shape`, whether the tensor axis
-    cuts it, and whether it is frozen: then it has no gradient and no optimizer state, and an owner in stage 3 only. A
-    `statistic` of a BatchNorm, which counts as frozen, never has one. `at`: of a weight of branches, the ranks of the
-    tensor axis that have it; empty: all."""
+    """One parameter of the whole model, by its first name; `size`: its number of elements.
+
+    `cut`: the tensor axis splits it. `frozen`: it has no gradient and no optimizer state, and an owner in stage 3 only.
+    `statistic`: it is a BatchNorm's, counts as frozen and never has an owner. `at`: the ranks of the tensor axis that
+    hold a weight of branches; empty: all.
+    """
 
     name: str
     size: int
@@ -32,7 +34,7 @@ class Weight:
     at: tuple[int, ...] = ()
 
     def local_size(self, tp_size: int) -> int:
-        """The number of its elements on one rank of the tensor axis."""
+        """The number of elements on one rank of the tensor axis."""
         return self.size // tp_size if self.cut else self.size
 
 
@@ -42,8 +44,10 @@ Blocks = Sequence[Sequence[Weight]]
 
 @dataclass(frozen=True, kw_only=True)
 class BranchTraffic:
-    """What the branches of a model exchange in one step, in bytes, of all samples of a dp_rank: the `outputs` of each
-    rank of the tensor axis, and those `inputs` of their layers that have a gradient. Without outputs: nobody looked."""
+    """Bytes that a model's branches exchange in one step, for all samples of a dp_rank.
+
+    `outputs`: of each rank of the tensor axis; empty: not measured. `inputs`: the layers' inputs that have a gradient.
+    """
 
     outputs: tuple[float, ...] = ()
     inputs: float = 0.0
@@ -53,15 +57,14 @@ class BranchTraffic:
 class Layout:
     """How a strategy splits a model over ranks, as numbers: all that planning and pictures need of a strategy.
 
-    `degrees` of the axes; a pipeline's `partition` of the blocks, with `virtual_stages` on each rank, and its schedule;
-    ZeRO's `sharding_stage`, and how many chunks of layers its stage 3 fetches ahead (`prefetch`); whether tensor ranks
-    split the tokens between cut layers (`sequence_parallel`); what is recomputed; what data ranks `compress` gradients
-    to, or the `reduce_dtype` in which all travel, where it is not their own. `averaged_every`: in how many steps
-    weights travel once, in place of each step's gradients (0: these do), with `averaged_states` the optimizer's, too;
-    so many `copies` of the trained weights are kept besides. `asynchronous`: no rank waits for another one to compute.
-    `exchange`: data_parallel's word for it, with Paddle's buckets of so many bytes (`bucket`); "": ours.
-    `branches`: the ranks of the tensor axis have branches of layers, and no slices.
-    `replicas`: of the whole model in each process; `separate_devices`: on an accelerator each where there are some.
+    `partition`: the split of a pipeline's blocks, with `virtual_stages` per rank. `prefetch`: chunks of layers that
+    ZeRO's stage 3 fetches ahead. `sequence_parallel`: tensor ranks split the tokens between cut layers. `compress`: the
+    compression of gradients between data ranks. `reduce_dtype`: the dtype in which gradients are sent; None: theirs.
+    `averaged_every`: weights are sent once in so many steps, instead of each step's gradients (0: gradients are sent);
+    with `averaged_states` the optimizer states, too. `copies`: further copies of the trained weights that a rank keeps.
+    `asynchronous`: no rank waits for another one to compute. `exchange`: data_parallel's exchange by name; "": this
+    package's. `bucket`: bytes of Paddle's buckets. `branches`: the tensor ranks have branches of layers, and no slices.
+    `replicas`: of the whole model in each process; `separate_devices`: each on an accelerator, if any.
     `widths`, the bytes per element, follow from optimizer and precision.
     """
 
@@ -88,12 +91,12 @@ class Layout:
     accelerator: bool = False
 
     def called(self, axis: str) -> str:
-        """An axis on the screen: «branches», where that is what its ranks have."""
+        """The axis's name on the screen: «branches» if its ranks have branches."""
         return "branches" if axis == "tensor" and self.branches is not None else axis
 
     @property
     def gradient_on_its_way(self) -> int:
-        """Bytes per element of gradients that travel along data, sharding and sequence; float64 travels as it is."""
+        """Bytes per element of gradients sent along data, sharding and sequence; float64 is sent as it is."""
         width = self.widths.gradient
         return (
             width
@@ -103,7 +106,7 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """On which the replicas of one process are."""
+        """The number of devices that hold the replicas of one process."""
         return self.replicas if self.separate_devices and self.accelerator else 1
 
     def __str__(self) -> str:
@@ -112,12 +115,12 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """One rank: its coordinates, its blocks by number (one tuple per stage), number of parameters, how many of them are
-    `trained`, and bytes. Of a process with replicas, the state of those on its first device.
+    """One rank's coordinates, block numbers per stage, numbers of elements (`parameters`, `trained`) and bytes.
 
-    Besides these, at most (`plan.extra_memory`): `extra`, copies of the weights, errors of compression, flat gradients;
-    `transient`, in stage 3 other owners' parameters that are here or under way at once, and on an accelerator copies
-    and gradients that are being exchanged; on a server the workers' gradients that have come.
+    `state`: of a process with replicas, the bytes on its first device. Upper bounds (`plan.extra_memory`): `extra`:
+    copies of the weights, compression residuals, flat gradients. `transient`: in stage 3, other owners' parameters that
+    are held or under way at once, on an accelerator also copies and gradients in exchange; on a server, the received
+    gradients.
     """
 
     rank: int
@@ -139,15 +142,17 @@ class RankMemory:
 
 
 def total_parameters(blocks: Blocks) -> int:
-    """The number of the whole model's parameters; one that several blocks share counts once."""
+    """The whole model's number of elements; shared weights count once."""
     return sum(distinct(blocks, range(len(blocks)), 1))
 
 
 def distinct(
     blocks: Blocks, numbers: Sequence[int] | range, tensor: int, *, frozen: bool | None = None
 ) -> list[int]:
-    """The sizes of these blocks' weights on one rank of the tensor axis; one that several share counts once. Only those
-    that are `frozen`, or are not, where that is given."""
+    """The sizes of these blocks' weights on one rank of the tensor axis; a shared weight counts once.
+
+    `frozen` selects the frozen or the trained weights; None: all.
+    """
     weights = distinct_weights(blocks, numbers)
     return [weight.local_size(tensor) for weight in weights if frozen in (None, weight.frozen)]
 
@@ -158,12 +163,12 @@ def distinct_weights(blocks: Blocks, numbers: Sequence[int] | range) -> list[Wei
 
 
 def on_rank(blocks: Blocks, tp_rank: int) -> Blocks:
-    """The blocks as a rank of the tensor axis has them, without the branches of others."""
+    """The blocks on one rank of the tensor axis, without other ranks' branches."""
     return [[weight for weight in block if not weight.at or tp_rank in weight.at] for block in blocks]
 
 
 def owned(weights: Sequence[Weight], layout: Layout) -> dict[str, int]:
-    """The rank of the sharding axis that owns each weight that has an owner, by name."""
+    """The owner of each weight that has one, as a sharding rank, by name."""
     kinds = [[w for w in weights if w.frozen == kind and not w.statistic] for kind in (False, True)]
     trained, frozen = (
         [weight.local_size(layout.degrees.tensor) for weight in weights_of_kind] for weights_of_kind in kinds
@@ -221,7 +226,7 @@ def rank_memory(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
 
 
 def _extra_bytes(blocks: Blocks, here: Sequence[int], layout: Layout) -> float:
-    """Bytes of copies of the trained weights, of the errors of compression, and of flat gradients."""
+    """Bytes of weight copies, compression residuals and flat gradients."""
     trained = [weight for weight in distinct_weights(blocks, here) if not weight.frozen]
     sizes = [weight.local_size(layout.degrees.tensor) for weight in trained]
     shapes = [weight.shape for weight in trained]
@@ -231,13 +236,13 @@ def _extra_bytes(blocks: Blocks, here: Sequence[int], layout: Layout) -> float:
     buffers = flat_gradient_bytes(way, float(sum(sizes) * layout.widths.gradient), layout.bucket)
     width_there = layout.gradient_on_its_way
     if layout.accelerator and layout.degrees.sharding == 1 and width_there != layout.widths.gradient:
-        buffers += sum(sizes) * width_there  # sums as they came, until gradients are made of them
+        buffers += sum(sizes) * width_there  # received sums, until they are converted to gradients
     return layout.copies * sum(sizes) * width + errors + buffers
 
 
 def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
-    """A worker holds the whole model and its gradients; a server its part of what is trained, with the gradients' sum
-    and the optimizer's states, a copy of what is frozen, and what comes from the workers."""
+    """A worker holds the whole model and its gradients. A server holds its part of the trained weights with the
+    gradients' sum and the optimizer states, a copy of the frozen weights, and the received gradients."""
     degrees, every = layout.degrees, range(len(blocks))
     trained, frozen = (sum(distinct(blocks, every, 1, frozen=kind)) for kind in (False, True))
     serves = rank < degrees.servers
@@ -260,14 +265,14 @@ def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
 
 
 def served(blocks: Blocks, layout: Layout) -> list[int]:
-    """How many of the trained parameters' elements each server has."""
+    """The number of trained elements that each server owns."""
     sizes = distinct(blocks, range(len(blocks)), 1, frozen=False)
     dealt = list(zip(sizes, owners(sizes, layout.degrees.servers), strict=True))
     return [sum(size for size, owner in dealt if owner == server) for server in range(layout.degrees.servers)]
 
 
 def layers(block: Sequence[Weight]) -> list[list[Weight]]:
-    """A block's weights, without statistics, by layer: those whose names differ in the last word."""
+    """A block's weights by layer, without statistics; names within a layer differ only in their last part."""
     by_layer = groupby(block, key=lambda weight: weight.name.rpartition(".")[0])
     return [[weight for weight in layer if not weight.statistic] for _, layer in by_layer]
 
@@ -275,7 +280,7 @@ def layers(block: Sequence[Weight]) -> list[list[Weight]]:
 def layer_loads(
     weights_by_layer: Sequence[Sequence[Weight]], owner_of: Mapping[str, int], layout: Layout
 ) -> list[list[int]]:
-    """Of each layer the number of elements at each owner, [layers, owners]."""
+    """The number of elements of each layer at each owner, [layers, owners]."""
     loads = [[0] * layout.degrees.sharding for _ in weights_by_layer]
     for load, layer in zip(loads, weights_by_layer, strict=True):
         for weight in layer:
@@ -284,11 +289,11 @@ def layer_loads(
 
 
 def _fetched_bytes(blocks: Blocks, here: Sequence[int], layout: Layout, owner: int) -> float:
-    """As if layers ran in the order of their weights."""
+    """The largest number of fetched bytes, if layers run in the order of their weights."""
     weights_by_layer = [layer for number in here for layer in layers(blocks[number])]
     loads = layer_loads(weights_by_layer, owned(distinct_weights(blocks, here), layout), layout)
     learns = [any(not weight.frozen for weight in layer) for layer in weights_by_layer]
-    if layout.accelerator and layout.prefetch:  # with frozen ones too much: as if they had gradients
+    if layout.accelerator and layout.prefetch:  # too much with frozen layers: as if they had gradients
         most = most_on_accelerator(loads, owner, layout.prefetch)
     else:
         first = learns.index(True) if any(learns) else len(loads)
@@ -297,8 +302,10 @@ def _fetched_bytes(blocks: Blocks, here: Sequence[int], layout: Layout, owner: i
 
 
 def rank_memories(blocks: Blocks, layout: Layout) -> list[RankMemory]:
-    """The distinct ones: ranks along data, sequence and tensor hold as much as their first, but for those that have
-    branches; and each server."""
+    """The memory of each stage and owner, of each rank with branches, or of each server and one worker.
+
+    All other ranks hold as much as the first one along their data, sequence or tensor axis.
+    """
     degrees = layout.degrees
     if degrees.servers:
         return [rank_memory(blocks, layout, rank) for rank in range(degrees.servers + 1)]

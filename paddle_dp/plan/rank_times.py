@@ -1,8 +1,8 @@
-"""Where a step's time went on each rank, from the ranks' tapes: arithmetic on numbers that all ranks gathered.
+"""Splits each rank's step time into components, by arithmetic on the tapes that all ranks gathered.
 
-A wait for others ends when all have come and the bytes are there. Until the last rank came it was for that rank
-(`waiting`), afterwards it was for the wire (`exchange`). A rank that waited itself meanwhile is not to blame, but what
-it waited for is. What was carried while the rank did something else is `hidden`.
+A wait ends when all ranks have arrived and the bytes are received. Until the last rank arrives, the wait is for that
+rank (`waiting`), afterwards for the wire (`exchange`). If that rank itself waited meanwhile, the wait counts for its
+cause instead. Transfers while the rank did something else are `hidden`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from statistics import median
 from typing import Any
 
 Tapes = Sequence[Mapping[str, Any]]
-"""Of each rank: `host`; `zero`, when the first step began; `seconds` and `steps` measured; `tape` (mesh/tape.py);
-`alone`: seconds that a step's gradients take when nothing else is done, 0 if not measured; `bare`: seconds of a step's
-backward without exchange, or None; `busy`: CPU seconds of the process, `workers_busy` of its data workers."""
+"""Per rank: `host`; `zero`: the time at which the first step began; `seconds` and `steps` measured; `tape`
+(mesh/tape.py); `alone`: seconds of a step's gradient exchange when nothing else is done, 0 if not measured; `bare`:
+seconds of a step's backward without exchange, or None; `busy`: CPU seconds of the process, `workers_busy` of its data
+workers."""
 
 COMPONENT_OF_PHASE = {
     "data": "data", "forward": "forward", "backward": "backward", "exchange": "exchange", "update": "update",
@@ -30,10 +31,10 @@ WORK_COMPONENTS = ("data", "forward", "backward", "update", "callbacks")
 
 @dataclass(kw_only=True)
 class RankTimes:
-    """Seconds of one rank's step. `exchange` is what it waited for the wire, `waiting` for ranks that came later, by
-    rank in `waits_for`; `hidden` was carried beside its own work, and is no part of `step`.
+    """Seconds of one rank's step. `exchange`: waits for the wire; `waiting`: waits for later ranks, by rank in
+    `waits_for`; `hidden`: transfers during its work, which are no part of `step`.
 
-    `wire`: the exchange by the phase in which it was; `exchanges`: how many a step. `works`: seconds of each callback.
+    `wire`: the exchange by phase; `exchanges`: their number per step. `works`: seconds of each callback.
     `reading_on_core`: the share of `data` in which a core was used; `busy`, `workers_busy`: CPU seconds.
     """
 
@@ -58,16 +59,16 @@ class RankTimes:
 
     @property
     def work(self) -> float:
-        """What the rank itself did, without waiting."""
+        """Seconds of the rank's work, without waits."""
         return sum(getattr(self, component) for component in WORK_COMPONENTS)
 
     @property
     def other(self) -> float:
-        """What no phase accounts for."""
+        """Seconds that no phase accounts for."""
         return max(0.0, self.step - self.work - self.exchange - self.waiting)
 
     def as_json(self) -> dict[str, Any]:
-        """Rounded to 0.1 µs."""
+        """The fields for JSON, rounded to 0.1 µs."""
         return {
             name: {str(key): round(one, 7) for key, one in value.items()} if isinstance(value, dict)
             else round(value, 7) if isinstance(value, float) else value
@@ -90,7 +91,7 @@ class _Wait:
 
 
 def attribute(tapes: Tapes) -> list[RankTimes]:
-    """The parts of a step of every rank, in the order of the ranks."""
+    """The components of every rank's step, in rank order."""
     shifts = _shifts(tapes)
     rank_times = [_read_tape(rank, row) for rank, row in enumerate(tapes)]
     sent, waited = _sent(tapes, shifts), _Waited(len(tapes))
@@ -115,8 +116,8 @@ def attribute(tapes: Tapes) -> list[RankTimes]:
 
 
 def slowest(rank_times: Sequence[RankTimes]) -> tuple[RankTimes, float, str] | None:
-    """The rank for which the others wait the longest, the seconds of a step that each of them does on average, and the
-    part in which it takes more time than they do. None if nobody waits for anybody."""
+    """The rank for which the others wait longest, the mean seconds per step of their waits, and the component in which
+    it exceeds their median the most. None if no rank waits for another."""
     if len(rank_times) < 2:
         return None
     waited = [sum(other.waits_for.get(late.rank, 0.0) for other in rank_times) for late in rank_times]
@@ -138,7 +139,7 @@ def _read_tape(rank: int, row: Mapping[str, Any]) -> RankTimes:
     times.workers_busy = row["workers_busy"]
     for phase, activity, seconds in tape["own"]:
         name = COMPONENT_OF_PHASE.get(phase)
-        if name == "exchange":  # packing, comparing: nobody has to be waited for
+        if name == "exchange":  # packing, comparing: no wait for another rank
             times.exchange += seconds
             times.wire["exchange"] = times.wire.get("exchange", 0.0) + seconds
         elif name is not None:
@@ -152,13 +153,13 @@ def _read_tape(rank: int, row: Mapping[str, Any]) -> RankTimes:
 
 
 def _shifts(tapes: Tapes) -> list[float]:
-    """What to add to each rank's times to have them by the first one's clock. Ranks of one machine share a clock."""
+    """Seconds to add to each rank's times to get the first rank's clock. Ranks of one machine share a clock."""
     first = tapes[0]
     return [0.0 if row["host"] == first["host"] else first["zero"] - row["zero"] for row in tapes]
 
 
 def _exchanges(tapes: Tapes, shifts: Sequence[float]) -> dict[tuple[str, int], list[_Wait]]:
-    """Each exchange with the ranks that waited in it; a message has one, and its source's number in its name."""
+    """Each exchange with its waits; a message has one wait, and its name ends with source and destination."""
     waits_by_exchange: dict[tuple[str, int], list[_Wait]] = defaultdict(list)
     for rank, (row, shift) in enumerate(zip(tapes, shifts, strict=True)):
         for group, number, phase, start, stop, computes in row["tape"]["waits"]:
@@ -168,7 +169,7 @@ def _exchanges(tapes: Tapes, shifts: Sequence[float]) -> dict[tuple[str, int], l
 
 
 def _sent(tapes: Tapes, shifts: Sequence[float]) -> dict[tuple[int, int, int, int], float]:
-    """When each message was sent, by (group, source, destination, number)."""
+    """Send times of messages, by (group, source, destination, number)."""
     return {
         (group, source, to, number): when + shift
         for source, (row, shift) in enumerate(zip(tapes, shifts, strict=True))
@@ -178,7 +179,7 @@ def _sent(tapes: Tapes, shifts: Sequence[float]) -> dict[tuple[int, int, int, in
 
 @dataclass(frozen=True, order=True)
 class _Piece:
-    """A stretch of a wait: for the rank `late` to come, or for the wire (-1)."""
+    """A piece of a wait: for the rank `late` to arrive, or for the wire (-1)."""
 
     start: float
     stop: float
@@ -187,21 +188,21 @@ class _Piece:
 
 
 class _Waited:
-    """What each rank waited for, and when; `blame` makes parts of it."""
+    """The waits of each rank; `blame` adds them to its components."""
 
     def __init__(self, ranks: int):
         self.pieces_by_rank: list[list[_Piece]] = [[] for _ in range(ranks)]
         self.exchanges = [0] * ranks
 
     def note(self, wait: _Wait, since: float, last: float, culprit: int) -> None:
-        """A wait from `since` on, for the rank `culprit` until it came, at `last`, and then for the wire."""
+        """Adds a wait from `since` on: for the rank `culprit` until it arrived, at `last`, and then for the wire."""
         came = since if culprit == wait.rank else min(max(last, since), wait.stop)
         pieces = _Piece(since, came, culprit, wait.phase), _Piece(came, wait.stop, _WIRE, wait.phase)
         self.pieces_by_rank[wait.rank] += [piece for piece in pieces if piece.stop > piece.start]
         self.exchanges[wait.rank] += 1
 
     def blame(self, rank_times: Sequence[RankTimes]) -> None:
-        """Adds every wait to what it was for in the end."""
+        """Adds every wait to its final cause."""
         for pieces in self.pieces_by_rank:
             pieces.sort()
         for times, pieces, count in zip(rank_times, self.pieces_by_rank, self.exchanges, strict=True):
@@ -218,7 +219,7 @@ class _Waited:
     def _causes(
         self, piece: _Piece, start: float, stop: float, visited: AbstractSet[int]
     ) -> Iterator[tuple[float, int]]:
-        """The seconds between `start` and `stop`, each with the rank that worked then, or the wire."""
+        """Splits `start` to `stop` into seconds, each with the rank that worked then, or the wire."""
         if piece.late == _WIRE or piece.late in visited:
             yield stop - start, _WIRE
             return
@@ -245,11 +246,10 @@ def _split(waits: Sequence[_Wait], waited: _Waited) -> None:
 def _with_compute(
     waits: Sequence[_Wait], tapes: Tapes, rank_times: Sequence[RankTimes], waited: _Waited
 ) -> None:
-    """Of a backward that exchanges: each rank computes, waits for the last to have computed, and for the wire.
+    """Splits a backward that exchanges: each rank computes, waits for the last rank's computing, then for the wire.
 
-    How long a rank computes is measured (`bare`), or follows from what is: the exchange alone takes `alone`, and all
-    end together. Backward takes each rank so many times its forward, the same number of times on all of them: as large
-    a number as the rank that is last can have.
+    `bare` is the measured time of computing. Without it, the exchange is taken to last `alone`, and backward to be the
+    same multiple of forward on all ranks: the largest with which every rank ends in time.
     """
     end = max(wait.stop for wait in waits)
     bare = [tapes[wait.rank]["bare"] for wait in waits]
@@ -266,7 +266,7 @@ def _with_compute(
 
 
 def _hidden_seconds(transfers: Iterable[Sequence[float]], waits: Sequence[Sequence[float]]) -> float:
-    """Seconds in which something was carried and the rank did not wait."""
+    """Seconds of transfers during which the rank did not wait."""
     edges = [(start, 1, 0) for start, _ in transfers] + [(stop, -1, 0) for _, stop in transfers]
     edges += [(start, 0, 1) for start, _ in waits] + [(stop, 0, -1) for _, stop in waits]
     carried = waiting = 0

@@ -1,4 +1,4 @@
-"""What sharding cannot do, refused before any process starts; and the chunks in which stage 3's parameters travel."""
+"""Refuses settings that sharding cannot run, before any process starts; cuts stage 3's parameters into chunks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import mean, median
 
-WIDE = 1.5  # a chunk is as much as 1.5 typical layers for each rank at most; more than 4 ranks count as 4
+WIDE = 1.5  # a chunk has at most 1.5 typical layers per rank; more than 4 ranks count as 4
 RANKS = 4
-# Of a typical layer's bytes: what a chunk costs besides them, so that a norm goes with a matrix.
+# A chunk's fixed cost, in bytes of a typical layer: it makes a norm share a chunk with a matrix.
 LAUNCH = 1 / 64
 
 
 def unshardable(sharding: int, pipeline: int, offload: bool, tied: bool, device: str) -> str | None:
-    """The reason in one sentence, with what to do about it, or None.
+    """The reason why sharding cannot run, with the remedy, or None.
 
     `tied`: the model's head uses the embedding's weights; `device`: "cpu" or "gpu".
     """
@@ -26,25 +26,25 @@ def unshardable(sharding: int, pipeline: int, offload: bool, tied: bool, device:
         return "strategy.offload belongs to sharding: set strategy.sharding to 2 or more, or strategy.offload=false."
     if tied and sharding > 1 and pipeline > 1:
         return (
-            "strategy: tied weights lie on two stages of a pipeline, and sharding would give each its own owner. "
+            "strategy: tied weights lie on two stages of a pipeline, and sharding would give each a separate owner. "
             "Set model.tied=false, strategy.sharding=1 or strategy.pipeline=1."
         )
     return None
 
 
 def chunks(loads: Sequence[Sequence[int]]) -> list[int]:
-    """In which chunk each of some layers travels, whose parameters have so many bytes at each owner, [layers, owners].
+    """The chunk of each layer. `loads`: the bytes of each layer's parameters at each owner, [layers, owners].
 
-    A parameter has one owner, so that one alone would use one direction of one link. A chunk is some layers in a row;
-    all are cut so that the busiest owners of the chunks send as little as possible together. A typical layer is the
-    median of those above the mean.
+    A parameter has one owner, so one alone would use one direction of one link. A chunk is some consecutive layers; the
+    cuts minimise the bytes of each chunk's busiest owner, summed over chunks. A typical layer has the median size of
+    the layers above the mean.
     """
     sizes = [sum(load) for load in loads]
     if not any(sizes):
         return [0] * len(sizes)
     typical, ranks = median(size for size in sizes if size >= mean(sizes)), len(loads[0])
     widest = WIDE * min(ranks, RANKS) * typical
-    cost, begins = [0.0], [0]  # of the first layers, cut in the best way, and where their last chunk begins
+    cost, begins = [0.0], [0]  # best cost of the first n layers; first layer of their last chunk
     for end in range(1, len(loads) + 1):
         have, best = [0] * ranks, (float("inf"), 0)
         for begin in range(end - 1, -1, -1):
@@ -63,9 +63,11 @@ def chunks(loads: Sequence[Sequence[int]]) -> list[int]:
 
 @lru_cache(maxsize=8)
 def travels(order: tuple[int, ...], loads: tuple[tuple[int, ...], ...], prefetch: int) -> list[bool]:
-    """Whether the parameters of each layer in this `order` have to be fetched: not those that are still here since the
-    layer was at work before, for that they come again within the `prefetch` chunks under way. `loads`: of each layer
-    the bytes at each owner, [layers, owners]."""
+    """Whether the parameters of each layer in this `order` have to be fetched.
+
+    They are still held if the layer's previous use is at most `prefetch` chunks back. `loads`: the bytes of each layer
+    at each owner, [layers, owners].
+    """
     numbers = chunks([loads[layer] for layer in order]) if prefetch else range(len(order))
     last: dict[int, int] = {}
     fetches = []
@@ -77,9 +79,11 @@ def travels(order: tuple[int, ...], loads: tuple[tuple[int, ...], ...], prefetch
 
 
 def max_fetched(loads: Sequence[Sequence[int]], owner: int, prefetch: int, first: int = 0) -> int:
-    """The bytes of the other owners' parameters that are with one owner at most, where layers of these `loads` run one
-    after the other, forth and back, and `prefetch` chunks are under way besides the one at work. `first`: the first
-    layer that learns; backward ends there."""
+    """The largest number of bytes of other owners' parameters that one owner holds.
+
+    The layers of `loads` run forward, then backward, with `prefetch` chunks under way in addition to the current one.
+    `first`: the first layer that learns; backward ends there.
+    """
     order = [*loads, *reversed(loads[first:])]
     numbers = chunks(order) if prefetch else range(len(order))
     chunk_loads = [0] * len(order)
@@ -89,24 +93,24 @@ def max_fetched(loads: Sequence[Sequence[int]], owner: int, prefetch: int, first
 
 
 def most_on_accelerator(loads: Sequence[Sequence[int]], owner: int, prefetch: int) -> int:
-    """The bytes that one owner has at most beside its own parameters and the sums of their gradients, on an accelerator
-    where `prefetch` is 1 at least.
+    """The largest number of bytes that an owner holds in addition to its parameters and the sums of their gradients, on
+    an accelerator. `prefetch` is 1 at least.
 
-    The other owners' parameters, as in `max_fetched`; the copies of its own that are sent with these, which go when a
-    chunk is read first; the gradients of a chunk that is being computed; and of the chunk before it the gradients, what
-    is sent of them, and what has come (`parallel/sharding/chunk.py`). They use the room of sums that are still to come.
-    `loads` as there, in bytes of parameters; gradients are as wide.
+    It holds the other owners' parameters, as in `max_fetched`; the copies of its parameters that it sends, freed when a
+    chunk is first read; the gradients of the chunk in backward; and of the chunk before it the gradients, their sent
+    copies and the received ones (`parallel/sharding/chunk.py`). They use the memory of sums that do not exist yet.
+    `loads` as there, in bytes of parameters; gradients have the same width.
     """
     layers, ranks = len(loads), len(loads[0])
     order = [*loads, *reversed(loads)]
     numbers, gradient_chunks = chunks(order), [*chunks(order[layers:]), -1]
-    local, remote = ([0] * (numbers[-1] + 1 + prefetch) for _ in range(2))  # of each chunk
+    local, remote = ([0] * (numbers[-1] + 1 + prefetch) for _ in range(2))  # per chunk
     for number, load in zip(numbers, order, strict=True):
         local[number] += load[owner]
         remote[number] += sum(load) - load[owner]
     most = sums = 0
-    local_gradients = remote_gradients = 0  # gradients of the chunk that is being computed
-    my_sent = their_sent = 0  # and of the one before
+    local_gradients = remote_gradients = 0  # gradients of the chunk in backward
+    my_sent = their_sent = 0  # and of the chunk before it
     for at, number in enumerate(numbers):
         is_read = at > 0 and numbers[at - 1] == number
         fetched = sum(remote[number : number + 1 + prefetch])

@@ -1,4 +1,4 @@
-"""Where a step's time goes, in 80 columns: a table, the slowest rank, and what would make the step shorter."""
+"""Reports a step's time in 80 columns: a table, the slowest rank, and changes that shorten the step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.rank_times import RankTimes, slowest
 
 WIDTH = 80
-MAX_RANKS_SHOWN = 8  # ranks in the table: of more, those with the longest own time
-ENOUGH = 10  # steps from which something is concluded
-BUSY = 1.5  # processes that want to compute for each core, from which the machine is also somebody else's
-STARVED = 0.2  # of the time waiting for data, from which on the screen says so during training
+MAX_RANKS_SHOWN = 8  # rows of the table: with more ranks, the ones with the most work
+ENOUGH = 10  # steps that advice needs
+BUSY = 1.5  # processes per core that want to compute; with more, other jobs use the machine, too
+STARVED = 0.2  # of the time waiting for data; with more, a line on the screen during training reports it
 _COLUMNS = ("data", "forward", "backward", "exchange", "hidden", "waits for", "update", "callbacks", "other")
 _WIDTHS = (7, 8, 9, 9, 7, 11, 7, 10, 6)
 
 
 def lines(measured: Measured) -> list[str]:
-    """All that is to be said of the steps that were measured."""
+    """The report on the measured steps."""
     rank_times, facts, first, last = measured.rank_times, measured.facts, measured.first, measured.last
     step = max(times.step for times in rank_times)
     report = [
@@ -36,7 +36,7 @@ def lines(measured: Measured) -> list[str]:
 
 
 def unsure(measured: Measured) -> str:
-    """Why nothing is concluded from these steps; "" where they are enough, and the machine was this job's."""
+    """The reason why these steps give no advice; "" if they are enough and no other job used the machine."""
     steps, facts = measured.last - measured.first + 1, measured.facts
     if steps < ENOUGH:
         return f"No advice from {steps} step{'s' * (steps > 1)}: at least {ENOUGH} are needed: train longer."
@@ -49,7 +49,7 @@ def unsure(measured: Measured) -> str:
 
 
 def starved(measured: Measured) -> str:
-    """«82 % of the time waits for data: loader.num_workers=3 would do …»; "" unless it is a fifth and workers help."""
+    """«82 % of the time waits for data: loader.num_workers=3 would do …»; "" below 20 %, or if workers do not help."""
     rank_times, facts = measured.rank_times, measured.facts
     step, read = max(times.step for times in rank_times), max(times.data for times in rank_times)
     needed, seconds = workers_that_would_do(rank_times, facts)
@@ -77,7 +77,7 @@ def _table(rank_times: Sequence[RankTimes]) -> Iterator[str]:
             text.rjust(width) for text, width in zip(texts, _WIDTHS, strict=True)
         )
     if len(rank_times) > len(shown):
-        yield f"({len(rank_times) - len(shown)} ranks with less work of their own are not shown)"
+        yield f"({len(rank_times) - len(shown)} ranks with less work are not shown)"
 
 
 def _servers(count: int) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _sent(facts: Facts, ranks: int) -> Iterator[str]:
 
 
 def _waits(times: RankTimes) -> str:
-    """«12.3 r1»: how long, and for which rank most of it."""
+    """«12.3 r1»: milliseconds of waiting, and the rank that caused most of them."""
     if _number(times.waiting) == "·":
         return "·"
     return f"{_number(times.waiting)} r{max(times.waits_for, key=lambda rank: times.waits_for[rank])}"
@@ -139,7 +139,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _number(seconds: float) -> str:
-    """Milliseconds in at most six characters; «·» for what is nothing."""
+    """Milliseconds in at most six characters; «·» below 0.005."""
     ms = seconds * 1e3
     return "·" if ms < 0.005 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 1000 else f"{ms:.0f}"
 

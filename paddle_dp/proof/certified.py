@@ -32,11 +32,11 @@ ALONE = ("strategy.use=single", "callbacks=[]", "train.max_time=null")
 
 
 def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int | None = None) -> int:
-    """Prints the certificate of a run and what is found in its folder; then trains `replay` intervals again, or the one
-    that ends with update `step`. Returns 0, or 1 where anything is not as certified.
+    """Prints the certificate of a run and the checks of its folder; then trains `replay` intervals again, or the one
+    that ends with update `step`. Returns 0, or 1 if anything differs from the certificate.
 
-    `steps`: no more updates of an interval than that. Raises UsageError without a certificate, or if nothing can be
-    trained again; JobError if the process that does it fails.
+    `steps`: the most updates of an interval. Raises UsageError without a certificate, if nothing can be trained again,
+    or if the process that trains fails.
     """
     content = _read(run)
     print("\n".join(certificate_lines(content, run)))
@@ -67,7 +67,7 @@ def _read(run: Path) -> Content:
 
 
 def certificate_lines(content: Content, run: Path) -> Iterator[str]:
-    """The certificate, to be read by a person."""
+    """The certificate as lines for the screen."""
     yield f"{content['name']}: {content['steps']} updates, in {run}"
     for split, facts in content["data"].items():
         yield f"  {split} data: {facts['samples']} samples, digest {short(facts['digest'])}"
@@ -99,7 +99,7 @@ def short(digest: object) -> str:
 
 
 def checked(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
-    """What the folder holds, and whether it is as certified; every byte of its checkpoints is read."""
+    """(as certified, sentence) for each checkpoint, of which all bytes are read, and each resume."""
     saves = certificates.saves(content)
     folder = run / "checkpoints"
     for path in checkpoints(folder):
@@ -132,7 +132,7 @@ def _sizes(before: Content, after: Content) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Updates `start` + 1 to `to`. `begin` and `end`: the checkpoints before and after them; None for none."""
+    """Updates `start` + 1 to `to`; `begin`, `end`: the checkpoints before and after them, or None."""
 
     start: int
     to: int
@@ -141,7 +141,7 @@ class Interval:
     recipe: Mapping[str, Any] = field(repr=False)
 
     def cut(self, steps: int | None) -> Interval:
-        """Its first `steps` updates."""
+        """The interval's first `steps` updates."""
         if steps is None or self.to - self.start <= steps:
             return self
         return Interval(
@@ -150,7 +150,7 @@ class Interval:
 
 
 def intervals(content: Content, run: Path) -> list[Interval]:
-    """From the beginning, and from each checkpoint that is there, to the next one. Raises UsageError for none."""
+    """The intervals between the beginning and the usable checkpoints. Raises UsageError if there are none."""
     checkpoint_steps = _checkpoint_steps(content, run)
     spans = [
         Interval(
@@ -168,7 +168,7 @@ def intervals(content: Content, run: Path) -> list[Interval]:
 
 
 def interval_to(content: Content, run: Path, step: int) -> Interval:
-    """From the newest checkpoint before an update, or from the beginning, to that update."""
+    """The interval to update `step` from the newest checkpoint before it, or from the beginning."""
     checkpoint_steps = _checkpoint_steps(content, run)
     try:
         certificates.attempt_of(content, step)
@@ -192,7 +192,7 @@ def interval_to(content: Content, run: Path, step: int) -> Interval:
 
 
 def _checkpoint_steps(content: Content, run: Path) -> dict[int, Path | None]:
-    """The steps at which training can begin again, in order: 0, and those of the checkpoints that can be used."""
+    """The steps from which training can begin, in order, with their checkpoints; 0 has none."""
     saves = certificates.saves(content)
     first = content["attempts"][0]
     checkpoint_steps: dict[int, Path | None] = {} if first["resumed"] else {0: None}
@@ -224,9 +224,9 @@ def chosen(spans: Sequence[Interval], count: int) -> list[Interval]:
 
 
 def retrain_interval(interval: Interval, content: Content, run: Path, which: str = "") -> bool:
-    """Trains an interval on one process, prints how it compares, and returns whether it is the same.
+    """Trains an interval on one process, prints the comparison, and returns whether it is the same.
 
-    `which`: « (1 of 3)», for the line at its beginning: nothing more is printed until it is done.
+    `which`: « (1 of 3)», for the first line: nothing more is printed until the interval is done.
     """
     attempt = certificates.attempt_of(content, interval.to)
     digests = certificates.saves(content).get(interval.to, {})
@@ -241,7 +241,7 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
             f"nothing is known of steps {interval.start + 1} to {interval.to}: metrics.jsonl has no loss of them, and "
             "no checkpoint was saved after them."
         )
-    # Beside the run: a recipe finds the models of a folder above it.
+    # Within the run's folder: a recipe finds models in the folders above it.
     recipe = run / f".again-{os.getpid()}.yaml"
     with scratch_folder("paddle-dp-certificate-") as scratch:
         try:
@@ -252,7 +252,7 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
             steps = f"steps {interval.start + 1} to {interval.to}"
             print(f"training {steps} again on one process{which} …", flush=True)
             guard = interval.recipe.get("guard") or {}
-            # It needs a checkpoint to go back to; what it would leave out then, a skip leaves out, too.
+            # A rewind needs a checkpoint to return to; a skip leaves out the same updates.
             skip = ("guard.non_finite=skip",) if guard.get("non_finite") == "rewind" else ()
             job = Job(
                 entry_point=ENTRY_POINT, recipe=recipe, overrides=(*ALONE, *skip), ranks=1, output_dir=scratch / "run",
@@ -277,7 +277,7 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
 
 
 def losses(run: Path) -> dict[int, float]:
-    """The losses that metrics.jsonl has, by step."""
+    """The losses in metrics.jsonl, by step."""
     path, loss_by_step = run / "metrics.jsonl", {}
     for text in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -290,8 +290,10 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def verdict(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[str]]:
-    """Whether an interval is the same, and why. A distance is judged in units of the drift, as in a proof; with
-    `exact`, where one process of this machine has done it before, no bit may differ."""
+    """Whether an interval is the same, and the reasons. A distance is judged in units of the drift, as in a proof.
+
+    `exact`: one process of this machine trained it before, so no bit may differ.
+    """
     lines, same = [], True
     if result["bits"]:
         lines.append(f"the weights are bit-equal: {short(result['digest'])}")

@@ -1,25 +1,24 @@
-"""Compares two sides: the distance of each quantity, in units of one process's own noise. Does not import paddle.
+"""Compares two sides: the distance of each quantity in units of one process's noise. Does not import paddle.
 
 For a quantity p (a parameter's gradient, its update, a loss …), with 2-norms over its elements:
 
     F_p = the largest |noisy run - run| over one process's runs with noise (proof.noise), at least eps · |p|
     r_p = |many - one| / F_p
 
-Where ranks round their gradients on their way (reduce_dtype), a bound of what that takes is computed from what they
-rounded (parallel.exchange.roundings), and allowed beside the noise: |many - one| ≤ K F_p + bound_p. It is no
-measurement, so it is not multiplied by K.
+If ranks round their gradients in the exchange (reduce_dtype), a bound of that error follows from the rounded values
+(parallel.exchange.roundings). It is allowed in addition to the noise: |many - one| ≤ K F_p + bound_p. It is no
+measurement, so K does not multiply it.
 
-An update, and an optimizer state, is compared with what one process computes from the ranks' own gradients
-(proof.replay); then F_p is only the last place of both: eps · |p|, and for an update, the difference of two weights,
-eps · |weight|.
+An update or optimizer state is compared with one process's result from the ranks' gradients (proof.replay). Then F_p is
+only the last place of both: eps · |p|, and for an update, the difference of two weights, eps · |weight|.
 
-A comparison proves something only where F is small: a fault of a tenth of a parameter's gradient, on one rank of N,
-must show. So of every gradient g, with G the whole model's and β = BEYOND (what is less of G is nothing),
+A comparison proves something only if F is small: a fault of a tenth of a parameter's gradient, on one rank of N, must
+show. So for every gradient g, with G the whole model's and β = BEYOND (a gradient below β |G| counts as nothing),
 
     shows = (K F + bound) · N / max(|g|, β |G|) ≤ VISIBLE
 
-Correct layouts give r of about 1, since rounding is all their difference; K = 8 leaves room for chance. Elements whose
-noise is as large as they are (F/|g| > 0.3) have no true gradient: they are judged separately.
+Correct layouts give r of about 1, because they differ by rounding alone; K = 8 leaves room for chance. Elements with
+noise of their size (F/|g| > 0.3) have no true gradient: they are judged separately.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ import numpy as np
 from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key
 
 K = 8.0
-# F/|g| from which on an element counts as noise. Measured: at most 0.07 for true gradients, at least 1.2 for others.
+# F/|g| above which an element counts as noise. Measured: at most 0.07 for true gradients, at least 1.2 for others.
 NO_GRADIENT = 0.3
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 # Part of a quantity that rounding stays below: about half of the digits. Low precisions are too coarse for a bound.
 BEYOND = {"float64": 2.0**-22, "float32": 2.0**-8}
-# A parameter's part of the whole gradient below which it is zero; for quantities without noise of their own only.
+# A parameter's part of the whole gradient below which it counts as zero; it matters for quantities without noise.
 NOTHING = {"float64": 2.0**-53}
 SLIGHT = 2.0**-40
 # The largest part of a parameter's gradient that switched ReLUs and max poolings may explain; measured: 0.07
@@ -51,7 +50,7 @@ JUDGED = (
     "buffer",
 )  # fmt: skip
 EXACT = ("initial", "frozen")  # equal bits, or different
-_NUMBERS = ("loss", "gradient norm", "score")  # of every step; proof.steps judges those of the later ones
+_NUMBERS = ("loss", "gradient norm", "score")  # of every step; proof.steps judges the later steps
 _MASKED = ("gradient", "probe")
 
 
@@ -62,10 +61,10 @@ class ProofDifference:
     key: Key
     r: float
     noise: float = 0.0  # F / |one|
-    # Of r, as a part of |one|: F at least, one unit in the last place, and what may be rounded.
+    # The unit of r, as a part of |one|: F, at least one unit in the last place, and the rounding bound / K.
     unit: float = 0.0
-    undetermined: float = 0.0  # the part of its elements that have no true gradient
-    # Of a gradient: the fault that shows, if all ranks have it, as a part of |one|, or of β |G| where that is larger.
+    undetermined: float = 0.0  # the share of its elements without a true gradient
+    # For a gradient: the smallest fault on all ranks that shows, as a part of |one|, or of β |G| if larger.
     shows: float = 0.0
     missing: str = ""  # "one" or "many": the side that lacks it
 
@@ -89,11 +88,11 @@ class Row:
 
 @dataclass
 class TraceComparison:
-    """The trace of one process and that of many ranks, in one precision.
+    """The traces of one process and of many ranks, in one precision.
 
-    `truth`: one process's trace in float64, if there is one; it shows which gradients are truly zero. `replayed`: what
-    one process computes from the gradients of `candidate`; without it, updates and states are compared with its own.
-    `turns`: rounding may turn something in the model over, a ReLU or a pooling.
+    `truth`: one process's trace in float64, if any; it shows which gradients are truly zero. `replayed`: one process's
+    updates and states from the gradients of `candidate`; without it, `reference` has them. `turns`: rounding may switch
+    a ReLU or a pooling of the model.
     """
 
     reference: Trace
@@ -102,7 +101,7 @@ class TraceComparison:
     replayed: Trace | None = None
     turns: bool = True
     findings: list[ProofDifference] = field(init=False)
-    # r of each gradient of a first batch that probes speak against, by name.
+    # r of each gradient of a first batch that probes contradict, by name.
     turned: dict[str, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -116,7 +115,7 @@ class TraceComparison:
 
     @property
     def divergence(self) -> str | None:
-        """The error of the ranks' own comparison of their weights, or None."""
+        """The error from the ranks' comparison of their weights, or None."""
         found: str | None = self.candidate.facts.get("amiss")
         return found
 
@@ -131,7 +130,7 @@ class TraceComparison:
 
     @property
     def noise(self) -> float:
-        """The median over parameters of F/|g|, of the first gradient."""
+        """The median over parameters of F/|g| of the first gradient."""
         first = [
             f for f in self.findings if f.key.kind == "gradient" and f.undetermined < 1 and not f.missing
         ]
@@ -139,14 +138,12 @@ class TraceComparison:
         return float(np.median(steps)) if steps else 0.0
 
     def visible(self, ranks: int) -> float:
-        """The smallest relative fault of one rank's gradient that would be detected: K times the noise, and what may be
-        rounded, times N."""
+        """The smallest relative fault of one rank's gradient that would be detected: (K · noise + rounding) · ranks."""
         return (K * self.noise + self.rounded) * ranks
 
     @cached_property
     def shows(self) -> dict[str, float]:
-        """By parameter: the smallest relative fault of its gradient on all ranks that would be detected in every step
-        recorded."""
+        """By parameter: the smallest relative gradient fault on all ranks that every step would show."""
         worst: dict[str, float] = {}
         for finding in self.findings:
             if finding.key.kind == "gradient" and not finding.missing and np.isfinite(finding.shows):
@@ -155,7 +152,7 @@ class TraceComparison:
 
     @cached_property
     def rounded(self) -> float:
-        """The median over parameters of what rounding may take of the first gradient."""
+        """The median over parameters of the first gradient's relative rounding bound."""
         first = [n for n in sorted(self.candidate.keys) if Key.read(n)[:2] == ("gradient", 1)]
         parts = [ratio(self.candidate.rounded(n), _norm(self.candidate.array(n))) for n in first]
         return float(np.median(parts)) if parts else 0.0
@@ -166,7 +163,7 @@ class TraceComparison:
         return [f for f in self.findings if f.key.kind == "gradient" and f.undetermined >= 0.1]
 
     def reference_array(self, number: str) -> np.ndarray:
-        """One process's value of a whole quantity; for updates and states, computed from the ranks' gradients."""
+        """One process's value of a quantity; updates and states are from the ranks' gradients."""
         is_replayed = self.replayed is not None and Key.read(number).kind in REPLAYED
         trace = self.replayed if is_replayed and self.replayed is not None else self.reference
         return trace.array(number)
@@ -193,7 +190,7 @@ class TraceComparison:
         """The findings, with the smallest r of several batches for gradients at equal weights.
 
         A fault shows in every batch. A ReLU or a max pooling that switches because of the last place of its input does
-        not: it concerns one sample at one place.
+        not: it concerns one sample at one position.
         """
         cleared, r_by_step = [], {(f.key.step, f.key.name): f.r for f in findings if f.key.kind == "gradient"}
         turned: dict[str, float] = {}
@@ -208,17 +205,17 @@ class TraceComparison:
         if not turned:
             return cleared
         left = [finding for finding in cleared if finding.key.kind != "gradient norm"]
-        if not all(
-            finding.same for finding in left
-        ):  # what is left is a fault, which may be the cause of all of it
+        if not all(finding.same for finding in left):  # a remaining fault may be the cause of all of it
             return findings
         self.turned = turned
         return left
 
     def _r_in_other_batches(self, quantity: Key, r_by_step: dict[tuple[int, str], float]) -> Iterator[float]:
-        """r of a parameter's gradient in batches that a fault of this step would show in, too: further ones at the
-        initial weights; of ranks that round, whose steps are all compared at equal weights, also in the next two, or at
-        the end in the two before."""
+        """r of a parameter's gradient in other batches, in which a fault of this step would show, too.
+
+        These are the probes at the initial weights. Ranks that round have equal weights in all compared steps: the next
+        two steps count, or at the end the previous two, and the probes for the first step only.
+        """
         if not self.candidate.facts.get("rounded"):
             yield from self._probes(quantity.name)
             return
@@ -274,14 +271,14 @@ class TraceComparison:
         )
 
     def _ulp_error(self, quantity: Key) -> float:
-        """The error of an update that comes from the last place of the two weights it is the difference of."""
+        """The error of an update from the last places of its two weights."""
         number = key("initial", 0, quantity.name)
         if quantity.kind != "update" or number not in self.reference.keys:
             return 0.0
         return _arithmetic(self.dtype) * _norm(self.reference.array(number))
 
     def _undetermined(self, quantity: Key, shape: tuple[int, ...]) -> np.ndarray:
-        """A mask of the elements without a true gradient; empty for quantities that are not gradients."""
+        """A mask of the elements without a true gradient; empty for other quantities."""
         trace, step = self.reference, quantity.step
         if self.truth is not None:
             trace, step = self.truth, next(iter(self.truth.facts["recorded"]), 1)
@@ -303,8 +300,10 @@ class TraceComparison:
 
 
 def least_of_a_score(dtype: str, samples: int) -> float:
-    """What rounding may do to a score, beside one process's noise. Outside of float64 two classes that tie but for
-    rounding may change places; K times this is the part that two samples have in a score of many."""
+    """The smallest floor of a score: rounding may swap two tied classes, except in float64.
+
+    K times it is the share of two samples in a score over `samples`.
+    """
     return 0.0 if dtype == "float64" else 2.0 / (K * max(samples, 1))
 
 
@@ -314,7 +313,7 @@ def _arithmetic(dtype: str) -> float:
 
 
 def _alike(quantity: Key) -> tuple[str, int, str]:
-    """Quantities of one size have this in common; optimizer states only within one accumulator."""
+    """The key that quantities of one size share: kind, step, a state's accumulator."""
     return quantity.kind, quantity.step, quantity.name.rpartition("/")[2] if quantity.kind == "state" else ""
 
 
@@ -324,7 +323,7 @@ def undetermined(gradient: np.ndarray, noise: np.ndarray) -> np.ndarray:
 
 
 def ratio(distance: float, allowed: float) -> float:
-    """apart / allowed; 0 if apart is 0."""
+    """distance / allowed; 0 if the distance is 0."""
     if distance == 0:
         return 0.0
     return distance / allowed if allowed > 0 else float("inf")
@@ -335,7 +334,7 @@ def _norm(array: np.ndarray) -> float:
 
 
 def _subtract(reference: np.ndarray, candidate: np.ndarray) -> tuple[np.ndarray, bool]:
-    """many - one, with 0 where both are the same infinity or both NaN; and whether any element differs otherwise."""
+    """candidate - reference, 0 where both are the same infinity or NaN; and whether another element is not finite."""
     finite = np.isfinite(reference) & np.isfinite(candidate)
     equal = finite | (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
     return np.where(finite, candidate, 0.0) - np.where(finite, reference, 0.0), not bool(equal.all())

@@ -1,16 +1,15 @@
-"""Whether one process's training depends on the order of its samples, or on what no seed decides.
+"""Finds out whether one process's training depends on the order of its samples, or on unseeded draws.
 
 The noise that excuses a difference is measured on runs with neutral changes (proof.noise). Another order of samples is
-neutral only if samples and random draws are independent: a queue, the last sample's cache or numbers drawn in forward
-make it another training, and what it moves would excuse the same fault on N ranks. So one process first trains all
-steps twice, plainly and permuted, in float64 if the model has it. A quantity x (loss, gradient norm, buffer) of step t
-shows a dependence where
+neutral only if samples and random draws are independent. With a queue, a cache of the last sample or draws in forward,
+it would excuse the same fault on N ranks. So one process first trains all steps twice, plainly and permuted, in float64
+if the model has it. A quantity x (loss, gradient norm, buffer) of step t shows a dependence if
 
     |x_permuted - x_plain| > max(β · size, FAR · largest |x_nudged - x_plain| up to t)
 
-β leaves about half of the digits to rounding; size is the largest |x| up to t. A training may amplify rounding beyond
-β: then so it does to a run whose weights are nudged by their last place. That run, and a repetition of the plain one,
-are made only where β is exceeded. If the repetition departs as well, something is drawn that no seed decides.
+β leaves about half of the digits to rounding; size is the largest |x| up to t. A training that amplifies rounding
+beyond β also does so with weights nudged by their last place. That run and a repetition of the plain one are done only
+if β is exceeded. If the repetition departs as well, some draw has no seed.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from paddle_dp.proof.compare import BEYOND
 from paddle_dp.proof.record import running_statistics
 from paddle_dp.proof.watched import Watchable
 
-FAR = 64.0  # of honest models at most 7 was seen in float32
-# Operators whose result jumps, or bends, at some input, as Paddle names their kernels.
+FAR = 64.0  # correct models reached 7 at most, in float32
+# Kernel names of Paddle's operators that jump or bend at some input.
 _KINKED = re.compile(
     r"relu|(^|_|arg)(max|min|amax|amin)|abs|clip|hard|shrink|sign|floor|ceil|round|sort|top_?k|where|than|equal|pool"
 )
@@ -44,21 +43,23 @@ Run = Callable[[noise.Noise | None], Curve]
 
 @dataclass(frozen=True, kw_only=True)
 class Dependence:
-    """The first quantity of a run that departs from the plain run's by more than rounding; `kind`: "order" of samples,
-    or "chance", for something that no seed decides. `apart`: relative."""
+    """The first quantity of a run that departs from the plain run's by more than rounding; `apart`: relative distance.
+
+    `kind`: "order" of the samples, or "chance": a draw without a seed.
+    """
 
     kind: str
     step: int
     name: str
-    plain: float | None  # of a number
+    plain: float | None  # None unless the quantity is a number
     other: float | None
     apart: float
 
 
 def find_dependence(run: Run, plain: Curve, dtype: str) -> Dependence | None:
-    """None if another order of samples changes nothing beyond rounding, or if `dtype` is too coarse to tell.
+    """Returns None if another order of samples changes nothing beyond rounding, or if `dtype` is too coarse to tell.
 
-    `run` trains once more, with a kind of noise or with none.
+    `run` trains once more, with a kind of noise or without.
     """
     if dtype not in BEYOND:
         return None
@@ -74,7 +75,7 @@ def find_dependence(run: Run, plain: Curve, dtype: str) -> Dependence | None:
 def _departure(
     kind: str, plain: Curve, other: Curve, beyond: float, nudged: Curve | None = None
 ) -> Dependence | None:
-    """The first departure beyond `beyond` of its size and beyond FAR times that of the nudged run."""
+    """The first departure beyond `beyond` of its size and beyond FAR times the nudged run's."""
     sizes: dict[str, float] = {}
     moved: dict[str, float] = {}
     for step, quantities in enumerate(plain, start=1):
@@ -99,7 +100,7 @@ def _norm(x: np.ndarray) -> float:
 
 
 def _distance(y: np.ndarray, x: np.ndarray) -> float:
-    """The 2-norm of their difference, without elements that are not finite: these are judged elsewhere."""
+    """The 2-norm of y - x over finite elements; the others are judged elsewhere."""
     if x.shape != y.shape:
         return float("inf")
     finite = np.isfinite(x) & np.isfinite(y)
@@ -126,8 +127,8 @@ def train(side: Watchable, learner: Learner, order: Callable[[int], np.ndarray] 
 
 @contextmanager
 def kinks(learner: Learner) -> Iterator[set[str]]:
-    """Within it the set gets the operators of the learner's forwards, and of its loss, that jump or bend: relu, max
-    pooling, argmax, comparisons. A compiled forward shows none of its own, and counts as one."""
+    """Context in which the set collects the operators of the learner's forwards and loss that jump or bend: relu, max
+    pooling, argmax, comparisons. A compiled forward hides its operators, and counts as one."""
     operators = {"a compiled forward"} if is_compiled(learner.model) else set()
     forward = learner.runner.forward
 

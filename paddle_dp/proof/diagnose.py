@@ -1,4 +1,4 @@
-"""Names the likely mistake behind numbers that differ, in words. Pure functions of numbers and arrays."""
+"""Names the likely mistake that makes numbers differ, in words. Pure functions of numbers and arrays."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 Degrees = Mapping[str, int]
-EXACTLY = 1e-3  # tolerance of a factor, and of the rest it does not explain, to count as exactly a number
+EXACTLY = 1e-3  # tolerance of a factor, and of the part that it does not explain, to count as exact
 NEARLY = 0.05  # below this relative difference no factor is named
 LN_NEAR = 0.05
 
 
 def samples(reference: Sequence[int], candidate: Sequence[tuple[int, Sequence[int]]]) -> str | None:
-    """What is wrong with the samples of one global batch; None if each sample of `reference` was read exactly once.
+    """The fault in the samples of one global batch; None if each sample of `reference` was read exactly once.
 
-    `candidate`: of each rank, its dp_rank and the numbers of its samples; ranks with one dp_rank must read the same.
+    `candidate`: each rank's dp_rank and sample numbers; ranks with one dp_rank must read the same.
     """
     shares: dict[int, list[int]] = {}
     for dp_rank, numbers in candidate:
@@ -57,7 +57,7 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 def factor(reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float]:
     """c = <many, one> / <one, one>, the factor to one process's value, and |many - c · one| / |many|, the part that it
-    does not explain. (nan, 1) if one process's value is 0."""
+    does not explain. (nan, 1) if one process's value is 0; (nan, nan) if a value is not finite."""
     a, b = reference.reshape(-1).astype("float64"), candidate.reshape(-1).astype("float64")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.nan, math.nan
@@ -69,7 +69,7 @@ def factor(reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float]:
 
 
 def scaled(c: float, rest: float, degrees: Degrees, cut: bool) -> str:
-    """«0.5 × one process's: …» for a gradient that is equal on all ranks that hold it; `cut`: ranks hold slices."""
+    """«is 0.5 × one process's: …», for a gradient that is equal on all ranks that hold it; `cut`: ranks hold slices."""
     if math.isnan(c):
         if math.isnan(rest):
             return "is not a finite number"
@@ -108,7 +108,7 @@ def _axis(c: float, degrees: Degrees, cut: bool, within: float) -> str:
 
 
 def _either(axes: Sequence[str], cut: bool) -> str:
-    """The axes that a factor fits; not tensor for slices, which are not summed over that axis."""
+    """The axes that a factor fits; slices are not summed over tensor."""
     left = [axis for axis in axes if not (cut and axis == "tensor")] or list(axes)
     return " or the ".join(left)
 
@@ -176,7 +176,7 @@ def loss(reference: float, candidate: float, degrees: Degrees) -> str:
 
 
 def uneven(shares: Sequence[int]) -> str:
-    """The likely mistake if steps with equal shares agree and those with unequal ones do not."""
+    """The likely mistake if steps with equal shares agree and steps with unequal ones do not."""
     return (
         f"equal shares agree, unequal ones ({'+'.join(map(str, shares))}) do not: means of the ranks' means, "
         "weighted alike, or a sample that is padded or left out"
@@ -204,17 +204,16 @@ def update(c: float, rest: float, degrees: Degrees) -> str:
 
 
 Remembered = Mapping[str, Mapping[str, Any]]
-"""By step, as text, and name: a JSON value that has changed since the beginning of a run (proof.memory)."""
+"""The JSON values that have changed since the beginning of a run, by step (as text) and name (proof.memory)."""
 
 
 def memory(
     reference: Remembered, candidate: Sequence[Remembered], groups: Sequence[Any], close: float
 ) -> str | None:
-    """A sentence on the first thing beside the weights that changes otherwise on some rank; None if all change alike.
+    """A sentence on the first state outside the weights that changes differently on some rank; None if there is none.
 
-    `groups`: by rank what ranks that run the same layers on other samples have in common. Numbers are alike up to
-    `close`, relative. A checksum is compared within a group only: rounding changes it, but not between ranks with equal
-    weights.
+    `groups`: by rank, a key that ranks with the same layers and other samples share. Numbers are alike up to `close`,
+    relative. A checksum is compared within a group only: rounding changes it, but not between ranks with equal weights.
     """
     for step in sorted({*reference}.union(*candidate), key=int):
         alone, ranks = reference.get(step, {}), [rank.get(step, {}) for rank in candidate]
@@ -262,7 +261,7 @@ def _unlike(
 
 
 def _alike(a: Any, b: Any, close: float, size: float = 0.0) -> bool:
-    """`size`: of the numbers beside them, of which one near 0 is rounded like the others."""
+    """Whether two values are equal up to `close` of the larger one, or of `size`, the largest number of their list."""
     if isinstance(a, list) and isinstance(b, list):
         size = max((abs(x) for x in a if isinstance(x, float)), default=0.0)
         return len(a) == len(b) and all(_alike(x, y, close, size) for x, y in zip(a, b, strict=True))

@@ -1,7 +1,7 @@
 """Finds the first difference in the order of a step: samples, layer outputs, loss, gradients from the last layer to the
 first, updates.
 
-A mistake spreads: after a wrong output everything is wrong. So only the first difference is named, with its likely
+A mistake spreads: after a wrong output everything is wrong. So only the first difference is reported, with its likely
 cause (proof.diagnose).
 """
 
@@ -33,8 +33,8 @@ class FirstDifference:
 
 @dataclass
 class Search:
-    """Searches a part, whose ranks have axes of `degrees`, for the first difference. `guesses`: a sentence may guess a
-    cause from the step alone; not where one is known."""
+    """Searches a comparison for the first difference; `degrees`: the ranks' axes. `guesses`: a sentence may guess a
+    cause from the step, as none is known."""
 
     comparison: TraceComparison
     degrees: Mapping[str, int]
@@ -45,7 +45,7 @@ class Search:
         return next(self._all(), None)
 
     def samples(self) -> FirstDifference | None:
-        """The first step whose samples are not read once each."""
+        """The first step in which the samples are not read once each."""
         pairs = enumerate(zip(self._rows("one"), self._rows("many"), strict=True), start=1)
         return next(
             (
@@ -87,7 +87,7 @@ class Search:
         return {name: position for position, name in enumerate(self.comparison.reference.facts["order"])}
 
     def _layer_position(self, parameter: str) -> int:
-        """The position of the parameter's layer in the forward; -1 for a layer without an output of its own."""
+        """The position of the parameter's layer in the forward; -1 without a recorded output."""
         layer = parameter.rpartition(".")[0]
         while layer not in self._order and "." in layer:
             layer = layer.rpartition(".")[0]
@@ -122,7 +122,7 @@ class Search:
         return f" ({diagnose.uneven(shares)})" if first else ""
 
     def _output(self, step: int) -> Iterator[FirstDifference]:
-        """The first layer, in the order of the forward, whose outputs differ."""
+        """The first layer, in the order of the forward, with outputs that differ."""
         for name in self.comparison.reference.facts["order"]:
             for call in range(64):
                 number = key("output", step, f"{name}#{call}")
@@ -144,14 +144,14 @@ class Search:
         return sheet.array("output", number) if sheet.has("output", number) else None
 
     def _off(self, number: str, reference: np.ndarray) -> np.ndarray | None:
-        """The positions in the global batch whose outputs differ; None if none does, or they cannot be compared."""
+        """The positions in the global batch with outputs that differ; None if none does or they are not comparable."""
         quantity = Key.read(number)
         candidate = self._candidate_output(number, quantity.step, reference.shape)
         if candidate is None:
             return None
         noise = self.comparison.reference.noise(number)
         most = noise[0] if noise is not None else np.zeros_like(reference)
-        # The noise of one sample is a single draw, so the batch's is the measure.
+        # The noise of one sample is a single draw, so the batch's noise is the measure.
         floor = np.maximum(np.linalg.norm(most, axis=0), 1e-13 * np.linalg.norm(reference, axis=0))
         difference = np.abs(candidate - reference)
         if max(map(ratio, np.linalg.norm(difference, axis=0), floor)) <= K:
@@ -232,7 +232,7 @@ class Search:
         )
 
     def _slices(self, number: str, reference: np.ndarray) -> str:
-        """A sentence if some slices of a parameter are wrong and some right; "" if all are wrong, or it is not cut."""
+        """A sentence if only some slices of a parameter are wrong; else ""."""
         wrong: dict[int, tuple[float, float]] = {}
         right: list[int] = []
         for rank, sheet in enumerate(self.comparison.candidate.sheets):

@@ -1,4 +1,4 @@
-"""The first batch on one process, before a proof starts its sides: what fails there would fail in every rank, late."""
+"""Runs the first batch on one process before a proof starts its ranks, which would all fail later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paddle_dp.train.first_forward import user_frame
 
 
 def first_forward(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Builds the recipe's parts, and computes the loss of its first batch and the gradients; options as for `trace`.
+    """Builds the recipe's parts, and computes loss and gradients of its first batch; options as for `trace`.
 
     Raises JobError, exit status 4, for an exception of the user's code, in one sentence with the place in that code.
     """

@@ -1,7 +1,7 @@
 """The floors: the distances of one process's runs with noise from its run without noise.
 
-A run with noise is not stored. Each quantity is compared at once with the run without noise, which is on the disk, and
-only the largest distance is kept by key: of each element, in float32, and of the 2-norm.
+A run with noise is not stored. Each quantity is compared at once with the run without noise, on the disk. Only the
+largest distance per key is kept: of each element, in float32, and of the 2-norm.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class Floors:
         return float(np.sqrt(squares)), most
 
     def _fold(self, group: str, number: str, array: np.ndarray) -> None:
-        """Keeps the larger distance. A quantity that the run without noise lacks, or has in another shape, is left
-        out."""
+        """Keeps the larger distance. Skips a quantity without a plain one of its shape."""
         base = f"{group}|{number}"
         if base not in self._store or self._store.shape(base) != array.shape:
             return

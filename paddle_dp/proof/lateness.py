@@ -1,4 +1,4 @@
-"""Makes one rank late in each step of a proof, so that a rank that does not wait where it must has stale values."""
+"""Makes one rank late in each step of a proof: a rank that does not wait for it reads stale values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ SHORTEST, LONGEST = 0.02, 2.0  # seconds
 
 
 def make_late(learner: Learner, seed: int) -> None:
-    """From now on one rank sleeps in each step, before its forward or before its update. Which rank and which of the
-    two is drawn from `seed`, the same on all ranks.
+    """From now on one rank sleeps in each step, before forward or update. `seed`, equal on all ranks, decides both.
 
-    It sleeps for as long as the shortest of its steps took, so that on a busy machine, too, the others come to what
-    they must not read yet. (The last one may have been long because another rank slept.)
+    It sleeps for as long as its shortest step took, so that even on a busy machine the others reach values that they
+    must not read yet. (The last step may have been long because another rank slept.)
     """
     mesh, draws = learner.mesh, np.random.default_rng(seed)
     train_batch, update = learner.train_batch, learner.optimizer.step
@@ -45,4 +44,4 @@ def make_late(learner: Learner, seed: int) -> None:
 
     if mesh.ranks > 1:
         learner.train_batch = trained  # type: ignore[method-assign]
-        learner.optimizer.step = updated  # behind the exchange of a clip, where all ranks wait for each other
+        learner.optimizer.step = updated  # after the exchange of a clip, where all ranks wait for each other

@@ -1,8 +1,7 @@
-"""What layers and the loss keep beside their weights: attributes, globals, buffers, modes, settings and hooks.
+"""Records the state of layers and loss outside their weights: attributes, globals, buffers, modes, settings and hooks.
 
-Nothing of it is exchanged between ranks, but for buffers. What changes while a run trains is recorded after each step,
-so that a value that is another one on a rank than on one process can be named (diagnose.memory). Only this rank's own
-values are read: nothing is exchanged, and nothing changes.
+Ranks exchange none of it except buffers. Changes are recorded after each step, to name a value that differs between a
+rank and one process (diagnose.memory). Recording reads this rank's values only, and changes nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from paddle_dp.train.settings import described, hooks_of, settings_of
 
 
 class Memory:
-    """The state of a learner's layers, and of its loss, since this object was made.
+    """The changes in a learner's layers, and in its loss, since this object was made.
 
-    `steps`: by step, what differs from the beginning: a JSON value by «buffer body.3.queue», «`mean` of body.3».
+    `steps`: by step, the JSON values that differ from the beginning, by «buffer body.3.queue», «`mean` of body.3».
     """
 
     def __init__(self, learner: Learner):
@@ -36,7 +35,7 @@ class Memory:
         self.steps: dict[int, dict[str, Any]] = {}
 
     def look(self, step: int) -> None:
-        """Records what has changed by the end of this step."""
+        """Records the changes up to the end of this step."""
         now = self._read()
         changed = {name: now.get(name) for name in {*now, *self._settings} if self._other(name, now)}
         buffers = dict(self._learner.placed.named_buffers())
@@ -57,7 +56,7 @@ class Memory:
         state: dict[str, Any] = {}
         for owner, thing in owners:
             if type(thing).__module__.startswith(("paddle_dp.", "paddle.distributed.")):
-                continue  # of ranks only
+                continue  # exists on ranks only
             facts = settings_of(thing) | _moving(thing)
             if isinstance(thing, paddle.nn.Layer):
                 facts |= hooks_of(thing) | {"training": thing.training}
@@ -70,7 +69,7 @@ class Memory:
 
 
 def _moving(thing: Any) -> dict[str, Any]:
-    """The attributes that are no settings, for they change with their use: queues, and generators by their state."""
+    """The attributes that change with use: queues, and generators by their state."""
     own = getattr(thing, "__dict__", {})
     queues = described({name: list(value) for name, value in own.items() if isinstance(value, deque)})
     states = {name: _state_of(value) for name, value in own.items()}
@@ -78,7 +77,7 @@ def _moving(thing: Any) -> dict[str, Any]:
 
 
 def _state_of(value: Any) -> str | None:
-    """A checksum of a generator's state; None for what is none."""
+    """A checksum of a generator's state; None for another value."""
     state: Any = None
     if isinstance(value, random.Random):
         state = value.getstate()

@@ -1,17 +1,16 @@
-"""One process's own noise: the same steps with changes of the size of rounding.
+"""Measures one process's noise: the same steps with changes of the size of rounding.
 
-Another number of ranks only sums in another order. Each of these changes has that effect on one process:
+Another number of ranks only changes the order of sums. Each of these changes has that effect on one process:
 
     weights      every weight times 1 ± one unit in its last place, with random signs
     permuted     the samples of each micro-batch in another order
     shares       every matrix product and convolution in shares of its rows, as ranks compute it, concatenated
-
-    blocks       every linear's and convolution's weight in blocks, whose products are summed and concatenated
+    blocks       every linear's and convolution's weight in blocks; their products are summed and concatenated
 
 `shares` and `blocks` are for precisions that round each product: the sum of N rounded gradients is not the rounded sum,
-and on ranks of the tensor axis each product of a slice is rounded before they are added up. `blocks` counts only where
-a compared side has that axis. In bfloat16 it is nearly the only noise within a sample: a float32 unit in the last place
-seldom changes a rounded weight.
+and tensor ranks round each slice's product before the sum. `blocks` is used only if a compared side has tensor ranks.
+In bfloat16 it is nearly the only noise within a sample: a float32 unit in the last place seldom changes a rounded
+weight.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from paddle_dp.data.sampler import cut
 from paddle_dp.parallel.precision.emulated_amp import ROUNDED
 from paddle_dp.parallel.tensor.convolutions import CONVOLUTIONS, channel_dim, instead, is_grouped, with_bias
 
-ULP = {"float64": 2.0**-52}  # of weights; those of every other precision are float32
+ULP = {"float64": 2.0**-52}  # of weights; in every other precision they are float32
 FLOAT32 = 2.0**-23
 
 
@@ -68,7 +67,7 @@ def nudge(model: nn.Layer, dtype: str, seed: int) -> None:
                 old = parameter.numpy()
                 signs = draw.integers(0, 2, old.shape, np.int8).astype(old.dtype) * 2 - 1
                 moved = old * (1 + old.dtype.type(ulp) * signs)
-                parameter.set_value(np.asarray(moved, old.dtype))  # of a 0-d array NumPy makes a number
+                parameter.set_value(np.asarray(moved, old.dtype))  # NumPy turns a 0-d array into a number
 
 
 def _shuffled(seed: int) -> Callable[[int], np.ndarray]:
@@ -76,7 +75,7 @@ def _shuffled(seed: int) -> Callable[[int], np.ndarray]:
 
 
 def permute(batch: Batch, order: Callable[[int], np.ndarray]) -> Batch:
-    """The batch with the samples of each micro-batch in another order; dropout still draws each sample's own mask."""
+    """The batch with reordered samples in each micro-batch; each sample keeps its dropout mask."""
     micro_batches = []
     for micro_batch in batch.micro_batches:
         if micro_batch.is_dummy:
@@ -116,8 +115,8 @@ def _in_shares(kind: type[nn.Layer], count: int) -> Callable[..., Any]:
 def in_blocks(model: nn.Layer, count: int) -> None:
     """Makes every linear and convolution compute with `count` × `count` blocks of its weight, in place.
 
-    The products with some of the inputs are summed, as those of row-parallel ranks, and with some of the outputs
-    concatenated, so that their inputs' gradients are summed, as those of column-parallel ranks.
+    Products of blocks of inputs are summed, as on row-parallel ranks. Products of blocks of outputs are concatenated,
+    so that their inputs' gradients are summed, as on column-parallel ranks.
     """
     for layer in model.sublayers(include_self=True):
         kind = type(layer)

@@ -1,12 +1,11 @@
 """Records a run inside a rank: gradients, updates, optimizer states, statistics, buffers, and the layers' outputs.
 
 Everything has whole-model names. A rank records its main replicas, as for a checkpoint (train.state): slices with their
-offset, copies once. Copies that differ between ranks are recorded by every rank. Each quantity is passed on at once, so
+offset, copies once. If copies differ between ranks, every rank records its copy. Each quantity is passed on at once, so
 only one is in memory at a time.
 
-A layer's output is recorded as two numbers per sample, its sum and its sum of squares, which can be compared for any
-split of a batch: they add up over slices, columns on the ranks of the tensor axis and tokens on those of the sequence
-axis.
+A layer's output is recorded as two numbers per sample, its sum and its sum of squares. They can be compared for any
+split of a batch, because they add up over slices: columns on tensor ranks, and tokens on sequence ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from paddle_dp.train.state import optimizer_states, placed_shard
 
 
 class OutputHooks:
-    """Hooks on every layer of a learner, active inside `with`; `take` returns what they recorded since then."""
+    """Hooks on every layer of a learner, active inside `with`; `take` returns and removes their records."""
 
     def __init__(self, learner: Learner):
         self.order: list[str] = []  # layers in the order of their first output
@@ -40,7 +39,7 @@ class OutputHooks:
             layer.register_forward_post_hook(partial(self._see, name or MODEL_LAYER))
             for name, layer in learner.placed.named_layers()
             if layer is learner.model
-            or not is_compiled(learner.model)  # whose layers are called while it is traced
+            or not is_compiled(learner.model)  # its layers are called during tracing
         ]
 
     def __enter__(self) -> None:
@@ -66,10 +65,10 @@ class OutputHooks:
                 return  # the first tensor of several: an LSTM's outputs, not its states
 
     def take(self, rows: list[int], counted: list[int]) -> dict[str, np.ndarray]:
-        """By "layer#call", [samples of this rank, 2], for micro-batches of `rows` samples, of which `counted` count.
+        """Arrays [samples of this rank, 2] by "layer#call"; `rows`: samples per micro-batch, of which `counted` count.
 
-        A layer under recompute is called without gradients and again with them: the first call counts. An output whose
-        rows are not a multiple of the samples is left out.
+        A layer under recompute is called without gradients and again with them: the first call counts. An output is
+        left out if its rows are not a multiple of the samples.
         """
         calls, self._calls = self._calls, {}
         result: dict[str, np.ndarray] = {}
@@ -93,7 +92,7 @@ class OutputHooks:
 
 
 def _sums(tensor: paddle.Tensor) -> np.ndarray:
-    """[rows, 2]: the sum and the sum of squares of each row of the first dim, in float64."""
+    """The sum and the sum of squares of each row of the first dim, [rows, 2], in float64."""
     with paddle.no_grad():
         flat = tensor.detach().astype("float64").reshape([tensor.shape[0], -1])
         return np.asarray(paddle.stack([flat.sum(1), flat.square().sum(1)], axis=1).numpy())
@@ -103,10 +102,12 @@ Put = Callable[[str, TensorShard], None]
 
 
 class ProofRecorder:
-    """Records one learner's updates. Passes this rank's shard of each quantity to `put`, by key; `copies`: its copies
-    of those that differ between ranks; `rounded`: by key, the 2-norm of what this rank may have rounded of a gradient.
-    Calls `before_update` between the gradients of an update that it records and the update. Without `updates`,
-    neither updates nor optimizer states are recorded."""
+    """Records one learner's updates, and passes this rank's shard of each quantity to `put`, by key.
+
+    `copies`: this rank's copies of quantities that differ between ranks; `rounded`: by key, the bound of this rank's
+    rounding error in a gradient, as a 2-norm. `before_update` is called between the gradients of a recorded update and
+    the update. Without `updates`, neither updates nor optimizer states are recorded.
+    """
 
     def __init__(
         self,
@@ -120,21 +121,21 @@ class ProofRecorder:
         self.rounded: dict[str, float] = {}
         roundings.watch()
         self.copies: dict[str, np.ndarray] = {}
-        self.copy_groups: dict[str, list[list[int]]] = {}  # by key: ranks that hold the same bits, in groups
-        self.recorded: list[int] = []  # the steps whose update was recorded
+        self.copy_groups: dict[str, list[list[int]]] = {}  # by key: groups of ranks that hold the same bits
+        self.recorded: list[int] = []  # the steps with a recorded update
         self._do, self._step = learner.update, 0
         learner.update = self._watched_step  # type: ignore[method-assign]
         self._named = learner.placed.named_parameters()
 
     def watch(self, step: int) -> None:
-        """The following update is that of `step`; 0: do not record it."""
+        """Sets the step of the next update; 0: do not record it."""
         self._step = step
-        roundings.take()  # by what was no update: a trial, an evaluation
+        roundings.take()  # drops roundings outside of updates: of a trial, an evaluation
 
     @contextmanager
     def probing(self, step: int) -> Iterator[None]:
-        """A context in which gradients are recorded as a probe's, and no update is done: weights, learning rate and
-        loss scale do not change."""
+        """Context in which gradients are recorded as a probe's, and no update is done: weights, learning rate and loss
+        scale do not change."""
         learner, scale = self.learner, self.learner.mixed.scale
         do, rate_step = learner.update, learner.rate.step
         scale_state = scale.state() if scale is not None else {}
@@ -200,7 +201,7 @@ class ProofRecorder:
         except DivergenceError as error:
             divergence = str(error)
         except NotFiniteError:
-            pass  # the numbers themselves are compared; both sides may have the same ones
+            pass  # the comparison judges the numbers; both sides may have the same ones
         if self._updates:
             self.states(step)
         self._step = step
@@ -234,13 +235,13 @@ class ProofRecorder:
             self._put(kind, placed_shard(*placed))
 
     def _put(self, kind: str, shard: TensorShard, array: np.ndarray | None = None) -> None:
-        """Passes a shard on; with `array` in place of its numbers."""
+        """Passes a shard on, with `array` in place of its numbers if given."""
         array = _numbers(shard) if array is None else array
         number = key(kind, self._step, shard.name)
         self._hand_on(number, TensorShard(number, shard.global_shape, shard.offset, array))
 
     def _compare_copies(self, kind: str, placed_tensors: Sequence[tuple[str, Any, Any]]) -> None:
-        """Finds the tensors whose copies differ between ranks, and keeps this rank's. Collective."""
+        """Keeps this rank's copies of tensors that differ between ranks. Collective."""
         if self.mesh.ranks == 1:
             return
         placements = self.learner.placed.placements
@@ -266,7 +267,7 @@ def _digest(tensor: paddle.Tensor) -> str:
 
 
 def _numbers(shard: TensorShard) -> np.ndarray:
-    """A shard's numbers: bfloat16, which comes as its bits, in float32."""
+    """A shard's numbers; bfloat16, which is stored as bits, in float32."""
     if shard.dtype == "bfloat16":
         return np.asarray((shard.array.astype(np.uint32) << np.uint32(16)).view(np.float32))
     return shard.array
@@ -279,7 +280,7 @@ def _subtract(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def running_statistics(learner: Learner) -> set[str]:
-    """The names of BatchNorm's running means and variances, by the kind of the layer that holds them."""
+    """The names of BatchNorm's running means and variances."""
     names = set()
     for name, layer in learner.placed.named_layers():
         if "BatchNorm" in type(layer).__name__ and hasattr(layer, "_mean") and hasattr(layer, "_variance"):

@@ -1,9 +1,9 @@
-"""Rehearses the training itself, for what a comparison of the first steps cannot see.
+"""Rehearses the training itself, to find faults that a comparison of the first steps cannot show.
 
-Three epochs of three global batches each, the last one short (the third epoch ends after two), with an evaluation after
-the first step and a checkpoint after the second; then a resume from it in a newly built model. One process trains
-without evaluation and checkpoint in between. So anything that an evaluation or a checkpoint changes, that a later epoch
-reads otherwise, that an evaluation counts wrongly, or that a checkpoint lacks, shows as a difference (proof.rehearsed).
+Ranks train three epochs of three global batches, the last one short (the third epoch ends after two), with an
+evaluation after the first step, a checkpoint after the second, and a resume from it in a new model. One process trains
+without interruption. Differences show side effects of an evaluation or a checkpoint, wrong samples in later epochs,
+wrong counts in an evaluation, and state that a checkpoint lacks (proof.rehearsed).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TEST_SAMPLES_PER_RANK = 3  # times the ranks, and one more: no number of ranks s
 
 @dataclass(frozen=True)
 class Few:
-    """The first samples of a data set, as a data set; `read`, if any: takes the numbers of those that are read."""
+    """The first samples of a data set, as a data set; `read`, if given, collects the numbers of the samples read."""
 
     dataset: Any
     count: int
@@ -58,14 +58,15 @@ class Few:
 
 
 class RehearsalMonitor(Callback):
-    """Records each step's samples, learning rate and loss scale, and loss, gradient norm and scores where they are
-    read: in every step of one process, in every second one of ranks, for most updates of a training are not read."""
+    """Records each step's samples, learning rate and loss scale, and the loss, gradient norm and scores that are read.
 
-    weights = False  # where it read them, ranks would wait for each other's values after each step
+    One process reads them in every step, ranks in every second step: most updates of a training are not read.
+    """
+
+    weights = False  # reading them would make ranks wait for each other after each step
 
     def __init__(self, read: list[int], mesh: Mesh, reads_global_batches: bool, seed: int, alone: bool):
-        """`reads_global_batches`: every rank reads whole global batches. `seed`: which rank is late in a step is drawn
-        from it."""
+        """`reads_global_batches`: every rank reads whole global batches. `seed`: selects the late rank of each step."""
         self.read, self.mesh, self.reads_global_batches, self.seed = read, mesh, reads_global_batches, seed
         self.every = None if alone else Every(2, "steps")
         self.rows: list[dict[str, Any]] = []
@@ -73,7 +74,7 @@ class RehearsalMonitor(Callback):
         self._step = 0
 
     def watch(self, learner: Learner, recorder: ProofRecorder | None = None) -> None:
-        """Records the batches that the learner gets, whose gradients the `recorder` records."""
+        """Records the learner's batches; the `recorder` records their gradients."""
         make_late(learner, self.seed)
         train_batch = learner.train_batch
 
@@ -102,11 +103,11 @@ class RehearsalMonitor(Callback):
         self.read.clear()  # some were read to compare the ranks' data sets
 
     def step(self, moment: Moment) -> None:
-        """Reads, so that these updates have metrics."""
+        """Does nothing: the method alone makes these updates have metrics."""
 
     def gather_reads(self) -> None:
-        """Adds to each row the samples that all ranks read. Collective: not between two steps, where it would hide that
-        a rank does not wait for another."""
+        """Adds to each row the samples that all ranks read. Collective. Between two steps it would hide a rank that
+        does not wait for another."""
         for row, *reads in zip(self.rows, *self.mesh.gather(self._reads), strict=True):
             row["read"] = sorted({n for rank_reads in reads for n in rank_reads})
 
@@ -115,7 +116,7 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
     """Rehearses this side, on every rank, and writes rehearsal.json to options["trace"].
 
     options["ranks"] is the larger side's number of ranks. One process trains without interruption, and again with
-    weights that are off by one unit in the last place, for its own noise. Beside ranks that round their gradients
+    weights nudged by one unit in the last place, for its noise. For ranks that round their gradients
     (options["beside"], [folder, ranks] each) it makes its updates with theirs, and writes to the folder follow<number>.
     """
     joined = join(recipe.train.seed, recipe.train.device, servers=recipe.strategy.config.servers)
@@ -151,14 +152,14 @@ class Rehearsal:
         self.short = short(self.batch, ranks)
 
     def alone(self, dtype: str, candidate: Trace | None = None) -> dict[str, Any]:
-        """One process, and again with noise; with the gradients of `candidate`, where there are some."""
+        """Trains one process without and with noise, with the gradients of `candidate` if given."""
         followed = None if candidate is None else Followed(candidate)
         changes = [None, *(_nudged(dtype, seed) for seed in (1, 2))]
         plain, *noise = [self._plain(change, followed) for change in changes]
         return {"plain": plain, "noise": noise, "dtype": dtype}
 
     def _plain(self, change: Callable[[Task], None] | None, followed: Followed | None) -> dict[str, Any]:
-        """One process from the first step to the last, then evaluated."""
+        """Trains one process from the first step to the last, then evaluates."""
         trainer, watch = self._trainer(change=change)
         watch.watch(trainer.learner, None if followed is None else followed.recorder(trainer.learner))
         trainer.fit(Length(STEPS, "steps"))
@@ -167,8 +168,8 @@ class Rehearsal:
         return self._results(trainer, watch)
 
     def interrupted(self) -> dict[str, Any]:
-        """The ranks, evaluated and saved on the way, and resumed from that checkpoint. Gradients that they round are
-        written for the one process."""
+        """Trains the ranks with an evaluation and a checkpoint, and resumes from it. Writes gradients that they round,
+        for the one process."""
         trainer, watch = self._trainer()
         written: AbstractContextManager[ProofRecorder | None] = nullcontext()
         if trainer.learner.exchange.rounds_to is not None:

@@ -1,4 +1,4 @@
-"""Compares two rehearsals: one process's, without interruption, and that of the ranks. Does not import paddle."""
+"""Compares two rehearsals: one process's, without interruption, and the ranks'. Does not import paddle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from paddle_dp.proof.compare import EPS, K, least_of_a_score
 from paddle_dp.proof.trace_files import SCORE
 
-EVALUATED, SAVED, STEPS = 1, 2, 8  # after which step
+EVALUATED, SAVED, STEPS = 1, 2, 8  # the step after which each happens
 EPOCH = 3  # global batches
 NUMBER_NAMES = {  # numbers of a step, as sentences call them
     "lr": "learning rate", "loss_scale": "loss scale", "loss": "loss", "gradient_norm": "gradient norm",
@@ -31,10 +31,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Rehearsals:
-    """One process's rehearsal and that of `ranks` ranks; numbers may differ by K times one process's own noise.
+    """The rehearsals of one process and of `ranks` ranks; numbers may differ by K times one process's noise.
 
-    Where the ranks round their gradients, the one process made its updates with theirs (proof.followed): its rows have
-    how far its own were `apart` from these, and what may be `rounded`, which is allowed beside the noise.
+    If the ranks round their gradients, the one process made its updates with theirs (proof.replay). Its rows then have
+    `apart`, the distance of its gradients from theirs, and `rounded`, the bound allowed in addition to the noise.
     """
 
     reference: dict[str, Any]
@@ -48,11 +48,11 @@ class Rehearsals:
         return cls(results[0], results[1], ranks)
 
     def first_difference(self) -> Difference | None:
-        """The first difference; None if the ranks, interrupted and resumed, did what one process did."""
+        """The first difference; None if the interrupted and resumed ranks match one process."""
         return next(self._differences(), None)
 
     def _differences(self) -> Iterator[Difference]:
-        """In the order of the rehearsal."""
+        """All differences, in the order of the rehearsal."""
         yield from self._samples()
         for n, (reference, candidate) in enumerate(
             zip(self.reference["plain"]["rows"], self.candidate["rows"], strict=True)
@@ -83,7 +83,7 @@ class Rehearsals:
                 )  # fmt: skip
 
     def _allowed_gradient_distance(self, reference: dict[str, Any], noisy: list[dict[str, Any]]) -> float:
-        """How far the gradients of the ranks may be apart from one process's with the same weights, as a 2-norm."""
+        """The largest allowed 2-norm between the ranks' gradients and one process's with the same weights."""
         noise = max(
             [row["apart"] for row in noisy] + [EPS[self.reference["dtype"]] * reference["gradient_norm"]]
         )
@@ -93,7 +93,7 @@ class Rehearsals:
         size = reference["gradient_norm"] or 1.0
         return (
             f"step {reference['step']}{_after(reference['step'])}: the gradient of the {self.ranks} ranks is "
-            f"{reference['apart'] / size:.2g} of its norm away from that of one process with the same weights, and "
+            f"{reference['apart'] / size:.2g} of its norm away from one process's with the same weights, and "
             f"rounding takes {allowed / size:.2g} at most"
         )
 
@@ -151,7 +151,7 @@ class Rehearsals:
 
 
 def _common_numbers(row: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The numbers of a step that both sides have: ranks read those of every second one only."""
+    """The numbers of a step that both sides have: ranks read every second step only."""
     names = [*NUMBER_NAMES, *(name for name in row if name.startswith(SCORE))]
     return [name for name in names if name in row and name in other]
 

@@ -1,14 +1,12 @@
 """Repeats the updates of N ranks on one process, from the ranks' gradients.
 
-The noise of an update does not follow from that of its gradient: Adam's first step is the learning rate times the sign
-of the gradient, so an element within the noise of 0 is off by all of it, while SGD's is not off at all. But from equal
-gradients every optimizer computes the same update on both sides, to the last places of its arithmetic. So gradients are
-judged by themselves, and updates and optimizer states against what one process computes from the ranks' gradients,
-whatever the optimizer, its clip, groups, decay and schedule.
+An update's noise does not follow from its gradient's. Adam's first step is the learning rate times the sign of the
+gradient, so an element within the noise of 0 is off by the whole step; SGD's is not. But from equal gradients every
+optimizer computes the same update on both sides, to the last places of its arithmetic. So gradients are judged by
+themselves, updates and optimizer states against one process's results from the ranks' gradients.
 
-A rehearsal beside ranks that round their gradients begins each step with the ranks' weights. Its own gradients may
-differ from theirs by the noise of one process and what the ranks' rounding can have taken
-(parallel.exchange.roundings), no more.
+A rehearsal for ranks that round their gradients begins each step with the ranks' weights. Its gradients may differ from
+theirs by one process's noise and the bound of the ranks' rounding (parallel.exchange.roundings), no more.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ Rows = list[dict[str, Any]]
 
 @contextmanager
 def recorded(learner: Learner, folder: Path) -> Iterator[ProofRecorder]:
-    """Within it the gradients of the updates that the recorder watches are written to the folder. Collective."""
+    """Context that writes the gradients of the recorder's watched updates to the folder. Collective."""
     with Writer(folder, NAME, learner.mesh.rank) as sheet:
         recorder = ProofRecorder(learner, sheet.put, updates=False)
         yield recorder
@@ -43,17 +41,19 @@ def recorded(learner: Learner, folder: Path) -> Iterator[ProofRecorder]:
 
 
 class Followed:
-    """`candidate`: the gradients of the ranks. The first run is the one that the others, with noise, are compared
-    with."""
+    """Makes the updates of runs with the ranks' gradients (`candidate`). The first run has no noise; the others are
+    compared with it."""
 
     def __init__(self, candidate: Trace):
         self.candidate = candidate
         self._first_gradients: dict[str, np.ndarray] = {}  # the first run's gradients, by key
-        self._squares: defaultdict[int, float] = defaultdict(float)  # of this run's distances, by step
+        self._squares: defaultdict[int, float] = defaultdict(
+            float
+        )  # squares of this run's distances, by step
         self._first = True
 
     def recorder(self, learner: Learner) -> ProofRecorder:
-        """Of a run: updates that it watches are made with the ranks' gradients."""
+        """A recorder for one run; the updates that it watches are made with the ranks' gradients."""
         return ProofRecorder(
             learner, self._put, updates=False, before_update=lambda step: give(learner, step, self.candidate)
         )
@@ -71,8 +71,8 @@ class Followed:
         self._squares[Key.read(number).step] += float(square)
 
     def tell(self, rows: Rows) -> None:
-        """At the end of a run: adds to its rows how far its gradients are `apart`: from the ranks' in the first run,
-        from the first run's in those with noise; to the first run's also what may be `rounded`. 2-norms of the model's.
+        """Adds to a finished run's rows `apart`, the distance of its gradients from the ranks' (runs with noise: from
+        the first run's), and to the first run's `rounded`, the bound of the ranks' rounding. 2-norms over the model.
         """
         if self._first:
             for number in self.candidate.keys - self._first_gradients.keys():
@@ -85,15 +85,15 @@ class Followed:
         self._first = False
 
 
-NEAR = 2.0**-10  # relative: how near to the bound of a clip the norm of the gradients is brought
+NEAR = 2.0**-10  # relative distance of the gradients' norm from the bound of a clip
 
 
 def replay(learner: Learner, candidate: Trace, put: Put, wide: bool = False) -> None:
-    """Passes to `put`, by key, what `learner`, on one process and in its initial state, computes from the gradients of
-    the trace `candidate`: its updates, and the optimizer states after the last one.
+    """Passes to `put`, by key, the updates of `learner` from the gradients in `candidate`, and the optimizer states
+    after the last one.
 
-    `wide`: the trace is that of the steps in float64. There is no forward and no backward. A step whose update the
-    ranks skipped or did not record only moves the schedule.
+    `learner` is on one process, in its initial state; it does no forward and no backward. `wide`: the trace is in
+    float64. Without a recorded update, a step only moves the schedule.
     """
 
     def put_replayed(number: str, shard: TensorShard) -> None:
@@ -117,8 +117,8 @@ def replay(learner: Learner, candidate: Trace, put: Put, wide: bool = False) -> 
 
 
 def meet_bound(learner: Learner, step: int) -> None:
-    """Multiplies the gradients of an update so that their norm is just above the bound of the optimizer's clip in odd
-    steps and just below it in even ones: that it acts where it must, and only there, shows in the updates. Collective.
+    """Scales an update's gradients to a norm just above the clip's bound in odd steps, just below it in even ones: the
+    updates then show whether the clip acts where it must, and only there. Collective.
     """
     bound = bound_of(learner)
     if bound is None:
@@ -129,11 +129,11 @@ def meet_bound(learner: Learner, step: int) -> None:
 
 
 def give(learner: Learner, step: int, candidate: Trace) -> None:
-    """Puts a step's gradients of the whole model into the parameters that have one on the ranks."""
+    """Puts a step's whole-model gradients into the parameters that have one on the ranks."""
     for name, parameter in learner.placed.named_parameters(trainable=True):
         number = key("gradient", step, name)
         if number not in candidate.keys:
             continue
         array = candidate.array(number)
-        if list(array.shape) == list(parameter.shape):  # one of another shape is a difference by itself
+        if list(array.shape) == list(parameter.shape):  # another shape is a difference by itself
             parameter.grad = paddle.to_tensor(array, dtype=parameter.dtype)

@@ -12,7 +12,7 @@ from paddle_dp.recipe import Guard, Recipe
 
 
 def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
-    """Prints the steps, the table of distances, what it cost, and the sentences."""
+    """Prints the steps, the table of distances, the cost, and the sentences."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -97,13 +97,13 @@ def _cost(verdict: Verdict, seconds: float) -> str:
 
 
 def without_guard(recipe: Recipe) -> dict[str, str]:
-    """What the recipe's guard says other than by default; it is left out of the comparison on both sides."""
+    """The recipe's guard settings that are not the default; both sides run without them."""
     default = vars(Guard())
     return {name: str(value) for name, value in vars(recipe.guard).items() if value != default[name]}
 
 
 def number(r: float) -> str:
-    """An r in few letters: 0.83, 12, 3.1e+08."""
+    """An r in few characters: 0.83, 12, 3.1e+08."""
     return f"{r:.2g}" if r < 1000 or math.isinf(r) else f"{r:.1e}"
 
 
@@ -171,7 +171,7 @@ def _comparison_json(comparison: TraceComparison | None, ranks: int) -> dict[str
 
 
 def _plain(value: Any) -> Any:
-    """With infinities and NaN as strings."""
+    """The value with infinities and NaN as strings."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)

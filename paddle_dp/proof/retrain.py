@@ -1,8 +1,7 @@
-"""Trains an interval of a run again on one process, and says how far that is from what the run recorded.
+"""Trains an interval of a run again on one process, and measures the distance from the run's records.
 
-As in a proof (proof.compare), what rounding may do is measured, not chosen: where a number is not the recorded one bit
-for bit, the interval is trained again with changes of the size of rounding (proof.noise), and the distance is judged in
-units of the largest that those make.
+As in a proof (proof.compare), the effect of rounding is measured. If a number is not bit-equal to the recorded one, the
+interval is trained again with changes of the size of rounding (proof.noise); their largest distance is the unit.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Losses(Callback):
-    """The loss and the gradient norm of each update."""
+    """Collects the loss and the gradient norm of each update."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, float]] = {}
@@ -70,11 +69,11 @@ class Drift:
 
 
 def retrain(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Entry point of one process. Writes to options["out"] what `Interval` compares.
+    """Entry point of one process. Writes the result of `Retraining.compared` to the folder options["out"].
 
-    Options: "start", a checkpoint's path or None for the beginning; "to", the last update; "losses", those that the run
-    recorded, by step; "digest" and "saved", of the weights that it had after "to" and the checkpoint that holds them,
-    each None where there is none; "data", what the run has read of its data sets; "ranks", how many there were.
+    Options: "start", a checkpoint's path or None for the beginning; "to", the last update; "losses", the run's recorded
+    ones by step; "digest", of the run's weights after "to", and "saved", the checkpoint that holds them, each None if
+    there is none; "data", the run's facts on its data sets; "ranks", the run's ranks, at least 2.
     """
     mesh = join(recipe.train.seed, recipe.train.device)
     if mesh.ranks != 1:
@@ -84,7 +83,7 @@ def retrain(recipe: Recipe, options: dict[str, Any]) -> None:
 
 
 class Retraining:
-    """The interval that `options` describe, trained as often as is needed to judge it."""
+    """The interval that `options` describe, trained as often as its judgement needs."""
 
     def __init__(self, recipe: Recipe, options: Mapping[str, Any], mesh: Mesh):
         self.recipe, self.options, self.mesh = recipe, options, mesh
@@ -132,7 +131,7 @@ class Retraining:
         )
 
     def _check(self, trainer: Trainer) -> None:
-        """Raises UsageError where the data are not those of the run."""
+        """Raises UsageError if the data are not the run's."""
         assert trainer.run.identity is not None, "it was assembled from a recipe"
         if changes := data_changes(self.options["data"], trainer.run.identity):
             raise UsageError(f"the run cannot be trained again: {'; '.join(map(str, changes))}.")
@@ -161,7 +160,7 @@ def _arrays(shards: Mapping[str, TensorShard]) -> Arrays:
 
 
 def _wide(array: np.ndarray, dtype: str) -> np.ndarray:
-    """In float64; bfloat16 comes as its bits."""
+    """The array in float64; bfloat16 is stored as bits."""
     if dtype == "bfloat16":
         array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return np.asarray(array, "float64")
@@ -188,5 +187,5 @@ def _eps(dtype: str) -> float:
 
 
 def judged(difference: float, drift: float, size: float) -> float | None:
-    """The distance in units of the drift; None where one process strays so far from itself that nothing is proven."""
+    """The distance in units of the drift; None if one process's drift is so large that nothing is proven."""
     return None if drift >= NO_GRADIENT * size and difference else ratio(difference, drift)

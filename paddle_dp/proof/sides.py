@@ -1,9 +1,8 @@
-"""The sides of a comparison, each run by processes of its own, in its own folder.
+"""The sides of a comparison, each run by separate processes in a separate folder.
 
-A side may fail in float64: on all ranks, which then go on without it, or on some, which end the job with their error. A
-model's own code may be written for float32 only. On one stage of a pipeline it fails on that stage's ranks, and the
-others wait for it in an exchange: they cannot go on together. So each rank that fails leaves a note, and waits for
-those of the others for a while.
+A side may fail in float64, because a model's code may be written for float32 only. If all ranks fail, they continue
+without float64; if some fail, such as one stage of a pipeline, the others wait in an exchange, and the job ends with
+the error. Therefore each rank that fails leaves a note, and waits for the other ranks' notes for a while.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NAME = "failed.{}.txt"
 
 
 def failed_together(error: Exception, folder: Path, rank: int, ranks: int, wait: float = WAIT) -> str:
-    """The error as a sentence, where it, or another one, is on all ranks. Raises it where some rank has none."""
+    """Returns the error as a sentence if every rank leaves a note within `wait` seconds; else raises it."""
     message = f"{type(error).__name__}: {gist(error)}"
     note = folder / _NAME.format(rank)
     note.with_suffix(".part").write_text(message)
@@ -49,7 +48,7 @@ def failed_together(error: Exception, folder: Path, rank: int, ranks: int, wait:
 
 
 def failed_alone(folder: Path) -> str | None:
-    """Which ranks left notes in `folder` and what the first of them said, as a sentence; None without notes."""
+    """A sentence with the first note in `folder` and the ranks with notes; None without."""
     notes = sorted(folder.glob(_NAME.format("*")), key=lambda note: note.stat().st_mtime_ns)
     if not notes:
         return None
@@ -63,8 +62,8 @@ def short(batch: int, ranks: int) -> int:
     return next((size for size in range(batch - 1, 0, -1) if size % ranks), max(batch - 1, 1))
 
 
-NOT_RUN = 4  # a side that stopped before its end
-REFUSED = 2  # the exit status of a usage error
+NOT_RUN = 4  # exit status of a side that stopped before its end
+REFUSED = 2  # exit status of a usage error
 
 
 @dataclass(eq=False)
@@ -77,15 +76,15 @@ class Side:
     def __post_init__(self) -> None:
         self.facts: dict[str, Any] = json.loads((self.folder / "side.json").read_text())
         self.failed: str | None = self.facts["wide"]  # why there is no trace in float64
-        # Why it may differ from one process: a sentence for each cause, with what removes it.
+        # The causes of a difference from one process: a sentence each, with the remedy.
         self.differences: list[str] = self.facts["differences"]
         self.axes: dict[str, int] = self.facts["axes"]
         # The dtype to which its ranks round their gradients.
         self.rounds_to: str | None = self.facts["rounds_to"]
         self.parameters: int = self.facts["parameters"]  # of the whole model
-        self.memory: int = self.facts["memory"]  # the most bytes that one of its processes had at once
-        self.seconds: float = 0.0  # of the whole side, its processes' start included
-        self.candidates: tuple[Side, ...] = ()  # the sides whose updates it has repeated
+        self.memory: int = self.facts["memory"]  # peak bytes of its largest process
+        self.seconds: float = 0.0  # of the whole side, with the start of its processes
+        self.candidates: tuple[Side, ...] = ()  # the sides with updates that it repeated
 
     @property
     def bytes_by_rank(self) -> list[dict[str, int]]:
@@ -94,7 +93,7 @@ class Side:
         return bytes_by_rank
 
     def trace(self, name: str) -> Trace | None:
-        """None if the side has no such trace."""
+        """The side's trace of this name, or None."""
         return Trace.read(self.folder, name, self.ranks)
 
     def replayed(self, candidate: Side, name: str) -> Trace | None:
@@ -106,12 +105,12 @@ class Side:
         return Trace.read(self.folder / f"replay{self._number(candidate)}", name, 1)
 
     def followed(self, candidate: Side, name: str) -> Trace | None:
-        """Of this one process, trained with the gradients in a trace of `candidate`, whose ranks round them; None if
-        they do not. Raises ValueError for a side that `run_reference` was not given."""
+        """The trace of this one process, trained with the rounded gradients in a trace of `candidate`; None if its
+        ranks do not round. Raises ValueError for a side that `run_reference` was not given."""
         return Trace.read(self.folder / f"follow{self._number(candidate)}", name, 1)
 
     def rehearsed(self, candidate: Side) -> Path:
-        """The folder of this one process's rehearsal that is to be compared with that of `candidate`."""
+        """The folder of this one process's rehearsal for the comparison with `candidate`."""
         return (
             self.folder if candidate.rounds_to is None else self.folder / f"follow{self._number(candidate)}"
         )
@@ -133,8 +132,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first `steps` steps of a recipe, on global batches of which the last is one that `ranks` ranks cannot share
-    equally."""
+    """Compares the first `steps` steps of a recipe; `ranks` ranks cannot share the last global batch equally."""
 
     recipe: Path
     overrides: tuple[str, ...]
@@ -142,13 +140,13 @@ class Comparison:
     ranks: int
     scratch: Path
     wide: bool = True  # in float64, too
-    measure_memory: bool = False  # count what each rank holds, too (slow for many parameters)
-    rehearse: bool = False  # the training itself, too: proof.rehearsal
-    start: Path | None = None  # a checkpoint, with which they begin instead of the initial state
-    waiting: WaitingRanks | None = None  # the ranks of its sides are forks of these, where they can be
+    measure_memory: bool = False  # measure each rank's memory, too (slow for many parameters)
+    rehearse: bool = False  # rehearse the training, too: proof.rehearsal
+    start: Path | None = None  # a checkpoint from which the sides begin, instead of the initial state
+    waiting: WaitingRanks | None = None  # if possible, the sides' ranks are forks of these
 
     def first_forward(self) -> None:
-        """Computes the first batch on one process. Raises JobError for what cannot be made or computed, EndedError."""
+        """Computes the first batch on one process. Raises JobError if that fails, EndedError on a signal."""
         overrides = [word for word in self.overrides if not word.startswith("strategy")]
         job = self._job(
             [*overrides, "strategy.use=single"], 1, self.scratch / "first", alone=True, wide=False
@@ -157,7 +155,7 @@ class Comparison:
             raise _refusal(status, "nothing was compared.")
 
     def run_reference(self, candidates: Sequence[Side]) -> Side:
-        """Runs one process, with strategy single whatever the recipe's is. Raises JobError, EndedError.
+        """Runs one process, with strategy single in place of the recipe's. Raises JobError, EndedError.
 
         `candidates`: the sides that it will be compared with; it repeats their updates from their gradients.
         """
@@ -175,8 +173,8 @@ class Comparison:
     ) -> Side:
         """Runs `ranks` ranks, with `more_overrides`, such as a layout. Raises JobError, EndedError.
 
-        `patch`: "module:function" of a function without arguments that every rank calls before anything is built, by
-        which tests put a fault into a run. The module is searched from the current folder.
+        `patch`: "module:function", which every rank calls first, without arguments; tests inject faults with it. The
+        module is searched from the current folder.
         """
         more: dict[str, Any] = {"alone": False} if patch is None else {"alone": False, "patch": patch}
         job = self._job([*self.overrides, *more_overrides], ranks, self.scratch / name, **more)
@@ -192,12 +190,12 @@ class Comparison:
     def _side(self, status: int, job: Job, begun: float = 0.0) -> Side:
         if status:
             subject = f"{job.ranks} ranks" if (job.ranks or 1) > 1 else "one process"
-            message = f"the side of {subject} did not run: exit status {status}, said above."
+            message = f"the side of {subject} did not run: exit status {status}, see above."
             if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
                 message = (
                     f"a process of the side of {subject} was killed: by hand, or because the machine has too "
-                    "little memory: a process takes some 40 to 60 bytes for each parameter that it holds, and what its "
-                    "layers give (docs/proof.md)."
+                    "little memory: a process takes some 40 to 60 bytes for each parameter that it holds, and its "
+                    "layers' outputs (docs/proof.md)."
                 )
             raise _refusal(status, message)
         side = Side(Path(str(job.output_dir)) / "trace", job.ranks or 1)
@@ -215,7 +213,7 @@ class Comparison:
 
 
 def _refusal(status: int, message: str) -> JobError:
-    """The error for processes that ended with this status, of whose failure the screen tells."""
+    """The error for processes that ended with this status and showed their failure."""
     if status - 128 in END_SIGNALS:
         return EndedError(status - 128)
     error = JobError("nothing was compared." if status == REFUSED else message)
@@ -226,7 +224,7 @@ def _refusal(status: int, message: str) -> JobError:
 def run_alone(job: Job, variables: Mapping[str, str] | None = None) -> int:
     """Runs a job of one rank in a new process: in this one Paddle's threads and settings are already fixed.
 
-    `variables` are set in its environment, whatever this process's are.
+    `variables` replace the variables of this process's environment.
     """
     plan = plan_of(job, Machine.here())
     command = [sys.executable, "-u", str(WORKER), "-c", str(job.recipe), "--entry-point", job.entry_point]

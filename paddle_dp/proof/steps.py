@@ -15,9 +15,9 @@ from paddle_dp.proof.trace_files import SCORE, Key, Trace, key, number_key, numb
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A number on both sides and its drift on one process; r: their distance over it, 0 for equal infinities.
+    """A number on both sides and its drift on one process; `r`: distance / drift, 0 for equal infinities.
 
-    `many` is None in steps whose numbers the ranks do not read; what they learn there shows in the next step.
+    `many` is None in steps that the ranks do not read; a fault there shows in the next step.
     """
 
     one: float
@@ -47,7 +47,7 @@ class Step:
     scores: Mapping[str, Pair] = field(default_factory=dict)
     noise_spread: float = 0.0  # one process's relative drift: the larger of the two
     empty: bool = False  # nothing in its batch counts: its loss is no number, and there is no update
-    judged: bool = True  # False from the step on in which one process's drift is too large to compare with
+    judged: bool = True  # False from the first step with too large a drift of one process
 
     @property
     def r(self) -> float:
@@ -66,11 +66,11 @@ class Step:
 
 @dataclass
 class StepComparison:
-    """Every step, and the distance of all weights together after the last one (`weights`)."""
+    """Compares every step, and all weights together after the last one (`weights`)."""
 
     reference: Trace
     candidate: Trace
-    turned: float = 1.0  # how much further apart than noise the first gradients are, without a fault
+    turned: float = 1.0  # distance of the first gradients in units of noise, without a fault
 
     def __post_init__(self) -> None:
         self.dtype: str = self.reference.facts["dtype"]
@@ -87,7 +87,7 @@ class StepComparison:
 
     @property
     def broken(self) -> Step | None:
-        """The first step whose numbers are not finite on one process, though something in it counts."""
+        """The first step that counts and has numbers that are not finite on one process."""
         return next((step for step in self.steps if not (step.finite or step.empty)), None)
 
     @property
@@ -151,8 +151,8 @@ class StepComparison:
         )
 
     def _relative_spread(self, quantity: str, number: int, eps: float) -> float:
-        """The drift up to a step, as a part of the largest number so far: a loss near 0 is not chaos, nor is a gradient
-        that training has made small."""
+        """The drift up to a step, relative to the largest number so far: neither a loss near 0 nor a gradient that
+        training made small is chaos."""
         sizes = [
             abs(row[quantity]) for row in self.reference.facts["rows"][:number] if np.isfinite(row[quantity])
         ]
@@ -166,10 +166,10 @@ class StepComparison:
         candidate: Mapping[str, Any],
         eps: float,
     ) -> Pair:
-        """Judged by the drift up to the next step: with exponential growth one side may be a step ahead."""
+        """The pair, judged by the drift up to the next step: with exponential growth one side may be a step ahead."""
         spread = self._noise_spread(quantity, eps)
         next_drift = spread[number] if number < len(spread) else spread[-1] * growth(spread)
-        next_drift = max(next_drift, spread[number - 1])  # of a number that is smaller in the next step
+        next_drift = max(next_drift, spread[number - 1])  # the number may be smaller in the next step
         rounded = (
             self.candidate.rounded(key("gradient norm", number, "")) if quantity == "gradient_norm" else 0.0
         )
@@ -182,10 +182,10 @@ class StepComparison:
         )
 
     def _noise_spread(self, quantity: str, eps: float) -> list[float]:
-        """By step: the largest distance of any run with noise so far; one unit in the last place at least."""
+        """By step: the largest distance of any run with noise so far, at least one unit in the last place."""
         rows, runs = self.reference.facts["rows"], self.reference.facts["drift"]
         first = self.reference.noise(number_key(quantity, 1))
-        # Of a first batch in which nothing counts, or that overflows, the distance is no number.
+        # The distance is no number if nothing counts in the first batch, or if it overflows.
         worst, drifts = 0.0 if first is None or np.isnan(first[1]) else first[1], []
         for k, row in enumerate(rows):
             worst = max(
@@ -195,7 +195,7 @@ class StepComparison:
         return drifts
 
     def _weights(self) -> Pair:
-        """The distance of all trained weights together, without elements whose first gradient is not a true one."""
+        """The distance of all trained weights together, without elements that lack a true gradient."""
         distance = noise = size = 0.0
         for number in sorted(
             n for n in self.reference.keys & self.candidate.keys if Key.read(n).kind == "weight"

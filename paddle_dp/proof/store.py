@@ -22,7 +22,7 @@ class Store:
     """A file of arrays by name. Arrays are appended, and may be changed in place."""
 
     def __init__(self, path: Path, index: Mapping[str, Any] | None = None):
-        """Opens a file for reading, with the `index` of the store that wrote it; without one, a new file for both."""
+        """Opens a file for reading, with its writer's `index`; without it, a new file for writing and reading."""
         self.index: dict[str, Any] = dict(index or {})  # name: dtype, shape, the byte where it begins
         self._file: BufferedRandom | BufferedReader = path.open("w+b") if index is None else path.open("rb")
         self._end = 0

@@ -1,11 +1,11 @@
 """Records one side of a comparison, inside its ranks: the first steps of a recipe in this layout.
 
-Two traces: `wide`, two steps in float64, and `own`, the recipe's first steps in its own precision. On one process each
-is followed by runs with noise (proof.noise), of which only the distances from the run without noise are kept.
+It writes two traces: `wide`, two steps in float64, and `own`, the recipe's first steps in its precision. On one process
+runs with noise follow each (proof.noise); only their distances from the run without noise are kept.
 
-Before anything is computed, a check says whether the comparison fits into this machine's memory and disk. docs/proof.md
-counts what a process needs: its model in float64 with gradients and momentum, the weights before an update, and one
-quantity on its way to the disk, where all are kept until the end.
+A comparison that does not fit into this machine's memory and disk is refused first. A process needs its model in
+float64 with gradients and momentum, the weights before an update, and one quantity; the disk keeps all quantities until
+the end (docs/proof.md).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from paddle_dp.train.progress import Progress
 from paddle_dp.train.state import progress_of, restore
 from paddle_dp.train.verified import facts_of, verdict_of
 
-MEMORY, DISK = 40, 210  # bytes per parameter: that a process holds, and of the whole model
+MEMORY, DISK = 40, 210  # bytes per parameter that a process holds, and per parameter of the whole model
 
 
 def check_fits(
@@ -66,7 +66,7 @@ def check_fits(
     """Raises UsageError if a side does not fit.
 
     `parameters`: of the whole model, which one process holds; `parameters_by_rank`: of each rank. `memory` (None: not
-    known) and `disk`, in `folder`: free bytes. Without `wide` nothing is done in float64, which needs twice as much.
+    known) and `disk`, in `folder`: free bytes. Without `wide` there is no float64, which needs twice as much.
     """
     each, written = (MEMORY, DISK) if wide else (MEMORY // 2, DISK // 2)
     model = f"{parameters / 1e6:.1f} million parameters"
@@ -83,7 +83,7 @@ def check_fits(
         raise UsageError(
             f"this comparison does not fit into memory: for a model of {model}, {ranks}one process takes "
             f"{_giga(alone)}, some {each} bytes for each parameter that a process holds, and {_giga(memory)} are free. "
-            f"End what else runs here{advice}, or compare a smaller model of the same layers (docs/proof.md)."
+            f"End other programs here{advice}, or compare a smaller model of the same layers (docs/proof.md)."
         )
     if written * parameters > disk:
         raise UsageError(
@@ -100,13 +100,15 @@ def _giga(count: float) -> str:
 def first_samples(
     recipe: Recipe, steps: int, ranks: int, mesh: Mesh, after: Progress | None = None
 ) -> Chosen:
-    """The samples of the recipe's first `steps` full global batches, of as many epochs as that takes (of a stream, of
-    one), the last one cut so that `ranks` ranks get unequal shares. `after`: of the batches that follow this progress.
-    Collective."""
+    """The samples of the recipe's first `steps` full global batches, over several epochs if needed (one of a stream).
+
+    The last batch is cut so that `ranks` ranks get unequal shares. `after`: only batches after this progress.
+    Collective.
+    """
     scattered = recipe.dataset.reading == "scatter" and mesh.ranks > 1
     data: Any = dataset(recipe, "train") if mesh.is_main or not scattered else None
     data = Elsewhere.for_rank(data, mesh) if scattered else data
-    shuffle = not is_in_order(data)  # a stream is read in its own order, as in training
+    shuffle = not is_in_order(data)  # a stream keeps its order, as in training
     sampler = Sampler(len(data), recipe.train.batch, seed=recipe.train.seed, shuffle=shuffle)
     epoch, begun = (after.epoch, after.batch) if after is not None else (0, 0)
     full = sampler.samples // sampler.batch or 1
@@ -121,22 +123,21 @@ def first_samples(
 
 
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Writes the sheets of a side to options["trace"]; rank 0 also side.json. Beside ranks that round their gradients,
-    one process trains once more, with their gradients.
+    """Writes the sheets of a side to options["trace"]; rank 0 also writes side.json. For ranks that round their
+    gradients, one process trains once more, with their gradients.
 
     Options: "ranks", the larger side's number of ranks, so that both sides read the same batches; "steps", the number
-    of steps in the recipe's precision; "wide", whether to do two steps in float64; "failed", why not, where some ranks
-    failed there (proof.failed); "measure_memory", whether to measure what each rank holds; "rehearse", whether to
-    rehearse the training afterwards (proof.rehearsal); "start", the path of a checkpoint to begin from, where it is not
-    the initial state. For one process: "alone": True, "beside", the sides whose
-    updates it repeats, [folder, ranks] each (proof.replay), and "tensor", the largest degree of their tensor axes.
-    "patch": "module:function", called first.
+    of steps in the recipe's precision; "wide", two steps in float64; "failed", the reason against it, if some ranks
+    failed there (proof.sides); "measure_memory" of each rank; "rehearse", the training afterwards (proof.rehearsal);
+    "start", the path of a checkpoint that replaces the initial state. For one process: "alone": True, "beside", the
+    sides with updates that it repeats, [folder, ranks] each (proof.replay), and "tensor", the largest degree of their
+    tensor axes. "patch": "module:function", called first.
     """
     if patch := options.get("patch"):
         module, _, function = patch.partition(":")
         getattr(import_module(module), function)()
     full = recipe
-    # It judges updates; here they are compared, and a rewind would ask for a callback that saves.
+    # A guard judges updates, which are compared here, and its rewind would require a callback that saves.
     recipe = recipe.model_copy(update={"guard": Guard()})
     if options.get("alone"):  # a callback may require a layout, which the ranks have checked
         recipe = recipe.model_copy(update={"callbacks": []})
@@ -189,7 +190,7 @@ class RecordedSide:
         self._fits = False
         self._check_fits(size_of(recipe.model.build) or 0, ())
         self._dependence: Dependence | None = None
-        self._tried = False  # whether it was looked for
+        self._tried = False  # True once `_dependence` was looked for
 
     def _task(self, *_: int) -> Task:
         """The recipe's task with the precision and the noise of the run that begins."""
@@ -205,12 +206,12 @@ class RecordedSide:
         return replace(recipe_task, compared=True)
 
     def learner(self) -> Learner:
-        """A new learner. Raises UsageError, at the first, if the comparison does not fit into this machine."""
+        """A new learner. The first call raises UsageError if the comparison does not fit into this machine."""
         noisy = self.run_settings.noise
         learner = self.assembly.first_learner(loaded=noisy is not None and self.start is None)
         if self.start is not None:
             restore(self.start, learner)
-            seed_ranks(self.recipe.train.seed, self.mesh)  # as both sides begin, whose layouts are not one
+            seed_ranks(self.recipe.train.seed, self.mesh)  # both sides begin alike, in any layout
             if noisy is not None:
                 noisy.model(learner.model)
         if not self._fits:
@@ -220,14 +221,13 @@ class RecordedSide:
         return learner
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
-        """What a verdict on this side is about, as a training of the recipe tells it of itself. Collective."""
+        """The identity of a verdict on this side, in the same form as a training's of the recipe. Collective."""
         data, seed = self.chosen.dataset, recipe.train.seed
         read = data_of_main(data, seed, recipe.loader, self.mesh)
         return verdict_of(facts_of(recipe, self.mesh), {"train": {"samples": len(data), "read": read}})
 
     def _check_fits(self, parameters: int, parameters_by_rank: Sequence[int]) -> None:
-        """Raises UsageError, on every rank, if one process, or ranks that hold `parameters_by_rank` parameters each, do
-        not fit."""
+        """Raises UsageError, on every rank, if one process, or ranks with `parameters_by_rank`, do not fit."""
         self.folder.mkdir(parents=True, exist_ok=True)
         free, disk = self.mesh.gather([self._free, shutil.disk_usage(self.folder).free])[0]
         check_fits(
@@ -235,7 +235,7 @@ class RecordedSide:
         )
 
     def _neutral(self, kinds: Iterable[noise.Noise]) -> list[noise.Noise]:
-        """Those of the kinds of noise that change nothing in exact arithmetic (proof.dependence)."""
+        """The kinds of noise that change nothing in exact arithmetic (proof.dependence)."""
         if not self._tried:
             self._tried = True
             precision = self.run_settings.precision
@@ -264,13 +264,13 @@ class RecordedSide:
             yield from loader.read(0)
             return
         for start in sorted({0, loader.batches - 1}):
-            self.chosen.read.clear()  # of what the loader read ahead
+            self.chosen.read.clear()  # drops samples that the loader read ahead
             yield next(loader.read(0, start))
 
     def run(
         self, name: str, precision: Precision, follows: Trace | None = None, folder: Path | None = None
     ) -> None:
-        """A run and, on one process, its runs with noise; `folder`: another one than the side's."""
+        """Does a run and, on one process, its runs with noise; `folder`: in place of the side's."""
         begun = time.perf_counter()
         with Writer(folder or self.folder, name, self.mesh.rank) as sheet:
             self.run_settings = RunSettings(precision, follows=follows)
@@ -289,7 +289,7 @@ class RecordedSide:
             sheet.finish(facts | {"all seconds": time.perf_counter() - begun})
 
     def _noise(self, wide: bool, sheet: Writer, results: RunResults) -> dict[str, Any]:
-        """Does the runs with noise for the run `results`; writes the largest distance of each element to the sheet."""
+        """Does the runs with noise; writes each element's largest distance from `results` to the sheet."""
         precision = self.run_settings.precision
         updated = (
             results.recorded[0] if results.recorded else 1
@@ -311,15 +311,15 @@ class RecordedSide:
         return Watched(self, *arguments).results
 
     def follow(self, number: int, folder: Path, ranks: int) -> None:
-        """Where ranks round their gradients: trains with those, so that each step is done from the ranks' weights, and
-        writes it to the folder follow<number>."""
+        """If ranks round their gradients: trains with these, so that each step begins with the ranks' weights, and
+        writes to the folder follow<number>."""
         candidate = Trace.read(folder, "own", ranks)
         if candidate is not None and json.loads((folder / "side.json").read_text())["rounds_to"] is not None:
             self.run("own", self.recipe.train.precision, candidate, self.folder / f"follow{number}")
 
     def replay(self, number: int, folder: Path, ranks: int, wide: bool) -> None:
-        """Repeats the updates of a side of `ranks` ranks, and writes them to the folder replay<number>. `wide`: also
-        those in float64."""
+        """Repeats the updates of a side of `ranks` ranks, and writes them to the folder replay<number>. `wide`: the
+        float64 ones, too."""
         for name, precision in (("wide", Precision(dtype="float64")), ("own", self.recipe.train.precision)):
             if name == "wide" and not wide:
                 continue

@@ -18,7 +18,7 @@ from paddle_dp.checkpoint.shards import Box, TensorShard, assemble, full_box
 from paddle_dp.proof.store import Store
 
 Arrays = Mapping[str, np.ndarray]
-# Kinds that one process computes again from the ranks' gradients (proof.replay).
+# The kinds that one process computes again from the ranks' gradients (proof.replay).
 REPLAYED = ("update", "state")
 SCORE = "score "  # begins the names of scores in a step's row
 MODEL_LAYER = "the model"  # the name of the layer that is the whole model
@@ -43,7 +43,7 @@ def key(kind: str, step: int, name: str) -> str:
 
 def numbers_of(row: Mapping[str, Any]) -> list[str]:
     """The names of the numbers in a step's row that both sides have: `loss`, `gradient_norm`, and `score NAME` of each
-    score; of a step that was not read, none."""
+    score; empty for a step that was not read."""
     return [
         name
         for name, value in row.items()
@@ -80,14 +80,14 @@ class Writer:
             self._path.with_suffix(".bin").unlink()
 
     def put(self, number: str, shard: TensorShard) -> None:
-        """A shard of a whole tensor."""
+        """Writes a shard of a whole tensor."""
         if shard.global_shape != shard.array.shape:
             self._cut[number] = [list(shard.global_shape), list(shard.offset)]
         self.numbers += shard.array.size
         self.store.put(f"shard|{number}", shard.array)
 
     def group(self, name: str, arrays: Arrays) -> None:
-        """Further arrays by key."""
+        """Writes further arrays by key."""
         for number, array in arrays.items():
             self.store.put(f"{name}|{number}", array)
 
@@ -126,7 +126,7 @@ class Sheet:
 
     @property
     def names(self) -> Iterable[str]:
-        """Of all arrays: "group|key"."""
+        """The names of all arrays: "group|key"."""
         return self._store.index
 
     def group(self, name: str) -> Iterator[str]:
@@ -153,7 +153,7 @@ class Trace:
 
     @classmethod
     def read(cls, folder: Path, name: str, ranks: int) -> Trace | None:
-        """None if the side has no such trace."""
+        """Reads a trace; None if the side has none of this name."""
         paths = [folder / f"{name}.{rank}.json" for rank in range(ranks)]
         return cls([Sheet(path) for path in paths]) if all(path.exists() for path in paths) else None
 
@@ -190,11 +190,11 @@ class Trace:
         return result
 
     def cut(self, number: str) -> bool:
-        """Whether ranks hold slices of it."""
+        """Whether ranks hold slices of the quantity."""
         return any(number in sheet.facts["cut"] for sheet in self._holders[number])
 
     def copies(self, number: str) -> dict[int, np.ndarray]:
-        """By rank: the copies that differ; empty where all are equal."""
+        """By rank: the copies that differ; empty if all are equal."""
         return {
             rank: sheet.array("copy", number)
             for rank, sheet in enumerate(self.sheets)
@@ -202,8 +202,8 @@ class Trace:
         }
 
     def rounded(self, number: str) -> float:
-        """The largest 2-norm of what the ranks' rounding can have changed of a gradient, or of the gradient norm; 0
-        where they round nothing. What each rank may have lost adds up at most."""
+        """The bound of the ranks' rounding error in a gradient, as a 2-norm, or in the gradient norm: the sum of their
+        bounds, 0 without rounding."""
         quantity, lost = Key.read(number), self._lost
         if quantity.kind != "gradient norm":
             return lost.get(number, 0.0)

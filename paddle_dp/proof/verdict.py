@@ -1,4 +1,4 @@
-"""The verdict on two sides: same, different or failed; where, how small a fault would have shown, what was left out."""
+"""The verdict on two sides: same, different or failed; the first difference, the smallest visible fault, omissions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from paddle_dp.proof.sides import NOT_RUN, Side
 from paddle_dp.proof.steps import Step, StepComparison
 from paddle_dp.proof.trace_files import MODEL_LAYER, Key, Trace
 
-# Exit statuses. FAILED is also that of a side that did not run at all, REFUSED of one that could not (proof.sides).
+# Exit statuses. FAILED also means a side that did not run, REFUSED a side that cannot (proof.sides).
 SAME, DIFFERENT, PROVES_NOTHING, FAILED = 0, 1, 3, NOT_RUN
 
 
 @dataclass
 class Verdict:
-    """`reference`, one process, and `candidate`, the ranks, compared: whether they are the `same`, else the
-    `first_difference`, and `sentences` for the screen."""
+    """Compares `reference`, one process, and `candidate`, the ranks: `same`, or a `first_difference`; `sentences` for
+    the screen."""
 
     reference: Side
     candidate: Side
@@ -65,7 +65,7 @@ class Verdict:
 
     @property
     def failed(self) -> str | None:
-        """Which side failed in float64, where the other one did not, and why; else None."""
+        """The reason why one side failed in float64, if the other one did not; else None."""
         if (self.reference.failed is None) == (self.candidate.failed is None):
             return None
         reference, candidate = "one process", f"{self.candidate.ranks} ranks"
@@ -85,8 +85,8 @@ class Verdict:
 
     @cached_property
     def proves(self) -> bool:
-        """Whether one process learned anything, in the recipe's precision: some gradient is finite and not zero, and
-        some weight changed, before the numbers are not finite any more."""
+        """Whether one process learned anything in the recipe's precision: some gradient is finite and not zero, and
+        some weight changed while the numbers were finite."""
         ended = self.steps.ended
         if ended is not None and ended.number == 1:
             return False
@@ -94,8 +94,8 @@ class Verdict:
 
     @cached_property
     def insensitive(self) -> tuple[str, float] | None:
-        """The parameter for which a fault of VISIBLE of its gradient, on one rank, would not show, and the fault that
-        would; the worst of them. Judged in float64, and in the recipe's precision what is not compared there."""
+        """The worst parameter for which a fault of VISIBLE of its gradient on one rank would not show, and the smallest
+        fault that would. Judged in float64, or in the recipe's precision if not compared there."""
         shows = {**self.native.shows, **(self.wide.shows if self.wide is not None else {})}
         name = max(shows, key=lambda name: shows[name], default=None)
         if name is None or shows[name] * self.candidate.ranks <= VISIBLE:
@@ -113,7 +113,8 @@ class Verdict:
 
     @cached_property
     def unlike_memory(self) -> str | None:
-        """What changes beside the weights, otherwise on ranks than on one process, or between ranks; else None."""
+        """A sentence on state outside the weights that changes differently on ranks than on one process, or between
+        ranks; None if there is none."""
         for comparison in (self.wide, self.native):
             if comparison is None:
                 continue
@@ -158,7 +159,7 @@ class Verdict:
 
     @property
     def r(self) -> float:
-        """The largest of all judged distances, in units of one process's own noise."""
+        """The largest of all judged distances, in units of one process's noise."""
         distances = [
             row.worst.r
             for comparison in (self.wide, self.native)
@@ -169,7 +170,7 @@ class Verdict:
 
     @property
     def sentences(self) -> list[str]:
-        """What the comparison could have detected, what was left out of it, and the verdict, which is the last."""
+        """The sentences for the screen: the smallest visible fault, omissions, and last the verdict."""
         return list(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
@@ -231,7 +232,7 @@ class Verdict:
             )
         return (
             f"PROVES NOTHING: in {dtype} the gradient of {name} is so noisy on one process that only a fault above "
-            f"{_percent(shows)} of it on one rank would show, and SAME is said where one of {_percent(VISIBLE)} does. "
+            f"{_percent(shows)} of it on one rank would show, and SAME requires that one of {_percent(VISIBLE)} does. "
             f"{ask}"
         )
 
@@ -243,7 +244,7 @@ class Verdict:
         )
 
     def _sides(self, step: Step) -> str:
-        """Whose numbers are not finite in a step in which one process's are not."""
+        """The sides without finite numbers, in a step in which one process has none."""
         numbers = (step.loss.many, step.gradient_norm.many)
         candidate_is_finite = all(number is not None and isfinite(number) for number in numbers)
         return "on one process" if candidate_is_finite else "on both sides"
@@ -258,7 +259,7 @@ class Verdict:
                 and comparison.noise
                 and not (name == "float64" and comparison is self.native and self.wide)
             ):
-                more = f", and what {self.candidate.rounds_to} may take" if comparison.rounded else ""
+                more = f", and {self.candidate.rounds_to}'s rounding" if comparison.rounded else ""
                 yield (
                     f"In {name} a fault above {_percent(comparison.visible(ranks))} of a parameter's gradient on one "
                     f"rank would show (8 × the noise of one process × ranks{more}, median over parameters)."
@@ -283,7 +284,7 @@ class Verdict:
             yield (
                 f"In step {step} one process's {name} is {shown} in a second run of the same steps: something is drawn "
                 "that no seed decides, or goes on from run to run (a global variable). That is no rounding, and it "
-                "excuses nothing. Let forward draw by Paddle's dropout only, and keep what it remembers in the model."
+                "excuses nothing. Let forward draw by Paddle's dropout only, and keep its state in the model."
             )
 
     def _left_out(self) -> Iterator[str]:
@@ -291,8 +292,8 @@ class Verdict:
         yield from (f"{prefix}: {sentence}." for sentence in self.candidate.differences)
         if self.unlike_memory is not None:
             yield (
-                f"{prefix}: {self.unlike_memory}: what layers keep beside their weights is not shared between ranks. "
-                "Compute it from the weights, or give up keeping it; a mean over samples is a BatchNorm's work "
+                f"{prefix}: {self.unlike_memory}: state that layers keep outside their weights is not shared between "
+                "ranks. Compute it from the weights, or give up keeping it; a mean over samples is a BatchNorm's work "
                 "(sync_batch_norm)."
             )
         noisy = {f.key.name: f.undetermined for f in (self.wide or self.native).without_gradient}
@@ -302,7 +303,7 @@ class Verdict:
             ]
             more = f" and {len(noisy) - 3} more" if len(noisy) > 3 else ""
             yield (
-                f"Without a true gradient: {', '.join(names)}{more}. What they get is rounding (a bias before a norm, "
+                f"Without a true gradient: {', '.join(names)}{more}. Their gradient is rounding (a bias before a norm, "
                 "the key's bias in attention), so they are judged apart, by their own noise."
             )
         turned = self.native.turned
@@ -334,7 +335,7 @@ class Verdict:
             )
 
     def _empty(self) -> Iterator[str]:
-        """A sentence where nothing in a batch counts: an anchor without a positive, targets that are all ignored."""
+        """A sentence if nothing in a batch counts: an anchor without a positive, targets that are all ignored."""
         if self.wide is not None and all(row.get("empty") for row in self.wide.reference.facts["rows"]):
             yield "Not compared in float64: nothing counts for the loss in the batches of its steps."
         empty = [str(step.number) for step in self.steps.steps if step.empty]
@@ -366,7 +367,7 @@ class Verdict:
 
 
 def compare_sides(reference: Side, candidate: Side) -> Verdict:
-    """Compares two sides (proof.sides.Comparison), of which `reference` has `candidate` among its `candidates`."""
+    """Compares two sides of a proof.sides.Comparison; `reference.candidates` must contain `candidate`."""
     return Verdict(reference, candidate)
 
 
@@ -400,5 +401,6 @@ def _late(step: Step) -> str:
     return (
         f"step {step.number}: loss {step.loss.one:.9g} of one process and {step.loss.many:.9g} are {step.loss.r:.1f} × "
         f"as far apart as one process strays by itself, gradient norms {step.gradient_norm.r:.1f} ×{scores}; the first "
-        "steps agree, so look at what carries over: optimizer states, running statistics, the schedule, later batches"
+        "steps agree, so look at state that carries over: optimizer states, running statistics, the schedule, later "
+        "batches"
     )

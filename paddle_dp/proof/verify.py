@@ -34,21 +34,19 @@ def verify(  # noqa: PLR0913 - the options of the command
 ) -> int:
     """Compares the recipe's first steps on one process and on `ranks`; prints; returns the exit status.
 
-    `at`: the steps that follow a checkpoint, in place of the first ones: its path, or a number of updates, for the
-    newest one of the recipe's run that is not later. Without `as_text`, stdout gets one JSON object and nothing else.
-
-    With `rehearse`, the training itself as well: an evaluation, a checkpoint, two more epochs, a resume.
+    `at`: compares the steps after a checkpoint instead: its path, or a number of updates, for the newest checkpoint of
+    the recipe's run that is not later. `rehearse`: compares a training, too, with an evaluation, a checkpoint, two more
+    epochs and a resume. Without `as_text`, stdout gets one JSON object and nothing else.
 
     0: the same. 1: different. 3: nothing was learned, or one process's noise would hide a fault of 10 % of a gradient,
     so nothing is proven, or the numbers are finite up to some step only. 4: one side failed in float64, and the other
-    did not. Where ranks round their gradients (reduce_dtype), each step is compared by itself, from the weights that
-    they had, in a rehearsal, too.
+    did not. If ranks round their gradients (reduce_dtype), each step is compared by itself, from the ranks' weights,
+    also in a rehearsal.
 
-    Raises UsageError for fewer than 2 ranks or 1 step, and for a recipe that asks for something else than one process
-    learns, RecipeError for a recipe with mistakes, JobError (exit status 4)
-    when a side could not be run, or 2 where a side refused the layout, or the machine has too little memory or disk:
-    the first batch goes first, on one process, so that a mistake in a model or a loss is told once; then the ranks, so
-    that no more is computed for a layout that cannot be.
+    Raises UsageError for fewer than 2 ranks or 1 step, and for a recipe that does not promise one process's result,
+    RecipeError for a recipe with mistakes, JobError if a side could not run: exit status 4, or 2 if a side refused the
+    layout, or the machine has too little memory or disk. The first batch runs first, on one process, so that a mistake
+    in a model or a loss is reported once; then the ranks, so that an impossible layout costs no more.
     """
     recipe, begun = read_recipe(path, overrides), time.perf_counter()
     batch_shares = recipe.strategy.config.batch_chunks
@@ -98,8 +96,8 @@ def verify(  # noqa: PLR0913 - the options of the command
 
 
 def _checkpoint(at: str, folder: Path) -> Path:
-    """The checkpoint at a path, or the newest of the run in `folder` that has `at` updates at most. Raises UsageError
-    where there is none."""
+    """The checkpoint at a path, or the newest of the run in `folder` with `at` updates at most. Raises UsageError if
+    there is none."""
     if not at.isdecimal():
         return find_at(Path(at))
     checkpoint = newest(folder / "checkpoints", until=int(at))
@@ -113,7 +111,7 @@ def _checkpoint(at: str, folder: Path) -> Path:
 
 @contextmanager
 def _nothing_on_stdout() -> Iterator[None]:
-    """Within it what this process and its children print on stdout goes to stderr."""
+    """Context in which the stdout of this process and its children goes to stderr."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)

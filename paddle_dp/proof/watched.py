@@ -24,13 +24,13 @@ from paddle_dp.proof.trace_files import SCORE, Trace, key, number_key, numbers_o
 from paddle_dp.recipe import Precision
 from paddle_dp.train.assemble import TrainerBuilder
 
-PROBES = 3  # batches whose gradients are recorded with the initial weights, in the recipe's own precision
+PROBES = 3  # batches with gradients recorded at the initial weights, in the recipe's precision
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some samples of a data set, as a data set; `read`: the numbers of those that were read here. `scattered`: rank 0
-    reads them for all, so that `read` has what it sends to this rank (`delivered`)."""
+    """Some samples of a data set, as a data set; `read`: the numbers of the samples that this rank read. `scattered`:
+    rank 0 reads them for all, so `read` has the samples that it sent to this rank (`delivered`)."""
 
     dataset: Any
     indices: np.ndarray
@@ -38,7 +38,7 @@ class Chosen:
     read: list[int] = field(default_factory=list)
 
     def delivered(self, split: str, indices: np.ndarray) -> None:
-        """These of the samples have come to this rank."""
+        """Notes the samples that arrived on this rank."""
         self.read.extend(int(self.indices[i]) for i in indices)
 
     def __len__(self) -> int:
@@ -53,8 +53,8 @@ class Chosen:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The precision of a run, and its noise. `follows`: the trace of ranks with whose gradients it makes its updates,
-    so that it begins each step from their weights."""
+    """The precision of a run, and its noise. `follows`: the run makes its updates with the gradients in this trace of
+    ranks, so that it begins each step with their weights."""
 
     precision: Precision
     noise: noise.Noise | None = None
@@ -83,7 +83,7 @@ class Watchable(Protocol):
 
 @dataclass
 class RunResults:
-    """The results of a run, but for the quantities that were passed on."""
+    """The results of a run, except the quantities that were passed on."""
 
     # By step: loss, gradient norm and scores, None where they were not read; shares.
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -93,20 +93,18 @@ class RunResults:
     # By step: the first layer with an output that is not finite.
     broken: dict[int, str] = field(default_factory=dict)
     divergence: str | None = None
-    recorded: list[int] = field(default_factory=list)  # the steps whose update was recorded
+    recorded: list[int] = field(default_factory=list)  # the steps with a recorded update
     copy_groups: dict[str, list[list[int]]] = field(default_factory=dict)
     copies: dict[str, np.ndarray] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
-    memory: dict[int, dict[str, Any]] = field(
-        default_factory=dict
-    )  # by step: what changed beside the weights
-    # The dtype to which ranks round their gradients, and by key what this rank may have lost by that.
+    memory: dict[int, dict[str, Any]] = field(default_factory=dict)  # by step: changes outside the weights
+    # The dtype to which ranks round their gradients, and by key the bound of this rank's rounding error.
     rounds_to: str | None = None
     rounded: dict[str, float] = field(default_factory=dict)
 
 
 class Watched:
-    """A run, which is done on construction; `results`: its results."""
+    """Does a run on construction, and holds its `results`."""
 
     def __init__(
         self,
@@ -115,14 +113,14 @@ class Watched:
         put: Put,
         steps: int | None = None,
     ):
-        """Passes quantities to `put`; ends after so many `steps`."""
+        """Passes quantities to `put`; ends after `steps` steps, or after all."""
         self.side, self.mesh, self.wide = side, side.mesh, wide
         noisy = side.run_settings.noise
         self.order_of = noisy.order if noisy is not None else None
         self.learner = side.learner()
         if not wide:
             make_late(self.learner, side.assembly.setup.seed)
-        self._metrics: dict[str, float] = {}  # of the update that is being done
+        self._metrics: dict[str, float] = {}  # of the current update
         self.learner._metrics = self._keeping(self.learner._metrics)  # type: ignore[method-assign]
         self.every = (
             wide or self.learner.exchange.rounds_to is not None or side.run_settings.follows is not None
@@ -165,27 +163,27 @@ class Watched:
         self.results.differences = self.learner.differences()
 
     def _probe(self) -> None:
-        """Records the gradients of further batches with the initial weights; the first batch is that of step 1."""
+        """Records the gradients of further batches with the initial weights; the first batch is step 1's."""
         for step, batch in itertools.islice(enumerate(self.side.batches(False), start=1), 1, PROBES):
             with self.recorder.probing(step):
                 self.learner.train_batch(self._in_order(batch), collect_metrics=self.side.alone)
 
     def _watch_state(self) -> Memory:
-        """From now on draws are watched in every forward, and what layers keep can be looked at after each step."""
+        """Watches draws from now on; returns a record of the layers' state for each step."""
         self.learner.runner.draws.watch_on()
         memory = Memory(self.learner)
         self.results.memory = memory.steps
         return memory
 
     def _put_numbers(self, put: Put) -> None:
-        """Losses, gradient norms and scores of the steps that were read."""
+        """Passes on the losses, gradient norms and scores of the steps that were read."""
         for step, row in enumerate(self.results.rows, start=1):
             for name in numbers_of(row):
                 number = number_key(name, step)
                 put(number, TensorShard.full(number, np.array([row[name]], "float64")))
 
     def _follow(self, step: int) -> None:
-        """Between the gradients of an update and the update."""
+        """Changes the gradients between backward and an update, where the run asks for it."""
         if self.wide:
             meet_bound(self.learner, step)
         if self.side.run_settings.follows is not None:
@@ -199,19 +197,19 @@ class Watched:
         return keep_metrics
 
     def _learn(self, step: int, batch: Batch) -> None:
-        """Does one step; records each in float64 and where ranks round, else only the first that ends in an update."""
+        """Does one step. Records every step in float64 or if ranks round, else only the first one with an update."""
         rows = [m.rows for m in batch.micro_batches]
         counted = [m.samples for m in batch.micro_batches]
         cuts = self.side.assembly.train_loader.sampler.cuts(batch.samples)
         setup = self.side.assembly.setup
         scattered = setup.scatters and self.mesh.ranks > 1
-        if setup.loader.collate == "batch" and not scattered:  # every rank has read all of it
+        if setup.loader.collate == "batch" and not scattered:  # every rank has read the whole batch
             every = take_first(self.side.chosen.read, batch.samples)
             read = [number for start, stop in cuts for number in every[start:stop]]
         else:
             read = _counting(take_first(self.side.chosen.read, sum(rows)), rows, counted)
         self.recorder.watch(step if self.every or not self.recorder.recorded else 0)
-        # Most updates of a training are not read, and on one process all of them are compared with.
+        # Most updates of a training are not read; one process reads all, for the comparison.
         reads = self.side.alone or self.wide or step % 2 == 1 or not self.recorder.recorded
         with self.hooks or nullcontext():
             metrics = self.learner.train_batch(self._in_order(batch), collect_metrics=reads) or {}
@@ -228,8 +226,8 @@ class Watched:
         })  # fmt: skip
 
     def _gather_reads(self) -> None:
-        """Adds to each step's row the samples that the ranks read. Collective: only after the last step, for ranks that
-        met between two steps would hide that a step begins before the update of another rank."""
+        """Adds to each step's row the samples that the ranks read. Collective. Between two steps it would hide a step
+        that begins before another rank's update."""
         ranks = self.mesh.gather([self.mesh.dp_rank, self.mesh.is_loss_rank, self._reads])
         for step, row in enumerate(self.results.rows):
             row["shares"] = [len(reads[step]) for _, speaks, reads in ranks if speaks]
@@ -248,15 +246,14 @@ class Watched:
 
 
 def take_first(read: list[int], rows: int) -> list[int]:
-    """The first `rows` numbers of samples that were read, which it removes: on an accelerator the loader has read those
-    of the next batch, too."""
+    """Removes and returns the first `rows` sample numbers: on an accelerator the loader has read more."""
     first = read[:rows]
     del read[:rows]
     return first
 
 
 def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]:
-    """The samples that count, without those of dummies."""
+    """The samples that count, without dummies' samples."""
     counting, start = [], 0
     for n, counts in zip(rows, counted, strict=True):
         counting += read[start : start + n] if counts else []
@@ -265,7 +262,7 @@ def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]
 
 
 def _back(counted: list[int], order: Callable[[int], np.ndarray] | None) -> np.ndarray:
-    """The inverse permutation of a batch whose micro-batches were each put into another order."""
+    """The inverse permutation of a batch with reordered micro-batches."""
     permutations, start = [], 0
     for samples in counted:
         inverse = np.argsort(order(samples)) if order is not None else np.arange(samples)

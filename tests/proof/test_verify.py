@@ -292,7 +292,7 @@ def test_a_comparison_that_somebody_ends_is_not_one_that_failed(tmp_path, status
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(-9, "too little memory"), (137, "too little memory"), (1, "said above")]
+    ("status", "said"), [(-9, "too little memory"), (137, "too little memory"), (1, "see above")]
 )
 def test_a_side_that_was_killed_says_what_kills(tmp_path, status, said):
     comparison = Comparison(Path("configs/gpt_tiny.yaml"), (), 1, 2, tmp_path)

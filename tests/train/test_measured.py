@@ -223,9 +223,7 @@ def test_a_slow_rank_is_named_and_what_it_costs(tmp_path, strategy):
     fast, slow = before["parts"]
     assert fast["waits_for"] == {"1": pytest.approx(0.080, rel=0.25)}
     assert slow["waiting"] < 0.1 * fast["waiting"]
-    expected = next(
-        seconds for what, seconds in before["changes"] if what.startswith("mend what slows rank 1")
-    )
+    expected = next(seconds for what, seconds in before["changes"] if what.startswith("speed up rank 1"))
     after = run_ranks(train, 2, str(tmp_path / "b"), computing=0.006, strategy=strategy)[0]
     assert after["step"] == pytest.approx(expected, rel=0.25)
 

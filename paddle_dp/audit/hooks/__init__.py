@@ -1,6 +1,5 @@
 """Hooks on Paddle's classes, installed in a rank before the script starts: data, updates, collectives, seeds.
 
 A hook records an event and calls the original. It sends nothing, draws no random number and changes no number of the
-script's; it changes the length only: passes over data are cut short and the script is ended after enough steps.
-The judges read the events afterwards, in another process.
+script. It changes the length only: it cuts passes over data short and ends the script after enough steps.
 """

@@ -13,8 +13,8 @@ import numpy as np
 import paddle
 from paddle.base.framework import EagerParamBase
 
-MAX_ELEMENTS = 8_000_000  # kept of all gradients of a rank together; of more, every n-th
-MAX_BATCH_BYTES = 2 << 30  # of the batches of one step; larger ones are not kept
+MAX_ELEMENTS = 8_000_000  # recorded of all gradients of a rank together; of more, every n-th
+MAX_BATCH_BYTES = 2 << 30  # of the batches of one step; larger ones are not recorded
 
 # ["list", …], ["tuple", …], ["dict", {…}], ["tensor", number], ["array", number] or ["plain", value]
 Structure = list[Any]
@@ -68,7 +68,7 @@ def digests(parameters: Iterable[paddle.Tensor]) -> dict[str, str]:
 
 
 def stride(parameters: Iterable[paddle.Tensor]) -> int:
-    """The n of «every n-th element», so that all together stay below MAX_ELEMENTS."""
+    """The n of «every n-th element» that leaves MAX_ELEMENTS at most."""
     return -(-sum(int(np.prod(each.shape)) for each in parameters) // MAX_ELEMENTS) or 1
 
 

@@ -1,6 +1,6 @@
 """Records the collectives that the script itself calls, with the first numbers of their tensors.
 
-Those of paddle.DataParallel are not recorded: they happen in C++.
+Collectives of paddle.DataParallel are not recorded: they run in C++.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ INPUT = {
 def watch_collectives(journal: EventJournal, alone: bool) -> None:
     """Wraps the public collectives of `paddle.distributed`.
 
-    `alone`: on one process, where there is no group and Paddle's collectives raise, each does what it means for one
-    rank: all_reduce nothing, all_gather a list of one.
+    `alone`: on one process without a group, where Paddle's collectives raise, each has its effect for one rank:
+    all_reduce changes nothing, all_gather gives a list of one.
     """
     for name, position in INPUT.items():
         if hasattr(dist, name):
@@ -37,9 +37,9 @@ def watch_collectives(journal: EventJournal, alone: bool) -> None:
 
 
 def let_fleet_run_alone() -> None:
-    """Makes `fleet.distributed_model` return the model itself on one process, as it did before.
+    """Makes `fleet.distributed_model` return the model itself on one process.
 
-    Paddle 3.3.1 takes pipelined models only there, and raises a bare AssertionError for others.
+    Paddle 3.3.1 accepts only pipelined models there, and raises a bare AssertionError for others.
     """
     distributed = fleet.distributed_model
 

@@ -1,7 +1,7 @@
 """Records which samples a rank reads: the batches of each pass over a DataLoader, in the parent process.
 
-A sampler is read to its end when a pass begins, and the script then gets its batches in that order. So the indices of
-the whole epoch are known, although only its first batches and its last one are read.
+The sampler is read to its end when a pass begins, so the indices of the whole epoch are known, although the script
+reads only its first batches and its last one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _integers(batches: list[Any]) -> Batches | None:
 
 
 class Loaders:
-    """The DataLoaders of this rank, numbered as they were made; one that the same line makes again keeps its number."""
+    """This rank's DataLoaders, numbered by creation; a line that makes one again keeps its number."""
 
     def __init__(self, watch: ScriptMonitor):
         self.watch = watch
@@ -91,7 +91,7 @@ class Loaders:
         _DataLoaderIterBase._index_sampler = property(index_sampler)
 
     def add(self, loader: DataLoader) -> None:
-        """Numbers a loader: as the one that the same line made before, if that has been read; else anew."""
+        """Numbers a loader: like the same line's earlier one if that was read, else anew."""
         line, is_stream = here(), isinstance(loader.dataset, IterableDataset)
         samples = None if is_stream else len(loader.dataset)
         same_line = self.known.setdefault((line, caller(), type(loader.dataset).__name__, str(samples)), [])
@@ -165,7 +165,7 @@ class Pass:
 
     @property
     def _has_enough(self) -> bool:
-        """Whether this pass had enough updates; or enough batches without a gradient, in an evaluation."""
+        """Whether this pass had enough updates, or, in an evaluation, enough batches without a gradient."""
         trained = self.watch.done - self.steps
         return trained >= self.watch.steps or (
             self.yielded >= self.watch.steps and self.watch.gradients == self.gradients

@@ -1,4 +1,4 @@
-"""Digests of the states of the three random generators, to see when one is drawn from and whether ranks share it."""
+"""Digests of the states of the three random generators: they show draws, and ranks with equal states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def states() -> dict[str, str]:
 
 
 def moved(before: dict[str, str], after: dict[str, str]) -> tuple[str, ...]:
-    """The generators whose state has changed."""
+    """The generators with another state."""
     return tuple(name for name in after if before.get(name, after[name]) != after[name])
 
 
@@ -37,7 +37,7 @@ def _digest(data: bytes) -> str:
 
 
 def watch_seeds(journal: EventJournal) -> None:
-    """Records which generators the script itself seeds; seeding by a library, as of workers, is left out."""
+    """Records the generators that the script itself seeds; seeding by a library, as for workers, is left out."""
     for module, generator in ((paddle, "paddle"), (np.random, "numpy"), (random, "random")):
         _watch(journal, module, generator)
 

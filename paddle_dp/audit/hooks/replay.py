@@ -1,8 +1,7 @@
 """Runs the script on one process with the joined batches of N ranks, for the gradient that N ranks should have had.
 
-At each recorded update the weights of that update are loaded, the script gets the batches of all ranks as one, and the
-gradient that reaches the optimizer is saved; the update itself is skipped. Model, loss, clipping and accumulation are
-the script's own.
+At each recorded update it loads the weights, gives the script the batches of all ranks as one, saves the gradient that
+reaches the optimizer, and skips the update. Model, loss, clipping and accumulation are the script's.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class Replay:
         DataLoader.__call__ = iterate
 
     def next(self) -> Any:
-        """The next joined batch, after the weights of its update are loaded."""
+        """Returns the next joined batch; before an update's first batch, loads its weights."""
         self.watch.check()
         if not self.loaded:
             self._load()

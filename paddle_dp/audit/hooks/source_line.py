@@ -1,4 +1,4 @@
-"""Finds the line of the script behind an event: the nearest frame of the stack that is the user's own code."""
+"""Finds the line of the script that caused an event: the nearest frame of the stack in the user's code."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def here() -> str:
 
 
 def nearest(frame: FrameType | None) -> str:
-    """The same, starting at a frame of any thread."""
+    """As `here`, starting at a frame of any thread."""
     user_frame = _user_frame(frame)
     return "" if user_frame is None else f"{_short(user_frame.f_code.co_filename)}:{user_frame.f_lineno}"
 
 
 def caller() -> str:
-    """The nearest line outside this package, also in a library: paddle.Model makes several loaders on its own lines."""
+    """The nearest line outside this package, also in a library: paddle.Model makes several loaders on its lines."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(_OURS):
         frame = frame.f_back
@@ -41,7 +41,7 @@ def caller() -> str:
 
 
 def called_by(*endings: str) -> bool:
-    """Whether a file whose path ends with one of `endings` is among the callers: "paddle/hapi/model.py"."""
+    """Whether a caller's file ends with one of `endings`, such as "paddle/hapi/model.py"."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.replace(os.sep, "/").endswith(endings):
@@ -51,7 +51,7 @@ def called_by(*endings: str) -> bool:
 
 
 def direct() -> bool:
-    """Whether a hook was called by the user's own code, not by a library."""
+    """Whether the user's code called a hook, not a library."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(_OURS):
         frame = frame.f_back

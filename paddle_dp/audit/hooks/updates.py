@@ -1,7 +1,7 @@
-"""Records updates: weights, each rank's own gradient, and the final gradient that the optimizer gets.
+"""Records updates: weights, each rank's local gradient, and the final gradient that the optimizer gets.
 
 A hook on a parameter gets its gradient before DataParallel's reducer does (Paddle 3.3.1, GradNodeAccumulation: gradient
-hooks, then accumulation, then reduce hooks), so the rank's own gradient is known without an extra backward. The final
+hooks, then accumulation, then reduce hooks), so the local gradient is known without an extra backward. The final
 gradient is read in `Optimizer._apply_optimize`, which all optimizers call, before the optimizer clips it.
 """
 
@@ -24,12 +24,12 @@ from paddle_dp.audit.hooks import arrays, generators
 from paddle_dp.audit.hooks.source_line import here
 from paddle_dp.audit.hooks.watch import ScriptMonitor
 
-MAX_END_NUMBERS = 4096  # numbers of each parameter to keep of the weights at the end
-MEANS = 4  # running means of each BatchNorm layer to keep
+MAX_END_NUMBERS = 4096  # recorded elements of each parameter at the end
+MEANS = 4  # recorded running means of each BatchNorm layer
 
 
 class Updates:
-    """The optimizers of this rank, their updates, and each parameter's own gradient since the last one."""
+    """This rank's optimizers, their updates, and the local gradients since the last one."""
 
     def __init__(self, watch: ScriptMonitor, on_step: Callable[[Any, list[Any]], bool] | None = None):
         self.watch, self.on_step = watch, on_step
@@ -39,7 +39,7 @@ class Updates:
         self.hooked: set[int] = set()  # ids of the parameters with a hook
         self.norms: list[Any] = []
         self.every, self.scale = 1, 1.0
-        self.stepping: Any = None  # the optimizer whose step() is running, once it was recorded
+        self.stepping: Any = None  # the recorded optimizer that is in step()
         self.depth = 0
 
     def install(self) -> None:
@@ -128,7 +128,7 @@ class Updates:
         ))  # fmt: skip
 
     def _gradient_hook(self, parameter: Any) -> Callable[[Any], None]:
-        """A hook that accumulates a parameter's own gradients as Paddle does: from one clear_grad() to the next."""
+        """A hook that accumulates local gradients as Paddle does, between calls of clear_grad()."""
         name = parameter.name
 
         def accumulate(gradient: Any) -> None:
@@ -143,7 +143,7 @@ class Updates:
         return accumulate
 
     def step(self, optimizer: Any) -> None:
-        """Records the update that is about to be done; ends the script instead after enough of them."""
+        """Records the coming update; after enough updates, ends the script instead."""
         watch = self.watch
         watch.check()
         if watch.done >= watch.limit:
@@ -173,7 +173,7 @@ class Updates:
         watch.window.clear()
 
     def _record(self, parameters: list[Any]) -> str:
-        """Writes this update's weights, own and final gradients, and batches; returns the files' name."""
+        """Writes this update's weights, local and final gradients, and batches; returns the files' name."""
         watch = self.watch
         name = f"rank-{watch.rank}.step-{watch.done}"
         saved = {f"own/{key}": value for key, value in self.local_gradients.items()}
@@ -225,7 +225,7 @@ def gradient_of(parameter: Any) -> Any:
 
 
 def local_norms() -> list[Any]:
-    """The BatchNorm layers that normalise over this rank's samples alone; frozen ones are not among them."""
+    """The unfrozen BatchNorm layers that normalise over this rank's samples alone."""
     layers = [each for each in gc.get_objects() if isinstance(each, _BatchNormBase | BatchNorm)]
     return [each for each in layers if not isinstance(each, SyncBatchNorm) and not _frozen(each)]
 

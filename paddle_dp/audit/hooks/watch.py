@@ -1,4 +1,4 @@
-"""State that the hooks of a rank share: the journal, how much to record, and the batches since the last update."""
+"""The state that a rank's hooks share: the journal, the limits, and the batches since the last update."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from paddle_dp.audit.events import EventJournal
 
-EPOCHS = 2  # passes over the training data that are recorded: the second shows whether the order changes
+EPOCHS = 2  # recorded passes over the training data: the second shows whether the order changes
 
 
 class Enough(SystemExit):
-    """Ends the script, once the audit has recorded enough. `except Exception` does not catch it."""
+    """Ends the script once the audit has recorded enough. `except Exception` does not catch it."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -45,7 +45,7 @@ class ScriptMonitor:
 
     @property
     def limit(self) -> int:
-        """The number of updates after which the script is ended; each pass has one more for its last batch."""
+        """The number of updates after which the script ends; each pass has one more for its last batch."""
         return EPOCHS * (self.steps + 1)
 
     def stop(self) -> None:
@@ -58,6 +58,6 @@ class ScriptMonitor:
             raise Enough
 
     def forget(self, loader: int, number: int) -> None:
-        """Leaves the batches of a pass without training out of the next update."""
+        """Removes the batches of a pass without training from the next update."""
         self.window = [each for each in self.window if (each.loader, each.number) != (loader, number)]
         self.record_next = self.done == 0

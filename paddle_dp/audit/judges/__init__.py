@@ -1,4 +1,4 @@
 """Judges: one file per subject, each a function from the recorded events to a Section with findings.
 
-Nothing here runs a script or imports paddle. The events are recorded by the hooks and shown by the report.
+Nothing here runs a script or imports paddle.
 """

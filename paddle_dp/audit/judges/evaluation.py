@@ -78,7 +78,7 @@ def _numbers(
     if not any(exchanged):
         yield AuditFinding(
             rule="evaluation-not-combined", severity="fault", where=begun.where,
-            what="each rank evaluates its own share, and nothing is exchanged: the result is that of one rank's part",
+            what="each rank evaluates its own share, and nothing is exchanged: the result covers one rank's part only",
             evidence=f"rank 0 reads {shares[0]} of {loader_event.samples} samples, and no collective follows",
             remedy="all_reduce the total and the count of samples, and divide afterwards",
         )  # fmt: skip
@@ -96,7 +96,7 @@ def _numbers(
 
 
 def _means(trace: EventTrace, loader_event: LoaderCreated, exchanged: list[list[Exchanged]]) -> list[float]:
-    """The ranks' numbers that were reduced, if they are means and no count of samples was reduced with them."""
+    """The ranks' reduced numbers, if they are means without a count of samples."""
     reduced = [
         [e for e in events if e.collective in ("all_reduce", "reduce") and e.values] for events in exchanged
     ]

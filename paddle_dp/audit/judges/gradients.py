@@ -1,9 +1,10 @@
-"""Judges gradients: the one that the optimizer got on N ranks against one process's from the same samples.
+"""Judges gradients: compares the optimizer's gradient on N ranks with one process's from the same samples.
 
-Per update, with equal weights on all ranks: g_r is rank r's own gradient before any exchange, f_r what its optimizer
-got, u what the same script got on one process from all ranks' batches joined (hooks/replay.py). With R ranks and n_r
-samples each, m = mean of g_r, and w = sum of n_r g_r / sum of n_r. u decides whether f is right; own gradients then say
-why it is not: f_r = g_r (not exchanged), f = R m (summed), f = m / R (averaged twice), f = m but u = w (mean of means).
+Per update, with equal weights on all ranks: g_r is rank r's local gradient before any exchange, f_r its optimizer's
+gradient, u the gradient of the same script on one process, from all ranks' joined batches (hooks/replay.py). With R
+ranks and n_r samples each, m = mean of g_r, and w = sum of n_r g_r / sum of n_r. u decides whether f is right; if not,
+local gradients give the reason: f_r = g_r (not exchanged), f = R m (summed), f = m / R (averaged twice), f = m but
+u = w (mean of means).
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ ALIGNED = 0.999  # cosine from which two gradients count as one direction
 
 @dataclass(frozen=True)
 class Update:
-    """One recorded update: `local` and `final` are g_r and f_r of each rank, `sizes` are n_r, `reference` is u if
-    known.
+    """One recorded update: `local` and `final` are each rank's g_r and f_r, `sizes` are n_r, `reference` is u if known.
 
-    `equal`: whether all ranks held the same weights; if not, only the exchange can be judged.
+    `equal`: all ranks held the same weights; if not, only the exchange can be judged.
     """
 
     step: int
@@ -44,7 +44,7 @@ class Update:
 
     @property
     def names(self) -> list[str]:
-        """Parameters with numbers on all sides, and not all zero."""
+        """The parameters that all sides have, without all-zero ones."""
         sides = [*self.local, *self.final, *([self.reference] if self.reference is not None else [])]
         common = set.intersection(*(set(side) for side in sides))
         return [n for n in self.final[0] if n in common and any(np.any(side[n]) for side in sides)]
@@ -60,7 +60,7 @@ class Update:
 
 
 def recorded(trace: EventTrace, alone: EventTrace | None = None) -> Iterator[Update]:
-    """The updates whose gradients were kept on all ranks."""
+    """The updates with gradients recorded on all ranks."""
     for step in range(1, trace.steps + 1):
         updates = trace.together(step)
         if not all(update.arrays for update in updates) or len({update.optimizer for update in updates}) > 1:
@@ -78,7 +78,7 @@ def recorded(trace: EventTrace, alone: EventTrace | None = None) -> Iterator[Upd
 
 
 def gradients(updates: list[Update], local_norms: bool, why_not: str) -> Section:
-    """Judges each recorded update; `why_not`: the reason why there is no run on one process, "" if there is one."""
+    """Judges each recorded update; `why_not`: the reason why one process did not run, "" if it did."""
     if not updates:
         return Section("gradients", "no update was recorded", ())
     findings: dict[str, AuditFinding] = {}
@@ -87,7 +87,7 @@ def gradients(updates: list[Update], local_norms: bool, why_not: str) -> Section
             findings.setdefault(finding.rule, finding)
     steps = few([update.step for update in updates])
     looked = f"{plural(len(updates[0].names), 'parameter')} in update{'s' * (len(updates) > 1)} {steps}: "
-    looked += f"each rank's own against what the optimizer got, {_against(updates, local_norms, why_not)}"
+    looked += f"each rank's own against the optimizer's, {_against(updates, local_norms, why_not)}"
     return Section("gradients", looked, tuple(findings.values()))
 
 
@@ -136,7 +136,7 @@ def _same_batch(update: Update) -> bool:
 
 
 def kind_of(update: Update, name: str) -> str:
-    """The relation of a parameter's final gradients to the ranks' own: "mean", "own", "scaled" or "other"."""
+    """The relation of a parameter's final gradients to the local ones: "mean", "own", "scaled" or "other"."""
     mean = update.mean(name)
     if all(close(final[name], mean) for final in update.final):
         return "mean"
@@ -153,7 +153,7 @@ def close(a: np.ndarray, b: np.ndarray, allowed: float = EXACT) -> bool:
 
 
 def ratio(a: np.ndarray, b: np.ndarray) -> float:
-    """The factor c for which c b is nearest to a."""
+    """The factor c with which c b is nearest to a."""
     return float(np.vdot(a, b)) / max(float(np.vdot(b, b)), 1e-300)
 
 
@@ -207,7 +207,7 @@ def _not_exchanged(update: Update, alone: list[str]) -> AuditFinding:
 
 
 def _judge_local(update: Update) -> Iterator[AuditFinding]:
-    """Findings without one process's gradient, from the ranks' own, if each loss is the mean over its samples."""
+    """Findings from local gradients alone, if each loss is the mean over its samples."""
     mean, final, ranks = vector(update, "mean"), vector(update, "final"), update.ranks
     factor = ratio(final, mean)
     for size, problem, remedy in (
@@ -248,12 +248,12 @@ def _explained(update: Update, exact: bool) -> AuditFinding:
     numbers = f"update {update.step}: {factor:.3f} × one process's gradient, cosine {cosine:.4f}"
     averaged = close(final, mean)
     unequal = len(set(update.sizes)) > 1
-    # With unequal shares m and u differ in direction a little in any case; w is what one process would have.
+    # With unequal shares m and u always differ in direction a little; w is one process's gradient.
     if exact and averaged and unequal and close(vector(update, "weighted"), reference, NEAR):
         return _mean_of_means(update, relative_error)
 
     def is_about(size: float) -> bool:
-        """Whether f is `size` times u to 1 %; if u may differ in direction, times m to 1 % and u roughly."""
+        """Whether f is `size` times u to 1 %; if directions may differ, `size` times m to 1 %, and times u roughly."""
         if exact and not unequal:
             return cosine > ALIGNED and abs(factor / size - 1) < 0.01
         return (averaged or abs(ratio(final, mean) / size - 1) < 0.01) and 0.7 < factor / size < 1.4
@@ -275,7 +275,7 @@ def _explained(update: Update, exact: bool) -> AuditFinding:
     return AuditFinding(
         rule="other-gradient", severity="fault" if exact else "difference", where=update.source_line, evidence=numbers,
         what=f"the gradient is not one process's on the same samples: {relative_error:.1%} away",
-        remedy="look for what is computed over a rank's batch as a whole: a masked mean, a contrastive loss, a norm",
+        remedy="look for a computation over a rank's batch as a whole: a masked mean, a contrastive loss, a norm",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Judges BatchNorm layers: those that normalise over one rank's samples make N ranks learn something else than one."""
+"""Judges BatchNorm layers: with normalisation over one rank's samples, N ranks learn something else than one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddle_dp.audit.records import EventTrace
 
 
 def norms(trace: EventTrace, relative_error: float | None) -> Section:
-    """`relative_error`: the relative distance of the first gradient from one process's, if known."""
+    """Judges the layers; `relative_error`: the first gradient's relative distance from one process's, if known."""
     normed = next(iter(trace.ranks[0].events_of(Normed)), None)
     if normed is None:
         return Section("BatchNorm", "no update was done, so no layer was examined", ())

@@ -1,4 +1,4 @@
-"""Judges random numbers: unseeded ones, with which two runs differ, and ones that are the same on every rank."""
+"""Judges random numbers: unseeded ones, which make two runs differ, and ones that are the same on every rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CALL = {"paddle": "paddle.seed(seed)", "numpy": "numpy.random.seed(seed)", "rand
 
 
 def randomness(trace: EventTrace, alone: EventTrace | None) -> Section:
-    """`alone`: the run on one process, whose beginning shows whether a second run begins alike."""
+    """Judges seeds and draws; `alone`: the run on one process shows whether a second run begins alike."""
     seeds = {(seed.generator, seed.where): seed.value for seed in trace.ranks[0].events_of(Seeded)}
     listed = [f"{generator} {value} ({line})" for (generator, line), value in seeds.items()]
     looked = f"seeds set by the script: {few(listed) or 'none'}"
@@ -28,7 +28,7 @@ def _first_weights(trace: EventTrace, alone: EventTrace | None) -> Iterator[Audi
     digests = earliest(trace.ranks[0])
     if alone is not None and (other := earliest(alone.ranks[0])):
         differing = sorted(name for name in digests.keys() & other.keys() if digests[name] != other[name])
-        evidence = f"rank 0's and those of a second run on one process: {few(differing, 3)} differ"
+        evidence = f"rank 0's and a second run's on one process: {few(differing, 3)} differ"
     else:
         ranks = [earliest(rank) for rank in trace.ranks]
         seeded = any(seed.generator == "paddle" for seed in trace.ranks[0].events_of(Seeded))
@@ -77,7 +77,7 @@ def _order(trace: EventTrace) -> Iterator[AuditFinding]:
 
 
 def _data(trace: EventTrace) -> Iterator[AuditFinding]:
-    """Findings on random numbers drawn while data is read in this process, mostly for augmentation."""
+    """Findings on random numbers drawn while data is read, mostly for augmentation."""
     seeded = {seed.generator for seed in trace.ranks[0].events_of(Seeded)}
     for loader in sorted(trace.training):
         loader_event = same_loader(trace, loader)
@@ -126,5 +126,5 @@ def _masks(trace: EventTrace) -> Iterator[AuditFinding]:
             rule="other-masks", severity="note", where=update[0].where,
             what="random layers (dropout) draw other numbers than one process would",
             evidence="Paddle's generator moved between the first batch and update 1",
-            remedy="none is needed: only the masks differ, not what they are drawn from",
+            remedy="none is needed: only the masks differ, not their distribution",
         )  # fmt: skip

@@ -37,7 +37,7 @@ def samples(trace: EventTrace) -> Section:
 
 
 def shares(loader_event: LoaderCreated, orders: list[Batches]) -> Iterator[AuditFinding]:
-    """Findings on how the ranks share the `made.samples` samples of one epoch; `orders`: each rank's batches."""
+    """Findings on the ranks' shares of one epoch's samples; `orders`: each rank's batches."""
     ranks, total = len(orders), loader_event.samples or 0
     reads = [[index for batch in order for index in batch] for order in orders]
     counts = Counter(index for each in reads for index in each)
@@ -49,14 +49,14 @@ def shares(loader_event: LoaderCreated, orders: list[Batches]) -> Iterator[Audit
             evidence=", ".join(f"rank {n}: {plural(len(o), 'batch', 'batches')}" for n, o in enumerate(orders)),
             remedy="give every rank as many batches: DistributedBatchSampler, or drop_last on equal shares",
         )  # fmt: skip
-    missed = max(total - len(set(each)) for each in reads)  # what drop_last may leave out on each rank
+    missed = max(total - len(set(each)) for each in reads)  # drop_last may leave them out on each rank
     twice = sorted(index for index, count in counts.items() if count > 1)
     if ranks > 1 and missed < max(loader_event.batch_size or 1, 1) and 2 * len(twice) > total:
         yield _not_shared(loader_event, orders, counts)
         return
     replaced = min(len(each) - len(set(each)) for each in reads)
     if replaced > ranks:
-        return  # drawn with replacement on every rank: a weighted sampler does so on one process, too
+        return  # every rank draws with replacement: a weighted sampler does so on one process, too
     if twice:
         yield _twice(loader_event, twice, counts)
     size = sum(len(order[0]) for order in orders if order)
@@ -132,7 +132,7 @@ def streams(loader_event: LoaderCreated, rows: list[list[str]]) -> Iterator[Audi
             what=f"the ranks read the same samples of {loader_event.dataset}",
             evidence=f"{len(common)} of the {len(set(rows[0]))} different samples that rank 0 has read "
             "are bit for bit the others', too",
-            remedy="let each rank skip what the others read: yield only every paddle.distributed.get_world_size()-th",
+            remedy="let each rank skip the others' samples: yield only every paddle.distributed.get_world_size()-th",
         )  # fmt: skip
     elif loader_event.workers > 1 and max(within) > 0:
         yield AuditFinding(

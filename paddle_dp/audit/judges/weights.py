@@ -54,7 +54,7 @@ def _divergence(trace: EventTrace) -> Iterator[AuditFinding]:
 
 
 def _distance(trace: EventTrace, step: int) -> str:
-    """A clause on the largest difference between ranks, in the numbers kept of this update or of the end."""
+    """A clause on the largest recorded difference between ranks, in this update or at the end."""
     if step <= trace.steps and (array_files := [rank.updates[step - 1].arrays for rank in trace.ranks])[0]:
         files = [rank.arrays(name) for rank, name in zip(trace.ranks, array_files, strict=True)]
         files = [{k: v for k, v in file.items() if k.startswith("weight/")} for file in files]
