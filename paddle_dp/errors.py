@@ -93,7 +93,7 @@ class LostFolderError(CheckpointError):
 
 
 class ExportError(PaddleDPError):
-    """A model that cannot be written as a program, or a program whose outputs differ from the model's."""
+    """A model that cannot be written as a program, or a program with other outputs than the model's."""
 
 
 class DivergenceError(PaddleDPError):
@@ -125,7 +125,7 @@ class ProcessorError(PaddleDPError):
 
 
 class OutOfMemoryError(PaddleDPError):
-    """A device whose memory is too small; the message lists the rank's memory there, and settings that reduce it."""
+    """A device with too little memory; the message lists the rank's memory there, and settings that reduce it."""
 
 
 class JobError(PaddleDPError):
@@ -133,7 +133,7 @@ class JobError(PaddleDPError):
 
 
 class LostPeerError(JobError):
-    """A rank waited in vain for another one, whose failure is the cause."""
+    """A rank waited in vain for another one, which has failed: that failure is the cause."""
 
 
 class StoppedError(PaddleDPError):

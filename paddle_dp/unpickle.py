@@ -49,7 +49,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Lying:
-    """An array whose numbers stay in the file, contiguous from byte `start` (`is_fortran`: column by column)."""
+    """An array that stays in the file, contiguous from byte `start` (`is_fortran`: column by column)."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class _DType:
 
 
 class _Blank:
-    """An array whose numbers are not read yet."""
+    """An array without its numbers yet."""
 
 
 class Machine:
