@@ -133,7 +133,7 @@ class JobError(PaddleDPError):
 
 
 class LostPeerError(JobError):
-    """A rank waited in vain for another one, which has failed: that failure is the cause."""
+    """A rank waited in vain for another rank; the failure of that one is the cause."""
 
 
 class StoppedError(PaddleDPError):

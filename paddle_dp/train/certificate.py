@@ -182,8 +182,7 @@ def recipe_digest(recipe: Recipe | None, identity: RunSignature) -> str:
 
 
 def data_digests(data: Mapping[str, Any]) -> Content:
-    """By split: the number of samples, their fingerprint (data.fingerprint), and a digest of the samples that are
-    always read."""
+    """{split: number of samples, their fingerprint (data.fingerprint), digest of the samples that are always read}."""
     table = {}
     for split, facts in data.items():
         first = {key: text for key, text in facts["read"].items() if key.startswith("sample ")}

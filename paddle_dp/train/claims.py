@@ -95,14 +95,14 @@ class WorkQueue:
             self._send({"do": "cut"})
 
     def gone(self, rank: int) -> None:
-        """On rank 0: hands a lost rank's unfinished shares out again, if the others continue without it."""
+        """Hands a lost rank's unfinished shares out again, if the others continue without it. For rank 0."""
         with self._lock:
             if self._ledger is not None and rank in self.mesh.expendable:
                 self._ledger.gone(rank)
                 self._wake()
 
     def reported(self, batch: int) -> dict[str, float]:
-        """On rank 0: the means over the shares up to this global batch that were reported since the last call."""
+        """The means over the shares up to this global batch that were done since the last call. For rank 0."""
         return self._with(lambda ledger: ledger.reported(batch))
 
     def end(self) -> int:

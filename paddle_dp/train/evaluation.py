@@ -15,8 +15,7 @@ EMA = "ema_"  # prefix of the names of averaged weights' numbers
 
 
 def as_json(content: Mapping[str, Any], indent: int | None = None) -> str:
-    """Encodes standard JSON, which has no NaN and infinity: such a number becomes null, with its text in
-    `not_finite`."""
+    """Encodes standard JSON. NaN and infinity become null, with their text in `not_finite`."""
     not_finite = {k: repr(v) for k, v in content.items() if isinstance(v, float) and not math.isfinite(v)}
     if not_finite:
         content = {**content, **dict.fromkeys(not_finite), "not_finite": not_finite}

@@ -41,7 +41,7 @@ _MAX_NAMES_SHOWN = 3  # names of parameters in a value
 
 
 def parameter_facts(task: Task) -> dict[str, Any]:
-    """For each setting the parameters that it applies to, by their names in the model; defaults are left out.
+    """The parameters that each setting applies to, by their names in the model, without defaults.
 
     Paddle's parameter names count up in a process, so they cannot be compared.
     """

@@ -218,7 +218,7 @@ class TrainingLoop(AsyncRounds):
         heartbeat.enter("data")
 
     def _advance(self, batch: Batch) -> None:
-        """Counts an update that was made, or left out."""
+        """Counts an update that was made or skipped."""
         self.progress = self.progress.advance(batch.samples)
         if self.averages is not None:
             self.averages.update(self.progress.step)

@@ -202,7 +202,7 @@ class Moments(TrainingState):
         self.callbacks.add(callback)
 
     def stop(self, reason: str) -> None:
-        """Ends the training after the current update; `end` is still called. Call it on every rank."""
+        """Implements `Training.stop`."""
         self.stopped = reason
 
     def evaluate(self) -> Evaluation:
@@ -231,7 +231,7 @@ class Moments(TrainingState):
         return evaluation
 
     def evaluation_names(self) -> set[str]:
-        """The names that evaluations give numbers, from one held-out batch; none without held-out data. Collective."""
+        """Implements `Training.evaluation_names`. Collective."""
         if self.run.test_loader is None:
             return set()
         self.learner.wait_for_params()
@@ -258,15 +258,13 @@ class Moments(TrainingState):
     def tell_saved(
         self, path: Path, progress: Progress | None = None, numbers: Mapping[str, float] | None = None
     ) -> None:
-        """Calls `saved` of all callbacks, after the checkpoint of `progress` (now, by default) was written to `path`.
-        Call it on every rank."""
+        """Implements `Training.tell_saved`."""
         self.learner.wait_for_params()
         moment = replace(self._moment("saved", progress), numbers=numbers or {})
         self.callbacks.tell("saved", lambda c: c.saved(moment, path))
 
     def tell_save_failed(self, error: CheckpointError, progress: Progress | None = None) -> None:
-        """Calls `save_failed` of all callbacks, after the checkpoint of `progress` could not be written. Call it on
-        every rank."""
+        """Implements `Training.tell_save_failed`."""
         self.learner.wait_for_params()
         moment = self._moment("save_failed", progress)
         self.callbacks.tell("save_failed", lambda c: c.save_failed(moment, error))

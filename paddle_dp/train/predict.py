@@ -28,13 +28,13 @@ class ReadsFiles(Protocol):
     """The settings of a data set that reads a file as its held-out samples."""
 
     def read_file(self, path: Path) -> Iterable[tuple[Arrays, Array | None]]:
-        """(input, target) of the file's samples; no target where the file has none. Raises DataError with the path."""
+        """Yields (input, target or None) of the file's samples. Raises DataError with the path."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Sample `row` of `file`; `target` is None where the file has none."""
+    """Sample `row` of `file`; `target` is None if the file has none."""
 
     file: Path
     row: int
@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A sample's outputs; `total` and `count` of its loss where it has a target."""
+    """A sample's outputs; `total` and `count` of its loss if it has a target."""
 
     sample: Sample
     outputs: Array

@@ -41,7 +41,7 @@ class Refusals:
     def refusal_of(self, batch: Batch, step: int, metrics: Mapping[str, float]) -> Refusal:
         """The refusal of update number `step`, which was just refused with these metrics. Collective.
 
-        Raises NotFiniteError or SpikeError where the recipe says stop, or where too many batches in a row are refused.
+        Raises NotFiniteError or SpikeError if guard.non_finite is stop, or too many batches in a row are refused.
         """
         judge, action = self.judge, self.judge.guard.non_finite
         loss, norm, samples = metrics["loss"], metrics["gradient_norm"], self._samples(batch)

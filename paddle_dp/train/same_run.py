@@ -192,7 +192,7 @@ def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainerSpec) -> l
 
 
 def _data(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]:
-    """For each split, the first group of samples that differs from the checkpoint's."""
+    """The first group of samples in each split that differs from the checkpoint's."""
     changes = []
     for split, label, verdict in (("train", "training", REFUSED), ("test", "held-out", NOTED)):
         before, after = saved.get(split), now.data.get(split)

@@ -328,8 +328,8 @@ def _closed(function: FunctionType) -> dict[str, Any]:
 
 
 def _entries_named(value: Any, names: frozenset[str]) -> Any:
-    """The entries of a dict that a function names by their keys, if any: the settings of a whole script may be in the
-    dict. Other values are unchanged."""
+    """The entries of a dict that a function names, if any: the dict may have a whole script's settings. Other values
+    are unchanged."""
     if not isinstance(value, Mapping):
         return value
     some = {key: entry for key, entry in value.items() if isinstance(key, str) and key in names}

@@ -76,7 +76,8 @@ def test_the_moments_are_those_of_a_callback() -> None:
 )
 def test_other_words_for_a_moment_are_refused(name: str, meant: str) -> None:
     with pytest.raises(
-        UsageError, match=rf"test_overrides\.Mine: .*{name} is never called\. Did you mean {meant}\(self, moment[,)]"
+        UsageError,
+        match=rf"test_overrides\.Mine: .*{name} is never called\. Did you mean {meant}\(self, moment[,)]",
     ):
         refuse_overrides(with_method(name, lambda self, moment: None))
 
