@@ -1,4 +1,4 @@
-"""Attention as Paddle has it, with heads and tokens moved in memory the fast way on CPUs."""
+"""Paddle's attention, with a faster transpose of heads and tokens on CPUs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import paddle.nn.functional as F
 def attention(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor, causal: bool = False) -> paddle.Tensor:
     """softmax(q kᵀ / √head_width) v of [n, t, heads, head_width] each, as [n, t, heads · head_width].
 
-    k and v may have more tokens than q. With `causal` a token attends to itself and to those before it.
+    k and v may have more tokens than q. With `causal` a token attends to itself and to earlier ones.
     """
     if not _strided_copies_are_slow(q):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal).flatten(2)
-    # The same numbers to the bit, and the same shapes: only the order in memory is head by head, as matmul needs it.
+    # The same bits and shapes: only the order in memory is head by head, as matmul needs it.
     q, k, v = (_swapped(x).transpose([0, 2, 1, 3]) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=_later(q, k) if causal else None)
     return _swapped(out.transpose([0, 2, 1, 3])).flatten(2)
 
 
 def _strided_copies_are_slow(x: paddle.Tensor) -> bool:
-    """Whether this tensor's transposes would be copied element by element.
+    """True if transposes of this tensor would be copied element by element.
 
-    On CPUs a transpose is a view since Paddle 3.0, and an operation that needs it in order copies it so: a third of a
-    GPT step. A traced program (paddle.jit, ONNX) keeps the plain words.
+    Since Paddle 3.0 a transpose on CPUs is a view, and operations that need contiguous memory copy it element by
+    element: a third of a GPT step. A traced program (paddle.jit, ONNX) keeps Paddle's operation.
     """
     if not paddle.in_dynamic_mode() or not x.place.is_cpu_place():
         return False
@@ -31,14 +31,14 @@ def _strided_copies_are_slow(x: paddle.Tensor) -> bool:
 
 
 def _later(q: paddle.Tensor, k: paddle.Tensor) -> paddle.Tensor:
-    """[1, 1, t, tokens of k]: what Paddle on CPUs adds for `is_causal`, once instead of once for each head of each
-    sample, which takes as long as the products."""
+    """The mask [1, 1, t, tokens of k] for `is_causal`. On CPUs Paddle makes one for each head of each sample, which
+    takes as long as the products."""
     mask = paddle.full([1, 1, q.shape[1], k.shape[1]], -1e4, q.dtype)
     return paddle.triu(mask, diagonal=1)
 
 
 def _swapped(x: paddle.Tensor) -> paddle.Tensor:
-    """[n, a, b, d] → [n, b, a, d], contiguous. F.channel_shuffle is the one operation that transposes in memory at
-    once: it reads t · h channels as t groups of h, and writes them as h groups of t."""
+    """[n, a, b, d] → [n, b, a, d], contiguous. F.channel_shuffle is the only operation that transposes in memory in one
+    pass: it reads t · h channels as t groups of h, and writes them as h groups of t."""
     n, a, b, d = x.shape
     return F.channel_shuffle(x.reshape([n, a * b, 1, d]), a).reshape([n, b, a, d])

@@ -33,7 +33,7 @@ def check_widths(config: Any, name: str) -> None:
 
 
 def check_hidden_and_epsilon(config: Any) -> None:
-    """Raises ValueError unless `hidden` is 1 or more, or None, and `epsilon` is above 0, one that LayerNorm takes."""
+    """Raises ValueError unless `hidden` is None or 1 or more, and `epsilon` is above 0 and accepted by LayerNorm."""
     if config.hidden is not None:
         at_least_one(config, "hidden")
     check_epsilon(config)

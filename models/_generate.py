@@ -1,4 +1,4 @@
-"""Shared by the language models: generation token by token, with a cache of keys and values."""
+"""Generation token by token, with a cache of keys and values, for the language models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Cache:
     def extend(
         self, block: nn.Layer, keys: paddle.Tensor, values: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """All keys and values of this block: the cached ones, then the new ones, which are cached."""
+        """Caches the new keys and values of this block; returns all of them, oldest first."""
         if cached := self._cached.get(id(block)):
             keys, values = paddle.concat([cached[0], keys], 1), paddle.concat([cached[1], values], 1)
         self._cached[id(block)] = keys, values
@@ -42,10 +42,10 @@ class Generates:
         top_k: int | None = None,
         seed: int = 0,
     ) -> paddle.Tensor:
-        """`tokens` int64 [n, t] followed by `steps` generated ones, [n, t + steps].
+        """Returns [n, t + steps]: `tokens` int64 [n, t], followed by `steps` generated ones.
 
-        Temperature 0 takes the likeliest token; above 0 one is sampled, from the `top_k` likeliest if given; equal
-        seeds sample equally on every device. When a text exceeds the model's `length`, its last half length is read
+        Temperature 0 takes the likeliest token; above 0 one is sampled, from the `top_k` likeliest if given. Equal
+        seeds sample equally on every device. When a text exceeds `length`, its last `length` // 2 tokens are read
         again.
         """
         was_training, random = self.training, Random(seed)

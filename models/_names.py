@@ -1,14 +1,14 @@
-"""The tables that say what a model's tensors are called in published weights (docs/given-weights.md)."""
+"""Tables of the names that a model's tensors have in published weights (docs/given-weights.md)."""
 
 from __future__ import annotations
 
-# Our name → theirs, "….T" for a transposed tensor and "…[0]" for one without its first dim; or the names of q, k and v,
-# or of one tensor of all three, and the width of a head. Under the key "": patterns of theirs that are of no use.
+# Our name → theirs: "….T" is transposed, "…[0]" loses its first dim. Or (the names of q, k and v, or of one tensor of
+# all three; the width of a head). The key "" has patterns of their names that are not needed.
 Names = dict[str, str | tuple[tuple[str, ...], int] | tuple[str, ...]]
 
 
 def encoder_names(ours: str, theirs: str, attention: str, norms: tuple[str, str], head_width: int) -> Names:
-    """A block's tensors in transformers' BERT and ViT, which call its `attention` and its `norms` otherwise."""
+    """The names of a block's tensors in transformers' BERT and ViT, which differ in `attention` and `norms`."""
     names: Names = {}
     for word, turned in (("weight", ".T"), ("bias", "")):
         qkv = tuple(f"{theirs}.{attention}.{each}.{word}{turned}" for each in ("query", "key", "value"))

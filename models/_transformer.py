@@ -1,4 +1,4 @@
-"""Shared by the transformers: linear layers with initial weights; the layers of a block; bidirectional attention."""
+"""Layers of all transformers: linear layers with initial weights, the layers of a block, bidirectional attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def linear(inputs: int, outputs: int, std: float = STD, bias: bool = True) -> nn
 
 
 class TiedOutput(nn.Layer):
-    """[n, t, width] → scores [n, t, vocab]: products with the token embeddings, and a bias where there is one."""
+    """[n, t, width] → scores [n, t, vocab]: products with the token embeddings, plus an optional bias."""
 
     def __init__(self, token: nn.Embedding, bias: bool = False):
         super().__init__()
@@ -43,7 +43,7 @@ class Block(nn.Layer):
     attention_methods: ClassVar[tuple[str, ...]] = ("_attend",)
 
     def __init__(self, config: Any, residual_std: float = STD):
-        """`residual_std`: the standard deviation of the weights whose outputs are added to the residual stream."""
+        """`residual_std`: the standard deviation of the weights that write to the residual stream."""
         super().__init__()
         width, hidden = config.width, config.hidden or 4 * config.width
         self.head_width = width // config.heads
@@ -58,6 +58,6 @@ class Block(nn.Layer):
 
 
 def residual_std(depth: int) -> float:
-    """The standard deviation of weights whose outputs are added to the residual stream, which are two in each of
-    `depth` blocks (Radford et al. 2019)."""
+    """The standard deviation of weights that write to the residual stream, two in each of `depth` blocks (Radford et
+    al. 2019)."""
     return STD / (2 * depth) ** 0.5

@@ -18,8 +18,8 @@ from models._transformer import STD, TiedOutput, linear
 
 
 class Embedding(nn.Layer):
-    """Tokens int64 [n, t] → [n, t, width]: token and position embeddings, added, and where there are segments the first
-    one's: texts have one."""
+    """Tokens int64 [n, t] → [n, t, width]: the sum of token and position embeddings, and of the first segment's if
+    there are segments: a text is one segment."""
 
     cuts: ClassVar[dict[str, str]] = {"token": "vocab"}
 
@@ -66,7 +66,7 @@ class Head(nn.Layer):
 class BERT(Chain):
     """Scores [n, t, vocab] of each token before masking, for tokens int64 [n, t]."""
 
-    # What the first published weights call them.
+    # Names in the first published weights.
     hugging_face_versions: ClassVar[dict[str, str]] = {"*.gamma": "*.weight", "*.beta": "*.bias"}
     paddle_nlp: ClassVar[dict[str, str]] = {
         "bert.embeddings.LayerNorm.*": "bert.embeddings.layer_norm.*",
@@ -154,7 +154,7 @@ class Config:
     """Longest text, in tokens."""
 
     segments: int = 0
-    """Segment embeddings, of which texts use the first, as in the published weights; 0: none."""
+    """Number of segment embeddings, as in the published weights; texts use the first. 0: none."""
 
     hidden: int | None = None
     """Width inside the MLP; 4 × `width` by default."""
@@ -166,7 +166,7 @@ class Config:
     """Dropout probability of the embedding and of each layer's output."""
 
     tied: bool = False
-    """The output layer uses the embedding's weights, and a bias of its own."""
+    """The output layer uses the embedding's weights, and a separate bias."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "vocab", "width", "depth", "heads", "length")

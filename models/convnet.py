@@ -15,7 +15,7 @@ POOLS: dict[str, type[nn.Layer]] = {"max": nn.MaxPool2D, "mean": nn.AvgPool2D}
 
 
 def _convolution(inputs: int, width: int, norm: str) -> list[nn.Layer]:
-    """A 3×3 convolution, and the norm if there is one: it subtracts the mean, so the convolution needs no bias."""
+    """A 3×3 convolution, and its norm, if any. The norm subtracts the mean, so the convolution needs no bias."""
     if norm == "none":
         return [nn.Conv2D(inputs, width, 3, padding=1)]
     return [nn.Conv2D(inputs, width, 3, padding=1, bias_attr=False), nn.BatchNorm2D(width)]

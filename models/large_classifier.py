@@ -51,7 +51,7 @@ _RESNET: tuple[Any, ...] = (  # a backbone's blocks, by the names of layers
 
 
 class LargeClassifier(nn.Layer):
-    """Scores [n, classes] for samples [n, …]; its blocks are those of the backbone, the embedding and the head."""
+    """Scores [n, classes] for samples [n, …]; its blocks are the backbone's, the embedding and the head."""
 
     cuts: ClassVar[dict[str, str]] = {"head": "classes"}
 
@@ -71,7 +71,7 @@ class LargeClassifier(nn.Layer):
         self.blocks: tuple[Any, ...] = (*first, (*last, nn.Flatten(), "embed"), "head")
 
     def embedding(self, samples: paddle.Tensor) -> paddle.Tensor:
-        """[n, width]: similar for samples of one class, also of a class that was not trained."""
+        """Embeddings [n, width]: similar for samples of one class, even of an untrained one."""
         return self.embed(self.backbone(samples).flatten(1))
 
     def forward(self, samples: paddle.Tensor) -> paddle.Tensor:

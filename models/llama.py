@@ -22,7 +22,7 @@ from models._transformer import STD, TiedOutput, linear, residual_std
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Frequencies of the rotary positions, at which Llama 3.1 and others have slowed the slow ones for longer texts."""
+    """Frequencies of the rotary positions. Llama 3.1 and others lower the low ones for longer texts."""
 
     base: float = 10000.0
     scaling: str | None = None
@@ -33,8 +33,8 @@ class Rope:
 
     def frequencies(self, half: int, dtype: str) -> paddle.Tensor:
         """[half] frequencies, in radians per token. `linear` divides all of them (Chen et al., arXiv:2306.15595).
-        `llama3` divides those of wavelengths above original_length / low, leaves those below original_length / high,
-        and goes from one to the other in between (Llama Team, arXiv:2407.21783; transformers'
+        `llama3` divides frequencies with wavelengths above original_length / low, keeps wavelengths below
+        original_length / high, and interpolates in between (Llama Team, arXiv:2407.21783; transformers'
         modeling_rope_utils)."""
         plain = self.base ** (-paddle.arange(half, dtype=dtype) / half)
         if self.scaling is None:
@@ -128,7 +128,7 @@ class Block(nn.Layer):
         if cache:
             k, v = cache.extend(self, k, v)
         if self.group_size > 1:
-            # Each head `group_size` times, side by side. Not repeat_interleave, which gives the same bits: paddle2onnx
+            # Repeats each head `group_size` times, side by side. repeat_interleave gives the same bits, but paddle2onnx
             # 2.1 exports it as a Tile that onnxruntime refuses.
             k = paddle.concat([k] * self.group_size, -1).reshape([0, 0, -1, self.head_width])
             v = paddle.concat([v] * self.group_size, -1).reshape([0, 0, -1, self.head_width])
@@ -197,7 +197,7 @@ class Config:
             "rope_scaling.low_freq_factor": "rope_low", "rope_scaling.high_freq_factor": "rope_high",
             "rope_scaling.original_max_position_embeddings": "rope_original_length", "tie_word_embeddings": "tied",
         },
-        "also": {  # other words for the same, of other versions
+        "also": {  # synonyms in other versions
             "rope_scaling_type": "rope_scaling.rope_type", "rope_scaling_factor": "rope_scaling.factor",  # PaddleNLP's
             "rope_scaling.type": "rope_scaling.rope_type", "rope_parameters.rope_type": "rope_scaling.rope_type",
             "rope_parameters.rope_theta": "rope_theta", "rope_scaling.rope_theta": "rope_theta",
@@ -245,17 +245,17 @@ class Config:
     """Base of the rotary embedding's wavelengths."""
 
     rope_scaling: Literal["linear", "llama3"] | None = None
-    """How positions are slowed for texts longer than those of the first training: `linear`, all by `rope_factor`;
-    `llama3`, only the slow ones, as Llama 3.1 to 3.3."""
+    """Lowers the frequencies for texts longer than in the first training: `linear` divides all by `rope_factor`;
+    `llama3` only the low ones, as Llama 3.1 to 3.3."""
 
     rope_factor: float = 1.0
-    """How many times slower."""
+    """Divisor of the lowered frequencies."""
 
     rope_low: float = 1.0
-    """`llama3`: what turns less often in `rope_original_length` is slowed fully."""
+    """`llama3`: frequencies with fewer turns in `rope_original_length` are divided fully."""
 
     rope_high: float = 4.0
-    """`llama3`: what turns more often is not slowed."""
+    """`llama3`: frequencies with more turns are kept."""
 
     rope_original_length: int = 8192
     """`llama3`: the length of texts in the first training, in tokens."""

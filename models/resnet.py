@@ -10,7 +10,7 @@ from paddle.vision.models import resnet
 
 from models._checks import at_least_one
 
-# The last two convolutions of a residual block, and what is between them.
+# The last two convolutions of a residual block, and the norm between them.
 CUTS: dict[type[nn.Layer], dict[str, str]] = {
     resnet.BasicBlock: {"conv1": "channels", "bn1": "channels", "conv2": "rowwise"},
     resnet.BottleneckBlock: {"conv2": "channels", "bn2": "channels", "conv3": "rowwise"},

@@ -1,4 +1,4 @@
-"""Two towers that embed the two sides of a pair, with the same weights or each with its own."""
+"""Two towers that embed the two sides of a pair, with shared or separate weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Config:
     """Numbers in an embedding."""
 
     shared: bool = True
-    """One tower for both sides; else each side has weights of its own."""
+    """One tower for both sides; else each side has separate weights."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "inputs", "embedding")

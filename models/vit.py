@@ -18,7 +18,7 @@ from models._transformer import STD, linear, residual_std
 
 
 class Patches(nn.Layer):
-    """Images [n, channels, image, image] → [n, tokens, width]: a class token if pooled so, one token per patch."""
+    """Images [n, channels, image, image] → [n, tokens, width]: a class token if pooled by it, one token per patch."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -69,7 +69,7 @@ class Head(nn.Layer):
 class ViT(Chain):
     """Scores [n, classes] for images [n, channels, image, image]."""
 
-    hugging_face_versions: ClassVar[dict[str, str]] = {  # what transformers 5 calls them in memory
+    hugging_face_versions: ClassVar[dict[str, str]] = {  # names in the memory of transformers 5
         **{
             f"*layers.*.attention.{new}_proj.*": f"*encoder.layer.*.attention.attention.{old}.*"
             for new, old in (("q", "query"), ("k", "key"), ("v", "value"))

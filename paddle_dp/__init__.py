@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp.version import __version__
 
-if TYPE_CHECKING:  # what an editor completes, and a type checker checks
+if TYPE_CHECKING:  # for editors and type checkers
     from paddle_dp.data import Batch as Batch
     from paddle_dp.data import Loader as Loader
     from paddle_dp.data import Sampler as Sampler

@@ -1,4 +1,4 @@
-"""What one update reads: a batch, cut into micro-batches, with the numbers that make its gradients exact."""
+"""The input of one update: a batch, cut into micro-batches, with the numbers that make its gradients exact."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from paddle_dp.structure import leaves
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward and backward pass: inputs [n, ...], targets [n, ...], and how many of the n samples count.
+    """One forward and backward pass: inputs [n, ...], targets [n, ...]; `samples` of the n rows count.
 
-    Either may be a dict or a tuple of tensors, nested: then all of these have n rows.
+    Inputs and targets may be nested dicts or tuples of tensors with n rows each.
 
-    `samples` is 0 for a *dummy*: one sample that a data rank without any reads, so that it takes part in the
-    collectives of the pass. Multiply its loss by zero.
+    `samples` is 0 for a *dummy*: one sample that a data rank without samples reads to take part in the collectives of
+    the pass. Multiply its loss by zero.
     `first` is the position of the first sample in the global batch; the others follow it, unless `places` gives the
     position of each.
-    `host_targets` are the targets in host memory, where the device is another: what is counted in them is known.
+    `host_targets` is a copy in host memory, set on accelerators: counting it does not wait for the device.
     """
 
     inputs: Any
@@ -43,7 +43,7 @@ class MicroBatch:
 class Batch:
     """This rank's slice of global batch `index` of `epoch`, in micro-batches.
 
-    `samples` counts the *global* batch, over all ranks; `waited`: seconds that this rank waited for the data. All
+    `samples` counts the *global* batch, over all ranks. `waited`: seconds that this rank waited for the data. All
     random numbers of the update are drawn from `seed`, (epoch, index) and the samples' positions.
     """
 

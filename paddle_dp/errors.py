@@ -12,11 +12,11 @@ import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-LONGEST = 1 << 16  # characters of an error's message that are passed on, and of its traceback
+LONGEST = 1 << 16  # characters; longer messages and tracebacks are clipped before they are passed on
 
 
 def message_of(error: BaseException) -> str:
-    """An error's message, clipped; also of one whose message cannot be made."""
+    """An error's message, clipped. Never raises, even if `str(error)` does."""
     try:
         return clipped(str(error))
     except Exception as why:  # noqa: BLE001 - a message must not hide the failure that it is about
@@ -24,7 +24,7 @@ def message_of(error: BaseException) -> str:
 
 
 def clipped(text: str) -> str:
-    """A text of some 64 KB at most: of a longer one, such as the numbers of an array, the beginning and the end."""
+    """The text; if longer than `LONGEST`, such as a printed array, only its beginning and its end."""
     if len(text) <= LONGEST:
         return text
     left_out = f"… ({len(text) - LONGEST:,} characters are left out here) …"
@@ -77,7 +77,7 @@ class RecipeError(UsageError, ValueError):
 
 
 class TracingError(UsageError):
-    """A model whose forward cannot be made one program (`train.compile`)."""
+    """A forward that cannot be traced into one program (`train.compile`)."""
 
 
 class DataError(PaddleDPError):
@@ -89,11 +89,11 @@ class CheckpointError(PaddleDPError):
 
 
 class LostFolderError(CheckpointError):
-    """A run's folder that is no longer there, while the run goes on."""
+    """A run's folder that disappeared during the run."""
 
 
 class ExportError(PaddleDPError):
-    """A model that cannot be written as a program, or a program that does not give the model's own outputs."""
+    """A model that cannot be written as a program, or a program with other outputs than the model's."""
 
 
 class DivergenceError(PaddleDPError):
@@ -101,7 +101,7 @@ class DivergenceError(PaddleDPError):
 
 
 class LossError(PaddleDPError):
-    """A loss without a usable count of what it sums over, or one that is not finite."""
+    """A loss that is not finite, or has no usable count of its terms."""
 
 
 class NotFiniteError(LossError):
@@ -121,11 +121,11 @@ class TargetError(LossError):
 
 
 class ProcessorError(PaddleDPError):
-    """A rank that computes something else than others from the same numbers; the message names it and its machine."""
+    """A rank that computes other results than its peers from the same numbers; the message names it and its machine."""
 
 
 class OutOfMemoryError(PaddleDPError):
-    """A device whose memory is too small; the message says what a rank held there, and what would make it less."""
+    """A device with too little memory; the message lists the rank's memory there, and settings that reduce it."""
 
 
 class JobError(PaddleDPError):
@@ -133,11 +133,11 @@ class JobError(PaddleDPError):
 
 
 class LostPeerError(JobError):
-    """A rank that waited for one that is gone or does not come: what became of that one is the cause."""
+    """A rank waited in vain for another rank; the failure of that one is the cause."""
 
 
 class StoppedError(PaddleDPError):
-    """A training that stopped before its end because it was asked to; `--resume` goes on. 75 is EX_TEMPFAIL."""
+    """A training that stopped early on request; `--resume` continues it. 75 is EX_TEMPFAIL."""
 
     exit_status = 75
 
@@ -151,8 +151,10 @@ class EndedError(JobError):
 
 
 def near(word: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `word` is but for case, separators, or one letter: one more, less or other, or two that
-    changed places; or None."""
+    """The entry of `known` that equals `word` but for case, separators and one slip; None if there is none.
+
+    A slip is a letter more, less or replaced, or two adjacent letters swapped.
+    """
     plain = _letters(word)
     slips = [name for name in known if plain == (letters := _letters(name)) or _one_slip(plain, letters)]
     return min(slips, key=lambda name: _letters(name) != plain, default=None)
@@ -163,7 +165,7 @@ def _letters(word: str) -> str:
 
 
 def _one_slip(word: str, other: str) -> bool:
-    """Whether one edit, or one transposition, makes one of the other; of three letters only a transposition."""
+    """True if one edit or one transposition makes `other` of `word`; for three letters, only a transposition."""
     if abs(len(word) - len(other)) > 1 or min(len(word), len(other)) < 3:
         return False
     begin = next(
@@ -180,7 +182,7 @@ def _one_slip(word: str, other: str) -> bool:
 
 
 def similar(name: str, known: Iterable[str]) -> str | None:
-    """The most similar one of `known` names of layers and tensors, of which a part may be meant, or None."""
+    """The most similar of the `known` names of layers or tensors, or None; `name` may be a part of one."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
 
 
@@ -198,8 +200,8 @@ def did_you_mean(
 
 
 def gist(error: BaseException) -> str:
-    """The line of an error's message that says what was wrong. In Paddle's it stands behind the frames of C++ and
-    Python, with hints and the names of operators after it."""
+    """The line of an error's message that states the fault. In Paddle's messages it follows the frames of C++ and
+    Python, and precedes hints and operators' names."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     told = [line for line in lines if re.match(r"\(\w+\) |\w*(Error|Exception): ", line)]
     bare = [line for line in lines if not line.startswith("[")]

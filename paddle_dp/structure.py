@@ -1,7 +1,6 @@
-"""Inputs of more than one tensor: dicts and tuples, nested, with arrays or tensors as their leaves.
+"""Inputs of more than one tensor: nested dicts and tuples with arrays or tensors as their leaves.
 
-A list is taken for a tuple, and a dict's entries in the order of their keys: two samples with the same keys have the
-same structure.
+Lists count as tuples. Dict entries are ordered by key, so samples with the same keys have the same structure.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, leaf): «image», «text.ids», «pair[0]»; «» for a leaf alone."""
+    """Yields (name, leaf): «image», «text.ids», «pair[0]»; a single leaf is «»."""
     if isinstance(value, dict):
         for key in sorted(value):
             yield from named_leaves(value[key], f"{name}.{key}" if name else str(key))
@@ -51,7 +50,7 @@ def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def unflatten(structure: Structure, flat: list[Any]) -> Any:
-    """`leaves` in their structure again, as dicts and tuples."""
+    """The inverse of `leaves`: rebuilds the structure, as dicts and tuples."""
     rest = iter(flat)
 
     def build(part: Structure) -> Any:
@@ -65,7 +64,7 @@ def unflatten(structure: Structure, flat: list[Any]) -> Any:
 
 
 def mapped(function: Callable[..., Any], *values: Any) -> Any:
-    """The structure of the first value with `function` of the leaves of all of them, which have that structure."""
+    """Applies `function` to the corresponding leaves of values with one structure; returns that structure."""
     if not isinstance(values[0], (dict, tuple, list)):
         return function(*values)
     results = [function(*of_leaf) for of_leaf in zip(*map(leaves, values), strict=True)]
@@ -73,17 +72,17 @@ def mapped(function: Callable[..., Any], *values: Any) -> Any:
 
 
 def call(function: Callable[..., Any], inputs: Any, of: Callable[..., Any] | None = None) -> Any:
-    """The function, called with inputs as its parameters say, or those of `of`."""
+    """Calls the function with inputs as its parameters, or the parameters of `of`, take them (see `arguments`)."""
     given, named = arguments(of or function, inputs)
     return function(*given, **named)
 
 
 def arguments(function: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a function takes inputs: `function(**inputs)` for a dict, `function(*inputs)` for a tuple, and
-    `function(inputs)` for a tensor.
+    """The arguments (positional, by name) of a function that takes inputs: `function(**inputs)` for a dict,
+    `function(*inputs)` for a tuple, and `function(inputs)` for a tensor.
 
-    A function of one parameter gets the tuple as it is; so does one the dict whose keys are not its parameters. Raises
-    UsageError for inputs that do not fit them.
+    A function of one parameter gets a tuple as it is, and a dict, too, unless its keys are the function's parameters.
+    Raises UsageError for inputs that do not fit the parameters.
     """
     if isinstance(inputs, dict):
         names, several = _parameters(function)
@@ -113,12 +112,12 @@ def _check_keys(inputs: Mapping[str, Any], names: Mapping[str, bool], several: b
     wrong = [f"there is no '{name}'" for name in missing] + [f"'{name}' is no parameter" for name in unknown]
     raise UsageError(
         f"forward takes {', '.join(names)}, and the data set's inputs are {', '.join(sorted(inputs))}: "
-        f"{', '.join(wrong)}. Give the one the names of the other."
+        f"{', '.join(wrong)}. Rename one to match the other."
     )
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
-    """Each parameter's name and whether it has no default; and whether there may be more than those."""
+    """({name: whether it has no default}, whether the function may take further arguments)."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

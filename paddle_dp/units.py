@@ -24,7 +24,7 @@ _NUMBER_UNIT = re.compile(rf"{_NUMBER}\s*([A-Za-z]*)\s*")
 
 
 def _split(text: object, units: dict[str, Any], example: str) -> tuple[float, Any]:
-    """`"3 epochs"` → (3.0, units["epochs"]); a ValueError that shows an example otherwise."""
+    """`"3 epochs"` → (3.0, units["epochs"]). Raises ValueError, with an example, for any other text."""
     known, match = ", ".join(units), _NUMBER_UNIT.fullmatch(str(text))
     if not match or match[2] not in units:
         unitless = match and not match[2]
@@ -65,13 +65,13 @@ class Quantity:
 
     @classmethod
     def pattern(cls) -> str:
-        """A regular expression, for editors, of every text that `parse` may take."""
+        """A regular expression, for editors, that matches every text that `parse` accepts."""
         return rf"{_NUMBER}\s*({'|'.join(cls._units)})\s*"
 
 
 @dataclass(frozen=True)
 class Length(Quantity):
-    """How far: a number of epochs or of steps. Fractions of an epoch are allowed («0.5 epochs»)."""
+    """A number of epochs or steps. Fractions of an epoch are allowed («0.5 epochs»)."""
 
     count: float
     unit: str
@@ -98,13 +98,13 @@ class Length(Quantity):
 
 @dataclass(frozen=True)
 class Every(Length):
-    """How often: every so many steps or whole epochs."""
+    """An interval, in steps or whole epochs."""
 
     example: ClassVar[str] = "50 steps"
 
     @classmethod
     def parse(cls, text: Any) -> Every:
-        """«50 steps», «2 epochs»; an «every» before it says the same."""
+        """Reads «50 steps» or «2 epochs», with or without a leading «every»."""
         count, unit = _split(str(text).strip().removeprefix("every "), cls._units, cls.example)
         if count < 1 or count != int(count):
             kinds = " or ".join(dict.fromkeys(cls._units.values()))
@@ -116,11 +116,11 @@ class Every(Length):
         return rf"\s*(every )?{super().pattern()}"
 
     def due_at_step(self, step: int) -> bool:
-        """Whether it is due after update `step` (counted from 1)."""
+        """True if due after update `step` (counted from 1)."""
         return self.unit == "steps" and step % self.count == 0
 
     def due_at_epoch(self, epochs_done: int) -> bool:
-        """Whether it is due after `epochs_done` complete epochs."""
+        """True if due after `epochs_done` complete epochs."""
         return self.unit == "epochs" and epochs_done % int(self.count) == 0
 
 
@@ -129,7 +129,7 @@ _STEPS = {"step": "steps", "steps": "steps"}
 
 @dataclass(frozen=True)
 class Steps(Length):
-    """How far, in steps alone."""
+    """A number of steps; epochs are refused."""
 
     example: ClassVar[str] = "100 steps"
     _units: ClassVar[dict[str, str]] = _STEPS
@@ -137,14 +137,14 @@ class Steps(Length):
 
 @dataclass(frozen=True)
 class EverySteps(Every):
-    """How often, in steps alone."""
+    """An interval in steps; epochs are refused."""
 
     _units: ClassVar[dict[str, str]] = _STEPS
 
 
 def check_steps(**lengths: Length | None) -> None:
-    """Raises ValueError for a length in epochs, by its name: settings that a script makes are not parsed, and Python
-    does not ask for types."""
+    """Raises ValueError, with the setting's name, for a length in epochs: a script's lengths are not parsed, and Python
+    does not check types."""
     for name, length in lengths.items():
         if length is not None and length.unit != "steps":
             raise ValueError(f"{name}: '{length}' is not a number of steps")
@@ -168,7 +168,7 @@ class Bytes(Quantity):
         return self.count / 2**20
 
     def __str__(self) -> str:
-        """In the largest unit that says it exactly with two decimals."""
+        """The amount in the largest unit that is exact with two decimals."""
         exact = [(n, s) for n, s in self._units.items() if self.count >= s and self.count * 100 % s == 0]
         name, size = exact[-1] if exact else ("B", 1)
         return f"{_shortest(self.count / size)} {name}"
@@ -193,7 +193,8 @@ class Duration(Quantity):
 
 @dataclass(frozen=True)
 class LinkSpeed(Quantity):
-    """What a link carries in each direction, in bytes a second; 1 Gbit/s = 10**9 bits a second, as networks count."""
+    """The bandwidth of a link in each direction, in bytes per second; 1 Gbit/s = 10**9 bits per second, as networks
+    count."""
 
     bytes_per_second: float
     example: ClassVar[str] = "10 Gbit/s"
@@ -239,10 +240,10 @@ class Sigmas(Quantity):
 
 @dataclass(frozen=True)
 class Recompute(Quantity):
-    """What backward recomputes instead of keeping it from forward: `none`, `full` (every block), `selective` (inside
+    """The activations that backward recomputes instead of storing: `none`, `full` (every block), `selective` (inside
     attention only), or `every 2 blocks` (every second block)."""
 
-    blocks: int = 0  # every so many blocks; 0: none
+    blocks: int = 0  # one of this many blocks is recomputed; 0: none
     attention: bool = False
     example: ClassVar[str] = "every 2 blocks"
     _every: ClassVar[re.Pattern[str]] = re.compile(r"every\s+([1-9][0-9]*)\s+blocks?")
@@ -268,15 +269,16 @@ class Recompute(Quantity):
 
 @dataclass(frozen=True)
 class Compress(Quantity):
-    """What is exchanged instead of whole gradients: `none`, `bfloat16` or `float16` numbers, or `power_sgd rank 4`, two
-    factors of so many columns of each matrix. The first 10 updates exchange whole gradients; `power_sgd rank 4 after
-    100 steps`: so many."""
+    """The compression of exchanged gradients: `none`, `bfloat16` or `float16` numbers, or `power_sgd rank 4`, which
+    sends two factors of 4 columns for each matrix. `power_sgd` exchanges whole gradients in the first 10 updates, with
+    `power_sgd rank 4 after 100 steps` in the first 100."""
 
     kind: str = "none"
     rank: int = 0  # of power_sgd
     after: int = 0  # updates, of power_sgd
     example: ClassVar[str] = "power_sgd rank 4"
-    # Of ResNet-18 on digits it makes up what is lost without (docs/exchange.md); PyTorch's start_powerSGD_iter is 1000.
+    # For ResNet-18 on digits, 10 recover the accuracy lost without them (docs/exchange.md); PyTorch's
+    # start_powerSGD_iter is 1000.
     whole_first: ClassVar[int] = 10
     _low_rank: ClassVar[re.Pattern[str]] = re.compile(
         r"power_sgd(?:\s+rank\s+([1-9][0-9]*))?(?:\s+after\s+([0-9]+)\s+steps?)?"

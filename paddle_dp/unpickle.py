@@ -1,8 +1,8 @@
 """Reads pickle files as data, without Python's pickle: nothing in them is called.
 
-A pickle is a program for a small machine, which may call any function. This is a smaller machine: it makes dicts,
-lists, numbers, texts and arrays, calls what its owner lists, and refuses everything else by name. Its size is bounded
-by the file's.
+A pickle is a program for a small machine, which may call any function. This machine is smaller: it makes dicts, lists,
+numbers, texts and arrays, calls listed functions only, and refuses everything else by name. Its size is bounded by the
+file's.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _PUT, _GET = {"PUT", "BINPUT", "LONG_BINPUT"}, {"GET", "BINGET", "LONG_BINGET"}
 
 @dataclass(frozen=True)
 class Named:
-    """A function or class that a pickle names, which is not looked up."""
+    """A function or class that a pickle names; it is not looked up."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes that were left in the file."""
+    """Bytes that stay in the file."""
 
     start: int
     size: int
@@ -49,8 +49,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Lying:
-    """An array whose numbers were left in the file, from the byte `start`, contiguous (`is_fortran`: column by
-    column)."""
+    """An array that stays in the file, contiguous from byte `start` (`is_fortran`: column by column)."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -65,15 +64,15 @@ class _DType:
 
 
 class _Blank:
-    """An array before its numbers."""
+    """An array without its numbers yet."""
 
 
 class Machine:
     """Runs one pickle.
 
-    `functions`: what it may call, by «module name», from its arguments. `most`: operations. `nested`: whether lists and
-    dicts may lie in each other; what these stand for may be far more than the file. `persistent`: what makes a value of
-    a persistent id. `leave`: whether long bytes are left in the file, as a `Span`.
+    `functions`: the functions that it may call, by «module name». `most`: the limit of operations. `nested`: whether
+    lists and dicts may contain each other, which may expand to far more than the file. `persistent`: makes the value of
+    a persistent id. `leave`: whether long bytes stay in the file, as a `Span`.
     """
 
     def __init__(
@@ -92,8 +91,8 @@ class Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self, file: BinaryIO | bytes) -> Any:
-        """What the pickle makes; the file is then behind it. Raises ValueError for what is refused, and any error for a
-        damaged one."""
+        """Returns the pickle's value; the file is then positioned after the pickle. Raises ValueError for a refused
+        operation; a damaged pickle may raise any error."""
         file = io.BytesIO(file) if isinstance(file, bytes) else file
         for number, (operation, said, position) in enumerate(pickletools.genops(file)):
             if number == self.most:
@@ -144,7 +143,7 @@ class Machine:
             self._collect(name)
 
     def _collect(self, name: str) -> None:
-        """Makes a list or a dict, or puts more into one."""
+        """Makes a list or a dict, or extends one."""
         stack = self.stack
         if name in ("EMPTY_LIST", "EMPTY_DICT"):
             stack.append([] if name == "EMPTY_LIST" else {})
@@ -160,7 +159,7 @@ class Machine:
             raise ValueError(f"it uses {name}, which no array needs")
 
     def _marked(self) -> list[Any]:
-        """Takes what stands above the last mark."""
+        """Pops everything above the last mark."""
         at = self.marks.pop()
         taken = self.stack[at:]
         del self.stack[at:]
@@ -176,10 +175,10 @@ class Machine:
             return self.functions[name](*arguments)
         except (TypeError, ValueError) as error:
             why = str(error) if isinstance(error, ValueError) else ""
-            raise ValueError(why or f"it calls {name.replace(' ', '.')} with what no array needs") from None
+            raise ValueError(why or f"it calls {name.replace(' ', '.')} as no array does") from None
 
     def _items(self, items: list[Any]) -> list[Any]:
-        """The items of a list: those that it may hold; lists in lists could stand for more than any memory holds."""
+        """Checks the items of a list: nested lists could expand to more than any memory holds."""
         if not self.nested and not all(isinstance(item, SCALARS) for item in items):
             raise ValueError("a list holds other than numbers and texts")
         return items
@@ -194,7 +193,7 @@ class Machine:
 
 
 def of(kind: Any, value: Any) -> Any:
-    """The value. Raises ValueError unless it is of this type."""
+    """Returns the value. Raises ValueError unless it is of this type."""
     if not isinstance(value, kind):
         raise ValueError(f"a {type(value).__name__} stands where a {kind.__name__} belongs")
     return value
@@ -213,7 +212,7 @@ def _dtype(code: str, *flags: Any) -> _DType:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes for Python 2."""
+    """Restores bytes that Python 3 pickled for Python 2."""
     if encoding != "latin1":
         raise ValueError
     return bytes(of(str, text).encode("latin1"))
@@ -230,11 +229,11 @@ ARRAYS: dict[str, Function] = {
     "numpy dtype": _dtype,
     "_codecs encode": _encode,
 }
-"""What NumPy's arrays call in a pickle."""
+"""The functions that NumPy's arrays call in a pickle."""
 
 
 def _with_state(made: Any, state: Any) -> Any:
-    """An array, or its kind of numbers, with what the file says of it."""
+    """Applies a pickled state to an array or a dtype."""
     if isinstance(made, _DType):
         made.order = of(str, state[1])
         return made

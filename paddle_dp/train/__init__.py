@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what an editor completes, and a type checker checks
+if TYPE_CHECKING:  # for editors and type checkers
     from paddle_dp.train.callback import Callback as Callback
     from paddle_dp.train.callback import Moment as Moment
     from paddle_dp.train.callback import Training as Training

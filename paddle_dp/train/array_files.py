@@ -1,10 +1,10 @@
-"""Files of arrays as samples, of one input or of several, in the shapes and dtypes that a model reads.
+"""Reads samples from files of arrays, in the shapes and dtypes that a model reads.
 
 | file | one input | several inputs |
 |---|---|---|
 | .npy | one sample, or n of them | |
 | .npz | its only array, or `inputs` | an array for each, by its name |
-| .csv | a row for each sample; a header is passed over | a header with the names: `age`, `point[0]`, `point[1]` |
+| .csv | a row for each sample; a header is skipped | a header with the names: `age`, `point[0]`, `point[1]` |
 | .jsonl | a list of numbers on each line | an object, or a list of them, on each line; padded as the run pads |
 """
 
@@ -30,9 +30,9 @@ SUFFIXES = (".npy", ".npz", ".csv", ".jsonl")
 
 
 def samples_of(file: Path, inputs: Inputs, pads: Pads) -> Iterator[Arrays]:
-    """The samples of a file of arrays, in the structure, shapes and dtypes that the model reads.
+    """Yields the samples of a file of arrays, in the structure, shapes and dtypes that the model reads.
 
-    Raises DataError with the file, and the line or the array, for what does not fit.
+    Raises DataError, with the file and the line or array, for data that does not fit.
     """
     kind = file.suffix.lower()
     if kind == ".jsonl":
@@ -81,7 +81,7 @@ def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
 
 
 def _cast(name: str, array: Array, dtype: str) -> Array:
-    """In a dtype that holds its numbers; fractions, and what is too large, are refused."""
+    """Converts to `dtype`. Raises DataError for fractions and numbers that it cannot hold."""
     with np.errstate(all="ignore"):
         cast: Array = array.astype(dtype)
     whole = cast.dtype.kind in "biu"
@@ -89,12 +89,12 @@ def _cast(name: str, array: Array, dtype: str) -> Array:
         raise DataError(f"{name} has fractions, and the model reads whole numbers ({dtype}).")
     lost = (array != cast) if whole else (np.isfinite(array) & ~np.isfinite(cast))
     if lost.any():
-        raise DataError(f"{name} has {array[lost][0]:g}, which is no {dtype}, and the model reads those.")
+        raise DataError(f"{name} has {array[lost][0]:g}, which does not fit the model's dtype, {dtype}.")
     return cast
 
 
 def _single_array(file: Path, kind: str) -> Array:
-    """The array of a file that has one."""
+    """The array of a file, for a model with one input."""
     if kind == ".csv":
         return _numbers(file)
     if kind == ".npz":
@@ -149,7 +149,8 @@ def _table(file: Path) -> dict[str, Array]:
 
 
 def _column(file: Path, spec: InputArray, named: Mapping[str, Array], inputs: Inputs) -> Array:
-    """The array of a name; of a vector in a table, name[0], name[1], … side by side. Raises DataError without one."""
+    """The array called `spec.name`; for a vector in a table, the columns name[0], name[1], … stacked. Raises DataError
+    if there is none."""
     if spec.name in named:
         return named[spec.name]
     parts = [name for name in named if name.startswith(f"{spec.name}[")]
@@ -179,7 +180,7 @@ def _lines(file: Path, inputs: Inputs, pads: Pads) -> Iterator[Arrays]:
 
 
 def _padded(sample: Arrays, pads: Pads, inputs: Inputs) -> Arrays:
-    """Padded as the run pads its inputs, unless it has all of them already."""
+    """Pads a sample as the run pads its inputs, unless it has the padding's masks already."""
     if structure_of(sample) == inputs.structure and not pads:
         return sample
     names = {name or "inputs" for name, _ in named_leaves(sample)}

@@ -37,14 +37,14 @@ from paddle_dp.train.state import progress_of
 from paddle_dp.train.verified import Verdicts
 
 _REMEMBERS = (
-    "what becomes of {}, which a forward changes: plain Python, of which each rank has its own, and a checkpoint none "
+    "the value of {}, which a forward changes: it is plain Python, separate on each rank and in no checkpoint "
     "(register_buffer makes a buffer)"
 )
 _TWICE = (
     "{} is changed in the forward of a block that recompute runs twice, and the second time it is another one, with "
     "other gradients: keep it in a buffer (register_buffer), which is put back, or set strategy.recompute=none"
 )
-_LARGE = 1e9  # bytes of weights: from here on it matters that each rank builds them all
+_LARGE = 1e9  # bytes of weights from which it matters that each rank builds them all
 _FULL_MODEL_NOTICE = (
     "Every rank builds the whole model, {:.1f} GB, before it keeps its part: {}. A model whose constructor only makes "
     "layers is built part by part (docs/parallelism.md)."
@@ -53,9 +53,9 @@ Kind = TypeVar("Kind", bound=TrainingLoop)
 
 
 class TrainerBuilder:
-    """The parts of one training on this rank, each built on first access, with the strategy's mesh.
+    """Builds the parts of one training on this rank, each on first access, with the strategy's mesh.
 
-    Collective, and so is building each part. Raises UsageError for a layout that the recipe does not allow.
+    The constructor and each first access are collective. Raises UsageError for a layout that the recipe does not allow.
     """
 
     def __init__(self, setup: TrainerSpec, mesh: Mesh):
@@ -64,18 +64,18 @@ class TrainerBuilder:
         self._warnings: list[str] = []
         self._fingerprints: dict[str, dict[str, str]] = {}  # by split, of the data sets opened so far
         self._first: dict[Loader, Any] = {}  # inputs of the first samples
-        self._findings: Findings | None = None  # of the trial of the task
+        self._findings: Findings | None = None  # of the task's trial
         consistency.compare_setups(setup, mesh)
         for part in (setup.strategy, *setup.requested.callbacks):
             part.refuse(setup.requested, mesh.ranks, mesh.computes_on)
         _refuse_guard(setup)
         self.strategy: Strategy = setup.strategy.build(mesh)
-        # Split by its axes: which ranks read the same samples, share random numbers.
+        # Its axes decide which ranks read the same samples and share random numbers.
         self.mesh = self.strategy.mesh
 
     @cached_property
     def train_loader(self) -> Loader:
-        """Shuffled, in micro-batches."""
+        """The training data in micro-batches, shuffled unless it must be read in order."""
         s, dataset = self.setup, self._opened("train", "training")
         self._warnings += consistency.random_samples("training", self._fingerprints["train"])
         shuffle = s.shuffle and not is_in_order(dataset)
@@ -84,12 +84,12 @@ class TrainerBuilder:
 
     @cached_property
     def test_loader(self) -> Loader | None:
-        """In order, every held-out sample once; None without held-out data."""
+        """Every held-out sample once, in order; None without held-out data."""
         dataset = self._opened("test", "held-out")
         return None if dataset is None else self._loader("test", dataset, seed=self.setup.seed, shuffle=False)
 
     def _opened(self, split: Split, data_name: str) -> Any:
-        """The data set of a split, or what stands for it on ranks that do not read it; its fingerprint is taken.
+        """Opens the data set of a split, or its stand-in on ranks that do not read it, and takes its fingerprint.
         Collective."""
         s = self.setup
         if s.scatters:
@@ -108,17 +108,17 @@ class TrainerBuilder:
 
     @property
     def total_steps(self) -> int:
-        """The number of updates of the whole training; 0 without a length, which `fit` will then be given."""
+        """The number of updates of the whole training; 0 if only `fit` will get a length."""
         return self.setup.length.steps(self.train_loader.batches) if self.setup.length else 0
 
     def learner(self, steps: int = 1, steps_per_epoch: int = 1) -> Learner:
-        """The placed task, for `steps` updates, to load a checkpoint into: only what an adapter stands on is loaded.
-        From here on every rank draws its own random numbers."""
+        """The placed task, for `steps` updates, to load a checkpoint into: only an adapter's base weights are loaded.
+        Afterwards ranks draw different random numbers (`seed_ranks`). Collective."""
         task = self._task(steps, steps_per_epoch)
         return self._begun(task, self.setup.load if task.base else None, verbose=False)
 
     def first_learner(self, loaded: bool = False) -> Learner:
-        """The placed task with the weights that a new training begins with; `loaded`: the task's model has them."""
+        """The placed task with a new training's weights. `loaded`: the task's model has them already. Collective."""
         task = self._tried(self._task(1, 1))
         return self._begun(task, None if loaded else self.setup.load, verbose=False)
 
@@ -131,8 +131,8 @@ class TrainerBuilder:
         return task
 
     def _tried(self, task: Task) -> Task:
-        """The task with what a trial, in another process, has found. Collective. Raises UsageError and LossError, on
-        every rank, where that refuses it."""
+        """Adds the findings of a trial in another process to the task. Collective. Raises UsageError or LossError, on
+        every rank, if the trial refuses the task."""
         config = self.setup.strategy.config
         divided = self.mesh.dp_size > 1 or config.batch_chunks > 1
         if self.mesh.ranks == 1 and not divided and not config.chained and is_known(task.loss):
@@ -141,7 +141,7 @@ class TrainerBuilder:
             loader = self.train_loader  # opened by all ranks together
             rank = 0 if self._scatters else self.mesh.readers[0]
             here = self._trial(task, loader, divided, config.chained) if self.mesh.rank == rank else None
-            self.mesh.wait("the trial of the model")  # which may take longer than a collective waits
+            self.mesh.wait("the trial of the model")  # it may take longer than a collective waits
             self._findings = trial.understood(self.mesh.gather(here)[rank])
         notes = self._findings
         twice = list(map(_TWICE.format, notes.in_blocks[:1])) if config.recompute.blocks else []
@@ -181,7 +181,7 @@ class TrainerBuilder:
         return learner
 
     def _begun(self, task: Task, load: Load | None, *, verbose: bool) -> Learner:
-        """The placed task with the weights of `load`; `verbose`: print what was loaded. Collective."""
+        """The placed task with the weights of `load`; `verbose`: print a table of them. Collective."""
         tables = None if load is None else names_of(task.model)
         learner = self._placed(task)
         if load is not None and tables is not None:
@@ -193,7 +193,7 @@ class TrainerBuilder:
         return learner
 
     def _samples(self) -> Any:
-        """The inputs of the first two samples; of the held-out ones if the training data is not open yet."""
+        """The inputs of the first two samples, held-out ones if the training data is not open yet. Collective."""
         is_train_open = "train_loader" in vars(self) or self.test_loader is None
         loader = self.train_loader if is_train_open else self.test_loader
         assert loader is not None, "there is training data"
@@ -215,7 +215,7 @@ class TrainerBuilder:
         consistency.compare(options, self.mesh, "Resume from the same checkpoint on every node.")
         resumed = find_checkpoint(self.setup.folder, resume, self.mesh) if resume else None
         if resumed is not None:
-            progress_of(resumed)  # refuses a newer version's
+            progress_of(resumed)  # refuses a newer version's checkpoint
             consistency.compare_checkpoints(resumed, self.mesh)
         loaders = {"train": self.train_loader, "test": self.test_loader}
         task = self._task(self.total_steps, self.train_loader.batches)
@@ -239,7 +239,7 @@ class TrainerBuilder:
             max_time=self.setup.max_time,
             proof=self._verdicts(identity),
         )
-        # Of an adapter's base no checkpoint holds the weights.
+        # Checkpoints do not hold the weights of an adapter's base.
         load = self.setup.load if resumed is None or task.base else None
         learner = self._begun(self._tried(task), load, verbose=resumed is None)
         trainer = kind(
@@ -257,7 +257,7 @@ class TrainerBuilder:
         return trainer
 
     def _verdicts(self, identity: RunSignature) -> Verdicts | None:
-        """Looks for the proof of this training; None for a script, and for what `verify` does not compare."""
+        """The search for this training's proof; None for a script, and if `verify` does not compare such a training."""
         recipe, config = self.setup.recipe, self.setup.strategy.config
         if recipe is None or (config.not_promised(recipe) and not config.compared_by_step):
             return None
@@ -281,7 +281,7 @@ class TrainerBuilder:
 
 def _refuse_empty(split: str, dataset: Any) -> None:
     if dataset is not None and not len(dataset):
-        else_none = " Where nothing is to be held out, let it be None." if split == "test" else ""
+        else_none = " To hold nothing out, let it be None." if split == "test" else ""
         raise UsageError(f"dataset: the {split} split is empty: its len() is 0.{else_none}")
 
 
@@ -294,8 +294,8 @@ def _refuse_guard(setup: TrainerSpec) -> None:
     saves = any(part.name == "checkpoint" for part in setup.requested.callbacks) or setup.script_callbacks
     if setup.guard.non_finite == "rewind" and not saves:
         raise UsageError(
-            "guard.non_finite is rewind, and no callback saves what to go back to: add {use: checkpoint, every: …} to "
-            "the callbacks."
+            "guard.non_finite is rewind, and no callback saves a checkpoint to go back to: add "
+            "{use: checkpoint, every: …} to the callbacks."
         )
 
 

@@ -1,6 +1,6 @@
-"""Names the sample behind a number that is not finite, or behind a bad target.
+"""Names the sample that causes a number that is not finite, or a bad target.
 
-Before the training ends, the samples just read are read again; of an update that is left out its batch is looked at.
+Before the training ends, the samples just read are read again; for a skipped update, its batch is searched.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from paddle_dp.errors import LossError, TargetError
 from paddle_dp.mesh import Mesh
 from paddle_dp.structure import leaves, named_leaves
 
-PATIENCE = 20.0  # seconds; less than gloo's own time limit of 30 s, or the ranks that wait would fail first
+PATIENCE = 20.0  # seconds; less than gloo's time limit of 30 s, or the ranks that wait would fail first
 _BFLOAT16 = "bfloat16"
 
 
 def bad_sample(loader: Loader, steps: Iterable[int], mesh: Mesh, data_name: str = "training") -> str:
     """A sentence about the first sample, read in one of `steps` (from 1), that is not finite; "" without one.
 
-    Every rank reads its samples again, with the same random numbers, for `PATIENCE` seconds at most. Collective; it
-    never raises, since it is called while an error is being reported.
+    Every rank reads its samples again, with the same random numbers, for `PATIENCE` seconds at most. Collective. Never
+    raises, since an error is being reported.
     """
     bad_rows: list[dict[str, Any]] = []
 
     def search() -> None:
-        with suppress(Exception):  # an error here must not hide the one that is being reported
+        with suppress(Exception):  # an error here must not hide the reported one
             bad_rows.extend(_first_bad(loader, steps))
 
     reader = Thread(target=search, daemon=True)  # a data set that hangs must not hold the report back
@@ -53,9 +53,10 @@ def bad_sample(loader: Loader, steps: Iterable[int], mesh: Mesh, data_name: str 
 
 
 def in_batch(loader: Loader, batch: Batch, mesh: Mesh) -> str:
-    """«sample 17 has inputs that are not finite»: the first of the global batch; "" without one. Collective.
+    """Names the first bad sample of the global batch: «sample 17 has inputs that are not finite»; "" without one.
+    Collective.
 
-    Nothing is read again: the training goes on, and the data set may draw random numbers.
+    Nothing is read again: the training continues, and the data set may draw random numbers.
     """
     rows = mesh.gather(_bad_row(batch))
     first = min((row for row in rows if row), key=lambda row: row["place"], default=None)
@@ -66,7 +67,7 @@ def in_batch(loader: Loader, batch: Batch, mesh: Mesh) -> str:
 
 
 def _bad_row(batch: Batch) -> dict[str, Any] | None:
-    """This rank's first bad sample, by its place in the global batch; None without one."""
+    """This rank's first bad sample, by its position in the global batch; None without one."""
     for micro_batch in batch.micro_batches:
         for array_name, tensor in _named_arrays(micro_batch.inputs, micro_batch.targets):
             if not tensor.is_floating_point() or micro_batch.is_dummy:
@@ -81,7 +82,7 @@ def _bad_row(batch: Batch) -> dict[str, Any] | None:
 def bad_target(
     loader: Loader, epoch: int, batch: int, error: TargetError, data_name: str = "training"
 ) -> LossError:
-    """The same error with the name of the sample, which this rank read in global batch `batch`."""
+    """The error with the name of its sample, which this rank read in global batch `batch`."""
     rows = [
         indices[error.row] for indices in loader.sampler.local_batch(epoch, batch) if error.row < len(indices)
     ]
@@ -120,7 +121,7 @@ def _first_bad(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
 
 
 def _named_arrays(inputs: Any, targets: Any) -> Iterator[tuple[str, Any]]:
-    """(«inputs», array), or («inputs (image)», array) for each of several."""
+    """Yields («inputs», array), or («inputs (image)», array) for each of several."""
     for array_name, values in (("inputs", inputs), ("targets", targets)):
         for where, leaf in named_leaves(values):
             yield f"{array_name} ({where})" if where else array_name, leaf
@@ -137,7 +138,7 @@ def _read_in(loader: Loader, steps: Iterable[int]) -> Iterator[tuple[int, Any]]:
 
 
 def _first_row(array: Any) -> int | None:
-    """The index of the first of the rows [n, …] that is not finite; None without one."""
+    """The index of the first row of [n, …] that is not finite; None without one."""
     array = np.asarray(array)
     if array.dtype.name == _BFLOAT16:
         array = array.astype("float32")

@@ -1,4 +1,4 @@
-"""Turns a recipe into a Setup, a Task, a Learner or a Trainer."""
+"""Turns a recipe into a TrainerSpec, a Task, a Learner or a Trainer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build(recipe: Recipe, mesh: Mesh, resume: str | None = None, accept: Sequenc
 
 
 def setup(recipe: Recipe) -> TrainerSpec:
-    """The recipe as `TrainerBuilder` takes it."""
+    """The recipe as the argument of `TrainerBuilder`."""
     train = recipe.train
     return TrainerSpec(
         name=recipe.name,
@@ -60,7 +60,7 @@ def setup(recipe: Recipe) -> TrainerSpec:
 
 
 def dataset(recipe: Recipe, split: str) -> Any:
-    """The recipe's data set, or its stream as one, as the loader reads it; None where nothing is held out."""
+    """The recipe's data set, or its stream as one, prepared for the loader; None if nothing is held out."""
 
     def build() -> Any:
         return recipe.dataset.build(split)
@@ -73,8 +73,8 @@ def dataset(recipe: Recipe, split: str) -> Any:
 def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
     """The recipe's model, loss, optimizer and schedule, for a training of `steps` updates.
 
-    The model's first weights are those that one process draws from the recipe's seed. Where a rank will keep a part of
-    them, the model has no memory for them yet (`parallel.initial_weights`), unless only a whole one draws the same.
+    The initial weights equal one process's draw from the recipe's seed. If each rank will keep a part of the model, the
+    weights have no memory yet (`parallel.initial_weights`), unless only a whole model draws the same.
     """
     finish = partial(_task, recipe, steps=steps, steps_per_epoch=steps_per_epoch)
     paddle.seed(recipe.train.seed)
@@ -104,10 +104,10 @@ def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: i
 
 
 def plain_learner(recipe: Recipe, mesh: Mesh) -> Learner:
-    """The recipe's model on this process alone, with the weights that an adapter stands on. No data set is opened."""
+    """The recipe's model on this process alone, with an adapter's base weights. Opens no data set."""
     plain_task = replace(task(recipe, 1, 1), compile=False)
     tables = names_of(plain_task.model)
-    draw(plain_task.model)  # a recipe whose ranks keep a part of the model leaves that to its strategy
+    draw(plain_task.model)  # if ranks keep parts of the model, `task` has left this to the strategy
     learner: Learner = read_part("strategies", {"use": "single"}).build(mesh).place(plain_task)
     if recipe.load is not None and plain_task.base:
         load_initial(recipe.load, learner.placed, tables, plain_task.added)

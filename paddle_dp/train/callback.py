@@ -1,4 +1,4 @@
-"""The contract of a callback: the moments at which it is called, and the part of the training that it sees."""
+"""The contract of a callback: its moments, and the part of the training that it sees."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ Name = Literal[
 class Training(Protocol):
     """The training as a callback sees it, in `moment.trainer`.
 
-    `learner` has the model (`learner.placed.named_parameters()`), `mesh` the ranks. `total_steps`: of the training.
-    `stopped`: the reason given to `stop`, or None. `facts`: how it is made, as parts of a sentence; `differences`:
-    sentences on where it differs from one process's; `unknown`: on what could not be known. Complete at `end`.
+    `learner` has the model (`learner.placed.named_parameters()`), `mesh` the ranks. `total_steps`: of the whole training.
+    `stopped`: the reason given to `stop`, or None. `facts` describe how the training is made, as parts of a sentence;
+    `differences` are sentences on differences from one process's training, `unknown` on questions that stayed open.
+    These three are complete at `end`.
     """
 
     learner: Learner
@@ -53,8 +54,8 @@ class Training(Protocol):
         ...
 
     def snapshot(self, memory: HostMemory | None = None) -> Snapshot:
-        """This rank's part of a checkpoint, copied into `memory` where that is given. Collective. Raises if weights are
-        not finite, or differ between ranks."""
+        """Takes this rank's part of a checkpoint, copied into `memory` if given. Collective. Raises if weights are not
+        finite, or differ between ranks."""
         ...
 
     def tell_saved(
@@ -72,10 +73,10 @@ class Training(Protocol):
 class Moment:
     """An event of a training. `name` is the callback's method that is called.
 
-    `numbers` is filled for `step`, and for `saved` with the seconds for which training stood still
-    (`seconds_stalled`, of these `seconds_waiting` for the checkpoint before) and in which it was written
-    (`seconds_writing`). `together`: all ranks are here, which they are but for `step` in an asynchronous training
-    (train/rounds.py): there they do not wait for each other, and collective work is to be left to the next time.
+    `numbers` is filled for `step`; for `saved` it has the seconds for which training stood still (`seconds_stalled`, of
+    these `seconds_waiting` for the previous checkpoint) and the seconds of the write (`seconds_writing`). `together`:
+    whether all ranks are at this moment. It is False only for `step` of an asynchronous training (train/rounds.py),
+    where ranks do not wait for each other: leave collective work to the next time.
     """
 
     name: Name
@@ -94,15 +95,15 @@ class Callback:
     or a file (`moment.trainer.mesh.is_main`). An exception ends the training on all ranks; then `failed` of all
     callbacks is called.
 
-    `every` limits `step` and `epoch`; None: each of them. `reads`: whether `step` needs `moment.numbers`, which are the
-    loss, its scores, `lr`, `gradient_norm` and the speed since the last reading, and cost one small all_reduce. It is
-    then called after the last update, too, whatever `every` says.
+    `every` limits `step` and `epoch`; None: each of them. `reads`: whether `step` needs `moment.numbers`: the loss, its
+    scores, `lr`, `gradient_norm` and the speed since the last reading, at the cost of one small all-reduce. `step` is
+    then called after the last update, too, regardless of `every`.
 
-    `weights`: whether `step` may read the model's parameters. Where it does not, say False: under sharding, on
-    accelerators, the new ones then travel on, behind the next forward.
+    `weights`: whether `step` may read the model's parameters. Set it to False if not: with sharding on accelerators the
+    gather of new parameters then overlaps the next forward.
 
-    At a step, callbacks that read are called before those that do not (they evaluate, save or profile), and the time
-    of the latter does not count as training; at an epoch and at the end, after them.
+    At a step, callbacks that read are called before the others (they evaluate, save or profile; their time does not
+    count as training); at an epoch and at the end, after them.
     """
 
     every: Every | None = None
@@ -110,46 +111,47 @@ class Callback:
     weights: bool = True
 
     def refuse(self, moment: Moment) -> None:
-        """Before anything is written: raises UsageError for a training in which this callback cannot do its work."""
+        """Called before anything is written. Raise UsageError for a training in which this callback cannot work."""
 
     def start(self, moment: Moment) -> None:
-        """Before the first update, after a resume."""
+        """Called before the first update, after a resume."""
 
     def step(self, moment: Moment) -> None:
-        """After an update, every so many steps, and after the last one where it reads."""
+        """Called after an update, as `every` says, and after the last one if the callback reads."""
 
     def epoch(self, moment: Moment) -> None:
-        """After the last update of an epoch, every so many epochs; progress.epoch counts the complete ones."""
+        """Called after the last update of an epoch, as `every` says; progress.epoch counts the complete ones."""
 
     def rewinding(self, moment: Moment) -> None:
-        """Before the training goes back to a checkpoint: wait for what is done in the background."""
+        """Called before the training goes back to a checkpoint: wait for background work."""
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
-        """After an update that the guard refused: skipped, and counted in the progress, or undone with others by going
-        back to a checkpoint, from which `moment.progress` counts. `step` of callbacks that read is not called then."""
+        """Called after an update that the guard refused: skipped, and counted in the progress, or undone with others by
+        going back to a checkpoint, from which `moment.progress` counts. `step` of callbacks that read is not called
+        then."""
 
     def measured(self, moment: Moment, measured: Measured) -> None:
-        """After some steps were measured: where their time went, on every rank (docs/why-slow.md)."""
+        """Called after a measurement of where the time of some steps went, on every rank (docs/why-slow.md)."""
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
-        """After every evaluation; the same `evaluation` on every rank."""
+        """Called after every evaluation, with the same `evaluation` on every rank."""
 
     def saved(self, moment: Moment, path: Path) -> None:
-        """After a checkpoint was completely written to the folder `path`. One that is written in the background is of
-        an earlier step than the training's: `moment.progress` is the checkpoint's."""
+        """Called after a checkpoint was completely written to the folder `path`. After a background write its step is
+        earlier than the training's: `moment.progress` is the checkpoint's."""
 
     def save_failed(self, moment: Moment, error: CheckpointError) -> None:
-        """After a disk did not take a checkpoint, that of `moment.progress`; the training goes on."""
+        """Called after the checkpoint of `moment.progress` could not be written; the training continues."""
 
     def interrupted(self, moment: Moment) -> None:
-        """When the training is asked to stop early, by a signal or train.max_time, after the update that all ranks
-        have agreed on. Somebody waits: save what is needed to go on, and no more. `failed` follows, not `end`."""
+        """Called when a signal or train.max_time stops the training early, after the update that all ranks agreed on.
+        Save the state for a resume and no more, since time is short. `failed` follows, not `end`."""
 
     def end(self, moment: Moment) -> None:
-        """After the last update."""
+        """Called after the last update."""
 
     def failed(self, moment: Moment, error: BaseException) -> None:
-        """When `error` ends the training. No collective work here: other ranks may be gone."""
+        """Called when `error` ends the training. Do no collective work here: other ranks may be gone."""
 
     def due_at_step(self, step: int) -> bool:
         """Whether `step` is called after update `step` (from 1). The same on every rank."""

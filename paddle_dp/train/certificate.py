@@ -1,7 +1,7 @@
-"""The certificate of a run: what it was made of, on how many ranks, and which weights each checkpoint holds.
+"""The certificate of a run: its inputs, its ranks, and the digests of the weights in each checkpoint.
 
-RUN/certificate.json is written by the main rank when a training begins, after each checkpoint and at the end; a resume
-goes on with it. `paddle-dp certificate RUN` reads it (proof.certified).
+The main rank writes RUN/certificate.json when a training begins, after each checkpoint and at the end; a resume
+continues it. `paddle-dp certificate RUN` reads it (proof.certified).
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ NAME = "certificate.json"
 FORMAT = 1
 DONE = "done"
 _BITS = 16  # bytes of a digest
-VARIABLES = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # on which the bits depend: how products are summed
+VARIABLES = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # they decide how products are summed, and so the bits
 _UNUSED = ("callbacks", "watch", "train.max_time", "train.patience", "train.device")  # they decide no number
 Content = dict[str, Any]
 
 
 class CertificateWriter(Callback):
-    """Keeps the certificate of `run`. Only the main rank writes; on a disk that cannot be written, training goes on."""
+    """Keeps the certificate of `run`. Only the main rank writes; a disk that cannot be written stops no training."""
 
     def __init__(self, run: Run):
         self.run = run
         self.path = run.folder / NAME
         self.content: Content = {}
         self._warned = False
-        self._began = 0.0  # by the clock
+        self._began = 0.0  # seconds since 1970
 
     def start(self, moment: Moment) -> None:
         weights = model_digest(moment.trainer.learner)
         if not self.run.mesh.is_main or self.run.identity is None:
             return
-        before = self.content or self._before()  # a second fit() in one process goes on with the first one's
+        before = self.content or self._before()  # a second fit() in one process continues the first one's
         self._began = time.time()
         if self.run.resumed is not None:
             add_saved(before, self.run.resumed.folder, self.run.folder)
@@ -79,7 +79,7 @@ class CertificateWriter(Callback):
             return
         try:
             digests = load(path, verify=False).digests() or {}
-        except CheckpointError:  # somebody has removed it just now
+        except CheckpointError:  # it was removed just now
             return
         _add(self._attempt, path, digests)
         self._write()
@@ -103,12 +103,12 @@ class CertificateWriter(Callback):
         self._close(moment, f"{type(error).__name__}: {' '.join(message_of(error).split())}"[:300])
 
     def _add_last(self) -> None:
-        """The checkpoint that was written in the background when the training failed."""
+        """Adds the checkpoint that was written in the background when the training failed."""
         try:
             for path in checkpoints(self.run.folder / "checkpoints")[-1:]:
                 if (path / MANIFEST).stat().st_mtime >= self._began:
                     add_saved(self.content, path, self.run.folder)
-        except (CheckpointError, OSError):  # must not hide what the training failed of
+        except (CheckpointError, OSError):  # must not hide the training's error
             pass
 
     def _close(self, moment: Moment, why: str) -> None:
@@ -120,7 +120,7 @@ class CertificateWriter(Callback):
         self._write()
 
     def _verdict(self) -> str | None:
-        """The key of the verdict of `paddle-dp verify` on this attempt, if there is one."""
+        """The key of `paddle-dp verify`'s verdict on this attempt, or None."""
         return None if self.run.proof is None else self.run.proof().verdict
 
     @property
@@ -129,9 +129,9 @@ class CertificateWriter(Callback):
         return attempt
 
     def _before(self) -> Content:
-        """The certificate that this attempt goes on with: this folder's, or that of the run whose checkpoint it has.
+        """The certificate that this attempt continues: this folder's, or the resumed run's; {} for a new one.
 
-        One that begins anew goes on with that of an attempt which failed: a new run has a folder of its own.
+        A restarted run continues a failed attempt's certificate: a new run gets a new folder.
         """
         resumed = self.run.resumed
         for folder in (self.run.folder, *([] if resumed is None else [resumed.folder.parent.parent])):
@@ -144,7 +144,7 @@ class CertificateWriter(Callback):
         return {}
 
     def _write(self) -> None:
-        if not self.run.folder.is_dir():  # a training without any file
+        if not self.run.folder.is_dir():  # the training writes no file
             return
         try:
             replace(self.path, json_codec.encode({**self.content, "digest": seal(self.content)}, NAME))
@@ -155,13 +155,13 @@ class CertificateWriter(Callback):
 
 
 def replay_command(folder: Path) -> str:
-    """What trains any step of the run again, on one process."""
+    """The command that trains any step of the run again, on one process."""
     return f"paddle-dp certificate {shlex.quote(str(folder))} --step STEP"
 
 
 def read(folder: Path) -> Content:
-    """The certificate of the run in `folder`. Raises OSError where there is none, ValueError for one that is damaged,
-    or whose digest is not its own."""
+    """Reads the certificate of the run in `folder`. Raises OSError if there is none, ValueError if it is damaged or
+    does not match its digest."""
     content = json_codec.decode((Path(folder) / NAME).read_bytes())
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"is of another format than {FORMAT}")
@@ -176,13 +176,13 @@ def model_digest(learner: Learner) -> str:
 
 
 def recipe_digest(recipe: Recipe | None, identity: RunSignature) -> str:
-    """Of all settings that decide what is learned: the resolved recipe's, or of a script those of its objects."""
+    """The digest of all settings that affect learning: the resolved recipe's, or a script's objects'."""
     facts = identity.facts if recipe is None else recipe_facts(recipe)
     return digest_of({key: value for key, value in facts.items() if not key.startswith(_UNUSED)})
 
 
 def data_digests(data: Mapping[str, Any]) -> Content:
-    """By split: the number of samples, what was read of them (data.fingerprint), a digest of what is always read."""
+    """{split: number of samples, their fingerprint (data.fingerprint), digest of the samples that are always read}."""
     table = {}
     for split, facts in data.items():
         first = {key: text for key, text in facts["read"].items() if key.startswith("sample ")}
@@ -191,14 +191,14 @@ def data_digests(data: Mapping[str, Any]) -> Content:
 
 
 def versions(identity: RunSignature) -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """The versions of the packages that the numbers depend on."""
     facts = identity.facts
     names = ("paddle_dp", "paddle", "numpy")
     return {name: str(facts.get(f"package {name}")) for name in names} | {"python": platform.python_version()}
 
 
 def saves(content: Content) -> dict[int, Content]:
-    """By step: what was saved, without what a later attempt has gone back behind."""
+    """The saved checkpoints by step, without those that a later attempt discarded by going back."""
     saved: dict[int, Content] = {}
     for attempt in content["attempts"]:
         saved = {step: one for step, one in saved.items() if step <= attempt["from"]}
@@ -207,7 +207,7 @@ def saves(content: Content) -> dict[int, Content]:
 
 
 def add_saved(content: Content, path: Path, run: Path) -> None:
-    """Adds a checkpoint of `run` that its last attempt has put into place and did not live to write down."""
+    """Adds a checkpoint of `run` that its last attempt wrote but did not live to record."""
     if not content or path.parent.resolve() != (run / "checkpoints").resolve():
         return
     attempt = content["attempts"][-1]
@@ -223,7 +223,7 @@ def _add(attempt: Content, path: Path, digests: Mapping[str, str]) -> None:
 
 
 def go_back(content: Content, step: int, last: int, why: str) -> None:
-    """Ends the last attempt, which had come to update `last`, and begins another one, of the same ranks, at the
+    """Ends the last attempt, which had reached update `last`, and begins another one, with the same ranks, at the
     checkpoint of `step`."""
     before: Content = content["attempts"][-1]
     weights = saves(content).get(step, {}).get("model", before["weights"] if step == before["from"] else None)
@@ -233,9 +233,9 @@ def go_back(content: Content, step: int, last: int, why: str) -> None:
 
 
 def attempt_of(content: Content, step: int) -> Content:
-    """The attempt whose update `step` is part of the run: the last that came so far and began before it.
+    """The attempt whose update `step` is part of the run: the last one that began before it.
 
-    Raises KeyError if the run has no such step.
+    Raises KeyError if that attempt did not reach `step`.
     """
     for attempt in reversed(content["attempts"]):
         if attempt["from"] < step <= attempt["to"]:
@@ -253,12 +253,12 @@ def digest_of(value: Any) -> str:
 
 
 def seal(content: Content) -> str:
-    """Of the certificate itself: an accident is seen; who wants to forge one can."""
+    """The digest of the certificate itself: it reveals accidents, not forgery."""
     return hashlib.blake2b(json_codec.encode(content, NAME), digest_size=_BITS).hexdigest()
 
 
 def digests_are(checkpoint: Checkpoint, record: Content) -> bool:
-    """Whether a checkpoint's bits are those that the certificate names."""
+    """True if a checkpoint's bits have the digests that the certificate names."""
     return all(record.get(word) == digest for word, digest in checkpoint.computed_digests().items())
 
 

@@ -19,29 +19,29 @@ KEEPER = 0
 
 
 class WorkQueue:
-    """A rank's claims to shares, round after round. Rank 0 keeps the ledger: the threads that read its sockets answer,
-    whatever it computes meanwhile.
+    """A rank's claims to shares, round after round. Rank 0 keeps the ledger: the threads that read its sockets answer
+    while it computes.
 
-    A rank asks for its next share when it gets one, so that no question is waited for. Where ranks may be lost, it asks
-    when it has computed one: then a slow rank, or a dead one, never holds two.
+    A rank claims its next share when it gets one, so that it does not wait for the answer. If ranks may be lost, it
+    claims the next one when it has computed one: then a slow or dead rank never holds two.
     """
 
     def __init__(self, mesh: Mesh):
-        """Use `claims_of`: there is one in a process, so that no question of a later training is lost."""
+        """Use `claims_of`: a process has one queue, so that no message of a later training is lost."""
         self.mesh, self.round = mesh, 0
         self._lock = threading.Condition()
         self._ledger: Assignments | None = None
-        # Questions of a round that this rank has not begun.
+        # Messages of rounds that this rank has not begun.
         self._early: list[tuple[int, dict[str, Any]]] = []
         self._local_shares: deque[Share] = deque()
-        self._pace: dict[int, float] = {}  # of the ranks, on rank 0
+        self._pace: dict[int, float] = {}  # seconds per share by rank, on rank 0
         self._resting: deque[int] = deque()  # ranks that have computed all that they claimed
         if mesh.ranks > 1 and mesh.rank == KEEPER:
             transport.endpoint().answer(CHANNELS["claims"], self._on_message)
             transport.endpoint().when_gone("claims", self.gone)
 
     def begin(self, first: int, stop: int) -> None:
-        """A round over the global batches `first` to `stop` - 1 of an epoch; the same on every rank."""
+        """Begins a round over the global batches `first` to `stop` - 1 of an epoch; the same on every rank."""
         self.round += 1
         if self.mesh.rank == KEEPER:
             with self._lock:
@@ -53,7 +53,7 @@ class WorkQueue:
                     self._hear(rank, message)
 
     def shares(self) -> Iterator[Share]:
-        """This rank's shares of the round, each claimed when the one before is taken."""
+        """Yields this rank's shares of the round, claiming them as it goes."""
         if self.mesh.rank == KEEPER:
             while (share := self._with(lambda ledger: ledger.claim(KEEPER))) is not None:
                 self._local_shares.append(share)
@@ -71,8 +71,7 @@ class WorkQueue:
                 self._send({"do": "claim"})
 
     def done(self, sums: Sums | None, seconds: float) -> None:
-        """The share that was claimed first, of those that are left, is computed; it took this rank so long, without
-        waiting for others."""
+        """Reports the oldest claimed share as computed; `seconds`: its time here, without waiting for others."""
         share = self._local_shares.popleft()
         if self.mesh.rank == KEEPER:
             self._with(lambda ledger: ledger.done(KEEPER, share, sums, seconds))
@@ -80,8 +79,8 @@ class WorkQueue:
             self._send({"do": "done", "share": share, "sums": sums, "seconds": seconds})
 
     def more(self) -> bool:
-        """When this rank has no shares left: waits until all others have none, or are gone; whether there are shares
-        again, of one that is gone. Where no rank may be lost, there are none."""
+        """Call it when this rank has no shares left. Waits until the others have none left, or are gone. True if shares
+        of a lost rank are available; always False, at once, if no rank may be lost."""
         if not self.mesh.expendable:
             return False
         self._send({"do": "rest"})
@@ -89,26 +88,26 @@ class WorkQueue:
             return bool(json.loads(bytes(self._granted())))
 
     def cut(self) -> None:
-        """No further global batch is begun in this round."""
+        """Lets this round begin no further global batch."""
         if self.mesh.rank == KEEPER:
             self._with(Assignments.cut)
         else:
             self._send({"do": "cut"})
 
     def gone(self, rank: int) -> None:
-        """On rank 0: what this rank has claimed and not done is handed out again, if the others go on without it."""
+        """Hands a lost rank's unfinished shares out again, if the others continue without it. For rank 0."""
         with self._lock:
             if self._ledger is not None and rank in self.mesh.expendable:
                 self._ledger.gone(rank)
                 self._wake()
 
     def reported(self, batch: int) -> dict[str, float]:
-        """On rank 0: the means over the shares up to this global batch that were reported since the last call."""
+        """The means over the shares up to this global batch that were done since the last call. For rank 0."""
         return self._with(lambda ledger: ledger.reported(batch))
 
     def end(self) -> int:
-        """When this rank finds no share: on rank 0, waits for those that the others compute. Returns where the round
-        stopped, on rank 0; elsewhere 0."""
+        """Ends the round when this rank finds no share. Rank 0 waits for the shares that others compute and returns the
+        batch at which the round stopped; other ranks return 0. Raises LostPeerError after train.patience."""
         if self.mesh.rank != KEEPER:
             return 0
         with self._lock, heartbeat.waiting("the shares that other ranks compute"):
@@ -136,7 +135,7 @@ class WorkQueue:
         return transport.endpoint().receive(CHANNELS["granted"], KEEPER)
 
     def _on_message(self, rank: int, data: bytearray) -> None:
-        """On rank 0, in a thread that reads a socket."""
+        """Takes a message on rank 0, in a thread that reads a socket."""
         message = json.loads(bytes(data))
         with self._lock:
             if message["round"] > self.round:
@@ -159,7 +158,7 @@ class WorkQueue:
         self._wake()
 
     def _wake(self) -> None:
-        """Something has changed in the ledger: who waits for it looks again, here and on resting ranks."""
+        """Wakes those that wait for a change of the ledger, here and on resting ranks."""
         ledger = self._ledger
         assert ledger is not None, "a round was begun"
         while self._resting and (ledger.is_done or ledger.has_more):
@@ -172,7 +171,7 @@ _claims: list[WorkQueue] = []
 
 
 def claims_of(mesh: Mesh) -> WorkQueue:
-    """This process's claims."""
+    """This process's work queue, made on first use."""
     if not _claims or _claims[0].mesh != mesh:
         _claims[:] = [WorkQueue(mesh)]
     return _claims[0]

@@ -1,10 +1,10 @@
 """Compares recipe, code, packages, data and model of all ranks before the first update: all must train the same.
 
-Nodes are started one by one, and a script may compute something else on each rank. A batch size, a data set or a
-version that differs would raise no error; the training would only be wrong.
+Nodes are started one by one, and a script may differ between ranks. A batch size, a data set or a version that differs
+would raise no error; the training would only be wrong.
 
 These may differ: `output_dir` and `name` (rank 0's folder is taken), `loader` (machines have room for different numbers
-of workers), and paths to the same data, whose samples are compared, or to files with the same bytes.
+of workers), and paths to the same data, since samples are compared, or to files with the same bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _MAX_VALUE_CHARS = 100  # characters of a value in a message
 SAME_START = "Start every node with the same recipe, overrides and package versions."
-SAME_DATA = "Every rank must read the same data, in the same order: look at the paths, and at what is drawn at random."
+SAME_DATA = "Every rank must read the same data, in the same order: look at the paths, and at random draws."
 _SEEDED = (
     "random and numpy.random are seeded for each sample, Paddle's generator and those of a data set are not"
 )
@@ -76,7 +76,7 @@ def compare_setups(setup: TrainerSpec, mesh: Mesh) -> None:
     recipe, imported = setup.recipe, _common(module_code(), mesh)
     if recipe is not None:
         facts = recipe_facts(recipe)
-        if setup.scatters:  # only rank 0 need see what the data set's paths are of
+        if setup.scatters:  # only rank 0 needs to see the files at the data set's paths
             facts = {
                 key: _as_text(fact) if key.startswith("dataset.") else fact for key, fact in facts.items()
             }
@@ -101,7 +101,7 @@ def _as_text(fact: Any) -> Any:
 
 
 def _common(facts: Facts, mesh: Mesh) -> Facts:
-    """Those with a key that all ranks have, since imported modules may depend on the rank. Collective."""
+    """The facts that all ranks have, since imported modules may depend on the rank. Collective."""
     keys = set.intersection(*({*of_rank} for of_rank in mesh.gather(sorted(facts))))
     return {key: fact for key, fact in facts.items() if key in keys}
 
@@ -131,9 +131,9 @@ def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, 
 
 
 def data_of_main(dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) -> dict[str, str]:
-    """The fingerprint of the data that only the main rank reads, on every rank. Collective."""
+    """Returns, on every rank, the fingerprint of the data that only the main rank reads. Collective."""
     local_fingerprint = {}
-    once = isinstance(dataset, Stream) and dataset.is_once  # what is read would have to be kept
+    once = isinstance(dataset, Stream) and dataset.is_once  # samples read here would have to be kept
     if mesh.is_main and dataset is not None and not once:
         local_fingerprint = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
     mesh.wait("samples read")
@@ -148,7 +148,7 @@ def _is_comparable(texts: list[str]) -> bool:
 
 
 def random_samples(split: str, fingerprint: Mapping[str, str]) -> list[str]:
-    """A sentence if samples are random without a seed, and so differ from one process's; else nothing."""
+    """[a sentence] if samples are random without a seed, and so differ from one process's; else []."""
     key = next((key for key, text in fingerprint.items() if text == RANDOM), None)
     return [f"{key} of the {split} data {RANDOM}: {_SEEDED}"] if key else []
 
@@ -183,7 +183,7 @@ def compare_starts(step: int, total_steps: int, callbacks: Iterable[Callback], m
 
 
 def agreed_folder(folder: Path, mesh: Mesh) -> Path:
-    """The run folder that all ranks use: rank 0's, with a line on the screen if others named another. Collective."""
+    """The run folder that all ranks use: rank 0's. Prints a line if other ranks named another. Collective."""
     named = mesh.gather(str(folder))
     others = sorted(set(named) - {named[0]})
     if others and mesh.is_main:
@@ -195,14 +195,14 @@ def agreed_folder(folder: Path, mesh: Mesh) -> Path:
 
 
 def _are_same(values: list[Any]) -> bool:
-    """Whether they are equal, or paths to files with the same bytes."""
+    """True if the values are equal, or paths to files with the same bytes."""
     if all(isinstance(value, Mapping) and "path" in value for value in values):
         return len({value["crc32"] for value in values}) == 1
     return all(value == values[0] for value in values)
 
 
 def _text(facts: Facts) -> str:
-    """As JSON; NumPy numbers become strings."""
+    """The facts as JSON; NumPy numbers become strings."""
     return json.dumps(facts, default=str)
 
 
@@ -211,7 +211,7 @@ def _digest(facts: Facts) -> int:
 
 
 def _keys(tables: Iterable[Facts]) -> list[str]:
-    """The first rank's keys in their order, then those that only others have."""
+    """The first rank's keys in their order, then the keys that only others have."""
     return list(dict.fromkeys(key for table in tables for key in table))
 
 

@@ -38,12 +38,12 @@ def report(result: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> No
     (folder / "evaluation.json").write_text(as_json(content, indent=1))
 
 
-BEYOND = 60.0  # seconds after the watch's longest limit: for a machine that has other things to do
+BEYOND = 60.0  # seconds after the watch's longest limit, for a busy machine
 
 
 def train(recipe: Recipe, options: dict[str, Any]) -> None:
     """Trains the recipe in its run folder, from the beginning or, with options["resume"], from a checkpoint, from which
-    the settings in options["accept"] may differ. With options["why"], it is shown where the time of the steps goes."""
+    the settings in options["accept"] may differ. options["why"] shows where the time of the steps goes."""
     from paddle_dp import checkpoint
     from paddle_dp.recipe.folder import claim, holds
     from paddle_dp.train.build import build
@@ -81,7 +81,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
 
 
 def _begin_run(trainer: Trainer, recipe: Recipe, options: Mapping[str, Any]) -> None:
-    """Moves an older run out of the folder, and writes what describes this one. Collective."""
+    """Moves an older run out of the folder, and writes the files that describe this one. Collective."""
     from paddle_dp.recipe.folder import move_aside
     from paddle_dp.train.inputs import Inputs
 
@@ -99,9 +99,9 @@ def _begin_run(trainer: Trainer, recipe: Recipe, options: Mapping[str, Any]) -> 
 
 
 def try_recipe() -> None:
-    """Tries a recipe's task in this process, which trains nothing: for ranks with accelerators (`train.trial`).
+    """Tries a recipe's task in this process, which trains nothing, for ranks with accelerators (`train.trial`).
 
-    Its argument is JSON, [recipe, several, chained]; the last line of its output, the findings, too.
+    Its argument is JSON, [recipe, divided, chained]; the last line of its output has the findings as JSON.
     """
     from paddle_dp.parallel.samplewise import SAMPLES
     from paddle_dp.recipe import read_recipe
@@ -117,8 +117,8 @@ def try_recipe() -> None:
 
 
 def _leave() -> None:
-    """Ends this process, when all is said, without Paddle's destructors: after a machine was cut off, rank 0 stood in
-    them for more than a minute (3.3.1)."""
+    """Writes all output and ends this process without Paddle's destructors: after a machine was cut off, rank 0 spent
+    more than a minute in them (3.3.1)."""
     transport.endpoint().flush()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -126,10 +126,10 @@ def _leave() -> None:
 
 
 def patience(recipe: Recipe, variables: Mapping[str, str]) -> float:
-    """Seconds for which an exchange waits for a late rank; `variables`: of this rank's environment.
+    """Seconds for which an exchange waits for a late rank; `variables`: this rank's environment.
 
-    Where `paddle-dp` watches all ranks, one of them may be late for as long as `watch` allows. After that the watch
-    ends the job, and says more than a rank that waits can know.
+    If `paddle-dp` watches all ranks, one of them may be late for as long as `watch` allows. Then the watch ends the
+    job, and reports more than a waiting rank can know.
     """
     seconds = recipe.train.patience.seconds
     if VARIABLE not in variables or int(variables.get("PADDLE_NNODES", "1")) > 1:
@@ -181,8 +181,8 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
 
 
 def merge(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Writes the whole model of an adapter's run, with the adapter added to the weights that it stands on, as one
-    safetensors file, options["to"]: the plain model, without adapter."""
+    """Writes the plain model of an adapter's run, with the adapter merged into its base weights, as one safetensors
+    file, options["to"]."""
     from paddle_dp.checkpoint.merge import write_merged
     from paddle_dp.checkpoint.tensors import dtype_of, tensor_shard
     from paddle_dp.parallel.lora import merge_low_rank

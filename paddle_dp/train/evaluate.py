@@ -55,8 +55,8 @@ class _Tally:
 def _predictions(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
     """The predicted classes [n] of outputs [n, classes] with integer targets [n], and the number of classes.
 
-    None for outputs of another kind, or with more than `MAX_CONFUSION_CLASSES`. The loss is asked, since under tensor
-    parallelism this rank's outputs hold some of the classes only; collective over the ranks with one dp_rank.
+    None for outputs of another kind, or with more than `MAX_CONFUSION_CLASSES`. The loss computes both, since under
+    tensor parallelism this rank's outputs hold some of the classes only; collective over the ranks with one dp_rank.
     """
     if not isinstance(outputs, paddle.Tensor) or not isinstance(targets, paddle.Tensor) or outputs.ndim != 2:
         return None, 0
@@ -71,7 +71,7 @@ def _predictions(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
 def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
     """Evaluates the learner's model on every sample of `loader`, once, over all ranks. Collective.
 
-    Raises DataError if the number of samples counted is not that of the data set, since then every result would be
+    Raises DataError if the number of samples counted differs from the data set's, since then every result would be
     wrong, or if no target counted.
     """
     learner.statistics.sync()
@@ -82,7 +82,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
             [tally.sums, tally.count, tally.samples, None if tally.confusion is None else True]
         )
         if len(mesh.lost) == lost:
-            break  # else a rank was lost meanwhile, and nobody has counted its samples
+            break  # else a rank was lost meanwhile, and its samples were not counted
     samples, count = sum(row[2] for row in rows), sum(row[1] for row in rows)
     if samples != loader.sampler.samples:
         raise DataError(
@@ -129,7 +129,7 @@ def _tallied(learner: Learner, loader: Loader, batches: int) -> _Tally:
 
 
 def _read(loader: Loader, batches: int, mesh: Mesh) -> Iterator[Batch]:
-    """This rank's shares of the first `batches` batches; those of ranks that are lost are dealt to the others."""
+    """Yields this rank's shares of the first `batches` batches; the others divide the shares of lost ranks."""
     if not mesh.lost or not mesh.reads:
         return islice(loader.read(0), batches)
     readers, me = mesh.readers, mesh.readers.index(mesh.rank)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 _LINE = json.JSONEncoder(allow_nan=False)  # dumps() would make one for each line
-EMA = "ema_"  # begins the names of numbers that averaged weights give
+EMA = "ema_"  # prefix of the names of averaged weights' numbers
 
 
 def as_json(content: Mapping[str, Any], indent: int | None = None) -> str:
-    """Standard JSON, which has no NaN and no infinity: such a number becomes null, with its text in `not_finite`."""
+    """Encodes standard JSON. NaN and infinity become null, with their text in `not_finite`."""
     not_finite = {k: repr(v) for k, v in content.items() if isinstance(v, float) and not math.isfinite(v)}
     if not_finite:
         content = {**content, **dict.fromkeys(not_finite), "not_finite": not_finite}
@@ -37,7 +37,7 @@ class Evaluation:
     classes: tuple[str, ...] | None = None
 
     def with_prefixed(self, prefix: str, other: Evaluation) -> Evaluation:
-        """With the numbers of another evaluation of the same samples, under names with a prefix."""
+        """Adds the numbers of another evaluation of the same samples, under names with a prefix."""
         return replace(self, numbers={**self.numbers, **{prefix + n: v for n, v in other.numbers.items()}})
 
     @property

@@ -1,7 +1,7 @@
 """A training as facts: settings, code, versions and types of objects, to compare ranks and to keep in checkpoints.
 
-Code is a checksum of what belongs to no library: of modules that were imported, and of a notebook's cells. Settings
-include those that apply to some parameters only: parameter groups, learning rate factors, decay, clipping.
+Code is a checksum of the imported modules that belong to no library, and of a notebook's cells. Settings include those
+of some parameters only: parameter groups, learning rate factors, decay, clipping.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _MAX_NAMES_SHOWN = 3  # names of parameters in a value
 
 
 def parameter_facts(task: Task) -> dict[str, Any]:
-    """By setting, the parameters that it applies to, by their names in the model; defaults are left out.
+    """The parameters that each setting applies to, by their names in the model, without defaults.
 
-    Paddle's own parameter names count up in a process, so they cannot be compared.
+    Paddle's parameter names count up in a process, so they cannot be compared.
     """
     named = [(name, p) for name, p in task.model.named_parameters() if not p.stop_gradient]
     factors = {name: p.optimize_attr.get("learning_rate", 1.0) for name, p in named}
@@ -82,7 +82,7 @@ def _by_function(optimizer: Any, named: Sequence[tuple[str, Any]]) -> dict[str, 
 
 
 def _groups(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
-    """The settings and the parameters of each parameter group; without groups, the parameters if not all are there."""
+    """The settings and parameters of each parameter group; without groups, the parameters if some are missing."""
     if not any(isinstance(group, dict) for group in optimizer._param_groups):
         updated = [names.get(id(p), p.name) for p in optimizer._param_groups if not p.stop_gradient]
         return {} if {*updated} == {*names.values()} else {"parameters": summarize_names(updated) or "none"}
@@ -124,14 +124,14 @@ _PYTHON_MODULES = {"sitecustomize", "usercustomize"}
 
 
 def file_crc(file: str | None) -> str | None:
-    """«CRC-32 0a1b2c3d»; None for no file, or one that is too large to read for it."""
+    """«CRC-32 0a1b2c3d»; None if there is no file, or it is too large to read."""
     if file is None or not os.path.isfile(file) or os.path.getsize(file) > _MAX_FILE_BYTES:
         return None
     return f"CRC-32 {zlib.crc32(Path(file).read_bytes()):08x}"
 
 
 def module_code() -> dict[str, str]:
-    """{"code of module net": "CRC-32 0a1b2c3d"}: of each file that was imported and is not installed."""
+    """{"code of module net": "CRC-32 0a1b2c3d"} for each imported file outside installed packages."""
     checksums, main = {}, sys.modules.get("__main__")
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -154,7 +154,7 @@ def _module_crc(file: str, changed: float) -> str | None:
 
 
 def script_code() -> str | None:
-    """Of the script's file; where there is none, of the functions and classes that a notebook's cells defined."""
+    """The checksum of the script's file, or else of the functions and classes that a notebook's cells defined."""
     main = sys.modules.get("__main__")
     return file_crc(vars(main).get("__file__")) or _defined_in(main) if main else None
 
@@ -181,7 +181,7 @@ def _functions(value: Any, module: str) -> list[FunctionType]:
 
 
 def _text(code: CodeType) -> str:
-    """What it does, and not where it stands."""
+    """The code's content without its file and lines."""
     constants = [_text(one) if isinstance(one, CodeType) else _constant(one) for one in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
@@ -196,7 +196,7 @@ MAY_DIFFER = ("output_dir", "name", "loader")
 
 @dataclass(frozen=True, kw_only=True)
 class RunSignature:
-    """Everything that decides what a training learns, as its checkpoints keep it.
+    """All facts that decide the result of a training, as its checkpoints keep them.
 
     `facts`: settings, types and versions by dotted key. `data`: by split, the number of samples and their fingerprint.
     `rates`: the learning rate of some updates, [[step, rate], …], if the schedule is a function of the step.
@@ -209,7 +209,7 @@ class RunSignature:
     accepted: Sequence[Mapping[str, Any]] = ()
 
     def state(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """The fields as plain JSON values."""
         state: dict[str, Any] = json.loads(json.dumps(vars(self), default=str))
         return state
 
@@ -229,14 +229,14 @@ def packages(mesh: Mesh) -> dict[str, Any]:
 
 
 def threads(mesh: Mesh) -> dict[str, str]:
-    """The threads with which this rank computes on a CPU: products are summed in as many parts, so the last bits depend
-    on them. Machines may have different numbers of processors, so ranks need not have the same."""
+    """The number of threads with which this rank computes on a CPU: products are summed in as many parts, so the last
+    bits depend on it. Machines may have different numbers of processors, so it may differ between ranks."""
     number = os.environ.get("OMP_NUM_THREADS")
     return {"threads": number} if number and mesh.device == "cpu" else {}
 
 
 def recipe_code(recipe: Recipe) -> dict[str, str]:
-    """The checksum of each part's file, where a part has one."""
+    """The checksum of each part's file, if it has one."""
     parts = (recipe.model, recipe.dataset, recipe.loss, recipe.optimizer, recipe.schedule, recipe.strategy)
     return {f"code of {p.shelf} {p.name}": code for p in parts if p is not None and (code := code_of(p))}
 
@@ -293,14 +293,14 @@ def task_facts(task: Task) -> dict[str, Any]:
 
 
 def schedule_of(task: Task) -> Any:
-    """The task's schedule, or that inside a finished optimizer; None for a constant rate."""
+    """The task's schedule, or the one inside a finished optimizer; None for a constant rate."""
     rate = task.optimizer._learning_rate if isinstance(task.optimizer, Optimizer) else None
     return task.schedule or (rate if isinstance(rate, LRScheduler) else None)
 
 
 def _layer_facts(prefix: str, root: nn.Layer, without: nn.Layer | None = None) -> dict[str, Any]:
-    """Types and settings of all layers by name, but those of `without`. A loss's tensors are settings, too; a model's
-    are what it learns."""
+    """Types and settings of all layers by name, except the layers of `without`. With `without`, for a loss, tensors are
+    settings, too; a model's tensors are learned."""
     facts: dict[str, Any] = {}
     left_out = {id(layer) for layer in without.sublayers(include_self=True)} if without is not None else set()
     for name, layer in root.named_sublayers(include_self=True):
@@ -314,16 +314,16 @@ def _layer_facts(prefix: str, root: nn.Layer, without: nn.Layer | None = None) -
 
 
 def unsaved_tensors(model: nn.Layer) -> dict[str, Any]:
-    """The buffers that no checkpoint holds, by shapes, types and checksums: a resumed run computes with those given."""
+    """The buffers that no checkpoint holds, by shape, dtype and checksum: a resumed run computes with new ones."""
     left_out = {id(tensor) for tensor in model.state_dict().values()}
-    # What has a gradient is made of weights in each forward: the weight of spectral norm, of weight norm.
+    # A buffer with a gradient is made of weights in each forward: the weight of spectral norm, of weight norm.
     left_out |= {id(buffer) for buffer in model.buffers() if not buffer.stop_gradient}
     return described({f"model.{name}": b for name, b in model.named_buffers() if id(b) not in left_out})
 
 
 @cache
 def _sources() -> int:
-    """The checksum of all files of this package: in a clone, the version says little."""
+    """The checksum of all files of this package: in a clone the version alone is not enough."""
     folder, crc = Path(__file__).parent.parent, 0
     for file in sorted(folder.rglob("*.py")):
         crc = zlib.crc32(file.read_bytes(), zlib.crc32(str(file.relative_to(folder)).encode(), crc))
@@ -331,7 +331,7 @@ def _sources() -> int:
 
 
 def code_of(component: Part) -> str | None:
-    """The checksum of the part's source file; None for parts of this package and Paddle, whose versions are facts."""
+    """The checksum of the part's source file; None for parts of this package and Paddle: their versions are facts."""
     config = type(component.config)
     kind: Any = config.called if issubclass(config, Call) else config
     if (kind.__module__ or "").partition(".")[0] in ("paddle_dp", "paddle"):
@@ -343,7 +343,7 @@ def code_of(component: Part) -> str | None:
 
 
 def script_facts() -> dict[str, Any]:
-    """The checksum of the script that runs, or of what a notebook defines; None if there is neither."""
+    """The checksum of the running script, or of a notebook's definitions; None if there is neither."""
     return {"code of the script": script_code()}
 
 

@@ -1,8 +1,8 @@
-"""A recipe tried on one process of the CPU, for `paddle-dp check`: what `train` does until its first update is due.
+"""Tries a recipe on one process of the CPU, for `paddle-dp check`: all that `train` does before its first update.
 
-It is the ranks' own assembly, with strategy `single` and two samples, and it ends where a training would begin to write
-(`TrainingLoop.begin_run`): so what is found here is what `train` refuses. `explained` makes a sentence of the commonest
-mistakes of shapes, here and in a training's first update.
+It uses the ranks' assembly, with strategy `single` and two samples, and ends where a training would begin to write
+(`TrainingLoop.begin_run`), so it finds the errors that `train` would raise. `explained` makes a sentence of the
+commonest mistakes of shapes, here and in a training's first update.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class _TooLongError(Exception):
 
 
 def tried(recipe: Recipe) -> list[str]:
-    """Lines on what was not tried; [] where all was. Raises UsageError, or another PaddleDPError, for what `train`
-    would refuse or fail with."""
+    """Returns lines on steps that were not tried; [] if all were. Raises UsageError, or another PaddleDPError, for an
+    error that `train` would raise."""
     from paddle_dp.train.assemble import TrainerBuilder
     from paddle_dp.train.build import setup
     from paddle_dp.train.trainer import Trainer
@@ -79,7 +79,7 @@ def tried(recipe: Recipe) -> list[str]:
 
 
 def _refuse_vocab(dataset: Any, recipe: Recipe) -> None:
-    """Raises UsageError where the model's embedding has fewer rows than the data set's tokenizer has tokens."""
+    """Raises UsageError if the model's embedding has fewer rows than the data set's tokenizer has tokens."""
     rows = getattr(recipe.model.config, "vocab", None)
     tokens = getattr(getattr(getattr(dataset, "texts", dataset), "tokenizer", None), "vocab", None)
     tokens = max(tokens, getattr(dataset, "mask", -1) + 1) if isinstance(tokens, int) else None
@@ -91,7 +91,7 @@ def _refuse_vocab(dataset: Any, recipe: Recipe) -> None:
 
 
 def _refuse_classes(trainer: Any, recipe: Recipe) -> None:
-    """Raises UsageError where a classifier has fewer outputs than the data set has names of classes."""
+    """Raises UsageError if a classifier has fewer outputs than the data set has names of classes."""
     classes = getattr(trainer.loader.dataset, "classes", None)
     size = getattr(recipe.model.config, "classes", None)
     if classes is not None and isinstance(size, int) and size < len(classes):
@@ -109,7 +109,7 @@ def _sample(dataset: Any) -> str:
 
 
 def _forward(trainer: Any) -> None:
-    """The loss of the first training samples, without gradients."""
+    """Computes the loss of the first training samples, without gradients."""
     from paddle_dp.train.evaluate import names_of_numbers
 
     names_of_numbers(trainer.learner, trainer.loader, trainer.mesh)
@@ -144,7 +144,7 @@ def explained(error: Exception, recipe: Recipe | None, sample: str = "") -> str:
 
 
 def misfits(error: Exception) -> bool:
-    """Whether Paddle refused the shapes or numbers that it was given."""
+    """True if Paddle refused the shapes or numbers of its arguments."""
     return isinstance(error, ValueError) and "(InvalidArgument)" in str(error)
 
 
@@ -162,8 +162,8 @@ def _parameters(error: Exception) -> list[str]:
 
 
 def user_frame(error: BaseException) -> str:
-    """«loss.py, line 12, in forward: return x / y»: the innermost frame of a user's code, which is neither this
-    package's nor a library's; "" where there is none."""
+    """«loss.py, line 12, in forward: return x / y»: the innermost frame of a user's code, outside this package and
+    libraries; "" if there is none."""
     from paddle_dp.parallel.library_code import is_library
 
     location, trace = "", error.__traceback__
@@ -206,8 +206,8 @@ def answer(file: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answers each line of standard input, a recipe and its overrides as JSON, on one of standard output."""
-    screen, sys.stdout = sys.stdout, sys.stderr  # what a user's code prints is no answer
+    """Answers each line of standard input, a recipe and its overrides as JSON, with one line on standard output."""
+    screen, sys.stdout = sys.stdout, sys.stderr  # a user's code may print, and that is no answer
     for line in sys.stdin:
         file, overrides = json.loads(line)
         print(json.dumps(answer(file, overrides)), file=screen, flush=True)

@@ -1,4 +1,4 @@
-"""What a rank of a job would hold and send, computed without starting it; `check --build` builds a rank's layers.
+"""Computes a rank's memory and traffic without starting the job; `check --build` builds a rank's layers.
 
 The screen shows bytes and seconds in three digits.
 """
@@ -61,17 +61,17 @@ def _digits(number: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """What a forecast of a step's time needs: the link's speed, and how long a rank computes in a step."""
+    """The inputs of a step-time forecast: the link's speed, and a rank's compute time in a step."""
 
     link: LinkSpeed
     compute: Duration | None = None
 
 
 def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | None = None) -> Iterator[str]:
-    """Lines for the screen: the layout, the whole model, and the part of one rank: of `rank`, whose layers are then
-    built, or of the rank with the most, where there are servers of each one and a worker; what it sends, and over a
-    `wire` how long that takes. Raises UsageError for a layout that cannot run, PaddleDPError if the layers built have
-    another number of parameters than computed.
+    """Yields lines for the screen: the layout, the whole model, one rank's part, its traffic and, over a `wire`, the
+    time for it. The rank is `rank`, with its layers built, too, or the one with the most memory; with servers, each
+    server and a worker have lines. Raises UsageError for a layout that cannot run, PaddleDPError if the built layers
+    have another number of parameters than computed.
     """
     layout = layout_of(recipe, ranks)
     if recipe.train.device == "auto" and not layout.accelerator:
@@ -104,7 +104,8 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
 
 
 def _first_sample(recipe: Recipe) -> Iterator[str]:
-    """Where samples are padded: the first one, as the model gets it. Raises UsageError where the names are not its."""
+    """Yields a line on the first sample as the model gets it, if samples are padded. Raises UsageError if loader.pad
+    names inputs that the sample does not have."""
     if not recipe.loader.pad:
         return
     try:
@@ -133,7 +134,7 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
 
 
 def _device(recipe: Recipe, ranks: int) -> str:
-    """What the layout is meant for: `train.device: auto` is an accelerator, but under a strategy for CPUs only."""
+    """The device of the layout: `train.device: auto` is an accelerator, except with a strategy for CPUs only."""
     if recipe.train.device == "auto":
         try:
             recipe.strategy.refuse(recipe, ranks, "gpu")
@@ -159,7 +160,7 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
 
 
 def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> dict[str, float]:
-    """What the rank holds, in bytes by name."""
+    """The bytes that the rank holds, by name."""
     sizes = {
         "weights": memory.state.parameters,
         "gradients": memory.state.gradients,
@@ -176,7 +177,7 @@ def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -
 
 
 def _further_devices(count: int, sizes: dict[str, float]) -> Iterator[str]:
-    """Of a process with replicas, whose first device holds `sizes`."""
+    """Yields lines on the `count` devices of a process with replicas after the first, which holds `sizes`."""
     others = {name: size for name, size in sizes.items() if name != "optimizer"}
     yield f"{count} further device{'s: each' if count > 1 else ':'} {summed(others)}"
     weights, gradients = (amount(count * sizes[name]) for name in ("weights", "gradients"))
@@ -184,22 +185,22 @@ def _further_devices(count: int, sizes: dict[str, float]) -> Iterator[str]:
 
 
 def _buffers_label(layout: Layout) -> str:
-    """What a rank keeps besides."""
+    """The name of a rank's extra bytes."""
     if layout.copies:
         return "copies of the weights"
     return "errors of compression" if layout.compress else "buffers of the exchange"
 
 
 def _transit_label(layout: Layout) -> str:
-    """What a rank has besides, at most."""
+    """The name of a rank's transient bytes at their peak."""
     if layout.degrees.servers:
-        return "on their way from and to the workers" if layout.asynchronous else "gradients that have come"
+        return "on their way from and to the workers" if layout.asynchronous else "received gradients"
     and_more = ", copies and gradients" if layout.accelerator and layout.prefetch else ""
     return f"weights of other owners{and_more} at work or under way"
 
 
 def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: Wire | None) -> Iterator[str]:
-    """What the rank sends in a step; over a wire also how long that takes, and the shortest step."""
+    """Yields lines on the rank's traffic in a step; over a wire also its time, and the shortest step."""
     activations = between(recipe, layout)
     transfers = sent(blocks, layout, rank, recipe.train.micro_batches, activations)
     total = sum(each.bytes for each in transfers)
@@ -230,7 +231,7 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
 
 
 def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator[str]:
-    """What each server, and a worker, send and take in a step; over a wire also the shortest step."""
+    """Yields lines on the traffic of each server and of a worker in a step; over a wire also the shortest step."""
     degrees = layout.degrees
     exchanges = {rank: sent(blocks, layout, rank, 1, None) for rank in range(degrees.servers + 1)}
     for rank, transfers in exchanges.items():
@@ -288,7 +289,7 @@ class GroupedHeads(Protocol):
 
 
 def between(recipe: Recipe, layout: Layout) -> Between | None:
-    """The activations between blocks, of a step's samples on a rank; None unless it is a transformer."""
+    """The activations between blocks for a step's samples on a rank; None unless the model is a transformer."""
     model = recipe.model.config
     if not isinstance(model, TransformerSizes):
         return None
@@ -300,13 +301,13 @@ def between(recipe: Recipe, layout: Layout) -> Between | None:
 
 
 def _bytes(recipe: Recipe) -> int:
-    """Of an activation's number."""
+    """Bytes of one activation."""
     return {"float64": 8, "float32": 4}.get(recipe.train.precision.dtype, 2)
 
 
 def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> float | None:
-    """Bytes of activations on the rank, or on one of its devices, as `plan.activations` estimates them; None unless it
-    is a transformer, and on a server, which runs no layer."""
+    """Bytes of activations on the rank, or on one of its devices, as `plan.activations` estimates them; None unless the
+    model is a transformer, and on a server, which runs no layer."""
     model, degrees = recipe.model.config, layout.degrees
     if not isinstance(model, TransformerSizes) or memory.rank < degrees.servers:
         return None
@@ -328,7 +329,7 @@ def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemo
 
 
 def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:
-    """Builds that rank's layers on the CPU. Raises PaddleDPError unless they have the parameters that were computed."""
+    """Builds that rank's layers on the CPU. Raises PaddleDPError unless their number of parameters is as computed."""
     import paddle
 
     paddle.set_device("cpu")

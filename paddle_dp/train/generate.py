@@ -1,4 +1,4 @@
-"""Generates text from a prompt with a run's weights, in one process, whatever layout trained them."""
+"""Generates text from a prompt with a run's weights of any layout, in one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tokenized(Protocol):
 
 
 def generate(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Prints options["prompt"] and its continuation: `tokens` more, at `temperature` (0: the likeliest), from `top_k`.
+    """Prints options["prompt"] and `tokens` more, drawn at `temperature` (0: the likeliest) from the `top_k` likeliest.
 
     Raises UsageError for a model without `generate`, or data without a tokenizer.
     """
@@ -57,14 +57,14 @@ def generate(recipe: Recipe, options: dict[str, Any]) -> None:
 
 
 def show(text: str) -> None:
-    """Prints what a model wrote: as it is into a file or a pipe, with control characters escaped on a terminal."""
+    """Prints generated text: unchanged into a file or a pipe, with control characters escaped on a terminal."""
     print(visible(text) if sys.stdout.isatty() else text, flush=True)
 
 
 def visible(text: str) -> str:
-    """The text with every character that does not print as its escape («\\x1b»), but for line ends and tabs.
+    """The text with escapes («\\x1b») for unprintable characters, except line ends and tabs.
 
-    A model that has learned little writes any of them, and a terminal obeys: they move its cursor, change its colours
-    and its title, and let text run backwards.
+    A model that has learned little writes any character, and a terminal obeys control characters: they move its cursor,
+    change its colours and its title, and let text run backwards.
     """
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)

@@ -1,6 +1,6 @@
-"""Gives a new training the weights of an earlier one, or of others: each rank reads its own slices.
+"""Loads the weights of an earlier training, or published ones, into a new training: each rank reads its slices.
 
-Weights and buffers only: the optimizer, the progress and the order of samples begin anew.
+Only weights and buffers are loaded: the optimizer, the progress and the order of samples begin anew.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from paddle_dp.recipe.yaml_document import read_page
 
 
 def other_settings(path: Path, model: Mapping[str, Any]) -> list[str]:
-    """A line for each setting of the model that another run had, of which `path` is the folder or a checkpoint: weights
-    of equal shapes fit, and the model is another one. `model`: the settings now, with `use`."""
+    """A line for each model setting that differs from the run at `path`, a run's folder or checkpoint: weights of equal
+    shapes also fit a different model. `model`: the present settings, with `use`."""
     run = next((place for place in (path, *path.parents[:2]) if (place / RESOLVED).is_file()), None)
     try:
         before = read_page(run / RESOLVED).values.get("model") if run is not None else None
@@ -40,8 +40,8 @@ def other_settings(path: Path, model: Mapping[str, Any]) -> list[str]:
 
 
 def load_full(load: Load, task: Task, mesh: Mesh) -> None:
-    """Loads what `load` says into a task's model before it is placed, on one process: for a proof, which then changes
-    the weights. Raises as `load_initial`."""
+    """Loads the weights of `load` into a task's model before placement, on one process: a proof then changes them.
+    Raises the errors of `load_initial`."""
     draw(task.model)
     load_initial(load, PlacedModel(model=task.model, mesh=mesh), names_of(task.model), task.added)
 
@@ -49,10 +49,10 @@ def load_full(load: Load, task: Task, mesh: Mesh) -> None:
 def load_initial(
     load: Load, placed: PlacedModel, tables: Tables, added: frozenset[str] = frozenset()
 ) -> list[str]:
-    """Loads what `load` says into a placed model; each rank reads its own slices. Returns the table of what was done.
-    `added`: names of what an adapter has added, which no weights are expected for.
+    """Loads the weights of `load` into a placed model; each rank reads its slices. Returns a table of the result.
 
-    `tables`: the names that the model's tensors may have in the source (`names_of`).
+    `tables`: the names that the model's tensors may have in the source (`names_of`). `added`: the names of an adapter's
+    tensors, for which no weights are expected.
 
     Collective. Raises UsageError or CheckpointError, the same on every rank.
     """
@@ -83,7 +83,7 @@ def load_initial(
 
 
 def _together(mesh: Mesh, work: Any) -> Any:
-    """What `work` returns here; the first rank's error on all of them."""
+    """Returns this rank's result of `work`; if a rank fails, raises the first one's error on all. Collective."""
     result, error = None, ""
     try:
         result = work()

@@ -1,4 +1,4 @@
-"""What a run's model reads, kept in the run's folder: so that files can be given to it where its data set is not."""
+"""The inputs of a run's model, kept in the run's folder so that it can predict files without its data set."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paddle_dp.errors import UsageError
 from paddle_dp.structure import Structure, leaves, named_leaves, structure_of
 
 FILE = "inputs.json"  # its name in a run's folder
-SAMPLES = 8  # that are looked at where each may have another shape
+SAMPLES = 8  # samples that are examined if their shapes may vary
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputArray:
-    """One array of a sample: its name, «ids», «text.ids», «[0]», or «inputs» where there is one; `shape` without the
-    batch, None for a dim of any size; `dtype`."""
+    """One array of a sample. `name`: «ids», «text.ids», «[0]», or «inputs» for a single array. `shape`: without the
+    batch, None for a dim of any size."""
 
     shape: tuple[int | None, ...]
     dtype: str
@@ -34,8 +34,8 @@ class InputArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The arrays of a sample in the order of their structure, which is None where there is one; and the data set's
-    class names, or ()."""
+    """The arrays of a sample in the order of their structure (None: a single array), and the data set's class names,
+    or ()."""
 
     arrays: tuple[InputArray, ...]
     structure: Structure = None
@@ -46,8 +46,8 @@ class Inputs:
 
     @classmethod
     def from_dataset(cls, dataset: Any, varies: bool = False) -> Inputs:
-        """As the first sample of a data set has them; where shapes vary, as the first samples together do."""
-        with restoring_globals():  # only one rank reads it
+        """The inputs of a data set's first sample; if shapes vary, of the first `SAMPLES` together."""
+        with restoring_globals():  # only one rank reads, and its generators must stay as the others'
             samples = [
                 read_sample(dataset, index)[0] for index in range(min(SAMPLES if varies else 1, len(dataset)))
             ]
@@ -70,7 +70,7 @@ class Inputs:
 
     @classmethod
     def read(cls, folder: Path) -> Inputs | None:
-        """Those of the run in `folder`; None for a run of an older version. Raises UsageError for a damaged file."""
+        """The inputs of the run in `folder`; None for an older version's run. Raises UsageError for a damaged file."""
         try:
             text = (folder / FILE).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -84,7 +84,7 @@ class Inputs:
             return cls(arrays=arrays, structure=structure, classes=tuple(map(str, fields["classes"])))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
-                f"{folder / FILE} is damaged ({error}): remove it, and the data set is asked."
+                f"{folder / FILE} is damaged ({error}): remove it, and the data set is read instead."
             ) from None
 
 

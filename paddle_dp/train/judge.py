@@ -1,7 +1,7 @@
 """Judges each update by its loss and gradient norm before it is made: not finite, or a spike? (recipe: `guard`)
 
-Both numbers are reduced over all ranks before, so every rank judges alike without another exchange. What the judgement
-depends on is kept in checkpoints: a resumed run judges as the uninterrupted one.
+Both numbers are reduced over all ranks before, so every rank judges alike without another exchange. Checkpoints keep
+the judge's state: a resumed run judges as the uninterrupted one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from paddle_dp.recipe.schema import Guard
 
-WINDOW, WARM_UP = 100, 20  # losses of which mean and deviation are taken; as many at least
-# Of the mean: a deviation below it counts as this, or a constant loss would make spikes of rounding.
+WINDOW, WARM_UP = 100, 20  # losses in the mean and deviation: at most, at least
+# The smallest deviation, as a fraction of the mean: a constant loss would make spikes of rounding.
 FLOOR = 0.01
 Action = Literal["skip", "rewind"]
 
@@ -24,9 +24,9 @@ Action = Literal["skip", "rewind"]
 class Refusal:
     """An update that was not made: number `step`, from global batch `batch` of `epoch` with these `samples`.
 
-    `why` is a sentence; `first`, one on the first number that is not finite, or ""; `sample`: «sample 17 has inputs
-    that are not finite», or "". `action`: what was done; `again`: the batch was refused before, and is left out unread
-    by the model, `loss` and `gradient_norm` are NaN.
+    `why`: the reason; `first`: a sentence on the first number that is not finite, or ""; `sample`: «sample 17 has
+    inputs that are not finite», or "". `again`: the batch was refused before and is now skipped without a forward, so
+    `loss` and `gradient_norm` are NaN.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Refusal:
 
 
 def as_fields(refusal: Refusal) -> dict[str, object]:
-    """A refusal as fields of a line of JSON, under names that a line does not have yet."""
+    """A refusal as fields of a line of JSON, with other names than the line's common fields."""
     rows = {**vars(refusal), "refused_step": refusal.step, "samples_of_batch": list(refusal.samples)}
     for name in ("step", "epoch", "samples"):
         del rows[name]
@@ -52,17 +52,17 @@ def as_fields(refusal: Refusal) -> dict[str, object]:
 
 @dataclass
 class LossGuard:
-    """Accepts or refuses an update by its metrics. `scaled`: a loss scale skips updates whose gradients overflow, which
-    is no fault.
+    """Accepts or refuses an update by its metrics. `scaled`: a loss scale skips updates with overflowing gradients, so
+    they are no fault.
 
-    `why`: of the last refusal. `left_out`: (epoch, batch) of the batches that are not learned from any more.
+    `why`: the reason of the last refusal. `left_out`: (epoch, batch) of the batches that are skipped from now on.
     """
 
     guard: Guard
     scaled: bool = False
     why: str = field(default="", init=False)
     left_out: set[tuple[int, int]] = field(default_factory=set, init=False)
-    in_a_row: int = field(default=0, init=False)  # refused without an accepted update of a later step
+    in_a_row: int = field(default=0, init=False)  # refusals without an accepted update of a later step
     last: int = field(default=0, init=False)  # the last step that was refused
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW), init=False)
 
@@ -71,19 +71,19 @@ class LossGuard:
         return self.guard.non_finite is not None
 
     def accept(self, metrics: Mapping[str, float]) -> bool:
-        """Whether the update with these metrics is to be made; remembers its loss if so, and `why` if not."""
+        """True if the update with these metrics is to be made; keeps its loss if so, and sets `why` if not."""
         self.why = self._fault(metrics["loss"], metrics["gradient_norm"])
         if not self.why:
             self._losses.append(metrics["loss"])
         return not self.why
 
     def accepted(self, step: int) -> None:
-        """Update number `step` was made."""
+        """Call it when update number `step` was made."""
         if step > self.last:
             self.in_a_row = 0
 
     def refused(self, step: int) -> bool:
-        """Update number `step` was refused. True if that is too often."""
+        """Call it when update number `step` was refused. True if too many were refused in a row."""
         self.in_a_row, self.last = self.in_a_row + 1, max(step, self.last)
         return self.in_a_row > self.guard.in_a_row
 
@@ -101,7 +101,7 @@ class LossGuard:
         )
 
     def limit(self) -> float | None:
-        """Mean and so many standard deviations of the last losses; None while there are too few, or without a spike.
+        """The mean of the last losses plus `guard.spike` standard deviations; None with too few losses or no `spike`.
 
         The z-score of a window. PaLM (Chowdhery et al. 2022, arXiv:2204.02311, section 5.1) went back to a checkpoint
         and left batches out around spikes; ZClip (Kumar et al. 2025, arXiv:2504.02507) judges by a z-score.
@@ -113,7 +113,7 @@ class LossGuard:
         return mean + self.guard.spike.count * max(math.sqrt(variance), FLOOR * abs(mean))
 
     def state(self) -> dict[str, Any] | None:
-        """For a checkpoint; None if there is nothing to remember."""
+        """The state for a checkpoint; None if there is none."""
         if not (self.judges or self.left_out):
             return None
         return {
@@ -124,14 +124,14 @@ class LossGuard:
         }
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """From what `state` gave."""
+        """Restores the result of `state`."""
         state = state or {}
         self.left_out = {(epoch, batch) for epoch, batch in state.get("left_out", ())}
         self.in_a_row, self.last = state.get("in_a_row", 0), state.get("last", 0)
         self._losses = deque(state.get("losses", ()), maxlen=WINDOW)
 
     def go_back(self, state: Mapping[str, Any] | None, without: tuple[int, int]) -> None:
-        """Remembers the losses of a checkpoint again, and leaves out one batch more than until now."""
+        """Restores the losses of a checkpoint, and skips the batch `without` from now on."""
         left_out, counts = self.left_out | {without}, (self.in_a_row, self.last)
         self.load(state)
         self.left_out, (self.in_a_row, self.last) = self.left_out | left_out, counts

@@ -1,4 +1,4 @@
-"""Checks the keywords of Trainer.of as strictly as a recipe's keys, and names today's word for a keyword's old one."""
+"""Checks the keywords of Trainer.of as strictly as a recipe's keys, and reports the new name of an old keyword."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RENAMED = {
 
 
 def refuse_old_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: a keyword from before 0.1.0 raises a UsageError with today's word for it."""
+    """Decorator: a keyword from before 0.1.0 raises a UsageError with its new name."""
 
     @wraps(function)
     def called(*arguments: P.args, **named: P.kwargs) -> T:
@@ -38,7 +38,7 @@ def refuse_old_keywords(function: Callable[P, T]) -> Callable[P, T]:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOptions:
-    """A run's folder, and what to resume in it."""
+    """A run's folder, and the checkpoint to resume in it."""
 
     folder: str
     resume: bool | str = False
@@ -55,7 +55,7 @@ def read_train(precision: Precision, **settings: Any) -> Train:
 
 
 def read_resume_options(**settings: Any) -> ResumeOptions:
-    """A Place from settings given in Python. Raises RecipeError with every mistake."""
+    """ResumeOptions from settings given in Python. Raises RecipeError with every mistake."""
     return read_settings(ResumeOptions, _plain(settings), OWNER)
 
 
@@ -70,7 +70,7 @@ def check_collections(lists: Mapping[str, Any], mappings: Mapping[str, Any]) -> 
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """With NumPy numbers as Python numbers."""
+    """The settings with NumPy numbers as Python numbers."""
     return {
         name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()
     }

@@ -1,4 +1,4 @@
-"""Which rank computes which share of a round's global batches: a book of what was handed out and what is done."""
+"""The ledger of a round: the shares of its global batches that ranks have claimed, and those that are done."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 Share = tuple[int, int]
-"""A share of a global batch: the batch's number in its epoch, and that of the share (the dp_rank whose it would be)."""
+"""A share of a global batch: the batch's number in its epoch, and the share's (its dp_rank in synchronous training)."""
 
 Sums = Mapping[str, float]
-"""Of a share: loss and scores, summed; `count`, what the loss counts; `gradient_norm`, of its mean gradient."""
+"""A share's sums of loss and scores; `count`: the loss's count; `gradient_norm`: the norm of its mean gradient."""
 
 
 @dataclass
 class Assignments:
-    """Hands out the `shares` of the global batches `first` to `stop` - 1, in order, to whoever asks.
+    """Hands out the `shares` of the global batches `first` to `stop` - 1, in order, to the ranks that claim them.
 
-    `stop` may become smaller (`cut`). What a rank has not done when it is `gone` is handed out again.
+    `stop` may become smaller (`cut`). The unfinished shares of a rank that is `gone` are handed out again.
 
-    A slow rank gets none of the last shares, for which all would wait: none that the others will have computed, with
-    all else that is left, before it had. `pace`: seconds that each rank takes for a share, as far as they are known.
+    A slow rank gets no share that the others could finish first, so the round does not wait for it. `pace`: seconds per
+    share by rank, as far as known.
     """
 
     first: int
     stop: int
     shares: int
     pace: dict[int, float] = field(default_factory=dict)
-    # Ranks that were told that there is no share left.
+    # Ranks that got None for their last claim.
     _ended: set[int] = field(default_factory=set, init=False)
     _computed: set[int] = field(default_factory=set, init=False)  # ranks that have computed a share
-    _next: int = field(default=0, init=False)  # the next share, counted from that of `first`
+    _next: int = field(default=0, init=False)  # the next share, counted from the first one of `first`
     _assigned: defaultdict[int, list[Share]] = field(default_factory=lambda: defaultdict(list), init=False)
     _returned: deque[Share] = field(default_factory=deque, init=False)
     _sums: list[tuple[int, Sums]] = field(default_factory=list, init=False)  # with the batch
 
     def claim(self, rank: int) -> Share | None:
-        """The next share, for a rank to compute; None: there is none left for it."""
+        """The next share for `rank` to compute; None if there is none left for it."""
         left = (self.stop - self.first) * self.shares - self._next
         if self._returned:
             share = self._returned.popleft()
@@ -52,8 +52,8 @@ class Assignments:
         return share
 
     def _is_too_slow(self, rank: int, left: int) -> bool:
-        """Whether the others will have computed what is `left`, and what they hold, before this rank had computed one
-        more share."""
+        """True if the others will have computed the shares that are `left`, and those that they hold, before this rank
+        has computed one more."""
         peers = [other for other in self._assigned if other != rank and other not in self._ended]
         if rank not in self.pace or not peers or any(other not in self.pace for other in peers):
             return False
@@ -62,54 +62,54 @@ class Assignments:
         return sum(seconds / self.pace[other] for other in peers) >= left + held
 
     def done(self, rank: int, share: Share, sums: Sums | None, seconds: float | None = None) -> None:
-        """A rank has computed a share that it had claimed. `seconds`: that it took itself, without those in which it
-        waited for others: one that is held back, because it is far ahead, is not slow."""
+        """Records that a rank has computed a claimed share. `seconds`: its time without waiting for others: a rank that
+        is held back because it is far ahead is not slow."""
         if seconds is not None:
-            if rank in self._computed:  # the first one begins with what is done once
+            if rank in self._computed:  # the first one includes one-time work
                 took = max(seconds, 1e-6)
                 self.pace[rank] = (took + self.pace.get(rank, took)) / 2
             self._computed.add(rank)
-        if share in self._assigned[rank]:  # else it was given up, and is computed by another one
+        if share in self._assigned[rank]:  # else it was given up, and another rank computes it
             self._assigned[rank].remove(share)
             if sums is not None:
                 self._sums.append((share[0], sums))
 
     def known_pace(self) -> dict[int, float]:
-        """For the next round: of the ranks that have computed in this one. A rank that was too slow for it may have
-        become faster, which only a share tells."""
+        """The pace for the next round, of the ranks that have computed in this one. A rank that was too slow for this
+        round may have become faster, which only a share shows."""
         return {rank: pace for rank, pace in self.pace.items() if rank in self._computed}
 
     def cut(self) -> None:
-        """No global batch is begun any more."""
+        """Begins no further global batch."""
         self.stop = min(self.stop, self.first - (-self._next // self.shares))
 
     def gone(self, rank: int) -> None:
-        """A rank computes no more."""
+        """Takes the shares of a rank that computes no more back."""
         self._ended.add(rank)
         self._returned.extend(self._assigned.pop(rank, []))
 
     @property
     def has_more(self) -> bool:
-        """Whether there are shares again for a rank that was told that there is none: of a rank that is gone."""
+        """True if a rank that got None may claim again, since another rank is gone."""
         left = (self.stop - self.first) * self.shares - self._next
         return bool(self._returned) or (left > 0 and self._ended.issuperset(self._assigned))
 
     @property
     def is_done(self) -> bool:
-        """Whether every share up to `stop` was computed."""
+        """True if every share up to `stop` was computed."""
         left = (self.stop - self.first) * self.shares - self._next
         return left <= 0 and not self._returned and not any(self._assigned.values())
 
     def reported(self, batch: int) -> dict[str, float]:
-        """The means over the shares of the global batches up to this one that were reported since the last call; {}
-        where there are none."""
+        """The means over the shares of global batches up to this one that were done since the last call; {} if there
+        are none."""
         taken = [sums for number, sums in self._sums if number <= batch]
         self._sums = [each for each in self._sums if each[0] > batch]
         return means(taken)
 
 
 def means(shares: list[Sums]) -> dict[str, float]:
-    """Of sums of shares: means over what they count; of norms, the root of the weighted mean of their squares."""
+    """Means of shares' sums over their counts; for norms, the root of the weighted mean of their squares."""
     count = sum(sums["count"] for sums in shares)
     if not count:
         return {}

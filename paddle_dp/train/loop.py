@@ -38,11 +38,10 @@ from paddle_dp.units import Every, Length
 
 
 class TrainingLoop(AsyncRounds):
-    """Trains a learner on a loader's batches. `Trainer` adds `Trainer.refusal_of`, which builds the parts for a script.
+    """Trains a learner on a loader's batches. `Trainer` adds `Trainer.of`, which builds the parts for a script.
 
-    `run` has the folder and the held-out data; `check_every`: how often the ranks compare weights; `guard`: what is
-    done about an update whose numbers are wrong.
-    Nothing here depends on the layout: the learner was placed before.
+    `run` has the folder and the held-out data; `check_every`: how often the ranks compare weights; `guard`: how to
+    handle an update with wrong numbers. Nothing here depends on the layout: the learner was placed before.
     """
 
     def __init__(
@@ -59,12 +58,12 @@ class TrainingLoop(AsyncRounds):
         self.check_every = check_every
         self.until = Length(0, "steps")
         self._requests = StopRequests(self.mesh)
-        self._interrupted: str | None = None  # by whom
+        self._interrupted: str | None = None  # the reason
         self._folder = RunFolder(self.run.folder) if self.mesh.is_main else None
-        self.empty_batches = 0  # in which no target counted, so that no update was made
+        self.empty_batches = 0  # batches without a counted target, and so without an update
         self._refusals = Refusals(self.judge, learner, loader, self.soundness)
         self._unsteady = ""  # why processors cannot be compared
-        self._went_back = False  # to a checkpoint, in the last update
+        self._went_back = False  # whether the last update went back to a checkpoint
         # Collective: opens the run's folder, once all checks have passed.
         self.begin_run: Callable[[], None] = lambda: None
         self.stragglers: Stragglers | None = None
@@ -133,12 +132,12 @@ class TrainingLoop(AsyncRounds):
             callback.end(moment)
             ended.append(callback)
 
-        # The last evaluation and checkpoint may fail: a good end is told after them.
+        # The last evaluation and checkpoint may fail: success is reported after them.
         for reads in (False, True):
             self._call("end", [c for c in self.callbacks if c.reads is reads], end)
 
     def _shares(self) -> list[int]:
-        """The samples of a full batch that each rank computes."""
+        """How many samples of a full batch each rank computes."""
         axes, sampler = self.mesh.axes, self.loader.sampler
         return [sampler.samples_of_rank(axes.dp_rank(rank), axes.dp_size) for rank in range(self.mesh.ranks)]
 
@@ -219,14 +218,14 @@ class TrainingLoop(AsyncRounds):
         heartbeat.enter("data")
 
     def _advance(self, batch: Batch) -> None:
-        """Counts an update that was made, or left out."""
+        """Counts an update that was made or skipped."""
         self.progress = self.progress.advance(batch.samples)
         if self.averages is not None:
             self.averages.update(self.progress.step)
         heartbeat.step = self.progress.step
 
     def _measure(self, step: int, batch: Batch) -> None:
-        """Where it is due: begins to measure where the time of steps goes, or tells it. Collective."""
+        """If due, begins to measure where the time of steps goes, or reports it. Collective."""
         if step != self.measurements.due:
             return
         self.learner.weights.wait()
@@ -237,7 +236,7 @@ class TrainingLoop(AsyncRounds):
             self._call("measured", self.callbacks, lambda c: c.measured(moment, measured))
 
     def _check_processors(self, batch: Batch, step: int) -> None:
-        """Where it is due (guard.recompute): raises ProcessorError if ranks compute different gradients. Collective."""
+        """If due (guard.recompute), raises ProcessorError if ranks compute different gradients. Collective."""
         every = self.judge.guard.recompute
         if every is None or self._unsteady or not every.due_at_step(step):
             return
@@ -264,8 +263,8 @@ class TrainingLoop(AsyncRounds):
             raise blame.bad_target(self.loader, batch.epoch, batch.index, error) from None
 
     def _go_back(self, refusal: Refusal) -> bool:
-        """Restores the newest checkpoint; the batch is left out when it comes again. False if there is none: then the
-        update is skipped. Collective."""
+        """Restores the newest checkpoint; the batch is then skipped when the training reaches it again. False if there
+        is no checkpoint: then the update is skipped. Collective."""
         moment = self._moment("rewinding")
         self._call("rewinding", self.callbacks, lambda c: c.rewinding(moment))
         with self.meter.paused(), heartbeat.within("checkpoint", "going back to the last one"):
@@ -283,7 +282,7 @@ class TrainingLoop(AsyncRounds):
         return True
 
     def _tell_refused(self, refusal: Refusal, back_to: int | None = None) -> None:
-        """Says it on the screen, and calls `refused` of all callbacks."""
+        """Prints the refusal, and calls `refused` of all callbacks."""
         self._refusals.show(refusal, back_to)
         if back_to is None and refusal.action == "rewind":
             refusal = replace(refusal, action="skip")
@@ -291,7 +290,7 @@ class TrainingLoop(AsyncRounds):
         self._call("refused", self.callbacks, lambda c: c.refused(moment, refusal))
 
     def _print_empty(self, batch: Batch) -> None:
-        """A line for the first, tenth, hundredth and thousandth batch without an update: it may be a mistake."""
+        """Prints a line for the first, tenth, hundredth and thousandth batch without an update: it may be a mistake."""
         self.empty_batches += 1
         if self.mesh.is_main and self.empty_batches in (1, 10, 100, 1000):
             often = f" ({self.empty_batches} batches so far)" if self.empty_batches > 1 else ""
@@ -310,12 +309,12 @@ class TrainingLoop(AsyncRounds):
         scale = self.learner.mixed.scale
         if not math.isfinite(metrics["loss"]) and not self.learner.empty:
             self.soundness.refuse_loss(metrics["loss"], self.progress.step, self.learner.local_loss)
-        # With a loss scale, an update whose gradients overflow is skipped instead.
+        # With a loss scale, an update with overflowing gradients is skipped instead.
         if not math.isfinite(metrics["gradient_norm"]) and scale is None:
             faulty = self.learner.faulty_gradients
             self.soundness.refuse_gradients(metrics["gradient_norm"], faulty, self.progress.step)
         speed = self.meter.read(batch)
-        if self.mesh.axes.servers:  # the first of which writes the lines, and has no samples
+        if self.mesh.axes.servers:  # server 0 writes the lines, and has no samples
             rows = self.mesh.gather(speed)
             speed = worker_averages(rows, self.mesh.axes.servers) if self.mesh.is_main else speed
         numbers = {**metrics, "lr": rate, **speed}

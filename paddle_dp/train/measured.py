@@ -1,8 +1,8 @@
 """Measures where the time of some steps goes, on all ranks: soon after the start, and ever more rarely afterwards.
 
-The clock is the heartbeat, which has a tape for these steps; `plan.rank_times` makes parts of all ranks' tapes. A
-measurement costs the ranks one message each, before and after. On an accelerator they wait for the device between the
-parts of the steps that are measured, so these are a little longer than others, and in no other step.
+The heartbeat records these steps on a tape; `plan.rank_times` divides all ranks' tapes into parts. A measurement costs
+each rank one message before and one after. On an accelerator ranks wait for the device between the parts of measured
+steps only, so these take a little longer than others.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from paddle_dp.train.run import Run
 
 AFTER = 10  # steps before the first measurement: the first ones are slower
-STEPS = 20  # of a measurement
-RARER = 10  # times as many steps until the next one
-OFTEN = 50  # steps until the next one, where somebody watches
-PIECE = 32 << 20  # bytes of gradients that are exchanged to see how long it takes
+STEPS = 20  # steps of a measurement
+RARER = 10  # the next one begins after this many times as many steps
+OFTEN = 50  # steps until the next one, with `watched`
+PIECE = 32 << 20  # bytes of gradients that are exchanged to time it
 
 
 class Measurements:
-    """Decides which steps are measured, and measures them. `watched`: somebody looks at each (`train --why`)."""
+    """Decides which steps are measured, and measures them. `watched`: the user sees each one (`train --why`)."""
 
     def __init__(self, learner: Learner, loader: Loader, run: Run, watched: bool = False):
         self.learner, self.loader, self.run, self.watched = learner, loader, run, watched
@@ -51,25 +51,25 @@ class Measurements:
         self._zero = self._busy = self._workers = self._sent = 0.0
 
     def plan(self, step: int, total: int) -> None:
-        """Before the first update of `total`: `step` are done."""
+        """Plans the first measurement, before the first update: `step` of `total` updates are done."""
         left = total - step
         self._first, self._total = step + min(AFTER, left // 3), total
         self._due_at(self._first if left >= 3 else total)
 
     def after(self, step: int, batch: Batch) -> Measured | None:
-        """To be called after update `due`: begins a measurement, or ends it and returns it. Collective."""
+        """Call it after update `due`: begins a measurement, or ends it and returns it. Collective."""
         if self._tape is not None:
             return self._end(step, batch)
         self._begin(step)
         return None
 
     def _due_at(self, step: int) -> None:
-        """The next measurement begins after this step, where at least one is left to be measured."""
+        """Lets the next measurement begin after this step, if at least one step is left to be measured."""
         self._steps = min(STEPS, self._total - step)
         self.due = step if self._steps > 0 else -1
 
     def drop(self) -> None:
-        """The training ends, or goes back: what was begun is not measured."""
+        """Discards a begun measurement, since the training ends or goes back."""
         if self._tape is not None:
             heartbeat.end_tape()
             self._tape = None
@@ -80,7 +80,7 @@ class Measurements:
         self._tape = Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
         self._sent = traffic.sent
         self._busy, self._workers = time.process_time(), self.loader.workers_busy()
-        hosts = self.mesh.gather(self.mesh.host)  # all begin together, and those of other machines know when
+        hosts = self.mesh.gather(self.mesh.host)  # a barrier, too: ranks of all machines begin together
         self._local_ranks = hosts.count(self.mesh.host)
         self._zero = time.monotonic()
         heartbeat.begin_tape(self._tape)
@@ -110,8 +110,8 @@ class Measurements:
         )
 
     def _exchange_alone(self) -> float:
-        """The seconds in which the gradients of a step are all-reduced while nothing else is done; of more than 32 MB a
-        part is, and the rest takes as long for each byte. Collective."""
+        """Seconds to all-reduce a step's gradients while nothing else runs; above 32 MB, extrapolated from a part.
+        Collective."""
         size = sum(parameter.size * parameter.element_size() for parameter in self.learner.trainable)
         buffer = paddle.zeros([max(min(size, PIECE) // 4, 1)], "float32")
         took = []
@@ -125,7 +125,7 @@ class Measurements:
         return min(took) * max(size / PIECE, 1.0)
 
     def _bare_backward(self, batch: Batch) -> float:
-        """The seconds of the last micro-batch's backward when no gradient is exchanged. Collective."""
+        """Mean seconds of a micro-batch's backward without gradient exchange. Collective."""
         took = []
         for _ in range(2):
             tape = Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
@@ -170,7 +170,7 @@ def _cores() -> int:
 
 
 def _free_memory(device: str, ranks: int) -> int:
-    """Bytes that one more rank's share of could be used: of the device, or of this machine's memory."""
+    """Free bytes of the device, or a rank's share of this machine's free memory; 0 if unknown."""
     if device.startswith("gpu"):
         total = int(paddle.device.cuda.get_device_properties(device).total_memory)
         return total - int(paddle.device.max_memory_reserved(device))
@@ -181,7 +181,7 @@ def _free_memory(device: str, ranks: int) -> int:
 
 
 def _load() -> float:
-    """Processes of this machine that want to compute, in the mean of the last minute; 0.0 where that is not known."""
+    """Runnable processes of this machine, in the mean of the last minute; 0.0 if unknown."""
     try:
         return os.getloadavg()[0]
     except OSError:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Counts samples, steps, waiting and what this rank sends between two readings, at the cost of some additions per
-    step. `sends`: all that it sends in a step is counted (`mesh/traffic.py`)."""
+    """Counts samples, steps, waiting and sent bytes of this rank between two readings, at the cost of some additions
+    per step. `sends`: all sent bytes are counted (`mesh/traffic.py`), so readings include them."""
 
     def __init__(self, mesh: Mesh, sends: bool = False):
         self.mesh, self._sends = mesh, sends
@@ -28,12 +28,12 @@ class Meter:
         self.began, self.samples, self.waited, self.steps = time.perf_counter(), 0, 0.0, 0
 
     def add(self, samples: int, waited: float) -> None:
-        """One update from a global batch of `samples`, for which this rank waited `waited` seconds."""
+        """Counts one update from a global batch of `samples`, for which this rank waited `waited` seconds."""
         self.samples, self.waited, self.steps = self.samples + samples, self.waited + waited, self.steps + 1
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For work that is not training, such as evaluating and saving: its time and bytes do not count."""
+        """Excludes the time and bytes of work that is not training, such as evaluating and saving."""
         start, sent = time.perf_counter(), traffic.sent
         try:
             yield
@@ -42,8 +42,8 @@ class Meter:
             self._sent += traffic.sent - sent
 
     def read(self, batch: Batch | None = None) -> dict[str, float]:
-        """The speed since the last reading, which it resets; in tokens, too, if `batch` holds token ids. `memory`:
-        bytes at most; `sent`: bytes that this rank has sent in a step."""
+        """Returns the speed since the last reading, in tokens, too, if `batch` holds token ids, and begins anew.
+        `memory`: peak bytes; `sent`: bytes per step that this rank has sent."""
         seconds = max(time.perf_counter() - self.began, 1e-9)
         numbers = {
             "samples_per_second": self.samples / seconds,
@@ -60,8 +60,8 @@ class Meter:
 
 
 def worker_averages(rows: Sequence[Mapping[str, float]], servers: int) -> dict[str, float]:
-    """What a server shows, from the `read` of each rank, its own first: workers wait for data and know what samples
-    are; the most memory of a rank."""
+    """The numbers that a server shows, from the `read` of each rank, servers first: its speed, the workers' waiting and
+    tokens, since only they read samples, and the most memory of a rank."""
     workers = rows[servers:]
     found = {**rows[0], "waiting": sum(row["waiting"] for row in workers) / len(workers)}
     found["memory"] = max(row["memory"] for row in rows)

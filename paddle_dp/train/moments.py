@@ -1,8 +1,7 @@
-"""A training's moments: its callbacks are called at each, and may ask for more: an evaluation, an early end.
+"""Calls the callbacks at the moments of a training, and gives them evaluations and an early end.
 
-`CallbackList` says in which order callbacks are called, which of them are due, and what is around their work.
-`TrainingState` says where a training is: its placed model, its progress, its averages; it is checked, saved and
-restored as one.
+`CallbackList` has the order of callbacks, decides which are due, and meters their work. `TrainingState` has the placed
+model, the progress and the averages; it is checked, saved and restored as one.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from paddle_dp.train.unsaved import Unsaved
 
 
 class TrainingState:
-    """The learner, the loader and the progress of a training, and what its judge and its averages remember."""
+    """The learner, the loader and the progress of a training, with its judge and its averages."""
 
     def __init__(self, learner: Learner, loader: Loader, run: Run, guard: Guard):
         self.learner, self.loader, self.mesh, self.run = learner, loader, learner.mesh, run
@@ -44,12 +43,12 @@ class TrainingState:
         self.averages: Averages | None = None
         self.soundness = NumericsCheck(run, loader)
         self.judge = LossGuard(guard, scaled=learner.mixed.scale is not None)
-        self._base = ""  # the digest of the weights that an adapter stands on
+        self._base = ""  # the digest of an adapter's base weights
         self._unsaved = Unsaved()
-        self._settings: LayerSettings | None = None  # of the layers, when they were first looked at
+        self._settings: LayerSettings | None = None  # the layers' settings at the first check
 
     def keep_averages(self, settings: Ema) -> None:
-        """Keeps averages of the weights from now on: they begin as these are. Call it on every rank."""
+        """Keeps averages of the weights from now on, beginning with the present ones. Call it on every rank."""
         self.averages = Averages(self.learner, settings)
 
     def check(self, when: str, states: bool = False) -> None:
@@ -60,7 +59,7 @@ class TrainingState:
         """
         self.learner.weights.wait()
         try:
-            self._check_settings(when)  # first: another learning rate is why weights differ
+            self._check_settings(when)  # first: another learning rate explains other weights
             with self.learner.weights.optimizer_states_on_device() if states else nullcontext():
                 self.learner.check(when, state.optimizer_states(self.learner) if states else ())
         except (DivergenceError, NotFiniteError) as error:
@@ -68,7 +67,8 @@ class TrainingState:
         self.soundness.step = self.progress.step
 
     def _check_settings(self, when: str) -> None:
-        """Raises DivergenceError where a layer or the rate was changed on some ranks; names what forward changes."""
+        """Raises DivergenceError if a layer or the rate was changed on some ranks; prints settings that a forward
+        changes."""
         if self._settings is None:
             self._settings = LayerSettings(self.learner)
         for sentence in self._settings.check(when):
@@ -78,8 +78,7 @@ class TrainingState:
                     print(f"{when}: {sentence}.", file=sys.stderr, flush=True)
 
     def snapshot(self, memory: HostMemory | None = None) -> Snapshot:
-        """This rank's part of a checkpoint, after buffers are synchronised; copied into `memory` where that is given.
-        Collective.
+        """Synchronises buffers and takes this rank's part of a checkpoint, copied into `memory` if given. Collective.
 
         Raises NotFiniteError or DivergenceError, as `check` does: bad weights are not saved.
         """
@@ -100,21 +99,21 @@ class TrainingState:
         return replace(snapshot, checks=checks)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Loads a checkpoint. In its own layout training continues bit by bit; in another, with the same global batches
-        and the same counts."""
+        """Loads a checkpoint. In the same layout training continues bit by bit; in another, with the same global
+        batches and the same counts."""
         self._restore(checkpoint)
         self.judge.load(checkpoint.state.get("guard"))
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        """All but what the judge remembers."""
+        """Restores all but the judge's state."""
         self.learner.weights.wait()
         self.progress, self.soundness.step = state.restore(checkpoint, self.learner, self.averages), None
 
 
 class CallbackList:
-    """The callbacks of a training of `learner`; `meter` counts the time of those that are no part of training.
+    """The callbacks of a training of `learner`; `meter` excludes the time of those that are no part of training.
 
-    `at_work`: those of a step, an epoch or the end are being called.
+    `at_work`: whether callbacks of a step, an epoch or the end are being called.
     """
 
     def __init__(self, learner: Learner, meter: Meter):
@@ -127,25 +126,26 @@ class CallbackList:
         return iter(self._all)
 
     def add(self, callback: Callback) -> None:
-        """Raises UsageError unless it is a Callback, or with a method that looks like a moment's and is none."""
+        """Adds a callback. Raises UsageError unless it is a Callback, and for a method that looks like a moment's and
+        is none."""
         refuse_overrides(callback)
-        # At an epoch and at the end, callbacks that work (evaluate, save) come before those that write about it. At a
-        # step, after them: metrics must be on disk before the checkpoint of the same step.
+        # At an epoch and at the end, callbacks that work (evaluate, save) precede those that report it. At a step they
+        # follow them: metrics must be on disk before the checkpoint of the same step.
         self._all = tuple(sorted([*self._all, callback], key=lambda c: c.reads))
         # Metrics are read only if a callback overrides `step`.
         self._step_callbacks = tuple(c for c in reversed(self._all) if is_overridden(c, "step"))
 
     def due_at_step(self, step: int, last: bool) -> list[Callback]:
-        """Those whose `step` is called after update `step`. Callbacks that read are called after the `last` one, too;
-        the others, which evaluate or save, have `end`."""
+        """The callbacks that are due after update `step`. Callbacks that read are due after the `last` one, too; the
+        others, which evaluate or save, have `end`."""
         return [c for c in self._step_callbacks if c.due_at_step(step) or (last and c.reads)]
 
     def due_at_epoch(self, epochs: int) -> list[Callback]:
         return [callback for callback in self._all if callback.due_at_epoch(epochs)]
 
     def call(self, name: Name, callbacks: Iterable[Callback], call: Callable[[Callback], None]) -> None:
-        """Calls these callbacks, where a training stands still for them: but for `step` of those that read, their time
-        does not count."""
+        """Calls these callbacks while the training stands still. Their time does not count, except `step` of callbacks
+        that read."""
         self.at_work = True
         try:
             for callback in callbacks:
@@ -160,7 +160,7 @@ class CallbackList:
             self.at_work = False
 
     def tell(self, name: Name, call: Callable[[Callback], None]) -> None:
-        """Calls all of them, in the midst of another one's work or before any."""
+        """Calls all callbacks, within another one's work or before any."""
         for callback in self._all:
             with _within(callback, name):
                 call(callback)
@@ -176,12 +176,12 @@ class CallbackList:
 
 
 def _within(callback: Callback, name: Name) -> AbstractContextManager[None]:
-    """Around a callback's work: in the heartbeat it is the callback's, «Evaluate.epoch»."""
+    """Marks time in the heartbeat as this callback's work, «Evaluate.epoch»."""
     return heartbeat.within("callbacks", f"{type(callback).__name__}.{name}")
 
 
 class Moments(TrainingState):
-    """The training that callbacks see (`Training`), and what calls them."""
+    """The training that callbacks see (`Training`), with the methods that call them."""
 
     def __init__(self, learner: Learner, loader: Loader, run: Run, guard: Guard):
         super().__init__(learner, loader, run, guard)
@@ -192,7 +192,7 @@ class Moments(TrainingState):
         self.unknown: list[str] = []
         self.meter = Meter(self.mesh, self.mesh.ranks > 1 and learner.exchange.counts_bytes)
         self.callbacks = CallbackList(learner, self.meter)
-        self._refused: Evaluation | None = None  # has numbers that are not finite: it ends the training
+        self._refused: Evaluation | None = None  # an evaluation that is not finite, which ends the training
 
     def add(self, callback: Callback) -> None:
         """Adds a callback, which is called from the next moment on. Call it on every rank.
@@ -202,7 +202,7 @@ class Moments(TrainingState):
         self.callbacks.add(callback)
 
     def stop(self, reason: str) -> None:
-        """Ends the training after the current update; `end` is still called. Call it on every rank."""
+        """Implements `Training.stop`."""
         self.stopped = reason
 
     def evaluate(self) -> Evaluation:
@@ -210,7 +210,7 @@ class Moments(TrainingState):
 
         Raises UsageError without held-out data, and NotFiniteError, after the callbacks, if a number of the evaluation
         is NaN or infinite. When a callback called it, the error is raised after the other callbacks of that moment, so
-        that weights that are finite can still be saved.
+        that finite weights can still be saved.
         """
         if self.run.test_loader is None:
             raise UsageError("this run has no held-out data to evaluate on: give Run(test_loader=…).")
@@ -231,7 +231,7 @@ class Moments(TrainingState):
         return evaluation
 
     def evaluation_names(self) -> set[str]:
-        """The names that evaluations give numbers, from one held-out batch; none without held-out data. Collective."""
+        """Implements `Training.evaluation_names`. Collective."""
         if self.run.test_loader is None:
             return set()
         self.learner.weights.wait()
@@ -240,7 +240,7 @@ class Moments(TrainingState):
         return names | ({EMA + name for name in names} if self.averages is not None else set())
 
     def look_at_itself(self) -> None:
-        """Takes down what this training knows of itself. Collective."""
+        """Updates `facts`, `differences` and `unknown` from the learner. Collective."""
         self.facts, self.differences = self.learner.facts(), self.learner.differences()
         self.unknown = self.learner.unknown
 
@@ -258,15 +258,13 @@ class Moments(TrainingState):
     def tell_saved(
         self, path: Path, progress: Progress | None = None, numbers: Mapping[str, float] | None = None
     ) -> None:
-        """Calls `saved` of all callbacks, after the checkpoint of `progress` (now, by default) was written to `path`.
-        Call it on every rank."""
+        """Implements `Training.tell_saved`."""
         self.learner.weights.wait()
         moment = replace(self._moment("saved", progress), numbers=numbers or {})
         self.callbacks.tell("saved", lambda c: c.saved(moment, path))
 
     def tell_save_failed(self, error: CheckpointError, progress: Progress | None = None) -> None:
-        """Calls `save_failed` of all callbacks, after the checkpoint of `progress` could not be written. Call it on
-        every rank."""
+        """Implements `Training.tell_save_failed`."""
         self.learner.weights.wait()
         moment = self._moment("save_failed", progress)
         self.callbacks.tell("save_failed", lambda c: c.save_failed(moment, error))

@@ -1,7 +1,7 @@
 """Refuses, before training, a callback with a method that looks like a moment's and that the trainer would never call.
 
-Keras, Lightning and Paddle's own `Model.fit` call `on_epoch_end(epoch, logs)`; a callback written for them would be
-accepted and never run. A callback may have further methods: one that another of its methods names is taken for such.
+Keras, Lightning and Paddle's `Model.fit` call `on_epoch_end(epoch, logs)`; a callback written for them would be
+accepted and never run. A callback may have further methods that its other methods name.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MOMENT_LIKE = re.compile(
     "iteration|iter|iterate|batch|updated?|(every|each)_(step|epoch)|log|logged|logging|"
     "saving|checkpoint|checkpointed|loaded|evaluating|validated?|validation|exception|error|failure|crashed|interrupted"
 )
-# The moment that a name probably means: that of the first pattern found in it.
+# The moment that a name probably means: the first pattern found in it decides.
 _MEANT = (
     ("exception|error|fail|interrupt|crash", "failed"),
     ("load", "start"),
@@ -62,8 +62,8 @@ _MEANT = (
 
 
 def refuse_overrides(callback: Any) -> None:
-    """Raises UsageError unless it is a Callback, for a method that looks like a moment's and would never be called, and
-    for a moment's method that does not take the moment's arguments.
+    """Raises UsageError for an object that is no Callback, for a method that looks like a moment's and would never be
+    called, and for a moment's method that does not take the moment's arguments.
     """
     kind = type(callback)
     label = f"callback {kind.__module__}.{kind.__qualname__}"
@@ -92,19 +92,19 @@ def _check_settings(callback: Callback, label: str) -> None:
 
 
 def _check_name(callback: Callback, method: Any, name: str, label: str) -> None:
-    """Refuses `on_epoch_end` and its like; and `evaluate`, `finish` or anything else that looks written for a moment,
-    unless another method of the callback names it.
+    """Refuses `on_epoch_end` and its like; also `evaluate`, `finish` and other names that look written for a moment,
+    unless another method of the callback names them.
     """
     if _FOREIGN.fullmatch(name):
         meant = _meant(name)
         late = meant in ("epoch", "step") and re.search("begin|start|before", name)
         after = (
-            f" (it comes after the {'update' if meant == 'step' else 'epoch'}; none comes before)"
+            f" (it is called after the {'update' if meant == 'step' else 'epoch'}; none is called before)"
             if late
             else ""
         )
         raise UsageError(
-            f"{label}: nobody calls its method {name}. Did you mean {_written(meant)}{after}? The moments are "
+            f"{label}: its method {name} is never called. Did you mean {_written(meant)}{after}? The moments are "
             f"{_listed(MOMENTS)} (docs/add-a-part.md). If you call it yourself, rename it, such as to _{name}."
         )
     if _is_named(callback, method, name):
@@ -112,12 +112,12 @@ def _check_name(callback: Callback, method: Any, name: str, label: str) -> None:
     close = near(name, MOMENTS) if _takes_moment(method) else None
     if likely := _meant(name) if _MOMENT_LIKE.fullmatch(name) and _may_be_for_moment(method) else close:
         raise UsageError(
-            f"{label}: nobody calls its method {name}. Did you mean {_written(likely)}? If you call it yourself, "
+            f"{label}: its method {name} is never called. Did you mean {_written(likely)}? If you call it yourself, "
             f"rename it to _{name}."
         )
     if _is_for_moment(method):
         raise UsageError(
-            f"{label}: nobody calls its method {name}. The trainer calls {_listed(MOMENTS)} (docs/add-a-part.md). "
+            f"{label}: its method {name} is never called. The trainer calls {_listed(MOMENTS)} (docs/add-a-part.md). "
             f"If you call it yourself, rename it to _{name}."
         )
 
@@ -152,17 +152,17 @@ def _check_call(method: Any, name: str, label: str) -> None:
 
 
 def is_overridden(callback: Callback, name: str) -> bool:
-    """Whether the callback's class overrides the method, or a function was assigned to the object."""
+    """True if the callback's class overrides the method, or a function was assigned to the object."""
     return _unbound(getattr(callback, name)) is not vars(Callback)[name]
 
 
 def _takes_moment(method: Any) -> bool:
-    """Whether it takes one argument, or its first is a moment by name or type."""
+    """True if it takes one argument, or its first is a moment by name or type."""
     return _takes(method, 1) or _is_for_moment(method)
 
 
 def _may_be_for_moment(method: Any) -> bool:
-    """Whether it may have been written for a moment, or for another tool's trainer: it needs one argument, of no other
+    """True if it may have been written for a moment, or for another tool's trainer: it needs one argument, of no other
     declared type.
     """
     first = _first(method)
@@ -172,7 +172,7 @@ def _may_be_for_moment(method: Any) -> bool:
 
 
 def _is_for_moment(method: Any) -> bool:
-    """Whether it was written for a moment: its first argument is named `moment`, or annotated as Moment."""
+    """True if it was written for a moment: its first argument is named `moment`, or annotated as Moment."""
     first = _first(method)
     if first is None:
         return False
@@ -189,7 +189,7 @@ def _first(method: Any) -> inspect.Parameter | None:
 
 
 def _is_named(callback: Callback, method: Any, name: str) -> bool:
-    """Whether another method of the callback names this one, and so may call it; or is the same one, renamed."""
+    """True if another method of the callback names this one, and so may call it, or is an alias of it."""
     kinds = [kind for kind in type(callback).__mro__ if kind not in Callback.__mro__]
     members = [
         (word, value) for place in (*kinds, callback) for word, value in vars(place).items() if word != name
@@ -212,14 +212,15 @@ def _function(method: Any) -> Any:
 
 
 def _functions(value: Any) -> Iterator[Any]:
-    """The functions behind a class attribute: a method, a property, a decorated method."""
+    """Yields the functions of a class attribute: a method, a property, a decorated method."""
     for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
         if callable(function) or isinstance(function, (classmethod, staticmethod)):
             yield _function(function)
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The attributes that code names, also in functions within it, and its strings, which may be looked up by name."""
+    """Yields the attributes that code names, also in functions within it, and its strings, since they may be looked up
+    by name."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -229,7 +230,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _takes(method: Any, number: int) -> bool:
-    """Whether it can be called with `number` arguments; taken to be so if Python knows no signature."""
+    """True if it can be called with `number` arguments, or Python knows no signature."""
     if not callable(method):
         return False
     try:

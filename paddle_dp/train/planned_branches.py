@@ -1,4 +1,4 @@
-"""What `check` has to know of a model with branches, which only a forward of some samples shows."""
+"""The assignment of a model's branches for `check`: only a forward of some samples shows it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from paddle_dp.structure import mapped
 
 
 def assign_branches(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[Layout, Blocks]:
-    """The layout and the weights, with which rank has which branches, and what they exchange, `width` bytes a number.
+    """The layout and the weights with each rank's branches and their traffic, at `width` bytes per number.
 
     Builds the whole model, and runs it on the first two samples, as every rank does when it begins. Raises DataError
-    where these cannot be read, UsageError for a table that is not what the model does.
+    if these cannot be read, UsageError for a table that does not match the model.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Paddle's frozen BatchNorms, in a trial
@@ -36,14 +36,14 @@ def assign_branches(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) 
 
 
 def rank_model(recipe: Recipe, layout: Layout, tensor_rank: int) -> nn.Layer:
-    """What a rank of the tensor axis has of the model."""
+    """The model with the branches of one rank of the tensor axis."""
     model = _model(recipe)
     keep_share(model, first_inputs(recipe), layout.degrees.tensor, tensor_rank)
     return model
 
 
 def first_inputs(recipe: Recipe) -> Any:
-    """Of the first two samples, as a model gets them."""
+    """The inputs of the first two samples, as a model gets them."""
     with restoring_globals():
         data = prepared(as_dataset(recipe.dataset.build("train"), 2, "dataset"), recipe.loader)
         inputs, _ = read_samples(data, np.arange(min(2, len(data))), recipe.train.seed, 0)
@@ -51,7 +51,7 @@ def first_inputs(recipe: Recipe) -> Any:
 
 
 def _model(recipe: Recipe) -> nn.Layer:
-    """With the weights that it draws, in this process's memory, on the CPU."""
+    """The model with its initial weights, on the CPU."""
     paddle.set_device("cpu")
     paddle.seed(recipe.train.seed)
     model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)

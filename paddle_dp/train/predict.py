@@ -1,4 +1,4 @@
-"""Gives files to a run's model, in one process, whatever layout trained it: `paddle-dp predict`."""
+"""Predicts files with a run's model of any layout, in one process: `paddle-dp predict`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from paddle_dp.train.inputs import Inputs
 
 @runtime_checkable
 class ReadsFiles(Protocol):
-    """The settings of a data set that read a file as its held-out samples are read."""
+    """The settings of a data set that reads a file as its held-out samples."""
 
     def read_file(self, path: Path) -> Iterable[tuple[Arrays, Array | None]]:
-        """(input, target) of the file's samples; no target where the file has none. Raises DataError with the path."""
+        """Yields (input, target or None) of the file's samples. Raises DataError with the path."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Sample `row` of `file`; `target` is None where the file has none."""
+    """Sample `row` of `file`; `target` is None if the file has none."""
 
     file: Path
     row: int
@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A sample's outputs; `total` and `count` of its loss where it has a target."""
+    """A sample's outputs; `total` and `count` of its loss if it has a target."""
 
     sample: Sample
     outputs: Array
@@ -53,12 +53,12 @@ class Answer:
 
 
 def predict(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Prints what the model of options["checkpoint"] makes of each file of options["files"].
+    """Prints the predictions of the model of options["checkpoint"] for each file of options["files"].
 
-    A classifier: the `top` likeliest classes with their probabilities. Where files have targets, as texts have: the
-    mean loss. Otherwise the outputs. `csv`: as a table with all outputs. `out`: an .npz file for `files` and `rows` [n]
-    and `outputs` [n, …].
-    Raises UsageError for a file that nothing here can read, DataError for one that does not fit the model.
+    For a classifier these are the `top` likeliest classes with their probabilities; for files with targets, such as
+    texts, the mean loss; otherwise the outputs. `csv`: prints a table with all outputs. `out`: an .npz file for `files`
+    and `rows` [n] and `outputs` [n, …].
+    Raises UsageError for a file that cannot be read, DataError for one that does not fit the model.
     """
     files = list(_files(options["files"]))
     out = None if options.get("out") is None else _writable(Path(options["out"]), files)
@@ -82,8 +82,7 @@ def predict(recipe: Recipe, options: dict[str, Any]) -> None:
 
 
 def _trained(recipe: Recipe, options: dict[str, Any], mesh: Any) -> Any:
-    """The plain model with a checkpoint's weights, or their averages, in evaluation mode. The data set is not
-    needed."""
+    """The plain model with a checkpoint's weights, or their averages, in evaluation mode. Needs no data set."""
     import paddle
 
     from paddle_dp.checkpoint.source import WeightsOf
@@ -108,7 +107,7 @@ def _trained(recipe: Recipe, options: dict[str, Any], mesh: Any) -> Any:
 
 
 def _files(paths: Sequence[str]) -> Iterator[Path]:
-    """The files, and those in folders, in the order of their names. Raises UsageError for what is not there."""
+    """Yields the files, and the files in folders ordered by name. Raises UsageError for a missing path."""
     for word in paths:
         path = Path(word)
         if path.is_dir():
@@ -172,7 +171,7 @@ def _answers(model: Any, loss: Loss, batch: list[Sample]) -> Iterator[Answer]:
                 target = paddle.to_tensor(sample.target[None])
                 summed, counted = loss(outputs[row : row + 1], target)
                 total, count = float(summed), number(counted)
-                if count == 1.0:  # the mean over a sample's targets, of which a text's last window has fewer
+                if count == 1.0:  # a mean over the sample's targets: a text's last window has fewer
                     total, count = total * sample.target.size, float(sample.target.size)
             yield Answer(
                 sample=sample, outputs=outputs[row].astype("float32").numpy(), total=total, count=count
@@ -180,7 +179,7 @@ def _answers(model: Any, loss: Loss, batch: list[Sample]) -> Iterator[Answer]:
 
 
 def _classes(loss: Loss, outputs: Array, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The class that each of the outputs [classes] scores; () where they are no scores of classes."""
+    """The names of the classes that the outputs [classes] score; () if they are no scores of classes."""
     if outputs.ndim != 1:
         return ()
     if len(names) == len(outputs):
@@ -189,7 +188,7 @@ def _classes(loss: Loss, outputs: Array, names: tuple[str, ...]) -> tuple[str, .
 
 
 def _writable(out: Path, files: Sequence[Path]) -> Path:
-    """`out`, where it can be written when all is predicted. Raises UsageError otherwise, and for a file to be read."""
+    """Returns `out` if it can be written later. Raises UsageError otherwise, and if it is one of `files`."""
     if out.suffix != ".npz":
         raise UsageError(f"--out {out}: outputs are written as .npz: --out {out.with_suffix('.npz')}")
     if not out.parent.is_dir():
@@ -223,7 +222,7 @@ def _probabilities(scores: Array) -> Array:
 
 
 class _Lines:
-    """A line a sample; of a file with targets one line, with the mean loss over all of its samples."""
+    """Prints a line per sample; for a file with targets one line, with the mean loss over all of its samples."""
 
     def __init__(self, top: int):
         self.top = top
@@ -261,7 +260,7 @@ class _Lines:
 
 
 class _Table:
-    """A CSV table: file, row, the likeliest class with its probability, the loss, and all outputs."""
+    """Writes a CSV table: file, row, the likeliest class with its probability, the loss, and all outputs."""
 
     def __init__(self, stream: Any):
         self._writer = csv.writer(stream, lineterminator="\n")
@@ -285,7 +284,7 @@ class _Table:
             self._writer.writerow(self._header)
         if list(row) != self._header:
             raise DataError(
-                f"{answer.sample.file} gives other columns than the files before it: predict it in a call of its own."
+                f"{answer.sample.file} gives other columns than the files before it: predict it in a separate call."
             )
         self._writer.writerow(list(row.values()))
 

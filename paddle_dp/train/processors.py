@@ -1,4 +1,4 @@
-"""Does every rank compute the same from the same numbers? Finds a processor, or a memory, that computes wrong.
+"""Finds a processor or a memory that computes wrong: does every rank compute the same from the same numbers?
 
 All data ranks compute the gradients of the same samples, with equal weights, and compare them bit by bit. Google and
 Meta report a few such machines in several thousand (Hochschild et al. 2021, «Cores that don't count»; Dixit et al.
@@ -20,13 +20,13 @@ from paddle_dp.parallel import Learner
 from paddle_dp.parallel.repeats import recompute_gradients, shared_batch
 
 Digests = Mapping[str, Sequence[int]]
-"""Of a rank's gradients, by parameter."""
+"""The digests of a rank's gradients, by parameter."""
 
 
 @dataclass(frozen=True)
 class ProcessorFault:
-    """The `parameters` whose gradients differ; `ranks` are those that are wrong, where that can be told (`is_certain`),
-    else those of which some are. `is_repeated`: they computed the same another time, or, if false, something else."""
+    """The `parameters` whose gradients differ. `ranks`: the wrong ranks if `is_certain`, else ranks of which some are
+    wrong. `is_repeated`: whether they computed the same bits the second time."""
 
     ranks: tuple[int, ...]
     parameters: tuple[str, ...]
@@ -37,8 +37,8 @@ class ProcessorFault:
 def check(learner: Learner, batch: Batch, when: str) -> str:
     """Raises ProcessorError, the same on every rank, if ranks compute different gradients from these samples.
 
-    Returns "", or a sentence if nothing can be told, because a rank does not compute the same twice. Collective, and
-    nothing of the training is changed by it.
+    Returns "", or a sentence if ranks do not compute the same twice and cannot be compared. Collective. The training
+    is not changed.
     """
     mesh = learner.mesh
     batch = shared_batch(learner, batch)
@@ -61,7 +61,7 @@ def check(learner: Learner, batch: Batch, when: str) -> str:
 
 
 def _agree(local_digests: Digests, mesh: Mesh) -> bool:
-    """Whether the digests of all ranks with the same slices are equal: one number from each rank. Collective."""
+    """True if the digests of all ranks with the same slices are equal; gathers one number per rank. Collective."""
     numbers = mesh.gather(zlib.crc32(repr(sorted(local_digests.items())).encode()))
     return all(len({numbers[rank] for rank in group}) == 1 for group in groups(mesh.axes))
 
@@ -76,8 +76,8 @@ def groups(axes: Degrees) -> list[list[int]]:
 
 
 def judge(first: Sequence[Digests], second: Sequence[Digests], axes: Degrees) -> ProcessorFault | None:
-    """Which ranks are wrong, from what each computed the first and the second time; None if most do not compute the
-    same twice, as kernels without an order of their sums do."""
+    """The wrong ranks, by their first and second results. None if several data ranks, half of them or more, do not
+    compute the same twice, like kernels that sum in no fixed order."""
     unsteady = [rank for rank in range(axes.ranks) if first[rank] != second[rank]]
     readers = {axes.dp_rank(rank) for rank in unsteady}
     if len(readers) > 1 and 2 * len(readers) >= axes.dp_size:
@@ -114,7 +114,7 @@ def _sentence(finding: ProcessorFault, hosts: Sequence[str], mesh: Mesh) -> str:
     ranks = f"rank{'s' * (len(finding.ranks) > 1)} {named}"
     more = f" and {len(finding.parameters) - 1} more" if len(finding.parameters) > 1 else ""
     names = f"the gradient of '{finding.parameters[0]}'{more}"
-    do = "Leave that machine out, and go on from a checkpoint of before; weights since the last such look may be wrong."
+    do = "Leave that machine out, and resume an earlier checkpoint; weights since the last such check may be wrong."
     if mesh.dp_size == 1 or not finding.is_repeated:
         twice = "computed something else at the second time from the same weights and samples"
         return f"{ranks} {twice}: {names}. Its processor or its memory is at fault, now and then. {do}"

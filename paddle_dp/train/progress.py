@@ -18,11 +18,11 @@ class Progress:
     samples: int = 0
 
     def advance(self, samples: int) -> Progress:
-        """After one update from a global batch of `samples`."""
+        """The progress after one update from a global batch of `samples`."""
         return replace(self, batch=self.batch + 1, step=self.step + 1, samples=self.samples + samples)
 
     def next_epoch(self) -> Progress:
-        """After the last batch of an epoch."""
+        """The progress after the last batch of an epoch."""
         return replace(self, epoch=self.epoch + 1, batch=0)
 
     def state(self) -> dict[str, Any]:
@@ -30,9 +30,9 @@ class Progress:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Progress:
-        """From what `state` gave; a count that an older version did not keep is 0.
+        """Restores the result of `state`; a count that an older version did not keep is 0.
 
-        Raises ValueError with the counts that this version does not know: to forget them would be another training.
+        Raises ValueError with the counts that this version does not know: without them it would be another training.
         """
         unknown = sorted(state.keys() - {field.name for field in fields(cls)})
         if unknown:

@@ -1,4 +1,4 @@
-"""What becomes of an update that the judge refused: the error, or the record of it, and the line on the screen.
+"""Handles an update that the judge refused: the error, or the record of it, and the line on the screen.
 
 Everything here is collective: all ranks judge alike, and make the same refusals.
 """
@@ -29,11 +29,11 @@ class Refusals:
 
     def __init__(self, judge: LossGuard, learner: Learner, loader: Loader, soundness: NumericsCheck):
         self.judge, self.learner, self.loader, self.soundness = judge, learner, loader, soundness
-        self._foreign: dict[Path, int] = {}  # not this training's checkpoints, and when they were written
+        self._foreign: dict[Path, int] = {}  # checkpoints of another training, and when they were written
 
     def begin(self, step: int) -> None:
-        """The training begins after `step`: checkpoints of later steps in its folder are those of a training that was
-        abandoned for this one, and it must not go back to them until it has replaced them."""
+        """Call it before the training begins, after `step`: checkpoints of later steps in its folder belong to an
+        abandoned training, and this one must not go back to them until it has replaced them."""
         if self.judge.guard.non_finite != "rewind" or not self.learner.mesh.is_main:  # it looks for all ranks
             return
         saved = checkpoints.checkpoints(self.soundness.run.folder / "checkpoints")
@@ -42,7 +42,7 @@ class Refusals:
     def refusal_of(self, batch: Batch, step: int, metrics: Mapping[str, float]) -> Refusal:
         """The refusal of update number `step`, which was just refused with these metrics. Collective.
 
-        Raises NotFiniteError or SpikeError where the recipe says stop, or where too many batches in a row are refused.
+        Raises NotFiniteError or SpikeError if guard.non_finite is stop, or too many batches in a row are refused.
         """
         judge, action = self.judge, self.judge.guard.non_finite
         loss, norm, samples = metrics["loss"], metrics["gradient_norm"], self._samples(batch)
@@ -69,7 +69,7 @@ class Refusals:
         raise self.soundness.explained(error, step)
 
     def repetition(self, batch: Batch, step: int) -> Refusal | None:
-        """The refusal of a batch that is left out since the training went back before it; None for any other."""
+        """The refusal of a batch that is skipped since the training went back before it; None for any other."""
         if (batch.epoch, batch.index) not in self.judge.left_out:
             return None
         return Refusal(
@@ -78,7 +78,7 @@ class Refusals:
         )  # fmt: skip
 
     def checkpoint_before(self, step: int) -> Path | None:
-        """The newest good checkpoint of at most `step` updates in the run's folder, or else that which the run resumed;
+        """The newest good checkpoint of at most `step` updates in the run's folder, or else the resumed checkpoint;
         None if there is none. Collective."""
         run = self.soundness.run
         others = [path for path, written in self._foreign.items() if _written(path) == written]
@@ -86,7 +86,7 @@ class Refusals:
         return path or (run.resumed.folder if run.resumed is not None else None)
 
     def show(self, refusal: Refusal, back_to: int | None = None) -> None:
-        """A line on the screen. `back_to`: the step that the training goes back to."""
+        """Prints a line. `back_to`: the step that the training goes back to."""
         if not self.learner.mesh.is_main:
             return
         done = "the update was skipped" if back_to is None else f"back to the checkpoint of step {back_to}"
@@ -104,7 +104,7 @@ class Refusals:
         return [int(index) for index in self.loader.sampler.global_batch(batch.epoch, batch.index)]
 
     def _first(self, batch: Batch, norm: float) -> str:
-        """A sentence on where the first number that is not finite comes from. Collective."""
+        """A sentence on the source of the first number that is not finite. Collective."""
         if found := find_not_finite(self.learner, batch):
             return found
         gradient = "" if math.isfinite(norm) else self.soundness.first_gradient(self.learner.faulty_gradients)
@@ -117,7 +117,7 @@ class Refusals:
 
 
 def _written(checkpoint: Path) -> int:
-    """When, in nanoseconds by its disk's clock; 0 for one that is not there, or half of one."""
+    """When a checkpoint was written, in nanoseconds by its disk's clock; 0 if it is missing or incomplete."""
     try:
         return (checkpoint / MANIFEST).stat().st_mtime_ns
     except OSError:

@@ -1,15 +1,15 @@
-"""Training in rounds, in which no rank waits for another: between two meetings each computes what shares it comes to.
+"""Asynchronous training loop: between two meetings each rank processes as many shares as it can.
 
-A step is one global batch, as ever. Within a round ranks claim shares of global batches, in order (train/claims.py), so
-that a slow rank computes fewer, and each sample of an epoch is learned from exactly once. A rank's progress there
-counts the global batches all of whose shares have been handed out; at a meeting they are done. The ranks meet where the
-training needs one state: where a callback that does not read is due (an evaluation, a checkpoint), where weights are
-checked, at the end of an epoch and of the training, and when one of them was asked to stop.
+A step is one global batch. Within a round ranks claim shares of global batches, in order (train/claims.py), so a slow
+rank computes fewer, and each sample of an epoch is learned exactly once. Within a round a rank's progress counts global
+batches that have been handed out entirely; at a meeting these are done. The ranks meet when the training needs one
+state: when a callback that does not read is due (an evaluation, a checkpoint), when weights are checked, at the end of
+an epoch and of the training, and when a rank was asked to stop.
 
 Callbacks that read are called on each rank when its progress passes their step. On the main rank their numbers are
-means over the shares of that step, and of earlier ones, that were reported until then; elsewhere over the rank's own.
-Where there is none, they are the last known; before the first, a line has no loss. Only where the ranks have met such a
-callback may do collective work (`Moment.together`).
+means over the shares of this and earlier steps reported until then; on other ranks, over the rank's shares. Without new
+shares they are the last known numbers; before the first, a line has no loss. Callbacks may do collective work only when
+the ranks have met (`Moment.together`).
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class AsyncRounds(Moments):
                 self._call_epoch()
 
     def _round(self, claims: WorkQueue) -> None:
-        self._local_sums: list[Sums] = []  # of shares of this rank, since its last line
+        self._local_sums: list[Sums] = []  # of this rank's shares since its last line
         self._waited = 0.0
-        self._speed: Numbers = {}  # of the lines that are written at once
+        self._speed: Numbers = {}  # shared by lines that are written at once
         self._batch: Batch | None = None
         self._bad_loss: float | None = None  # a loss that is not finite
-        self._done_at = time.perf_counter()  # when its last share was done
-        self._spent = sum(heartbeat.spent().values())  # without waiting, until then
+        self._done_at = time.perf_counter()  # when this rank's last share was done
+        self._spent = sum(heartbeat.spent().values())  # seconds without waiting until then
         claims.begin(self.progress.batch, self._next_meeting())
         worker = self._worker
         worker.begin_round()
@@ -100,7 +100,7 @@ class AsyncRounds(Moments):
         return any(not callback.reads for callback in self.callbacks.due_at_step(step, last=False))
 
     def _compute(self, batch: Batch, claims: WorkQueue) -> None:
-        """A share that this rank has claimed."""
+        """Computes a share that this rank has claimed, and reports it."""
         self._come_to(batch.index, claims)
         self._waited, self._batch = self._waited + batch.waited, batch
         step = self.progress.step + 1
@@ -130,8 +130,8 @@ class AsyncRounds(Moments):
         heartbeat.enter("data")
 
     def _come_to(self, batch: int, claims: WorkQueue) -> None:
-        """All shares of the global batches before this one are handed out. Where several lines are due at once, they
-        have one speed: that of all these steps together."""
+        """Advances the progress to `batch`: all shares of earlier global batches are handed out. Lines that are due at
+        once have one speed, measured over all their steps."""
         self._speed = {}
         for number in range(self.progress.batch, batch):
             self._count(number)
@@ -144,7 +144,7 @@ class AsyncRounds(Moments):
         self._waited = 0.0
 
     def _pass(self, claims: WorkQueue, met: bool = False) -> None:
-        """Counts a step, and calls the callbacks that are due then: those that do not read, where the ranks have
+        """Counts a step, and calls the callbacks that are due, but those that do not read only if the ranks have
         met."""
         number, step = self.progress.batch, self.progress.step + 1
         due = self.callbacks.due_at_step(step, step >= self.total_steps)
@@ -177,8 +177,8 @@ class AsyncRounds(Moments):
         return {**known, "lr": rate, **speed, **({"waiting": known["waiting"]} if "waiting" in known else {})}
 
     def _agree(self, claims: WorkQueue) -> int:
-        """Where the round has stopped; raises NotFiniteError where a loss was not finite, and learns whether and why
-        the training is to stop. Collective, and the same on every rank."""
+        """Returns the batch at which the round stopped, and sets whether and why the training is to stop. Raises
+        NotFiniteError if a loss was not finite. Collective; the same on every rank."""
         heartbeat.enter("exchange")
         rows = self.mesh.gather([claims.end(), self.stopped, self._bad_loss])
         stop: int = rows[0][0]

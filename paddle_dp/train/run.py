@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Proof:
-    """What is proven about a run: `verdict`, the key of a verdict of `paddle-dp verify` on just this training, if there
-    is one; `sentence`: what it says, or how to get one."""
+    """The proof of a run. `verdict`: the key of `paddle-dp verify`'s verdict on just this training, or None;
+    `sentence`: the verdict in words, or how to get one."""
 
     sentence: str
     verdict: str | None = None
@@ -33,8 +33,8 @@ class Run:
 
     `recipe` is None for a training described in Python. `resumed`: the checkpoint that it resumes, and `changes`:
     sentences on the settings that differ from that checkpoint's. `layout`: how the model is split over the ranks.
-    `identity`: the facts that its checkpoints keep. `max_time`: after so many seconds of this process it stops.
-    `proof` looks for the proof of a recipe that promises one process's result; None where it cannot have one.
+    `identity`: the facts that its checkpoints keep. `max_time`: seconds of this process after which it stops.
+    `proof` looks for the proof of a recipe that promises one process's result; None if it cannot have one.
     """
 
     name: str

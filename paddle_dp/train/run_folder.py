@@ -1,4 +1,4 @@
-"""Whether a run's folder and its files are still there: somebody may delete, rename or empty it in mid-run."""
+"""Detects that a run's folder was deleted, renamed or emptied during the run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from paddle_dp.errors import LostFolderError
 
-EVERY = 2.0  # seconds between two looks
+EVERY = 2.0  # seconds between two checks
 FILES = frozenset({"recipe.yaml", "metrics.jsonl"})  # a run makes each once, and needs it to its end
 
 
 class RunFolder:
-    """Compares what is at `path` with the folder that was there when the run began, and with what was seen in it."""
+    """Compares the folder at `path` with the run's original folder, and with the files seen there."""
 
     def __init__(self, path: Path):
         self.path, self._folder = path, -1
@@ -21,22 +21,22 @@ class RunFolder:
         self.begin()
 
     def begin(self) -> None:
-        """The folder that is there now is the run's: an older run has been moved out of its way."""
+        """Takes the present folder as the run's: an older run has been moved out of its way."""
         self.__del__()
         self._folder, self._looked, self._is_lost, self._known_files = -1, -EVERY, False, set()
         self.is_lost(now=True)
 
     def is_lost(self, now: bool = False) -> bool:
-        """Whether another folder, or none, is at the path, or one without what was seen in it: a file of the run, or
-        everything (`rm -r RUN/*` leaves the lock). Looked up every two seconds, or `now`."""
+        """True if another folder, or none, is at the path, or a file of the run or all files (`rm -r RUN/*` leaves the
+        lock) have disappeared. Checked every two seconds, or `now`."""
         if self._is_lost or (not now and time.monotonic() < self._looked + EVERY):
             return self._is_lost
         self._looked = time.monotonic()
         try:
-            if self._folder < 0:  # that of a script is made by who writes first
+            if self._folder < 0:  # a script's folder is made by its first writer
                 self._folder = os.open(
                     self.path, os.O_RDONLY | os.O_DIRECTORY
-                )  # open, its number goes to no other
+                )  # while it is open, its inode is not reused
             there = {name for name in os.listdir(self.path) if not name.startswith(".")}
             is_other = not os.path.samestat(os.fstat(self._folder), os.stat(self.path))
             is_emptied = bool(self._known_files) and not there
@@ -54,7 +54,7 @@ class RunFolder:
 
 
 def lost(path: Path, step: int) -> LostFolderError:
-    """What to say where a run's folder is lost after update `step`."""
+    """The error for a run's folder that is lost after update `step`."""
     return LostFolderError(
         f"{path} was deleted, renamed, replaced or emptied while the training ran: its recipe, metrics, logs or "
         f"earlier checkpoints are no longer there. The training ends after step {step}; a recipe with `checkpoint` has "

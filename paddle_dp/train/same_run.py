@@ -1,8 +1,8 @@
-"""Compares a training with the checkpoint that it resumes: what decides the result is kept in the checkpoint.
+"""Compares a training with the checkpoint that it resumes, which keeps all facts that decide the result.
 
 The rule: a resume is refused if a run with the new settings from step 0 would not have reached this checkpoint. So the
-number of ranks, the layout, the data's path, or the part of a schedule that is still to come may change; the loss may
-not, unless --accept names it, and then the checkpoints that follow record it.
+number of ranks, the layout, the data's path, or the future part of a schedule may change; the loss may not, unless
+--accept names it: then later checkpoints record the change.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 _MAX_LAYER_SETTINGS = 4000  # settings of layers that a checkpoint keeps one by one
 _ALL_LAYERS = "model.all_layers"
 _NAMED = 8  # changes that a message names one by one
-_POINTS = 64  # updates, spread over a schedule, whose rate is kept
+_POINTS = 64  # rates of a schedule that are kept, at updates spread over it
 _MAX_VALUE_CHARS = 60  # characters of a value in a message
 _ABSENT = "not there"
 
-# The verdict on a change, by the longest of these prefixes of its key. docs/checks.md has the reasons.
+# The longest of these prefixes of its key decides the verdict on a change. docs/checks.md has the reasons.
 FREE, NOTED, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "never"
 VERDICTS = {
     "": REFUSED,
@@ -90,7 +90,7 @@ def identity(
     loaders: Mapping[str, Loader | None],
     prints: Mapping[str, Any],
 ) -> RunSignature:
-    """The identity of this training. `loaders`, and `prints`, the fingerprints of their data sets: by split."""
+    """The identity of this training. `loaders` and `prints`, the fingerprints of their data sets, are by split."""
     data = {
         split: {"samples": len(loader.dataset), "read": prints.get(split, {})}
         for split, loader in loaders.items()
@@ -136,7 +136,7 @@ def compare(
 
 
 def _described(setup: TrainerSpec, task: Task) -> dict[str, Any]:
-    """The recipe by dotted key; for a script, its settings and those of its objects, under such keys."""
+    """The recipe by dotted key; for a script, the settings of the script and its objects, under such keys."""
     if (recipe := setup.recipe) is not None:
         codes = recipe_code(recipe)
         others = {key: code for key, code in module_code().items() if code not in codes.values()}
@@ -192,7 +192,7 @@ def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainerSpec) -> l
 
 
 def _data(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]:
-    """For each split, the first group of samples that differs from the checkpoint's."""
+    """The first group of samples in each split that differs from the checkpoint's."""
     changes = []
     for split, label, verdict in (("train", "training", REFUSED), ("test", "held-out", NOTED)):
         before, after = saved.get(split), now.data.get(split)
@@ -212,7 +212,7 @@ def _data(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]:
 
 
 def data_changes(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]:
-    """What is known to differ from the training data `past` by a checkpoint or a certificate; [] for none."""
+    """The known differences from the training data in a checkpoint or a certificate (`saved`); [] for none."""
     before, after = saved["train"]["samples"], now.data["train"]["samples"]
     if before != after:
         return [RunChange("samples in the data set", before, after, NEVER)]
@@ -222,7 +222,7 @@ def data_changes(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]
 def _settings(
     saved: Mapping[str, Any], now: RunSignature, task: Task, setup: TrainerSpec
 ) -> Iterator[RunChange]:
-    """The facts that differ."""
+    """Yields the facts that differ."""
     facts, past = now.state()["facts"], (saved.get("identity") or {}).get("facts")
     same_version = past is not None and past.get("package paddle_dp") == facts["package paddle_dp"]
     if past is None:  # an older version saved it, with its recipe only, if there was one
@@ -247,9 +247,9 @@ def _settings(
         ):
             continue
         if _ABSENT in (was, value) and (not same_version or key.startswith(MODULE_PREFIX)):
-            continue  # it has come or gone with the version; modules, with what was imported before
+            continue  # the version has added or removed it; earlier imports add modules
         if key == _ALL_LAYERS and not same_version:
-            continue  # settings may have come or gone among them
+            continue  # the version may have added or removed settings
         verdict = _verdict(key, was, value, task)
         if key == "train.drop_last" and now.data["train"]["samples"] % setup.batch == 0:
             verdict = NOTED  # there is no short batch
@@ -289,7 +289,7 @@ def _rates(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
 
 
 def _copied(schedule: Any) -> Any:
-    """A copy of a schedule, and of those within it, that can be stepped; their functions are shared."""
+    """A copy of a schedule, and of schedules within it, that can be stepped; their functions are shared."""
     copied = copy.copy(schedule)
     within = {k: _copied(value) for k, value in vars(copied).items() if isinstance(value, lr.LRScheduler)}
     vars(copied).update(within, verbose=False)
@@ -297,7 +297,7 @@ def _copied(schedule: Any) -> Any:
 
 
 def _is_function_of_step(schedule: Any) -> bool:
-    """Whether a schedule of Paddle's, and the one within it, computes the rate of any step without earlier ones."""
+    """True if a schedule of Paddle's, and any within it, computes the rate of any step without earlier ones."""
     if not isinstance(schedule, lr.LambdaDecay) and type(schedule).__module__ != lr.__name__:
         return False
     recursive = (lr.ReduceOnPlateau, lr.MultiplicativeDecay, lr.LinearLR)
@@ -306,8 +306,8 @@ def _is_function_of_step(schedule: Any) -> bool:
 
 
 def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence[float] | None]:
-    """Whether rates can be compared; and (step, rate, rate now) of the first update, up to the next one, whose rate
-    differs.
+    """Returns whether rates can be compared, and (step, rate, rate now) of the first update with another rate, up to
+    the next one, or None.
     """
     step = int(saved["progress"]["step"])
     before = [point for point in (saved.get("identity") or {}).get("rates", []) if point[0] < step]
@@ -333,27 +333,27 @@ def _judged(changes: list[RunChange], known: bool, other: Sequence[float] | None
         refused = other is not None or (not known and change.key.startswith("schedule"))
         return replace(change, verdict=REFUSED if refused else NOTED, note=note)
 
-    if other is not None and all(change.verdict != RATES for change in changes):  # its code is another
+    if other is not None and all(change.verdict != RATES for change in changes):  # its code has changed
         changes = [*changes, RunChange("schedule", "another function", "this one", RATES)]
     return [judged(change) for change in changes]
 
 
 def are_same(was: Any, now: Any) -> bool:
-    """As JSON; paths to files with the same bytes are the same."""
+    """True if the values are equal as JSON, or paths to files with the same bytes."""
     if all(isinstance(value, Mapping) and "path" in value for value in (was, now)):
         return bool(was["crc32"] == now["crc32"])
     return json.dumps(was, sort_keys=True) == json.dumps(now, sort_keys=True)
 
 
 def is_path(key: str, *values: Any) -> bool:
-    """Whether a setting of a data set is a path: the samples themselves are compared."""
+    """True if a setting of a data set is a path: the samples are compared instead."""
     word = key.rpartition(".")[2].lower()
     path = any(isinstance(value, Mapping) or (isinstance(value, str) and os.sep in value) for value in values)
     return path or any(place in word for place in _PATH_NAMES)
 
 
 def _is_in(key: str, accept: Sequence[str]) -> bool:
-    """Whether a key was accepted, by itself or by a prefix."""
+    """True if a key was accepted, by itself or by a prefix."""
     return any(key == word or key.startswith((f"{word}.", f"{word} ")) for word in accept)
 
 
@@ -371,15 +371,15 @@ def _refusal(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: Traine
     return (
         f"{checkpoint.folder} cannot be resumed as the same run: {shown}{more}. Give {old}, "
         + ("" if never else f"or accept {them}: {how}, ")
-        + f"or {another} for a new run (what is in its folder is moved aside, not lost)."
-        + (f" {', '.join(never)} cannot be accepted; the rest can: {how}." if never and keys else "")
+        + f"or {another} for a new run (its folder's content is moved aside, not lost)."
+        + (f" {', '.join(never)} cannot be accepted; the others can: {how}." if never and keys else "")
         + (f" To begin a new run with its weights: {_from_weights(checkpoint, recipe)}." if never else "")
         + (" docs/checks.md lists what may change freely." if keys else "")
     )
 
 
 def _from_weights(checkpoint: Checkpoint, recipe: bool) -> str:
-    """How a new run takes the weights of this checkpoint: it may have another batch, and other data."""
+    """How to begin a new run with the weights of this checkpoint: it may have another batch, and other data."""
     if "base" in checkpoint.state:  # an adapter alone
         return f"paddle-dp merge {checkpoint.folder} -o FILE, then load.path=FILE, without --resume, in another folder"
     if recipe:

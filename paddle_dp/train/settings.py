@@ -1,4 +1,4 @@
-"""What an object was made with, as JSON values by name: numbers, texts, lists, arrays, and functions by their kind."""
+"""An object's settings, as JSON values by name: numbers, texts, lists, arrays, and functions by their kind."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _PATHS = {"path", "folder", "dir", "directory", "file", "filename", "name", "roo
 _DEVICES = re.compile(
     r"(place\()?(undefined|cpu|[a-z]*gpu(_pinned)?|cuda|xpu|npu|mlu|dcu|custom\w*)(:\d+)?\)?"
 )
-# Words of names that are this process's own: `local_rank`, `gpu_id`.
+# Words in names of settings that differ between processes: `local_rank`, `gpu_id`.
 _NUMBERS, _PLACED = {"rank", "pid", "port"}, {"device", "gpu", "cuda"}
-_AT = re.compile(r" at 0x[0-9a-f]+")  # in what Python prints of an object
+_AT = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object
 _RANDOM_ID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?4[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}")  # uuid4
 _EPOCH = 1.6e9  # seconds since 1970, in 2020: no setting is as large and has a fraction
 _ADDRESS = "an object of this process"
-_ENTRIES = 100  # of a list or dict whose entries are looked into one by one
+_ENTRIES = 100  # a longer list or dict is not described entry by entry
 _GENERATED = re.compile(r"\w+_\d+(\.\w+)*")  # Paddle's names of layers and parameters, which count up
-_DEPTH = 3  # objects within objects that are looked into
+_DEPTH = 3  # levels of objects within objects that are described
 _MAX_ARRAY_BYTES = 2**28  # bytes of an array that is worth reading to compare it
 _MAX_LIST_CHARS = 1000  # characters of a list that are kept as they are
 _NOTHING = object()
@@ -53,10 +53,10 @@ def kind_of(thing: Any) -> str:
 
 
 def settings_of(thing: Any, depth: int = _DEPTH, named: frozenset[str] | None = None) -> dict[str, Any]:
-    """The settings of an object: its attributes, and its class's defaults; of a function its closure, its defaults and
-    the globals that it reads; of a partial the arguments; of a method its object's settings, too. Of a user's object
-    inside another one only the attributes in `named`, which the code that holds it names, and those that its own
-    methods name: a configuration may have many more.
+    """The settings of an object: its attributes, and its class's defaults; for a function its closure, its defaults and
+    the globals that it reads; for a partial the arguments; for a method its object's settings, too. For a user's object
+    inside another one, only the attributes that the holding code names (`named`), or the object's methods: a
+    configuration may have many more.
 
     Paths, devices and this rank's number may differ, and are left out.
     """
@@ -88,8 +88,8 @@ def tensors_of(layer: nn.Layer) -> dict[str, Any]:
 
 
 def hooks_of(layer: nn.Layer) -> dict[str, Any]:
-    """The kinds and settings of what runs before and behind a layer's forward, such as spectral norm; not those that
-    this package has put there."""
+    """The kinds and settings of the hooks before and after a layer's forward, such as spectral norm, without this
+    package's hooks."""
     facts: dict[str, Any] = {}
     for word, table in (("before", layer._forward_pre_hooks), ("behind", layer._forward_post_hooks)):
         foreign = [hook for hook in table.values() if not _is_package_hook(hook)]
@@ -102,15 +102,15 @@ def hooks_of(layer: nn.Layer) -> dict[str, Any]:
 
 
 def _is_package_hook(hook: Any) -> bool:
-    """Whether a hook, or the function of a `partial`, is this package's."""
+    """True if a hook, or the function of a `partial`, is this package's."""
     return kind_of(hook.func if isinstance(hook, partial) else hook).startswith("paddle_dp.")
 
 
 def described(
     values: Mapping[str, Any], depth: int = _DEPTH, named: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Those of `values` that can be compared, as JSON; functions, schedules and own objects among them with their own
-    settings. `named`: the names in the code that has the values."""
+    """The `values` that can be compared, as JSON; functions, schedules and users' objects with their settings. `named`:
+    the names in the code that has the values."""
     facts: dict[str, Any] = {}
     for name, value in values.items():
         if value is None or may_differ(name, value):
@@ -139,7 +139,7 @@ def _within(value: Any, depth: int, named: frozenset[str]) -> dict[str, Any]:
 
 
 def may_differ(name: str, value: Any) -> bool:
-    """Whether a setting says where or when something is or runs, or which rank this is."""
+    """True if a setting is a location, a device, a time, a random id, or this rank's number."""
     tokens = name.lower().strip("_").split("_")
     if isinstance(value, float):
         return _EPOCH < value <= time.time() and not value.is_integer()
@@ -156,7 +156,7 @@ def may_differ(name: str, value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON value that is the same for the same numbers and words; _NOTHING where there is none."""
+    """A JSON value that is the same for the same numbers and words; _NOTHING if there is none."""
     if isinstance(value, Enum):
         return str(value)
     if isinstance(value, str):
@@ -183,7 +183,7 @@ def _plain(value: Any) -> Any:
 
 
 def _by_label(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
-    """The entries of a dict by words that are the same in each process: keys may be objects, or their addresses."""
+    """The entries of a dict by labels that are the same in each process: keys may be objects, or their addresses."""
     entries: dict[str, Any] = {}
     for key, entry in pairs:
         plain = _NOTHING if isinstance(key, paddle.Tensor) else _plain(key)
@@ -193,8 +193,8 @@ def _by_label(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def _is_address(value: int) -> bool:
-    """Whether a number is `id()` of an object that is alive, such as a parameter: another in each process.
-    (Linux has a process above 2**44: smaller numbers need no search.)"""
+    """True if a number is the `id()` of a live object, such as a parameter: it differs between processes. (A Linux
+    process has its memory above 2**44: smaller numbers need no search.)"""
     if value % 8 or not 2**44 < value < 2**48:
         return False
     if value not in _alive:
@@ -203,11 +203,11 @@ def _is_address(value: int) -> bool:
     return value in _alive
 
 
-_alive: set[int] = set()  # as it was when it was last asked
+_alive: set[int] = set()  # ids of the objects at the last search
 
 
 def _plain_item(value: Any) -> Any:
-    """What lies in a list or a dict; but the model's parameters, as in an LSTM's list of them, are no settings."""
+    """An item of a list or a dict; the model's parameters, as in an LSTM's list of them, are no settings."""
     return _NOTHING if isinstance(value, Parameter) else _plain(value)
 
 
@@ -224,7 +224,7 @@ def _array(value: Any) -> Any:
     """«float32[2], CRC-32 0a1b2c3d»."""
     if isinstance(value, paddle.Tensor):
         if not (value._is_initialized() and value.stop_gradient):
-            return _NOTHING  # what is learned, or made of it, is no setting
+            return _NOTHING  # learned tensors, and tensors made of them, are no settings
         dtype, size = str(value.dtype).rpartition(".")[2], value.numel().item() * value.element_size()
     else:
         dtype, size = str(value.dtype), value.nbytes
@@ -238,8 +238,8 @@ def _array(value: Any) -> Any:
 
 
 def _is_looked_into(value: Any) -> bool:
-    """Whether a value's own settings count: functions, schedules, layers without trained parameters, such as the loss
-    that a function calls, and objects of a user's class, such as a configuration."""
+    """True if a value's settings count: functions, schedules, layers without trained parameters, such as the loss that
+    a function calls, and objects of a user's class, such as a configuration."""
     if isinstance(value, nn.Layer):
         return all(p.stop_gradient for p in value.parameters())
     if isinstance(value, FunctionType):
@@ -248,15 +248,15 @@ def _is_looked_into(value: Any) -> bool:
 
 
 def _is_user_object(value: Any) -> bool:
-    """Whether an object is of a user's class, or a namespace."""
+    """True if an object is of a user's class, or a namespace."""
     if isinstance(value, (SimpleNamespace, argparse.Namespace)):
         return True
     return not isinstance(value, (type, FunctionType, nn.Layer)) and not is_library(type(value).__module__)
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    """An object's own attributes, also in slots. Private ones count for users' classes, and for layers (ELU keeps
-    `_alpha`), without those that every layer has."""
+    """The attributes of an object itself, also in slots. Private ones count for users' classes, and for layers (ELU
+    keeps `_alpha`), without the attributes that every layer has."""
     attributes = {**_in_slots(thing), **getattr(thing, "__dict__", {})}
     if isinstance(thing, nn.Layer):
         return {name: value for name, value in attributes.items() if name not in _layer_attributes()}
@@ -266,7 +266,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 @cache
 def _named_by(kind: Any) -> frozenset[str]:
-    """The names in the methods of a user's class, without those that Python writes (a dataclass's)."""
+    """The names in the methods of a user's class, without generated methods (a dataclass's)."""
     functions = [
         function
         for base in kind.__mro__
@@ -281,7 +281,7 @@ def _named_by(kind: Any) -> frozenset[str]:
 
 
 def _function_of(value: Any) -> Any:
-    """The function behind a class attribute that is a class or static method, or a property."""
+    """The function of a class attribute that is a class or static method, or a property."""
     if isinstance(value, (classmethod, staticmethod)):
         return value.__func__
     return value.fget if isinstance(value, property) else value
@@ -328,8 +328,8 @@ def _closed(function: FunctionType) -> dict[str, Any]:
 
 
 def _entries_named(value: Any, names: frozenset[str]) -> Any:
-    """Of a dict around a function, the entries whose keys the function names, if it names any: the settings of a whole
-    script may be in it."""
+    """The entries of a dict that a function names, if any: the dict may have a whole script's settings. Other values
+    are unchanged."""
     if not isinstance(value, Mapping):
         return value
     some = {key: entry for key, entry in value.items() if isinstance(key, str) and key in names}

@@ -1,4 +1,4 @@
-"""The description of a training that `Assembly` takes, made from a recipe, a script or a proof."""
+"""The description of a training for `TrainerBuilder`, made from a recipe, a script or a proof."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ Split = Literal["train", "test"]
 class TrainerSpec:
     """The settings of a training, and functions that make its parts.
 
-    `dataset(split)` gives a data set or None; `task(steps, steps_per_epoch)`, what is learned; `callbacks(run)`, the
-    callbacks of the run. `length` is None if only `fit` gets it. `batch` is global.
+    `dataset(split)` gives a data set or None, `task(steps, steps_per_epoch)` the task, `callbacks(run)` the callbacks
+    of the run. `length` is None if only `fit` gets it. `batch` is global.
     `requested` is the recipe that strategy and callbacks check and may refuse; `recipe` is the same, or None for a
-    script, whose `requested` is made up. `named_settings`: the parts that a script gave as a recipe does, by name, with
-    their settings.
-    `script_callbacks`: those that it made. `delivered` is told which samples of a split this rank gets from rank 0,
-    if that reads for all.
+    script, whose `requested` is made up. `named_settings`: the settings of the parts that a script gave by name.
+    `script_callbacks`: the callbacks that it made. `delivered` is called with the split and the samples that this rank
+    gets from rank 0, if that reads for all.
     """
 
     name: str

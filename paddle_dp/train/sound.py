@@ -1,4 +1,4 @@
-"""The error that ends a training whose numbers are bad: since when, from which sample, which checkpoint to go back to.
+"""Explains the error that ends a training with bad numbers: since when, which sample, which checkpoint to go back to.
 
 Everything here is collective: all ranks see the same numbers and raise the same error.
 """
@@ -17,8 +17,8 @@ from paddle_dp.train.run import Run
 
 
 class NumericsCheck:
-    """Remembers the last `step` after which weights and states were good (None: not checked yet), and explains errors
-    after it."""
+    """Keeps the last `step` after which weights and states were good (None: not checked yet), and explains errors after
+    it."""
 
     def __init__(self, run: Run, loader: Loader):
         self.run, self.loader, self.mesh = run, loader, run.mesh
@@ -42,7 +42,7 @@ class NumericsCheck:
         if self.mesh.is_main:
             resume = "--resume" if self.run.recipe is not None else "resume=True"
             if good := checkpoints.newest_good(folder):
-                sentence = f"The newest checkpoint that was found good is {good}: {resume} goes on from it."
+                sentence = f"The newest checkpoint that was found good is {good}: {resume} continues from it."
             elif checkpoints.checkpoints(folder):
                 sentence = f"No checkpoint in {folder} was found good when it was saved."
             else:
@@ -52,8 +52,8 @@ class NumericsCheck:
         return str(self.mesh.gather(sentence)[0])
 
     def refuse_loss(self, loss: float, step: int, local_loss: float | None = None) -> NoReturn:
-        """Raises NotFiniteError for a loss that is NaN or infinite; the message names the ranks whose `local_loss`
-        share of it is."""
+        """Raises NotFiniteError for a loss that is NaN or infinite; the message names the ranks with a bad
+        `local_loss`, their share of it."""
         bad = [
             rank for rank, share in enumerate(self.mesh.gather(local_loss)) if not math.isfinite(share or 0.0)
         ]
@@ -69,8 +69,8 @@ class NumericsCheck:
         self._refuse(f"the gradient norm is {norm} at step {step}{where}", step)
 
     def first_gradient(self, faulty: dict[str, str]) -> str:
-        """« of 'fc1.weight' has 3 NaN of 100 on ranks 0, 1»: the first of all ranks' faulty gradients, which all have
-        that have added it up; "" without one."""
+        """Describes the first of all ranks' faulty gradients: « of 'fc1.weight' has 3 NaN of 100 on ranks 0, 1»; all
+        ranks that have summed it have it. "" without one."""
         gathered = self.mesh.gather(faulty)
         first = next((row for rows in gathered for row in rows.items()), None)
         if first is None:

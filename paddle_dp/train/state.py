@@ -28,9 +28,9 @@ from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.version import __version__
 
-# Of `_state`. To be raised by what makes an older version restore something else than what was saved.
-# 2: with batches left out (`guard`). 3: with averages (`ema`). 4: without the base of an adapter. 5: with what a
-# strategy keeps beside. Else 1.
+# The format of `_state`. Raise it for content that an older version would not restore.
+# 2: with skipped batches (`guard`). 3: with averages (`ema`). 4: without the base of an adapter. 5: with a strategy's
+# extra state. Else 1.
 FORMAT = 5
 _EMA, _MODEL, _EXTRA, _SHARED = "ema/", "model/", "strategy/", "shared"
 
@@ -43,9 +43,8 @@ def snapshot(
     guard: dict[str, Any] | None = None,
     memory: HostMemory | None = None,
 ) -> Snapshot:
-    """This rank's part of a checkpoint: the shards whose main replica it holds. Call `learner.statistics.sync()`
-    before. `guard`: what the judge of updates remembers. `memory`: where to copy the tensors; it must not hold a
-    snapshot that is needed."""
+    """This rank's part of a checkpoint: its main replicas. Call `learner.statistics.sync()` before. `guard`: the state of
+    the judge of updates. `memory`: where to copy the tensors; it must not hold a snapshot that is needed."""
     tensors = _extra_shards(learner, memory)
     state = _state(learner, progress, run, loader) | ({"format": 2, "guard": guard} if guard else {})
     if tensors:
@@ -56,7 +55,7 @@ def snapshot(
 
 
 def _extra_shards(learner: Learner, memory: HostMemory | None) -> dict[str, TensorShard]:
-    """What the strategy keeps beside: the shared part from the main rank, own parts under the rank's number."""
+    """The strategy's extra state: the shared part from the main rank, local parts under the rank's number."""
     beside, rank = learner.extra_state(), learner.mesh.rank
     named = {f"{_EXTRA}{rank}/{name}": tensor for name, tensor in beside.local.items()}
     if learner.mesh.is_main:
@@ -65,7 +64,7 @@ def _extra_shards(learner: Learner, memory: HostMemory | None) -> dict[str, Tens
 
 
 class _SavedExtraState:
-    """What a strategy has kept beside, in a checkpoint."""
+    """A strategy's extra state in a checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, mesh: Mesh):
         self._checkpoint = checkpoint
@@ -73,7 +72,7 @@ class _SavedExtraState:
         self._rank_prefix = f"{_EXTRA}{mesh.rank}/" if checkpoint.ranks == mesh.ranks else None
         self.shared = self._under(f"{_EXTRA}{_SHARED}/")
         self.local = self._under(self._rank_prefix) if self._rank_prefix else frozenset()
-        self._read: set[str] = set()  # what of it the strategy has taken, whichever rank's
+        self._read: set[str] = set()  # names that the strategy has loaded, of any rank
 
     def _under(self, prefix: str) -> frozenset[str]:
         return frozenset(n.removeprefix(prefix) for n in self._all if n.startswith(prefix))
@@ -94,13 +93,13 @@ class _SavedExtraState:
         return bool(there)
 
     def left_out(self) -> str:
-        """A sentence on what has no place in this strategy, which has loaded the rest; "" where all of it has."""
+        """A sentence on the entries that this strategy has not loaded; "" if it has loaded all of them."""
         without = sorted({name.split("/")[2] for name in self._all} - self._read)
         if not without:
             return ""
         return (
-            f"{self._checkpoint.folder} has what another strategy, or another number of ranks, keeps beside weights "
-            f"and optimizer ({', '.join(without)}): it is left out."
+            f"{self._checkpoint.folder} has extra state of another strategy, or of another number of ranks "
+            f"({', '.join(without)}): it is left out."
         )
 
     def _fill(self, tensor: Any, name: str) -> None:
@@ -109,25 +108,25 @@ class _SavedExtraState:
 
 
 def with_averages(saved: Snapshot, averages: Averages, memory: HostMemory | None = None) -> Snapshot:
-    """The snapshot with the averages whose main replica is on this rank."""
+    """The snapshot with the averages' main replicas on this rank."""
     placed = [(_EMA + name, *where) for name, *where in averages.shards()]
     tensors = {**saved.tensors, **_copied(placed, "ema", memory)}
     return replace(saved, tensors=tensors, state={**saved.state, "format": max(saved.state["format"], 3)})
 
 
 def with_base(saved: Snapshot, digest: str) -> Snapshot:
-    """The snapshot of an adapter, with the digest of the weights that it stands on."""
+    """The snapshot of an adapter, with the digest of its base weights."""
     format_ = max(saved.state["format"], 4)
     return replace(saved, state={**saved.state, "format": format_, "base": digest})
 
 
 def digest_of_base(learner: Learner) -> str:
-    """The digest of the weights that an adapter stands on, the same in any layout. Collective."""
+    """The digest of an adapter's base weights, the same in any layout. Collective."""
     return placed_digest(learner.placed.base_shards(), learner.mesh)
 
 
 def placed_digest(tensors: Iterable[Placed], mesh: Mesh) -> str:
-    """The digest of tensors of a model whose parts are on all ranks, the same in any layout. Collective."""
+    """The digest of a model's tensors over all ranks, the same in any layout. Collective."""
     # One copy at a time: a model may fill half of the memory.
     shards = (placed_shard(_MODEL + name, *where) for name, *where in tensors)
     mine = [[s.name, s.dtype, list(s.global_shape), list(s.offset), str(shard_sum(s))] for s in shards]
@@ -152,12 +151,12 @@ def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
 
 
 def model_shards(learner: Learner, memory: HostMemory | None = None) -> dict[str, TensorShard]:
-    """The weights and buffers whose main replica is on this rank, under whole-model names."""
+    """The main replicas of weights and buffers on this rank, under whole-model names."""
     return _copied([(_MODEL + name, *where) for name, *where in learner.placed.shards()], "model", memory)
 
 
 def optimizer_shards(learner: Learner, memory: HostMemory | None = None) -> dict[str, TensorShard]:
-    """The optimizer states whose main replica is on this rank."""
+    """The main replicas of optimizer states on this rank."""
     with learner.weights.optimizer_states_on_device():
         return _copied(list(learner.placed.main_replicas(optimizer_states(learner))), "optimizer", memory)
 
@@ -201,11 +200,11 @@ def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> di
 
 
 def restore(checkpoint: Checkpoint, learner: Learner, averages: Averages | None = None) -> Progress:
-    """Loads a checkpoint into a learner, and into its averages, and returns its progress. Averages that the checkpoint
-    has not begin with its weights.
+    """Loads a checkpoint into a learner and its averages, and returns its progress. Averages that the checkpoint lacks
+    begin with its weights.
 
-    In the layout that saved it, every rank gets its own RNG state back and the run continues bit by bit; in another
-    layout the ranks are seeded anew. Neither the order of samples nor exact dropout depends on that state.
+    In the layout that saved it, every rank gets its RNG state back and the run continues bit by bit; in another layout
+    the ranks are seeded anew. Neither the order of samples nor exact dropout depends on that state.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     with content_of(checkpoint.folder):
@@ -233,7 +232,7 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
         learner.mixed.scale.load(state["loss_scale"])
     axes = state.get("axes", {"data": checkpoint.ranks})
     own = checkpoint.rank_state(learner.mesh.rank) if Degrees(**axes) == learner.mesh.axes else None
-    if own:  # it is empty of a rank that was lost when this was saved
+    if own:  # empty for a rank that was lost when the checkpoint was saved
         load_rng_state(own["rng"])
     else:
         seed_ranks(state["data"]["seed"] + progress.step, learner.mesh)
@@ -241,10 +240,10 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
 
 
 def progress_of(checkpoint: Checkpoint) -> Progress:
-    """How far the training was that a checkpoint is of. To be asked before anything else of its state is read.
+    """The progress of a checkpoint's training. Call it before anything else of the state is read.
 
-    Raises CheckpointError for the state of a newer version, which this one would restore in part, and for one that
-    makes no sense.
+    Raises CheckpointError for the state of a newer version, which this one would restore in part, and for a damaged
+    one.
     """
     state = checkpoint.state
     with content_of(checkpoint.folder):
@@ -259,11 +258,11 @@ def progress_of(checkpoint: Checkpoint) -> Progress:
         return Progress.restored(state["progress"])
     except ValueError as unknown:
         facts = (state.get("identity") or {}).get("facts", {})
-        by = facts.get("package paddle_dp", "whose number it does not give")
+        by = facts.get("package paddle_dp", "of unknown version")
         raise CheckpointError(
             f"{checkpoint.folder} was saved by a newer paddle_dp, {by}. This version, {__version__}, reads states of "
-            f"format {FORMAT} and would lose what is new in it ({unknown}): install that version to go on from it. "
-            "What needs the weights alone (evaluate, generate, export, merge) takes it as it is."
+            f"format {FORMAT} and would lose its new content ({unknown}): install that version to resume it. "
+            "Commands that need the weights alone (evaluate, generate, export, merge) take it as it is."
         ) from None
 
 
@@ -282,7 +281,7 @@ def _load_averages(checkpoint: Checkpoint, averages: Averages) -> None:
 def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -> None:
     """Loads a checkpoint's weights and buffers into the model; with `ema`, the averages in place of weights.
 
-    Raises CheckpointError with the name of the first tensor that is missing, left over or of another shape, and where
+    Raises CheckpointError with the name of the first tensor that is missing, left over or of another shape, and if
     there are no averages.
     """
     import paddle
@@ -310,13 +309,13 @@ def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -
 
 
 def _check_base(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Raises CheckpointError where an adapter's checkpoint was trained on other weights than are here. Collective."""
+    """Raises CheckpointError if an adapter's checkpoint was trained on other base weights. Collective."""
     saved_digest = checkpoint.state.get("base")
     if saved_digest is None:
         return
     if not learner.placed.base:
         raise CheckpointError(
-            f"{checkpoint.folder} holds an adapter without the weights that it stands on: give the recipe's adapter, "
+            f"{checkpoint.folder} holds an adapter without its base weights: give the recipe's adapter, "
             "or merge them first: paddle-dp merge RUN -o FILE."
         )
     if digest_of_base(learner) != saved_digest:

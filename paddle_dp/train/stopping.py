@@ -1,7 +1,7 @@
 """Requests to stop a training before its end: signals, and a time limit. All ranks agree on the step.
 
 A rank cannot stop by itself: the others would wait for it in the next exchange. So every two seconds or so, after the
-same update on every rank, one small all_reduce says whether somebody was asked to stop, and after how many updates the
+same update on every rank, one small all-reduce shares whether a rank was asked to stop, and after how many updates the
 ranks meet for this again.
 """
 
@@ -35,10 +35,10 @@ MAX_STEPS_BETWEEN = 1000  # updates between them
 
 @contextmanager
 def end_interrupted(step: int, callbacks: Iterable[Callback]) -> Iterator[list[Callback]]:
-    """Around the callbacks' `end`; who is inside adds each that has ended to the list.
+    """Wraps the callbacks' `end`; the caller adds each callback that has ended to the list.
 
-    All updates are made by then, and a KeyboardInterrupt says so: what has ended, and what has not. It is a JobError
-    where a callback has raised it itself, and no SIGINT has come.
+    All updates are made by then. A KeyboardInterrupt reports this, and which callbacks have ended. It becomes a
+    JobError if a callback has raised it itself, without a SIGINT.
     """
     ended: list[Callback] = []
     came: list[int] = []
@@ -56,13 +56,15 @@ def end_interrupted(step: int, callbacks: Iterable[Callback]) -> Iterator[list[C
         yield ended
     except KeyboardInterrupt as error:
         late = [type(one).__name__ for one in callbacks if not any(one is other for other in ended)]
-        whole = f"what {', '.join(type(one).__name__ for one in ended)} wrote is whole, and " if ended else ""
+        whole = (
+            f"the output of {', '.join(type(one).__name__ for one in ended)} is whole, and " if ended else ""
+        )
         done = f"All updates are made, up to step {step}; {whole}{', '.join(late)} did not end."
         if came:
             raise KeyboardInterrupt(f"interrupted at the end. {done}") from error
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise JobError(
-            f"raise KeyboardInterrupt at {frame.filename}:{frame.lineno}: nobody has interrupted it. {done}"
+            f"raise KeyboardInterrupt at {frame.filename}:{frame.lineno}: no signal has interrupted it. {done}"
         ) from error
     finally:
         if hears:
@@ -72,8 +74,8 @@ def end_interrupted(step: int, callbacks: Iterable[Callback]) -> Iterator[list[C
 class StopRequests:
     """Within `with StopRequests(mesh, max_time) as requests:` a signal is a request, and a second SIGINT ends at once.
 
-    `max_time`: seconds that this process may live before it is asked to stop; None: any number. `stragglers`: whose
-    times travel along. `folder`: without which there is nowhere to write to; the main rank looks.
+    `max_time`: seconds after which this process is asked to stop; None: no limit. `stragglers`: its times travel in the
+    same all-reduce. `folder`: its loss is a request, too; the main rank checks it.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class StopRequests:
     ):
         self.folder = folder
         self.mesh, self.max_time, self._clock, self.stragglers = mesh, max_time, clock, stragglers
-        self.signal_number = 0  # the signal's number
+        self.signal_number = 0  # 0: no signal yet
         self.times = 0
         self._before: dict[int, Any] = {}
         self._meets: int | None = None  # the step of the next agreement
@@ -94,7 +96,7 @@ class StopRequests:
 
     def __enter__(self) -> StopRequests:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no signals
-            # Ignored stay SIGINT in a shell's background, SIGHUP under nohup; the launcher lets ranks ignore SIGUSR1.
+            # SIGINT stays ignored in a shell's background, SIGHUP under nohup; the launcher lets ranks ignore SIGUSR1.
             ours = [n for n in SIGNALS if n == signal.SIGUSR1 or signal.getsignal(n) is not signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._note) for number in ours}
             for number in ours if self.mesh.ranks > 1 else ():
@@ -114,12 +116,13 @@ class StopRequests:
             frame = traceback.extract_tb(trace)[-1]
             raise JobError(
                 f"raise KeyboardInterrupt at {frame.filename}:{frame.lineno} ended this rank after step "
-                f"{heartbeat.step}: nobody has interrupted it. A callback that wants to end a training early "
+                f"{heartbeat.step}: no signal has interrupted it. A callback that wants to end a training early "
                 "calls moment.trainer.stop(reason)."
             ) from error
 
     def due(self, step: int) -> str | None:
-        """Why to stop after this update, on every rank alike; None: go on. Collective every `EVERY` seconds or so."""
+        """The reason to stop after this update, the same on every rank; None to continue. Collective every `EVERY`
+        seconds or so."""
         if self.mesh.ranks == 1:
             return self._reason([self.signal_number], self._main_reason())
         if self._meets is None:
@@ -129,7 +132,7 @@ class StopRequests:
         now, (since, when) = self._clock(), self._met
         passed = max(step - since, 1)
         pace = (now - when) / passed
-        # Twice as far at most: a few quick updates say nothing of the evaluation that comes after the next ones.
+        # Twice as far at most: a few quick updates do not predict the evaluation that follows.
         wait = max(1, min(round(EVERY / max(pace, 1e-9)), 2 * passed, MAX_STEPS_BETWEEN))
         signal_flags = [float(self.signal_number == number) for number in SIGNALS]
         main = [self._main_reason(), float(wait)] if self.mesh.is_main else [0.0, 0.0]  # one clock decides
@@ -145,21 +148,21 @@ class StopRequests:
 
     @property
     def wants(self) -> bool:
-        """Whether this rank alone was asked to stop."""
+        """True if this rank was asked to stop, without asking the others."""
         return bool(self.signal_number) or self._main_reason() > 0
 
     def agreed(self) -> str | None:
-        """Why to stop, on every rank alike, where all ranks meet anyway. Collective."""
+        """The reason to stop, the same on every rank, where all ranks meet anyway. Collective."""
         signal_flags = [float(self.signal_number == number) for number in SIGNALS]
         *counts, over = self.mesh.sum([*signal_flags, self._main_reason() if self.mesh.is_main else 0.0])
         return self._reason([n for n, count in zip(SIGNALS, counts, strict=True) if count], over)
 
     def went_back(self) -> None:
-        """The training counts from an earlier step again: the ranks agree anew on when they meet."""
+        """Call it when the training counts from an earlier step again: the ranks then agree anew on when they meet."""
         self._meets = None
 
     def _main_reason(self) -> float:
-        """2 where the run's folder is lost, 1 where the time is over, else 0."""
+        """2 if the run's folder is lost, 1 if the time is over, else 0."""
         if self.folder is not None and self.folder.is_lost():
             return 2.0
         return float(self.max_time is not None and self._clock() - heartbeat.born >= self.max_time)

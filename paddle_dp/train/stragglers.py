@@ -1,8 +1,8 @@
-"""Names a rank that is slower than those that do the same work, and the phase in which it is slow.
+"""Names a rank that is slower than its peers, which do the same work, and the phase in which it is slow.
 
-Every rank's heartbeat adds up its own time, without waiting for others, by phase. Where the ranks agree on stopping,
-every two seconds or so (`stopping`), the times travel along: no message more. Each rank is compared with the median of
-the others that hold the same pipeline stage; the stages of a model differ by nature. What a rank alone has to do
+Every rank's heartbeat adds up its busy time, without waiting for others, by phase. The times travel in the all-reduce
+with which the ranks agree on stopping, every two seconds or so (`stopping`). Each rank is compared with the median of
+the others that hold the same pipeline stage, since the stages of a model differ by nature. Other work than updates
 (evaluations, checkpoints, callbacks) does not count.
 """
 
@@ -16,16 +16,16 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
 
 PHASES = ("data", "forward", "backward", "exchange", "update")
-SLOW, NO_LONGER = 1.5, 1.25  # times as long as the others: from when on a rank is slow, and until when
-MATTERS = 0.1  # of a step that it takes longer at least: what is less delays nobody
-LATER = 0.010  # seconds a step that it takes longer at least: less is the machine's other work, in steps of few ms
-# So many meetings in a row, of so many steps at least: a machine may have something else to do for a while.
+SLOW, NO_LONGER = 1.5, 1.25  # ratios to the others' time: slow from the first on, until below the second
+MATTERS = 0.1  # least delay, as a fraction of a step: a smaller one delays no other rank
+LATER = 0.010  # least delay, in seconds per step: less is the machine's other work, in steps of few ms
+# A rank is named after so many meetings in a row, over so many steps: a machine may be busy for a while.
 MEETINGS, STEPS = 3, 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slowest:
-    """The rank whose own time is the most times that of the others: how many times, and in which phase most of it."""
+    """The rank with the largest ratio (`times`) to the others' busy time, and the phase of most of its delay."""
 
     rank: int
     times: float
@@ -34,7 +34,7 @@ class Slowest:
 
 @dataclass
 class _Streak:
-    """A rank, as the last meetings saw it: for how many in a row, and since which step, it is (not) slow."""
+    """A rank's state at the last meetings: for how many in a row, and since which step, it has been (not) slow."""
 
     slow: bool = False
     meetings: int = 0
@@ -43,10 +43,10 @@ class _Streak:
 
 @dataclass
 class Stragglers:
-    """Compares the ranks' own times. `shares`: how many samples of a full batch each rank computes.
+    """Compares the ranks' busy times. `shares`: how many samples of a full batch each rank computes.
 
-    `slowest` is of the last meeting, None before the second and where ranks have no others to compare with. `named` are
-    the ranks that are slow now.
+    `slowest` is of the last meeting, None before the second and if no rank has peers. `named` are the ranks that are
+    slow now.
     """
 
     mesh: Mesh
@@ -59,12 +59,12 @@ class Stragglers:
 
     @property
     def numbers(self) -> int:
-        """How many numbers `bring` gives, on every rank."""
+        """The length of the result of `bring`, on every rank."""
         return self.mesh.ranks * (len(PHASES) + 1)
 
     def bring(self, seconds: float) -> list[float]:
-        """What this rank has to say at a meeting, to be added up over all ranks: in its place its own seconds by phase
-        since the last one, and the `seconds` that have passed; elsewhere zeros."""
+        """This rank's part of a meeting's sum over all ranks: at its position its busy seconds by phase since the last
+        one, and the `seconds` that have passed; elsewhere zeros."""
         spent = heartbeat.spent()
         seconds_by_phase = [spent.get(phase, 0.0) - self._spent.get(phase, 0.0) for phase in PHASES]
         self._spent = spent
@@ -76,8 +76,8 @@ class Stragglers:
         )
 
     def hear(self, numbers: Sequence[float], step: int) -> list[str]:
-        """What to say after a meeting at `step`, from the sum of what all ranks brought: a sentence for each rank that
-        has become slow, or is no longer. The same on every rank."""
+        """Takes the sum of all ranks' `bring` at `step`. Returns a sentence for each rank that has become slow, or is
+        no longer; the same on every rank."""
         before, self._step = self._step, step
         if before is None or step <= before:
             return []  # start-up and the first steps, or the training went back
@@ -109,7 +109,7 @@ class Stragglers:
         return sentences
 
     def _peers(self, rank: int) -> list[int]:
-        """Those that hold the same stage of the model; of a server, the other servers."""
+        """The other ranks with the same stage of the model; for a server, the other servers."""
         axes = self.mesh.axes
 
         def kind(number: int) -> tuple[int, bool]:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _GUARD = ErrorContext(subject="guard", prefix="guard")
-_UNKNOWN_LENGTH = Length(1, "epochs")  # stands in the made-up recipe while only `fit` will get a length
+_UNKNOWN_LENGTH = Length(1, "epochs")  # a placeholder in the made-up recipe if only `fit` will get a length
 NameOrSettings = str | Mapping[str, Any]
 """A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
 
@@ -65,7 +65,7 @@ class Trainer(TrainingLoop):
         Trainer.of(model=model, loss=loss, optimizer="adamw", train=dataset, batch=64, length="3 epochs").fit()
         Trainer(learner, loader, callbacks).fit("3 epochs")
 
-    The first builds strategy, loaders and learner as for a recipe; the second takes a learner that is placed already.
+    The first builds strategy, loaders and learner as for a recipe; the second takes a placed learner.
     """
 
     @classmethod
@@ -107,27 +107,28 @@ class Trainer(TrainingLoop):
         Args:
             train, test: data sets with `len(d)` and `d[i] → (input, target)`.
             batch: the global batch, in samples; `micro_batches` cuts it into passes, one after the other.
-            reading: `each` rank reads them, or `scatter`: rank 0 for all (docs/parallelism.md); those that others
-                give are not looked at then, and may be anything but None.
+            reading: `each` rank reads them, or `scatter`: rank 0 reads for all (docs/parallelism.md). Then the other
+                ranks' arguments are ignored, and may be anything but None.
             loss: `loss(outputs, targets)` gives one number per sample, or (total, count).
             optimizer: a finished one, a class of them, or a function of (learning rate, named parameters).
-            length: "3 epochs"; what `fit()` trains, and what a schedule is spread over.
+            length: "3 epochs"; the default length of `fit()`, over which a schedule is spread.
             dropout: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
-            folder: where logs and checkpoints go. resume: the newest checkpoint in it (True; "auto": if there
-                is one, which is what a script needs that may be started again), "best", or a path.
+            folder: where logs and checkpoints are written.
+            resume: the newest checkpoint in `folder` (True; "auto": if there is one, for a script that may be
+                restarted), "best", or a path.
             accept: settings that may differ from that checkpoint's, such as ["loss"] (docs/checks.md).
-            collate_fn: makes (inputs, targets) of a list of samples, whatever `d[i]` gives; of one at a time, or, with
+            collate_fn: makes (inputs, targets) of a list of results of `d[i]`: of one at a time, or, with
                 loader={"collate": "batch"}, of a whole global batch (docs/add-a-part.md).
             load: weights to begin with: a path, or {"path": …, "only": ["backbone.*"], "strict": False}.
             adapter: small parameters, trained in place of the model's, such as {"use": "lora", "match": ["*.q"]}.
-            ema: an average of the weights, evaluated and saved beside them, such as {"decay": 0.999}.
-            guard: what is done about a loss that is not finite, or spikes, such as {"non_finite": "skip"}.
-            cuts, attention_methods, blocks: how to split a model that has no tables of its own: patterns of layer
-                names, as in a recipe; `blocks` also takes layers and functions themselves (docs/add-a-part.md).
+            ema: an average of the weights, evaluated and saved with them, such as {"decay": 0.999}.
+            guard: how to handle a loss that is not finite, or spikes, such as {"non_finite": "skip"}.
+            cuts, attention_methods, blocks: how to split a model that has no such tables: patterns of layer names, as
+                in a recipe; `blocks` also takes layers and functions (docs/add-a-part.md).
 
         loss, optimizer, schedule, strategy and callbacks may also be given as in a recipe: "adamw", or
-        {"use": "adamw", "clip": 1.0}; an optimizer's word, or class, has a recipe's schedule then: a constant rate of
-        1e-3.
+        {"use": "adamw", "clip": 1.0}. An optimizer given by word or class has a recipe's default schedule, a constant
+        rate of 1e-3.
         Raises UsageError if these do not fit each other, the ranks, or the run in `folder` that is resumed.
         """
         check_collections(
@@ -237,7 +238,7 @@ class Trainer(TrainingLoop):
 
 @dataclass(frozen=True)
 class ObjectConfig:
-    """Stands for a part's Config where a script gave the object itself; has what a strategy reads of a Config."""
+    """Replaces a part's Config if a script gave the object itself; has the settings that a strategy reads."""
 
     instance: Any
 
@@ -281,7 +282,7 @@ def _which(resume_options: ResumeOptions, mesh: Mesh) -> str | None:
 
 
 def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> int | None:
-    """Claims the run's folder, once for all ranks; on rank 0 the older run that is to make way. Collective."""
+    """Claims the run's folder, once for all ranks; returns, on rank 0, the older run to move aside. Collective."""
     older = claim(folder, resume) if mesh.is_main else None
     if mesh.is_main and older is None:
         checkpoints.clean(folder / "checkpoints")
@@ -309,7 +310,7 @@ def _optimizer(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         raise UsageError(
             f"optimizer: one optimizer updates all parameters here, and this is a {type(value).__name__} of "
-            f"{len(value)}. Give one; rates and decays of their own come with its parameter groups (docs/recipes.md)."
+            f"{len(value)}. Give one; its parameter groups have separate rates and decays (docs/recipes.md)."
         )
     if isinstance(value, type):
         if wrong := validate_callable(value, "optimizers"):
@@ -331,7 +332,7 @@ def _schedule(value: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
 
 
 def _load(value: Load | Mapping[str, Any] | str | Path | None) -> Load | None:
-    """As a recipe's `load`; a path alone is one, too."""
+    """Reads `load` as in a recipe, or a path alone."""
     if value is None or isinstance(value, Load):
         return value
     settings = {"path": str(value)} if isinstance(value, (str, Path)) else dict(value)
@@ -345,7 +346,7 @@ def _ema(value: Ema | Mapping[str, Any] | None) -> Ema | None:
 
 
 def _loader_settings(value: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:
-    """As a recipe's `loader`; a timeout may be a number of seconds."""
+    """Reads `loader` as in a recipe; a timeout may be a number of seconds."""
     if isinstance(value, LoaderSettings):
         return value
     settings = dict(value or {})

@@ -1,8 +1,8 @@
-"""The process in which a task is tried before its training (`parallel.samplewise`): never a rank that trains.
+"""Tries a task in another process before its training (`parallel.samplewise`), never in a rank that trains.
 
-On CPUs it is a fork of one rank, with the model and the samples that this has; each run within it is a fork of that
-again, so that all begin with one state. Forks hold none of the rank's sockets and write nothing. For ranks with
-accelerators, whose drivers survive no fork, a process without them builds the recipe's model once more.
+On CPUs the process is a fork of one rank, with its model and samples; each run within it is another fork, so that all
+begin with one state. Forks hold none of the rank's sockets and write nothing. Accelerators' drivers survive no fork:
+for ranks with accelerators a process without them builds the recipe's model once more.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from paddle_dp.parallel.samplewise import Findings, findings
 from paddle_dp.parallel.trial import Result
 from paddle_dp.structure import mapped
 
-SECONDS = 60.0  # for all that is tried
+SECONDS = 60.0  # for the whole trial
 _REFUSALS = ("LossError", "UsageError")
-_LEFT_OUT = ("PADDLE_", "FLAGS_selected_")  # variables of a rank that make another process one
+_LEFT_OUT = ("PADDLE_", "FLAGS_selected_")  # variables that would make the process a rank
 
 
 class TrialError(Exception):
@@ -44,7 +44,7 @@ class TrialError(Exception):
 class ForkRunner:
     """Runs functions in forks of this process, for `seconds` in all: see `parallel.trial.ForkRunner`.
 
-    Raises LossError and UsageError as the function does, and TrialError for whatever else becomes of the fork.
+    Raises LossError and UsageError as the function does, and TrialError for any other failure of the fork.
     """
 
     def __init__(self, seconds: float):
@@ -67,7 +67,7 @@ class ForkRunner:
 
 
 def _result(result: Result) -> Result:
-    """A result, or the error that came in its place."""
+    """Returns the result, or raises the error that was sent in its place."""
     if "refused" in result:
         kind, message = result["refused"]
         raise getattr(errors, kind)(message)
@@ -77,7 +77,7 @@ def _result(result: Result) -> Result:
 
 
 def _serve(function: Callable[[], Result], commands: Any, answer: Answer, progress: Progress) -> None:
-    """In the fork: nothing is printed, no socket of the rank's is held."""
+    """Runs in the fork: closes the rank's sockets, prints nothing, and answers with the function's result."""
     for descriptor in map(int, os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -89,7 +89,7 @@ def _serve(function: Callable[[], Result], commands: Any, answer: Answer, progre
 
 
 def answer_of(function: Callable[[], Result]) -> Result:
-    """A function's result, or the error that came in its place, as a rank understands it."""
+    """A function's result, or its error in the form that `_result` raises."""
     try:
         return function()
     except Exception as error:  # noqa: BLE001 - it goes to the rank
@@ -115,7 +115,7 @@ def findings_of(task: Task, first: MicroBatch, divided: bool, chained: str) -> R
 
 
 def in_process(recipe: Path, divided: bool, chained: str) -> Result:
-    """The same for the recipe in a file, by a new process that sees no accelerator."""
+    """Does the same as `in_fork` for the recipe in a file, in a new process that sees no accelerator."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
     variables |= {"CUDA_VISIBLE_DEVICES": "", "CUSTOM_DEVICE_ROOT": ""}
     command = [sys.executable, "-c", "from paddle_dp.train.entry_points import try_recipe; try_recipe()"]
@@ -136,14 +136,14 @@ def in_process(recipe: Path, divided: bool, chained: str) -> Result:
 
 
 def first_samples(dataset: Any, indices: Sequence[int], seed: int) -> MicroBatch:
-    """These samples of a data set, as the first ones of epoch 0."""
+    """These samples of a data set, read as in epoch 0."""
     read = read_samples(dataset, np.asarray(indices), seed, 0)
     inputs, targets = (mapped(paddle.to_tensor, of_samples) for of_samples in read)
     return MicroBatch(inputs, targets, len(indices))
 
 
 def understood(result: Result) -> Findings:
-    """What a process has found. Raises LossError or UsageError where it refuses the task."""
+    """The findings of a trial's process. Raises LossError or UsageError if it refuses the task."""
     try:
         return Findings(**_result(result))
     except TrialError as error:

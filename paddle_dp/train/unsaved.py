@@ -1,4 +1,4 @@
-"""Prints what makes a resumed run another one: what no checkpoint holds, and what callbacks change at its start."""
+"""Prints reasons why a resumed run differs: state that no checkpoint holds, and changes by callbacks at its start."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from paddle_dp.parallel.consistency import digests
 
 
 class Unsaved:
-    """Remembers what was printed: what changes later is printed later."""
+    """Prints each name once, at the first check after it has changed."""
 
     def __init__(self) -> None:
         self._printed: set[str] = set()
 
     def print_new(self, learner: Learner) -> None:
-        """A line for buffers, for the optimizer's attributes and for those of model, loss and schedule. Collective."""
+        """Prints a line for buffers, one for the optimizer's attributes, and one for attributes of model, loss and
+        schedule. Collective."""
         optimizer = type(learner.optimizer).__name__
         lines = {
             "buffer": self._new("buffer", learner.unsaved.buffers()),
@@ -53,8 +54,8 @@ class Unsaved:
 
 @contextmanager
 def changes_printed(learner: Learner, step: int) -> Iterator[None]:
-    """Around the callbacks' `start`: where `step` updates have been done, a line for weights and buffers that they
-    change, which an uninterrupted run has not changed then. Collective."""
+    """Wraps the callbacks' `start`. After a resume (`step` > 0) it prints a line for weights and buffers that they
+    change, since an uninterrupted run has not changed them then. Collective."""
     before = _digests(learner) if step else {}
     yield
     after = _digests(learner) if step else {}

@@ -1,7 +1,7 @@
-"""The verdicts of `paddle-dp verify`, kept beside a recipe's runs, and looked up by the training that they are about.
+"""Keeps the verdicts of `paddle-dp verify` next to a recipe's runs, where its trainings look them up.
 
-«One process's result» is said of a training only with its proof: a verdict of the same settings, code, data, layout,
-number of ranks, and versions. A verdict is one JSON file in `.verified`, beside the run folders.
+A training reports «one process's result» only with its proof: a verdict on the same settings, code, data, layout,
+number of ranks, and versions. A verdict is one JSON file in `.verified`, next to the run folders.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from paddle_dp.train.run import Proof
 from paddle_dp.train.same_run import are_same, data_changes, is_path
 
 FOLDER, FORMAT = ".verified", 1
-_MAX_BYTES, _MAX_FILES = 2**22, 256  # bytes of a verdict; files that are looked into, the newest first
-# Settings by which nothing else is learned in the steps that a proof compares.
+_MAX_BYTES, _MAX_FILES = 2**22, 256  # bytes of a verdict; files that are read, the newest first
+# Settings that do not affect learning in the steps that a proof compares.
 _FREE = (
     "callbacks", "watch", "train.length", "train.max_time", "train.patience", "train.device", "dataset.reading",
     "strategy.check_every",
@@ -44,7 +44,7 @@ Verdict = dict[str, Any]
 
 
 def facts_of(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
-    """What a verdict is about, but for the data: settings, code, versions, layout and ranks, by dotted key."""
+    """The subject of a verdict without the data: settings, code, versions, layout and ranks, by dotted key."""
     settings = {
         key: fact
         for key, fact in recipe_facts(recipe).items()
@@ -56,8 +56,8 @@ def facts_of(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
 
 
 def keep(recipe: Recipe, status: int, verdict: Verdict) -> str:
-    """Writes a verdict where trainings of the recipe look for it. With another `status` than 0, of `verify`, it removes
-    one of the same identity instead. Returns a sentence for the screen, or ""."""
+    """Writes a verdict where trainings of the recipe look for it; if `status` of `verify` is not 0, removes the one of
+    the same identity instead. Returns a sentence for the screen, or ""."""
     path = recipe.folder.parent / FOLDER / f"{verdict['recipe']}-{verdict['key'][:12]}.json"
     try:
         if status:
@@ -73,7 +73,7 @@ def keep(recipe: Recipe, status: int, verdict: Verdict) -> str:
 
 
 def verdict_of(facts: Facts, data: Mapping[str, Any], **more: Any) -> Verdict:
-    """A verdict as JSON values. `data`: {"train": {"samples", "read"}}; `more`: what `verify` found."""
+    """A verdict as JSON values. `data`: {"train": {"samples", "read"}}; `more`: the results of `verify`."""
     first = {key: text for key, text in data["train"]["read"].items() if key.startswith("sample ")}
     text = json.dumps([facts, data["train"]["samples"], first], sort_keys=True, default=str)
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -83,8 +83,7 @@ def verdict_of(facts: Facts, data: Mapping[str, Any], **more: Any) -> Verdict:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Looks for the verdict on one training, each time that it is called: of its recipe on these ranks, with this
-    data."""
+    """Each call looks up the verdict on one training: its recipe on these ranks, with this data."""
 
     recipe: Recipe
     mesh: Mesh
@@ -112,7 +111,7 @@ class Verdicts:
         return f"{_when(verdict)}, this code and data: {self._result} ({compared})"
 
     def _stored(self) -> Iterator[Verdict]:
-        """The verdicts beside this run and in `runs`, the newest first."""
+        """Yields the verdicts next to this run and in `runs`, the newest first."""
         folders = {(folder / FOLDER).absolute() for folder in (self.recipe.folder.parent, Path("runs"))}
         files: list[tuple[float, Path]] = []
         for path in (path for folder in folders for path in folder.glob("[!.]*.json")):
@@ -132,7 +131,7 @@ class Verdicts:
 
     @property
     def _command(self) -> str:
-        """How to get the proof."""
+        """The command that makes the proof."""
         argv = [
             "paddle-dp",
             "verify",
@@ -144,8 +143,8 @@ class Verdicts:
 
 
 def _changes(verdict: Verdict, facts: Facts, identity: RunSignature) -> list[str]:
-    """The keys in which a verdict is about something else than this training; [] for a proof of it. A module that the
-    training has not imported (yet) is none of them."""
+    """The keys in which a verdict differs from this training; [] if it proves the training. A module that the training
+    has not imported (yet) does not count."""
     known = verdict["facts"]
     keys = [key for key in {**known, **facts} if key in facts or not key.startswith(MODULE_PREFIX)]
     changes = [key for key in keys if not _equal(known.get(key), facts.get(key))]
@@ -156,13 +155,13 @@ def _changes(verdict: Verdict, facts: Facts, identity: RunSignature) -> list[str
 
 
 def _equal(first: Any, other: Any) -> bool:
-    """Whether facts are the same; folders, whose content is not read, only by their paths."""
+    """True if facts are the same; folders are compared by path, since their content is not read."""
     unread = isinstance(first, dict) and first.get("crc32", "") is None
     return first == other if unread else are_same(first, other)
 
 
 def _otherwise(changes: Sequence[str], mesh: Mesh) -> str:
-    """What a verdict that is no proof was about."""
+    """How a verdict that is no proof differs from the training."""
     if all(key == "ranks" or key.startswith("layout ") for key in changes):
         return f"and now {_ranks(mesh.ranks)}" if "ranks" in changes else "in another layout"
     code = [key.removeprefix("code of ") for key in changes if key.startswith("code of")]

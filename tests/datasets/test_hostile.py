@@ -142,7 +142,7 @@ HOSTILE = {
     "protocol 5": (pickle.dumps({"data": np.ones(3)}, protocol=5), "which no array needs"),
     "a dict in a dict": (pickle.dumps({"data": {"a": {}}}, protocol=2), "a dict holds other than arrays"),
     "a function": (pickle.dumps(print, protocol=2), r"it asks for (__builtin__|builtins)\.print"),
-    "an array of any size": (b"\x80\x02cnumpy\nndarray\n(J\xff\xff\xff\x7ftR.", "with what no array needs"),
+    "an array of any size": (b"\x80\x02cnumpy\nndarray\n(J\xff\xff\xff\x7ftR.", "as no array does"),
     "an end": (b".", "cannot be read"),
     "nothing": (b"", "cannot be read"),
 }

@@ -76,7 +76,7 @@ def test_what_one_layout_has_no_room_for_another_trains(
     )
     weights = 6 * (12 * width**2 + 13 * width) + (64 + 32 + 64 + 2) * width
     assert held is not None and float(held[1]) == pytest.approx(4 * weights / 1e6, rel=0.01)
-    assert "Paddle says: Out of memory error on sim:" in said
+    assert "Paddle reports: Out of memory error on sim:" in said
     found = run_ranks(train, 2, str(tmp_path), small, width, batch, limit)
     assert all(rank["most"] <= limit for rank in found)
     assert found[0]["loss"] == run_ranks(train, 2, str(tmp_path), small, width, batch)[0]["loss"]

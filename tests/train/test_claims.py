@@ -217,7 +217,7 @@ def test_no_training_claims_what_nobody_has_proven(tmp_path: Path) -> None:
         "drop_by_numpy",
         "by_turns",
     ):
-        assert "not known: what becomes of model." in screens[name], (name, screens[name])
+        assert "not known: the value of model." in screens[name], (name, screens[name])
     assert "not as one process computes it" not in screens["honest"]
 
 

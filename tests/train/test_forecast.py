@@ -148,7 +148,7 @@ def test_each_server_and_a_worker_are_described():
     assert [line.split(" holds")[0] for line in lines[1:7:2]] == [
         "rank 0 (server 0)", "rank 1 (server 1)", "rank 2 (worker 0)",
     ]  # fmt: skip
-    assert all("gradients that have come" in line for line in lines[2:5:2]) and "come" not in lines[6]
+    assert all("received gradients" in line for line in lines[2:5:2]) and "received" not in lines[6]
     late = said("digits_parameter_server", 3, None, "strategy={use: parameter_server, mode: async}")
     assert "on their way from and to the workers" in late[2]
 

@@ -76,13 +76,14 @@ def test_the_moments_are_those_of_a_callback() -> None:
 )
 def test_other_words_for_a_moment_are_refused(name: str, meant: str) -> None:
     with pytest.raises(
-        UsageError, match=rf"test_overrides\.Mine: .*{name}\. Did you mean {meant}\(self, moment[,)]"
+        UsageError,
+        match=rf"test_overrides\.Mine: .*{name} is never called\. Did you mean {meant}\(self, moment[,)]",
     ):
         refuse_overrides(with_method(name, lambda self, moment: None))
 
 
 def test_there_is_no_moment_before_an_update() -> None:
-    with pytest.raises(UsageError, match=r"comes after the update; none comes before"):
+    with pytest.raises(UsageError, match=r"is called after the update; none is called before"):
         refuse_overrides(with_method("on_train_batch_begin", lambda self, batch, logs=None: None))
 
 
@@ -127,7 +128,7 @@ def test_what_a_moment_is_about_comes_with_it() -> None:
     with pytest.raises(UsageError, match=r"Did you mean failed\(self, moment, error\)"):
         refuse_overrides(with_method("on_exception", lambda self, error: None))
     with pytest.raises(
-        UsageError, match=r"nobody calls its method save\. Did you mean saved\(self, moment, path\)"
+        UsageError, match=r"its method save is never called\. Did you mean saved\(self, moment, path\)"
     ):
         refuse_overrides(with_method("save", lambda self, moment, path: None))
 
@@ -163,7 +164,7 @@ def test_a_setting_of_a_wrong_type_is_refused(name: str, value: Any, words: str)
 
 
 def test_a_method_for_a_moment_that_nobody_names_is_refused() -> None:
-    words = r"nobody calls its method note\. The trainer calls refuse, start, step, .*rename it to _note\."
+    words = r"its method note is never called\. The trainer calls refuse, start, step, .*rename it to _note\."
 
     class Named(Callback):
         def note(self, moment): ...  # type: ignore[no-untyped-def]
@@ -179,7 +180,7 @@ def test_a_method_for_a_moment_that_nobody_names_is_refused() -> None:
         with pytest.raises(UsageError, match=words):
             refuse_overrides(kind())
     with pytest.raises(
-        UsageError, match=r"nobody calls its method setup\. Did you mean start\(self, moment\)"
+        UsageError, match=r"its method setup is never called\. Did you mean start\(self, moment\)"
     ):
         refuse_overrides(with_method("setup", lambda self, trainer, module, stage: None))
 

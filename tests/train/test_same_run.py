@@ -74,11 +74,11 @@ def test_another_number_of_threads_is_told(run: Path, monkeypatch: pytest.Monkey
     [
         (
             {"format": 6},
-            r"0\.9 \(its files: 1\)\. .* reads states of format 5 .* in it \(format 6\): install",
+            r"0\.9 \(its files: 1\)\. .* reads states of format 5 .* its new content \(format 6\): install",
         ),
         (
             {"progress": {"step": FEW, "tokens": 9}},
-            r"0\.9 .* would lose what is new in it \(tokens\): install that",
+            r"0\.9 .* would lose its new content \(tokens\): install that",
         ),
     ],
 )
@@ -195,7 +195,7 @@ def test_of_changes_that_only_some_can_be_accepted_each_is_named(run: Path) -> N
     words = ("train.batch=25", "train.length=30 steps", "optimizer.clip=0.5")
     said = (
         r"Give the old values, or leave --resume out .*\. train\.batch cannot be accepted; "
-        r"the rest can: --accept optimizer\.clip,train\.length\. To begin .* docs/checks.md"
+        r"the others can: --accept optimizer\.clip,train\.length\. To begin .* docs/checks.md"
     )
     with pytest.raises(UsageError, match=said):
         again(run, *words)

@@ -114,7 +114,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train": Points(0)}, "dataset: the train split is empty: its len() is 0."),
     (
         {"test": Points(0)},
-        "the test split is empty: its len() is 0. Where nothing is to be held out, let it be None.",
+        "the test split is empty: its len() is 0. To hold nothing out, let it be None.",
     ),
     ({"micro_batches": 17}, "a batch of 16 cannot be cut into 17"),
 ]

@@ -165,7 +165,7 @@ def test_it_is_not_saved_over_what_is_good(tmp_path: Path, what: str, value: flo
     good = tmp_path / "run" / "checkpoints" / "step-00000004"
     assert "before the checkpoint of step 6, which was not written: " in str(caught.value)
     assert named in str(caught.value) and "All was good after step 4" in str(caught.value)
-    assert f"The newest checkpoint that was found good is {good}: resume=True goes on from it." in str(
+    assert f"The newest checkpoint that was found good is {good}: resume=True continues from it." in str(
         caught.value
     )
     assert steps(tmp_path / "run") == [2, 4]
@@ -212,7 +212,7 @@ def test_an_evaluation_that_is_no_number_ends_the_run_and_is_never_the_best(tmp_
     assert "the evaluation after step 4 gives loss nan, though all weights are finite. Sample 11 " in said
     assert "of the held-out data, read by the evaluation, has inputs that are not finite" in said
     assert checkpoints.best(tmp_path / "run" / "checkpoints") is None and steps(tmp_path / "run") == [4]
-    assert "step-00000004: resume=True goes on from it" in said
+    assert "step-00000004: resume=True continues from it" in said
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["event"] for row in rows[-3:]] == ["evaluated", "saved", "failed"] and rows[-3][
         "loss"

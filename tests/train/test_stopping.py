@@ -180,8 +180,8 @@ def test_a_keyboard_interrupt_of_a_callback_s_end_is_an_error_of_a_training_that
     """It ended the job with 130 and «interrupted.», as if the user had ended a training in its midst."""
     one = trainer(Fine(), Impatient(), Interrupted())
     said = (
-        r"raise KeyboardInterrupt at .*test_stopping.py:\d+: nobody has interrupted it. All updates are made, up to "
-        r"step 6; what Fine wrote is whole, and Impatient, Interrupted did not end."
+        r"raise KeyboardInterrupt at .*test_stopping.py:\d+: no signal has interrupted it. All updates are made, up to "
+        r"step 6; the output of Fine is whole, and Impatient, Interrupted did not end."
     )
     with pytest.raises(JobError, match=said):
         one.fit("2 epochs")
@@ -196,8 +196,8 @@ def test_a_ctrl_c_at_the_end_says_that_all_updates_are_made():
     failure = Failure.from_error(caught.value, 0)
     assert (failure.exit_status, failure.message) == (
         130,
-        "interrupted at the end. All updates are made, up to step 6; what Fine wrote is whole, and Interrupted did not "
-        "end.",
+        "interrupted at the end. All updates are made, up to step 6; the output of Fine is whole, and Interrupted did "
+        "not end.",
     )
     assert signal.getsignal(signal.SIGINT) == before
 

@@ -132,7 +132,9 @@ def test_a_number_for_each_sample_is_no_difference(shape, exact):
 def test_the_loss_is_watched_too():
     one = learner(loss=lambda outputs, targets: loss(outputs + paddle.rand([4]), targets))
     trained(one)
-    assert one.runner.draws.differences()[0].startswith("the loss, or code around the model draws from Paddle's")
+    assert one.runner.draws.differences()[0].startswith(
+        "the loss, or code around the model draws from Paddle's"
+    )
 
 
 def test_own_dropout_is_a_difference():
