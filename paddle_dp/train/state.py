@@ -43,8 +43,8 @@ def snapshot(
     guard: dict[str, Any] | None = None,
     memory: HostMemory | None = None,
 ) -> Snapshot:
-    """This rank's part of a checkpoint: its main replicas. Call `learner.statistics.sync()` before. `guard`: the state of
-    the judge of updates. `memory`: where to copy the tensors; it must not hold a snapshot that is needed."""
+    """This rank's part of a checkpoint: its main replicas. Call `learner.statistics.sync()` before. `guard`: the state
+    of the judge of updates. `memory`: where to copy the tensors; it must not hold a snapshot that is needed."""
     tensors = _extra_shards(learner, memory)
     state = _state(learner, progress, run, loader) | ({"format": 2, "guard": guard} if guard else {})
     if tensors:
