@@ -1,7 +1,4 @@
-"""The verbs of `paddle-dp` together, and `main`, which turns an error into its message and exit status.
-
-A verb declares its options and calls another package; `--help` does not import paddle.
-"""
+"""The verbs of `paddle-dp` together, and `main`, which turns an error into its message and exit status."""
 
 from __future__ import annotations
 

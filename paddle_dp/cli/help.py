@@ -1,7 +1,6 @@
 """Prints `--help`: the usage line, the description, and a row for each argument, option and verb.
 
-Typer's page breaks lines where the docstring's source does, and shows the Python annotation of every option
-(`<bool>`, `<list[str]>`), differently in each of its versions.
+Typer's page breaks lines where the docstring's source does, and shows Python annotations, differently in each version.
 """
 
 from __future__ import annotations

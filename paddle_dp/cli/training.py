@@ -106,9 +106,10 @@ def train(
 
 
 def _verify(job: Job) -> None:
-    """Runs `paddle-dp verify` for the job's recipe and ranks in a separate process; the training finds its verdict.
+    """Runs `paddle-dp verify` in a separate process; exits with its status if the ranks do not learn the same as one
+    process.
 
-    Exits with its status if the ranks do not learn the same as one process.
+    The training finds the verdict.
     """
     import subprocess
     import sys

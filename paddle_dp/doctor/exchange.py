@@ -26,7 +26,7 @@ from paddle_dp.units import Duration
 
 RANK = Path(__file__).with_name("rank.py")
 NAME = "exchange"
-ALONE, TOGETHER = 60.0, 300.0  # seconds until a rank must start: on one node, and on several nodes
+ALONE, TOGETHER = 60.0, 300.0  # seconds for all ranks to start and finish: on one node, on several
 WIDEST = 1.0  # seconds between two nodes' clocks
 
 

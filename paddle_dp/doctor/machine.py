@@ -170,7 +170,7 @@ def disk(folder: Path) -> list[DoctorCheck]:
 
 
 def _write(file: Path) -> tuple[int, float, float, bool]:
-    """Returns bytes written and synced, the seconds that took, the disk's clock minus this machine's in seconds, and
+    """Returns bytes written and synced, the seconds for them, the disk's clock minus this machine's in seconds, and
     True if the disk has locks."""
     block, written, began = os.urandom(BLOCK), 0, time.perf_counter()
     with file.open("wb") as out:

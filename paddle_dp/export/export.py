@@ -34,8 +34,8 @@ TOLERANCE, ONNX_TOLERANCE = 1e-5, 1e-4
 def export(recipe: Recipe, options: dict[str, Any]) -> None:
     """Writes the run's checkpoint as a program into the folder options["to"]: complete and verified, or nothing.
 
-    Raises ExportError when the model cannot be written, or when the program's outputs on held-out samples differ from
-    the model's; UsageError when the folder holds other files.
+    Raises ExportError if the model cannot be written, or if outputs on held-out samples differ from the model's;
+    UsageError if the folder holds other files.
     """
     folder = Path(options.get("to") or recipe.folder / "export")
     check_target(folder)

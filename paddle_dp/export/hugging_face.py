@@ -83,9 +83,9 @@ class Shards:
 def write(recipe: Recipe, weights: WeightSource, folder: Path) -> str:
     """Writes a model's weights into `folder`, complete or nothing; returns a summary.
 
-    A model without a table of Hugging Face's names gets PyTorch's names, as torchvision's ResNet, and no config.json.
-    Raises UsageError for a folder that holds other files, or a config that Hugging Face's model cannot express;
-    ExportError if the file, read back, differs from the checkpoint.
+    A model without a table of Hugging Face's names gets PyTorch's names, and no config.json. Raises UsageError for a
+    folder that holds other files, or a config that Hugging Face's model cannot express; ExportError if the file, read
+    back, differs from the checkpoint.
     """
     check_target(folder)
     with lazily():

@@ -36,7 +36,7 @@ class Parity:
     """The largest difference between a program's and the model's outputs, over `samples` samples in several batch
     shapes.
 
-    `largest` is the model's largest output in absolute value; a difference of `tolerance` × `largest` is allowed.
+    `largest` is the model's largest absolute output; a difference of `tolerance` × `largest` is allowed.
     """
 
     samples: int

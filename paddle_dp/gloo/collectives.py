@@ -154,9 +154,8 @@ def barrier(process_group: Any, *_: Any) -> CompletedTask:
 def _for_strided(name: str, *flags: bool) -> Callable[..., Any]:
     """Wraps the library's collective, which refuses strided tensors, to run on contiguous copies of them.
 
-    The wrapper raises UsageError for a dtype that would end the process. `flags` are appended to the caller's
-    arguments: the `_on_calc_stream` form has no `sync_op`. (Without one, all_gather and scatter take their input before
-    their output.)
+    The wrapper raises UsageError for a dtype that would end the process. `flags` follow the caller's arguments: the
+    `_on_calc_stream` form has no `sync_op`. (Without one, all_gather and scatter take their input before their output.)
     """
     collective = original(name)
 

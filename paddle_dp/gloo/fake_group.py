@@ -1,6 +1,6 @@
 """Builds fleet's parallel layers for one rank of an axis without the other ranks; the layers cannot compute.
 
-Fleet's layers need fleet.init, which needs all ranks. Their constructors only read the group's ranks, a strategy's
+Fleet's layers need fleet.init, which needs all ranks; but their constructors only read the group's ranks, a strategy's
 settings, and the rank's random stream (Paddle 3.3.1: `fleet.fleet._user_defined_strategy`,
 `get_rng_state_tracker().states_`).
 """

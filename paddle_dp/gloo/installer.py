@@ -31,9 +31,9 @@ _installed: list[str] = []
 def install(device: str, *, patience: float | None = None) -> tuple[str, ...]:
     """Makes fleet's hybrid parallelism run over gloo; returns the dotted names in Paddle that were replaced.
 
-    Call it before `fleet.init`, before or after `join`. `device` is the mesh's: on any other device than a CPU, and
-    from the second call on, it replaces nothing and returns (). `patience` is how many seconds an exchange waits for a
-    late peer, by default `join`'s patience, or 600.
+    Call it before `fleet.init`, before or after `join`. On another `device` than a CPU, and from the second call on, it
+    replaces nothing and returns (). `patience`: seconds that an exchange waits for a late peer, by default `join`'s, or
+    600.
 
     Raises UsageError on a version of Paddle that the bridge does not know.
     """

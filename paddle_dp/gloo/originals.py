@@ -111,7 +111,7 @@ def is_installed() -> bool:
 
 
 def original(name: str) -> Any:
-    """Returns the library's `ProcessGroupGloo.<name>`, with late ranks reported."""
+    """Returns the library's `ProcessGroupGloo.<name>`; collectives report late ranks."""
     return _originals[name]
 
 

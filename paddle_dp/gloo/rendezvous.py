@@ -24,9 +24,9 @@ ATTEMPTS = 20
 def reserved_port() -> Iterator[int]:
     """Yields a free port, reserved within the context, at which a store can listen.
 
-    The kernel does not hand out the port of a bound socket, even if the socket does not listen; with SO_REUSEADDR on
-    both (Paddle's store sets it), an explicit bind and listen at that port succeeds. Probing, closing and binding again
-    would leave a gap in which another rank of the job gets the same port.
+    The kernel does not hand out the port of a bound socket; with SO_REUSEADDR on both (Paddle's store sets it), an
+    explicit bind and listen at that port succeeds. Probing, closing and binding again would leave a gap in which
+    another rank gets the port.
     """
     with socket.socket() as reservation:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,8 +86,8 @@ def disable_nagle(port: int) -> None:
     """Sets TCP_NODELAY on this process's sockets to the store at `port`: `get` takes 0.1 ms instead of 90 ms.
 
     Paddle writes a request in several small pieces; each waits for the delayed acknowledgement of the previous one. The
-    sockets belong to the C++ library, so they are found among this process's descriptors. An option set on a duplicate
-    applies to the original, and accepted connections inherit it from the listening socket.
+    C++ library's sockets are found among this process's descriptors. An option set on a duplicate applies to the
+    original, and accepted connections inherit it from the listening socket.
     """
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):

@@ -1,14 +1,13 @@
 """Sets how long gloo waits for a late peer, which is a fixed 30 s in Paddle.
 
-Paddle (3.3.1) creates a group's gloo context in C++, without a time limit from Python, and gloo reads the limit from
-that context at every collective: also for DataParallel's reducer, which no patch in Python reaches. The context is
-reached through the library's symbols, pointer by pointer (`CHAIN`). Every step is checked before the next: nothing is
-written unless each object has the expected class, all have the same rank and number of ranks, and the value to be
-overwritten equals the result of gloo's `getTimeout`. If any check fails (another Paddle, another system), the limit
-stays 30 s and the reason is printed.
+Paddle (3.3.1) creates a group's gloo context in C++, and gloo reads the limit from it at every collective, also for
+DataParallel's reducer, which no patch in Python reaches. The context is reached through the library's symbols, pointer
+by pointer (`CHAIN`). Nothing is written unless each object has the expected class, all have the same rank and number of
+ranks, and the value to be overwritten equals the result of gloo's `getTimeout`. If any check fails (another Paddle,
+another system), the limit stays 30 s and the reason is printed.
 
-The memory is not searched. A group has *two* gloo contexts (`ProcessGroupGloo` creates one that no collective uses),
-and a search of the words after an object would find the second one if malloc places it next to the first.
+The memory is not searched: a group has *two* gloo contexts (`ProcessGroupGloo` creates one that no collective uses),
+and a search could find the wrong one.
 """
 
 from __future__ import annotations

@@ -45,9 +45,8 @@ def run(
 ) -> int:
     """Runs the job until it is done, or `restarts.decide` gives it up; returns the exit status of its last attempt.
 
-    The first attempt writes its logs to `attempt`, each later one to a folder next to it. `resize` returns the reason
-    why a running attempt must stop for another number of ranks, or ""; the next attempt continues, which is no failure.
-    `prepared` starts the ranks, if it can.
+    Each attempt has a folder of logs, the first one `attempt`. `resize` returns why a running attempt must stop for
+    another number of ranks, or "". `prepared` starts the ranks, if it can.
     """
     history: list[AttemptResult] = []
     with Signals() as signals:
@@ -109,8 +108,8 @@ def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
 ) -> AttemptResult:
     """Runs the plan's ranks from `point`, under supervision, until none of their processes is left.
 
-    `prepared` starts them if it can, else Paddle's launcher. `started` is when the job's first attempt started, in
-    seconds of the monotonic clock. The result's `saved` is not set.
+    `prepared` starts them if it can, else Paddle's launcher. `started`: start of the job's first attempt, in seconds of
+    the monotonic clock. The result's `saved` is not set.
     """
     plan = replace(plan, job=replace(plan.job, resume=point.resume))
     variables = environment(plan, inherited, plan.meeting) | {STARTED: repr(started)}
@@ -142,10 +141,10 @@ def watched(
     outside: ExternalEvents,
     prepared: PreparedRanks | None = None,
 ) -> tuple[Failure | int, Supervision]:
-    """Runs the launcher's command under supervision; returns its exit status, or the failure that ended it.
+    """Runs the launcher's command, or `prepared`, under supervision; returns its exit status, or the failure that ended
+    it.
 
-    `prepared` replaces the launcher if it can start the plan's ranks. Events from `outside` also end the job.
-    Afterwards none of its processes is left.
+    Events from `outside` also end the job. Afterwards none of its processes is left.
     """
     mark = f"{os.getpid()}-{time.time_ns()}"
     with (

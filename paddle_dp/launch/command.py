@@ -39,12 +39,10 @@ PRIVATE_VARIABLES = ("PADDLE_DP_TTY", "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE
 class Job:
     """A requested job: an entry point, its recipe, and the processes that call it.
 
-    `script` replaces both: the words after `python`, which are a script, or -m and a module, and arguments.
-
-    `ranks` counts processes on each node; None means one per given or visible GPU, or one on the CPU. `least_ranks` and
-    `least_nodes` suffice when others are lost; None: all are needed. `output_dir` replaces the recipe's run folder.
-    `resume` is None, "newest", "best", a step or a path. `extra` has more options for the entry point. `quiet` shows
-    only failures.
+    `script` replaces both: the words after `python`. `ranks` counts processes on each node; None: one per given or
+    visible GPU, or one on the CPU. `least_ranks` and `least_nodes` suffice when others are lost; None: all are needed.
+    `output_dir` replaces the recipe's run folder. `resume` is None, "newest", "best", a step or a path. `extra` has
+    more options for the entry point. `quiet` shows only failures.
     """
 
     recipe: Path = Path()
@@ -91,9 +89,9 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """The nodes' rendezvous, by addresses instead of names: `master` is "IP:PORT", `host` this node's address.
+    """The nodes' rendezvous: `master` is "IP:PORT", `host` this node's address.
 
-    `key` is the secret of an attempt's ranks; `seals` is true if each message carries a code made with it.
+    `key` is the secret of an attempt's ranks; with `seals` each message carries a code made with it.
     """
 
     master: str
@@ -119,9 +117,9 @@ class Limits:
 class Plan:
     """A job that this machine can run: `ranks` processes on each of `nodes`, on `devices` or on the CPU.
 
-    The first `servers` of all ranks need no device. `began` is its start, in seconds by the clock of the run folder's
-    disk. `limits` decide when it counts as standing still; None turns that watch off. `node` is this node's index in
-    the attempt; the nodes' launchers meet at `meeting`.
+    The first `servers` of all ranks need no device. `began` is its start, by the clock of the run folder's disk.
+    `limits` define a standstill; None turns that watch off. `node` is this node's index; the nodes' launchers meet at
+    `meeting`.
     """
 
     job: Job

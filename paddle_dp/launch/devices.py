@@ -33,7 +33,7 @@ def visible_in(kind: str) -> str:
 def detect(variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """Returns the kind of device that Paddle prefers here ("cpu" if it has no other), and the visible ones by number.
 
-    The order is the launcher's: a plugin's devices, else GPUs or XPUs. Raises InstallError if paddle is not installed.
+    A plugin's devices come before GPUs and XPUs, as in Paddle's launcher. Raises InstallError without paddle.
     """
     if root := plugins(variables):
         kind, count = ask_paddle(root)
@@ -57,7 +57,7 @@ def plugins(variables: Mapping[str, str]) -> str | None:
 def ask_paddle(root: str) -> tuple[str, int]:
     """Returns the type and the number of devices of the plugin in the folder `root`.
 
-    Only the plugin knows. It is loaded in a separate process, because a job must not begin with its threads.
+    Loads the plugin in a separate process, because a job must not begin with its threads.
     """
     code = "import json, paddle; print(json.dumps(paddle.device.get_available_custom_device()))"
     variables = {**os.environ, "CUSTOM_DEVICE_ROOT": root, "GLOG_minloglevel": "2"}

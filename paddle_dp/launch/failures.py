@@ -41,10 +41,9 @@ class Failure:
     """One rank's failure. `kind`: the name of the exception or signal. `time`: seconds since 1970.
 
     `expected`: a PaddleDPError, whose message suffices. `printed`: bytes in this rank's log before the failure.
-    `outside`: the cause was outside the job, so the same training may succeed the next time. `waited`: the line in
-    which the rank named the one it waited for, if a lost peer may have ended it. `where`: its phase when a signal ended
-    it, « in forward of step 7», or "". `name`: the rank's role, «server 1», or "". `frames`: the complete traceback, if
-    `traceback` omits frames.
+    `outside`: the cause was outside the job, so a repetition may succeed. `waited`: the rank's line about late ranks,
+    if a lost peer may have ended it. `where`: its phase when a signal ended it, « in forward of step 7», or "". `name`:
+    its role, «server 1», or "". `frames`: the complete traceback, if `traceback` omits frames.
     """
 
     rank: int
@@ -116,8 +115,7 @@ class Failure:
     def with_kernel(self, kernel_ended_process: bool | None) -> Failure:
         """Returns the failure; after a SIGKILL its message names the sender, the kernel or another program.
 
-        `kernel_ended_process`: True if the kernel has just ended a process of this machine because memory ran out; None
-        if that is unknown.
+        `kernel_ended_process`: the kernel has just ended a process because memory ran out; None: unknown.
         """
         if self.kind != "SIGKILL" or kernel_ended_process is None:
             return self
@@ -162,7 +160,7 @@ class Failure:
 
 
 def _user_traceback(error: BaseException, rank: int) -> str:
-    """Returns the traceback with only the user's frames, without this package's and libraries' frames.
+    """Returns the traceback with only the user's frames.
 
     Returns "" if it has no user's frame, or fewer than MAX_LIBRARY_FRAMES others.
     """
@@ -220,8 +218,8 @@ def in_a_line(failure: Failure, ranks: int, consequences: Iterable[Failure] = ()
 def describe(
     failure: Failure, ranks: int, log: Path | None, nodes: int = 1, consequences: Sequence[Failure] = ()
 ) -> str:
-    """Returns the last lines on the screen: the failure's message or traceback, its rank and host, a line for each
-    consequence in other ranks, and the log.
+    """Returns the last lines on the screen: message or traceback, rank and host, consequences in other ranks, and the
+    log.
 
     An error that another command line or recipe would avoid has only its message. If all ranks raised the same error,
     none is named.

@@ -1,7 +1,6 @@
 """Checks a training's initial weights (recipe: `load`) before anything is moved or started.
 
-It reads only headers, and builds the model without memory for its weights, to compare names and shapes: the ranks read
-every byte.
+It reads only headers, and builds the model without memory, to compare names and shapes: the ranks read every byte.
 """
 
 from __future__ import annotations

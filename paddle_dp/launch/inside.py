@@ -25,8 +25,7 @@ DEBUGGERS = {"bdb", "pdb", "pudb", "ipdb", "IPython", "code", "debugpy", "pydevd
 def watched_inside(limits: Limits | None, attempt: Path, show: Callable[[Failure], object]) -> Iterator[None]:
     """Ends a rank that stands still within the context: calls `show` with the failure, and exits with 124.
 
-    It finds only Python that stands still, or waits: C code that holds the interpreter stops this thread, too. A rank
-    in a debugger, as after `breakpoint()`, may stand still.
+    C code that holds the interpreter stops this thread, too, and is not found. A rank in a debugger may stand still.
     """
     board = None if limits is None else _board()
     if limits is None or board is None:

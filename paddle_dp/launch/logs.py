@@ -22,8 +22,8 @@ _NOISE = re.compile(
 def fresh(run: Path) -> Path:
     """Makes and returns `<run>/logs/attempt-001` (or the next number), readable by its owner only.
 
-    Ranks may print private data. A new run folder is private, too. Raises UsageError if a folder cannot be made, after
-    removing the new ones.
+    Ranks may print private data, so a new run folder is private, too. Raises UsageError if a folder cannot be made,
+    after removing new ones.
     """
     created: list[Path] = []
     try:

@@ -37,10 +37,9 @@ class Machine:
 def mkl_type(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """Returns the MKL_DEBUG_CPU_TYPE that makes the MKL in Paddle's CPU wheel fast here; None if MKL needs no help.
 
-    On an AMD processor MKL takes its slowest path unless the variable names the instruction set: "5" is AVX2, "7"
-    AVX-512. On an EPYC of 2 cores (Paddle 3.3.1) AVX2 made steps 2 to 4 times faster, and AVX-512 took 0.73 of AVX2's
-    time for an MLP and 0.78 for ResNet-18. On other processors the variable would only hide instructions that MKL
-    finds by itself; on a processor without AVX-512, "7" ends in an illegal instruction.
+    On an AMD processor MKL takes its slowest path without it: "5" is AVX2, "7" AVX-512. On an EPYC of 2 cores (Paddle
+    3.3.1) AVX2 made steps 2 to 4 times faster, and AVX-512 took 0.73 of AVX2's time for an MLP and 0.78 for ResNet-18.
+    On other processors the variable would only hide instructions; without AVX-512, "7" ends in an illegal instruction.
     """
     try:
         text = cpuinfo.read_text()

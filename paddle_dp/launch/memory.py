@@ -1,7 +1,4 @@
-"""Finds how much memory a new process can get, and if the kernel has just ended a process because memory ran out.
-
-The machine, and the control groups of the container or job, limit that memory.
-"""
+"""Finds how much memory a new process can get, and if the kernel has just ended a process because memory ran out."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 
 class KernelKills:
-    """Detects that the kernel has ended a process of this machine in the last few seconds because memory ran out.
+    """Detects that the kernel has lately ended a process of this machine because memory ran out.
 
     The kernel counts all such ends (Linux 4.13), also at a control group's limit.
     """

@@ -29,11 +29,10 @@ def meet(
     """Returns the rendezvous at `master` ("HOST:PORT") as this node reaches it; the first node opens it.
 
     Paddle's launcher takes its address from the host's name, which Debian maps to 127.0.1.1: other nodes then wait for
-    ever. Here it is the address from which the kernel would reach the master; on node 0, if its name resolves to a
-    loopback address, the address from which it would reach other networks. `patience` is how many seconds to wait until
-    the master's name resolves, as a service's name may appear after its machine is up; `report` then gets a line.
-    Raises UsageError if the master's name has no address, or one that only its machine can reach; on the first node, if
-    it is another machine's address, or its port is taken.
+    ever. Here it is the address from which the kernel would reach the master; on node 0 with a loopback name, the
+    address from which it would reach other networks. `patience`: seconds until the master's name must resolve; `report`
+    gets a line if it waits. Raises UsageError if the master's name has no address, or one that only its machine can
+    reach; on the first node, if it is another machine's address, or its port is taken.
     """
     host, _, port = master.rpartition(":")
     try:
@@ -131,8 +130,7 @@ def interface_of(address: str) -> str | None:
 def routed(address: str, table: str) -> str | None:
     """Returns the interface with the network of `address`, by the kernel's routing table `table`, or None.
 
-    This also finds secondary addresses, which the interface itself does not report. Routes through gateways do not
-    count: their addresses belong to other machines.
+    This also finds secondary addresses. Routes through gateways do not count: their addresses belong to other machines.
     """
     number, interfaces = int.from_bytes(socket.inet_aton(address), sys.byteorder), {}
     for line in table.splitlines()[1:]:
@@ -161,8 +159,8 @@ def reserved_ports() -> Iterator[dict[str, str]]:
     """Reserves a block of ports that no other job or program of this machine uses; yields PORT_RANGE for the launcher.
 
     The launcher looks for a free port some 3 s before a rank binds it; two jobs that start together could pick the same
-    port. An abstract Unix socket, which the kernel removes with this process, reserves a block. A block with a port in
-    use is skipped. Yields {} if no block is free.
+    port. An abstract Unix socket, which the kernel removes with this process, reserves a block. Yields {} if no block
+    is free.
     """
     holder = socket.socket(socket.AF_UNIX)
     try:

@@ -1,7 +1,4 @@
-"""Turns a Job into a Plan for this machine, or refuses it with one sentence before anything starts.
-
-If the run's strategy does not take an evaluation's number of ranks, each rank has the whole model instead.
-"""
+"""Turns a Job into a Plan for this machine, or refuses it with one sentence before anything starts."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ Read = Callable[[Job], "tuple[Recipe, Plan]"]
 def on_any_ranks(job: Job, read: Read, report: Callable[[str], None]) -> tuple[Recipe, Plan]:
     """Reads an evaluation's job with `read`; if that is refused, reads the job with `FALLBACK`.
 
-    A checkpoint of any strategy fits any other, so an evaluation needs no servers and workers, or stages. Raises the
-    error of `read` if `FALLBACK` is refused, too, or if the job itself overrides the strategy.
+    A checkpoint of any strategy fits any other. Raises the error of `read` if `FALLBACK` is refused, too, or if the job
+    itself overrides the strategy.
     """
     try:
         return read(job)
@@ -52,8 +49,8 @@ RANK = 128 << 20
 class RankDevices:
     """The number of `devices` of each rank; `fewer` ends the message for too few visible ones.
 
-    The job's first `servers` ranks need no device. None means that the recipe has not been read: then no number of
-    devices is too small.
+    The job's first `servers` ranks need no device. None: the recipe has not been read, so any number of devices
+    suffices.
     """
 
     devices: int = 1
@@ -65,7 +62,7 @@ def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices 
     """Returns the plan of the job on this machine; `device` is the recipe's train.device.
 
     A strategy with several devices for `each` rank has one rank by default. Raises UsageError if the job contradicts
-    itself or asks for devices that this machine lacks.
+    itself or asks for missing devices.
     """
     _check_least("--ranks", job.least_ranks, job.ranks)
     _check_least("--nodes", job.least_nodes, job.nodes)
@@ -131,7 +128,7 @@ def check_ranks(ranks: int | None) -> None:
 def check_memory(plan: Plan, available: int | None) -> None:
     """Raises UsageError if the machine's `available` memory (bytes; None: unknown) does not suffice to start the ranks.
 
-    The kernel would otherwise end one of them during its start, or another program of the machine.
+    The kernel would otherwise end one of them, or another program.
     """
     if plan.devices or plan.ranks == 1 or available is None or plan.ranks * RANK <= available:
         return

@@ -24,8 +24,8 @@ PROGRAM = Path(__file__).with_name("prelaunch_process.py")
 class PreparedLauncher:
     """Keeps a launcher for a job's first attempt ready within a `with`; ends an unused one at its exit.
 
-    `plan` is the plan before the recipe is read. If the recipe asks for other devices, the environment changes, which
-    libraries read when they are loaded: then `begin` returns None, and a new launcher must be started.
+    `plan` is the plan before the recipe is read. If the recipe changes the environment, which libraries read when
+    loaded, `begin` returns None, and a new launcher must be started.
     """
 
     def __init__(self, plan: Plan, inherited: Mapping[str, str]):

@@ -1,7 +1,7 @@
 """Paddle's launcher, started before its job is known: it imports Paddle while the command reads and checks the recipe.
 
-One line on standard input has the arguments of `python -m paddle.distributed.launch`, the variables and the file to
-print to. Without a line, because the job was refused, it ends.
+One line on standard input has the launcher's arguments, the variables and the file to print to. Without a line, because
+the job was refused, it ends.
 """
 
 from __future__ import annotations

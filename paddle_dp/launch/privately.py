@@ -1,7 +1,7 @@
 """Keeps a job's environment out of its logs: Paddle's launcher writes all its variables into three files.
 
-The launcher gets only the variables that it, Python and Paddle's libraries read at their start. All others stay in the
-supervisor's memory, from which each rank takes them first.
+The launcher gets only variables that it, Python and Paddle's libraries read at their start. Each rank takes the others
+from the supervisor's memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def in_the_open(name: str) -> bool:
 def for_launcher(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Yields the variables for Paddle's launcher; within the context its ranks can take the others.
 
-    Yields all variables on a system without memory files that other processes can open (only Linux has them).
+    Yields all variables on a system without memfd_create (only Linux has it).
     """
     hidden = {name: value for name, value in variables.items() if not in_the_open(name)}
     if not hidden or not hasattr(os, "memfd_create"):

@@ -1,7 +1,7 @@
 """Finds processes, their descendants and their ends in /proc, and kills a whole tree of them.
 
-Paddle's launcher starts each worker in a separate session, so killing a process group would miss the workers; the tree
-is read from /proc instead. Without /proc (macOS) only the launcher can end the workers.
+Paddle's launcher starts each worker in a separate session, so killing a process group would miss the workers. Without
+/proc (macOS) only the launcher can end them.
 """
 
 from __future__ import annotations

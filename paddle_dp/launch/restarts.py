@@ -28,7 +28,7 @@ class AttemptResult:
     (`signal`: its name), or Paddle's launcher ended by itself.
 
     `step`: updates done by the rank that failed first, `began` of them by earlier attempts. `saved`: the step of the
-    newest complete and good checkpoint, or None. `consequences`: failures caused by `cause`.
+    newest complete and good checkpoint, or None.
     """
 
     attempt: Path
@@ -43,7 +43,7 @@ class AttemptResult:
 
     @property
     def progressed(self) -> bool:
-        """True if the attempt has saved a checkpoint of a later step than its first."""
+        """True if the attempt has saved a checkpoint of a later step than `began`."""
         return self.saved is not None and self.saved > self.began
 
     @property

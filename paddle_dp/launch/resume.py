@@ -30,9 +30,8 @@ class ResumePoint:
 def next_point(job: Job, folder: Path, began: float, report: Callable[[str], object]) -> ResumePoint:
     """Returns where the job's next attempt begins: at its newest complete and good checkpoint, else where it began.
 
-    It reads every byte of a checkpoint. `report` gets a line for each checkpoint that is passed over. If checkpoints
-    exist and none can be used, the attempt itself must fail: that may be the disk's fault, and a new beginning would
-    overwrite them.
+    It reads every byte of a checkpoint, and `report`s each that is passed over. If checkpoints exist and none can be
+    used, the attempt must fail: that may be the disk's fault, and a new beginning would overwrite them.
     """
     if holds(folder, job.extra.get("older")):  # its checkpoints are another run's
         return ResumePoint()
@@ -56,9 +55,9 @@ def next_point(job: Job, folder: Path, began: float, report: Callable[[str], obj
 def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     """Returns the last line on the screen of a job that failed or was ended; `folder` is the run's.
 
-    If the job had resumed a checkpoint named by --resume, the line names it until the job has saved another:
-    checkpoints from before `began` (Plan.began) then belong to an abandoned training. Returns None if the job does not
-    train, or this node does not keep the checkpoints.
+    It names the checkpoint of --resume until the job has saved another: checkpoints from before `began` (Plan.began)
+    then belong to an abandoned training. Returns None if the job does not train, or this node does not keep the
+    checkpoints.
     """
     if job.entry_point != "train" or job.script or job.node_rank or holds(folder, job.extra.get("older")):
         return None
@@ -100,8 +99,7 @@ def span(least: int | None, most: int | None) -> str | None:
 def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | None:
     """Returns the checkpoint to resume for a job with `--resume best`, `STEP` or `PATH`, and the new argument.
 
-    Returns None if a bare `--resume` finds it. The job's newest checkpoint may not be the folder's newest: an abandoned
-    training may have saved later steps.
+    Returns None if a bare `--resume` finds it. An abandoned training may have saved later steps than the job.
     """
     if job.resume in (None, "newest"):
         return None
@@ -117,10 +115,7 @@ def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | Non
 
 
 def _current_checkpoints(job: Job, saved: list[Path], began: float) -> list[Path]:
-    """Returns the run's checkpoints that do not belong to an abandoned training.
-
-    These are all checkpoints, except for a job that was to resume a certain one.
-    """
+    """Returns the run's checkpoints without an abandoned training's, which a job that resumed a certain one has."""
     if job.resume in (None, "newest"):
         return saved
     return [path for path in saved if _written(path) >= began]
@@ -135,8 +130,7 @@ def _written(checkpoint: Path) -> float:
 
 
 def _usable(folder: Path) -> list[Path]:
-    """Returns the checkpoints with manifests that report no fault, oldest first. It does not read their bytes:
-    `--resume` does, and skips damaged ones."""
+    """Returns the checkpoints with manifests that report no fault, oldest first; `--resume` reads their bytes."""
     return list(filter(_is_usable, checkpoints(folder)))
 
 

@@ -19,10 +19,9 @@ LOCK = ".lock"  # locked while its folder is in use; the kernel releases the loc
 
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Yields a new folder in the system's folder for temporary files (TMPDIR).
+    """Yields a new folder in the system's folder for temporary files (TMPDIR), after removing abandoned ones.
 
-    Folders with this prefix whose processes are gone are removed first. Within the context SIGTERM and SIGHUP raise
-    EndedError, so that this folder is removed, too.
+    Within the context SIGTERM and SIGHUP raise EndedError, so that this folder is removed, too.
     """
     sweep(prefix)
     with (

@@ -1,7 +1,6 @@
 """One rank of a script that may know nothing of this package: runs it as `python script.py …` would.
 
-Paddle's launcher runs this file with the script and its arguments. The script sees its usual sys.argv, sys.path,
-`__file__` and `__name__ == "__main__"`.
+Paddle's launcher runs this file. The script sees its usual sys.argv, sys.path, `__file__` and `__name__`.
 """
 
 from __future__ import annotations

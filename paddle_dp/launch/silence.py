@@ -34,8 +34,8 @@ def import_paddle() -> None:
 def nothing_collected() -> Iterator[None]:
     """Stops garbage collection within the context, for imports, and exempts all objects made so far from it for ever.
 
-    Paddle makes so many functions and classes that Python would scan them several times during the import and again
-    later: 0.17 of the 1.05 s of processor time until a rank has imported its modules.
+    Paddle makes so many objects that Python would scan them several times: 0.17 of the 1.05 s of processor time until a
+    rank has imported its modules.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -35,8 +35,8 @@ def equal(offers: Sequence[Offer]) -> Sequence[Offer]:
 def choose(offers: Sequence[Offer], least: int, least_ranks: int, refused: Refused) -> list[Offer]:
     """Chooses the most offered ranks that the recipe can be trained on: the same number on each of the first nodes.
 
-    It needs at least `least` nodes with `least_ranks` ranks each. Raises UsageError if no number fits, with the reason
-    against the largest.
+    It needs `least` nodes with `least_ranks` ranks each. Raises UsageError, with the reason against the largest number,
+    if none fits.
     """
     counts = {
         (nodes * ranks, nodes)
@@ -68,7 +68,7 @@ def _with(plan: Plan, ranks: int) -> Plan:
 class ElasticSize:
     """The ranks available on this machine, found again before and during every attempt.
 
-    `plan` has all requested ranks. `run` is the run's folder. `machine()` looks at the devices.
+    `plan` has all requested ranks. `run` is the run's folder.
     """
 
     plan: Plan
@@ -149,7 +149,7 @@ class ElasticSize:
         """Returns the number in the run folder's file `ranks`; None without such a file.
 
         Another text does not count, nor a number below the least of --ranks, unless it was there before the first
-        attempt: the previous number stays valid, and a line reports that once. An empty file is being written.
+        attempt: the previous number stays valid, and a line reports that once.
         """
         file = self.run / FILE
         try:

@@ -1,7 +1,7 @@
 """Collects the Python stacks of all ranks: each writes them to a separate file when it gets a signal.
 
-faulthandler writes them in the signal handler, in C: this also works if Python has been waiting within a collective for
-an hour, when no Python handler would run. `kill -QUIT PID` asks any rank by hand.
+faulthandler writes them in the signal handler, in C, which works even if Python waits within a collective. `kill -QUIT
+PID` asks any rank by hand.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ def offer(attempt: Path, rank: int) -> None:
 
 
 def collect(attempt: Path, ranks: Mapping[int, int]) -> dict[int, str]:
-    """Asks `ranks` (rank → pid), then their forks, for their stacks.
+    """Asks `ranks` (rank → pid), then their forks, for their stacks; a stopped rank gets SIGCONT.
 
-    Returns the current stack of each rank that answered, the innermost frame first. A stopped rank gets SIGCONT, as it
-    can answer only when it continues.
+    Returns the current stack of each rank that answered, the innermost frame first.
     """
     send(ranks.values(), SIGNAL)
     send(ranks.values(), signal.SIGCONT)

@@ -26,7 +26,7 @@ Beats = Mapping[int, RankStatus | None]
 class Standstill:
     """No rank of `beats` has given a sign of life for `seconds`; `setting` allows `limit` seconds.
 
-    `since` has the seconds that each rank has been in its status; `stopped` lists ranks that a signal has stopped.
+    `since`: seconds of each rank in its status. `stopped`: ranks that a signal has stopped.
     """
 
     beats: Beats
@@ -40,8 +40,7 @@ class Standstill:
     def late_ranks(self) -> list[int]:
         """The ranks that the others wait for, the longest standing first: stopped ranks, else ranks that do not wait.
 
-        No rank waits for one that is done while others work. If each waits, these are the ranks in the earliest
-        exchange.
+        A rank that is done counts only if none works. If each waits, these are the ranks in the earliest exchange.
         """
         if self.stopped:
             return list(self.stopped)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def run(job: Job, waiting: WaitingRanks | None = None) -> int:
     """Runs the job and returns its exit status. A usage error is shown as one message, a failure with its cause.
 
-    `waiting`: processes whose forks become the ranks, where possible, instead of new processes.
+    `waiting`: processes whose forks become the ranks, where possible.
 
     0: done. 2: a usage error. 1 and others: the status of the rank that failed first. 128 + n: ended by signal n.
     """
@@ -201,7 +201,7 @@ def _on_nodes(sizes: ElasticSize, recipe: Recipe, inherited: dict[str, str]) -> 
 def _claimed(job: Job, folder: Path) -> tuple[Path, int | None]:
     """Claims the run folder. Returns it, and the older run in it that rank 0 moves aside after all checks.
 
-    Nodes other than the first write their logs to a folder next to it, since the disk may be shared.
+    Later nodes write their logs to a folder next to it, since the disk may be shared.
     """
     from paddle_dp.recipe.folder import check_files, claim
 

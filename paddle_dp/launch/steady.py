@@ -1,7 +1,6 @@
 """A standard output that never ends a training: output that a full disk or a closed pipe refuses is kept, or dropped.
 
-Under Paddle's launcher a rank's screen is a file in the run folder, so a plain print() raises on a full disk, in the
-user's code and in this package.
+Under Paddle's launcher a rank's screen is a file in the run folder, so print() would raise on a full disk.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ class PendingOutput:
 
 
 class SteadyFile(io.RawIOBase):
-    """Writes to a descriptor. The last MiB of output that cannot be written is kept in memory, and written later.
-
-    Without a reader (a closed pipe, a terminal that is gone) output is dropped.
-    """
+    """Writes to a descriptor. Keeps the last MiB of output that it cannot write; drops output without a reader."""
 
     def __init__(self, descriptor: int, pending: PendingOutput | None = None):
         self._descriptor, self._pending = descriptor, pending or PendingOutput()
@@ -57,8 +53,8 @@ class SteadyFile(io.RawIOBase):
 def open_standard_files() -> None:
     """Opens /dev/null in place of each standard file that this process was started without (`>&-`, cron, a daemon).
 
-    Python has None for such a stream, and the next opened file would get its descriptor: C++ code would print into a
-    checkpoint. Call it before any other file is opened.
+    Otherwise the next opened file would get its descriptor: C++ code would print into a checkpoint. Call it before any
+    other file is opened.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:

@@ -41,8 +41,8 @@ GRACE = 5.0  # seconds for ranks to end by themselves after SIGTERM
 class ExternalEvents:
     """Requests from outside the ranks: signals to this process, and requests of the rendezvous.
 
-    `must_end()` is true if the job must end at once. `must_stop()` returns why its ranks must stop in good order, or
-    "". `notify_nodes(text)` prints a text on the other nodes' screens.
+    `must_end()`: the job must end at once. `must_stop()`: why its ranks must stop in good order, or "".
+    `notify_nodes(text)` prints a text on the other nodes' screens.
     """
 
     signals: Signals
@@ -135,7 +135,7 @@ class Supervision:
     def _report_departures(self, now: float) -> None:
         """Prints once which ranks of a script have ended well while others have continued for long.
 
-        Some scripts intend that; in others the remaining ranks wait for ever. The supervisor cannot tell them apart.
+        The others may wait for them for ever, or not: the supervisor cannot tell.
         """
         gone = [
             rank for rank, d in self.watch.departures.items() if d.code in (0, None) and now > d.time + ALONE
@@ -223,10 +223,7 @@ class Supervision:
         return cause
 
     def _left_early(self) -> list[Departure]:
-        """Returns ranks that left before their work was done, with 0 or a code that only the launcher saw.
-
-        Without a board, ranks cannot report that they are done, and none is returned.
-        """
+        """Returns ranks that left before their work was done, with 0 or a code that only the launcher saw."""
         if self.board is None:
             return []
         gone, lost = self.watch.departures.values(), self.lost.now()
@@ -319,7 +316,7 @@ class Supervision:
     def _end(self, signals: Signals, patience: float) -> None:
         """Sends SIGTERM to the ranks and waits for `patience` seconds, or a second signal; then kills everything.
 
-        Only the ranks get SIGTERM: a loader's processes must live until their rank has finished its work.
+        Only ranks get SIGTERM: a loader's processes must live until their rank has finished its work.
         """
         if patience and signals.number and not self._has_stopped():
             send(self.watch.living, signal.SIGTERM)

@@ -2,7 +2,7 @@
 
 They serve many short jobs in sequence on CPUs: the layouts of a proof. Each rank has a separate waiting process, so two
 ranks share no more than two new processes, not even the order of Python's sets. A job that dies or hangs harms no other
-job: its ranks were forks, and the next job has new ones.
+job.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class WaitingRanks:
     def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Forks | None:
         """Starts the plan's ranks, which write to `attempt`; returns None if they must be new processes.
 
-        New processes are needed on accelerators, whose drivers survive no fork; on several nodes; for a script; and if
-        a library has started a thread that a fork would lose.
+        These are needed on accelerators, whose drivers survive no fork; on several nodes; for a script; and if a
+        library has started a thread that a fork would lose.
         """
         if plan.devices or plan.nodes > 1 or plan.job.script or not ON_LINUX or not self._safe:
             return None

@@ -1,7 +1,6 @@
 """A process that makes a rank's imports and waits: the rank of each job is a fork of it (waiting.py).
 
-It does nothing else: no process group, no random draw, no thread that a fork would lose. So a fork with the variables
-of Paddle's launcher equals a process that the launcher has just started.
+It has no process group, random draw or thread that a fork would lose, so a fork equals a new process.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Launcher(Popen[bytes]):
     """Paddle's launcher, whose children are the ranks. `expected`: the ranks that it starts, in this order.
 
     `first_log`: the file that it creates right before the first rank. Earlier children are no ranks: with several
-    nodes, one of them serves the rendezvous, and ends.
+    nodes, one serves the rendezvous.
     """
 
     expected: Sequence[int] = ()
@@ -69,8 +69,8 @@ class Launcher(Popen[bytes]):
     def ranks(self) -> Mapping[int, int]:
         """Returns the pid of each rank that has started and that the launcher has not waited for yet.
 
-        Its environment identifies a rank, which an ended process no longer has. A rank that ended before it was
-        identified gets its number from the launcher's order, as soon as no other rank is missing.
+        The environment identifies a rank. A rank that ended before that gets its number from the launcher's order, as
+        soon as no other rank is missing.
         """
         children = self._children()
         if self.first_log is not None and not self.first_log.exists():
@@ -96,9 +96,9 @@ class Launcher(Popen[bytes]):
 class RankMonitor:
     """Watches the ranks whose pids `ranks` returns; cheap enough for ten looks a second.
 
-    The launcher reports only one failed rank, the lowest, and up to two seconds late. An ended child stays visible as a
-    zombie, with its exit code, until the launcher waits for it: so `rest` returns as soon as a rank ends, or the exit
-    code of one kill in twenty would be lost.
+    The launcher reports only one failed rank, the lowest, and up to two seconds late. An ended child keeps its exit
+    code as a zombie until the launcher waits for it: so `rest` returns as soon as a rank ends, or the exit code of one
+    kill in twenty would be lost.
     """
 
     def __init__(self, ranks: Callable[[], Mapping[int, int]]):

@@ -48,10 +48,10 @@ CLOSING = 5  # seconds for a failed rank to close its files
 
 
 def work(entry_point: str, recipe_path: Path, overrides: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Calls `entry_point` with the recipe in this process.
+    """Calls `entry_point` with the recipe in this process, and raises its errors.
 
-    `entry_point` is a key of ENTRY_POINTS, or "module:function" of any function(recipe, options), whose errors it
-    raises. Raises JobError if a watched entry point leaves early by sys.exit(0).
+    `entry_point` is a key of ENTRY_POINTS, or "module:function" of any function(recipe, options). Raises JobError if a
+    watched entry point leaves early by sys.exit(0).
     """
     from paddle_dp.recipe import read_recipe
 
@@ -153,7 +153,9 @@ def _read(entry_point: str, argv: Sequence[str] | None) -> Job:
     parser.add_argument(
         "--accept", metavar="KEY,…", help="settings that may differ at --resume: loss,optimizer.clip"
     )
-    parser.add_argument("--checkpoint", metavar="CHECKPOINT", help="to evaluate: newest, best or a path")
+    parser.add_argument(
+        "--checkpoint", metavar="CHECKPOINT", help="the one to evaluate: newest, best or a path"
+    )
     parser.add_argument(
         "--output-dir", "--out", metavar="DIR", help="the run folder, instead of the recipe's"
     )

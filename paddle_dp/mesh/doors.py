@@ -55,8 +55,8 @@ def close_to_all(end: socket.socket) -> None:
 class Connections:
     """Checks the connections that a library makes while it starts: none may lead to another user of this machine.
 
-    At `port` a store listens, to which strangers may have connected. Their connections are cut: they can only have
-    written names that the ranks do not use (secret.py).
+    At `port` a store listens. Strangers' connections to it are cut: they can only have written names that the ranks do
+    not use (secret.py).
     """
 
     def __init__(self, port: int = 0):

@@ -1,7 +1,7 @@
 """Each rank writes its step, phase, sample and time into shared memory that its supervisor reads.
 
-Nothing is sent: entering a phase costs one write of 104 bytes. The memory has no name in any file system, so no disk
-can be full and nothing is left behind; ranks find it under /proc by their supervisor's pid.
+Entering a phase costs one write of 104 bytes. The memory has no name in any file system, so no disk can be full and
+nothing is left over; ranks find it under /proc by their supervisor's pid.
 """
 
 from __future__ import annotations

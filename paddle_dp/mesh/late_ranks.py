@@ -1,9 +1,9 @@
 """Names the ranks that are late to an exchange, so that the error of a waiting rank names the one it waits for.
 
-Each rank counts the exchanges that it has entered, by group. Nothing is sent while all goes well. If a rank's counts
-have not changed for a while, because it waits, computes for long or sleeps, a thread writes them into the job's store.
-A rank that has waited longer than `notice` reads the others' counts there; ranks with lower counts are late. A stopped
-rank writes nothing, and its last counts are too low.
+Each rank counts the exchanges that it has entered, by group. If its counts have not changed for a while, because it
+waits, computes for long or sleeps, a thread writes them into the job's store. A rank that has waited longer than
+`notice` reads the others' counts there; ranks with lower counts are late. A stopped rank writes nothing, and its last
+counts are too low.
 """
 
 from __future__ import annotations

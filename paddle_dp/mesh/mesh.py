@@ -34,8 +34,7 @@ class Mesh:
     process group, and its exchanges cost nothing.
 
     `expendable` ranks may die during a training; they are then in `lost`, on all others after the same exchange, and
-    exchanges gather and sum only the remaining ranks. `workers_device` is the first worker's device if there are
-    servers.
+    exchanges omit them. `workers_device` is the first worker's device if there are servers.
     """
 
     rank: int = 0
@@ -223,8 +222,8 @@ def join(
     """Joins this process to its job and returns the mesh; call it before you make a model or a loader. Collective.
 
     A process started by `paddle.distributed.launch` (or `paddle-dp train`) connects to its peers; any other is a mesh
-    of one rank. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank. `patience`
-    is how many seconds every exchange on CPUs waits for a late rank (default 600; Paddle alone has a fixed 30).
+    of one rank. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank. `patience`:
+    seconds that every exchange on CPUs waits for a late rank (default 600; Paddle alone has a fixed 30).
 
     The first `servers` ranks compute on the CPU, independent of `device`. There are then no process groups: workers
     exchange only with servers, from host to host.

@@ -54,7 +54,7 @@ def on(device: str) -> Iterator[None]:
 
 
 def moved(tensor: paddle.Tensor, device: str) -> paddle.Tensor:
-    """Returns a copy of a tensor on another device, detached from its graph; the tensor itself if it is there already.
+    """Returns a copy of a tensor on another device, detached from its graph; a tensor on that device itself.
 
     The host waits for the source device, and for the copy: streams of two devices do not wait for each other, and freed
     memory may be reused before the copy has read it.

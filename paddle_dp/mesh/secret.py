@@ -1,8 +1,8 @@
 """The key of a job's ranks, by which they identify each other and which no other user of their machines knows.
 
-`paddle-dp` makes a key for each attempt, and passes it like secrets in the environment (launch/privately.py): not in
-the words of a command, and not through a file. Without `paddle-dp` the key is derived from the user's secret
-(PADDLE_DP_SECRET), or, on one machine, made by rank 0, and the other ranks read it from its memory.
+`paddle-dp` makes a key for each attempt, and passes it like other secrets (launch/privately.py), not on a command line
+or in a file. Without `paddle-dp` the key is derived from the user's secret (PADDLE_DP_SECRET), or, on one machine, made
+by rank 0, and the other ranks read it from its memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sends bytes between ranks over plain sockets: sends never block, one queue per (group, source) keeps their order.
 
 On one machine they are Unix sockets, to which no other user can connect. Across machines they are TCP sockets: both
-ends prove that they know the job's key before anything is read. With such a key, each message also carries a code that
-only its holders can make, unless PADDLE_DP_SEAL=off.
+ends prove that they know the job's key before anything is read. With a key, each message also carries a code that only
+its holders can make, unless PADDLE_DP_SEAL=off.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class Endpoint:
 
 class Codes:
     """The codes of one connection's messages, each made from a message and its number, so that no message can be
-    changed, repeated or omitted. False without a key: then there are no codes."""
+    changed, repeated or omitted. False without a key."""
 
     def __init__(self, key: bytes):
         self._key, self._number = key, itertools.count()
@@ -358,8 +358,8 @@ class Outgoing:
     def send(self, group: int, *data: memoryview) -> None:
         """Writes a message, or queues the bytes that do not fit; `data` must not be changed afterwards.
 
-        Writing in the caller's thread is faster, and done even if the process is killed right after. Messages to a peer
-        that is gone are dropped: `receive` raises the error.
+        Writing in the caller's thread is faster, and done even if the process is killed right after. Messages to a lost
+        peer are dropped: `receive` raises the error.
         """
         with self._turn:
             message = [memoryview(HEADER.pack(group, sum(map(len, data)))), *data]
@@ -438,7 +438,7 @@ def _listen(single_machine: bool) -> tuple[socket.socket, str]:
 def _listen_here() -> tuple[socket.socket, str]:
     """Returns a Unix socket whose only name is a descriptor of this process, and its address.
 
-    The kernel admits only this user, and nothing is left behind. Raises OSError on a system without such names.
+    The kernel admits only this user. Raises OSError on a system without such names.
     """
     if not hasattr(os, "O_PATH"):
         raise OSError("this system has no O_PATH")

@@ -1,7 +1,4 @@
-"""Runs a node from joining to leaving: it runs an attempt whenever all nodes begin one, and prints their ends.
-
-A node reports the end of an attempt in a message that every node can show.
-"""
+"""Runs a node from joining to leaving. It reports the end of an attempt in a message that every node can show."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ FOLLOWED = 8  # consequences at most
 def end_of(result: AttemptResult, node: int, must_end: bool) -> Message:
     """Returns how this node's ranks ended an attempt: "done", "stopped", "failed", or "ended" after others' failure.
 
-    A failure has details to show, and its age in seconds instead of a time, because clocks differ.
+    A failure has its age in seconds instead of a time, because clocks differ.
     """
     cause = result.cause or _without_ranks(result, node)
     if cause is None:
@@ -70,7 +67,7 @@ def outcome_of(
 ) -> AttemptResult:
     """Returns the result of an attempt from the `message` with its first cause, which may be another node's.
 
-    The consequences on this `node`, from its `result`, are added. `attempt` is this node's folder of logs.
+    Adds the consequences on this `node`, from its `result`.
     """
     try:
         return _outcome(message, attempt, node, result)
@@ -119,9 +116,9 @@ FAREWELL = 3.0  # seconds to notify the others that a signal ends this node
 class NodeJob:
     """A node's part of a job.
 
-    `open(again)` prepares the run's folder, and returns the plan and the first attempt's logs; with `again` it
-    continues the run in it. `offered` returns the plan of the ranks that this machine has now. `sizes` chooses the
-    ranks of an attempt from the nodes' offers.
+    `open(again)` prepares the run's folder, or continues the run in it, and returns the plan and the first attempt's
+    logs. `offered` returns the plan of the ranks available now. `sizes` chooses the ranks of an attempt from the nodes'
+    offers.
     """
 
     plan: Plan

@@ -23,8 +23,8 @@ INBOX_KINDS = ("welcome", "waits", "prepare", "begin", "judge", "again", "leave"
 class Membership:
     """Keeps this node connected to the rendezvous within `with Membership(address, hello, secret) as node:`.
 
-    `hello` describes the node. `inbox` has the received messages, in order. The membership adds {"say": "lost", "why":
-    …} when the connection is gone, after which it connects again, and {"say": "refused", "why": …} if it must not.
+    `hello` describes the node. `inbox` has the received messages, in order; {"say": "lost", "why": …} when the
+    connection is gone, after which it connects again; and {"say": "refused", "why": …} if it must not.
     """
 
     def __init__(self, address: tuple[str, int], hello: Message, secret: bytes):

@@ -2,7 +2,7 @@
 
 Each end begins with a line of random digits. After it a line is its HMAC-SHA256 in hex, a space, and a JSON object. The
 code covers both ends' digits, the direction and the line's number: without the secret, a line cannot be made, repeated
-or dropped unnoticed. The lines are not encrypted. Without a secret the codes only find mistakes.
+or dropped unnoticed. Lines are not encrypted; without a secret the codes only find mistakes.
 """
 
 from __future__ import annotations
@@ -73,10 +73,8 @@ class Line:
             raise _broken(error) from error
 
     def hear(self) -> list[Message]:
-        """Returns the received messages. Raises BrokenLineError if the other end has closed, or breaks the protocol.
-
-        A broken protocol discards all messages of the call; a closed connection is raised after the last messages.
-        """
+        """Returns the received messages. Raises BrokenLineError if the other end has closed, or breaks the protocol,
+        which discards the call's other messages."""
         closed = False
         try:
             while chunk := self._end.recv(1 << 16):

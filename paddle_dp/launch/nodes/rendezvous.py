@@ -37,7 +37,8 @@ class NodeLimits:
     """Limits of a rendezvous: it needs `least` to `most` nodes.
 
     In seconds: a node silent for `silence` is lost; all nodes must join the first attempt within `gather`; a lost node
-    may return within `rejoin`. An attempt continues without lost nodes from number `spare` on; with None, without none.
+    may return within `rejoin`. An attempt continues if a node from number `spare` on is lost; None: no node may be
+    lost.
     """
 
     least: int
@@ -60,8 +61,8 @@ class NodeLimits:
 class Cause:
     """The cause of an attempt's failure on one node; `time` is by this machine's monotonic clock.
 
-    `consequence`: it looks like the loss of a peer. `details`: the node's report, passed on unchanged; for a lost node,
-    the rendezvous' text.
+    `consequence`: it looks like the loss of a peer. `details`: the node's report, or the rendezvous' text for a lost
+    node.
     """
 
     node: int
