@@ -65,10 +65,8 @@ class Connections:
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
-        """Wraps the connecting of a group: if another user made it fail, JobError reports that.
-
-        gloo accepts the first connection, and refuses the expected rank.
-        """
+        """Wraps the connecting of a group: raises JobError if another user made it fail, as gloo accepts the first
+        connection and refuses the expected rank."""
         try:
             yield
         except Exception:
@@ -76,10 +74,8 @@ class Connections:
             raise
 
     def check(self) -> None:
-        """Raises JobError if a connection made since this object was created leads to another user's process.
-
-        Gradients would pass through it. Users of other machines cannot be identified.
-        """
+        """Raises JobError if a connection made since this object was created leads to another user's process, which
+        would read gradients. Users of other machines cannot be identified."""
         users = _users()
         for end in _sockets():
             user = None if _inode(end) in self._before else users.get(_ends(end))
@@ -96,10 +92,8 @@ class Connections:
             )
 
     def close_port(self) -> None:
-        """Closes `port`, where this process's store listens, to new connections, and cuts strangers' connections.
-
-        The ranks' connections stay. Call it when all ranks have connected. Raises JobError like `check`.
-        """
+        """Closes `port`, where this process's store listens, to new connections, and cuts strangers'. Call it when all
+        ranks have connected. Raises JobError like `check`."""
         for end in _sockets():
             if _listens(end) and end.getsockname()[1] == self.port:
                 with contextlib.suppress(OSError):

@@ -46,12 +46,9 @@ _SLOT = 128
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
     """One rank's last status. `count` grows with every sign of life; `time` is the last one's, in seconds of the
-    machine's monotonic clock.
-
-    `step`: updates done, `first` of them by earlier attempts. `sample`: the index of the sample that it reads, or -1.
-    `waits`: it waits for other ranks. `stops`: it can stop in good order when asked. `name`: its role, «server 1», or
-    "". `expendable`: the others can continue without it.
-    """
+    machine's monotonic clock. `step`: updates done, `first` of them by earlier attempts. `sample`: the index of the
+    sample that it reads, or -1. `waits`: it waits for other ranks. `stops`: it can stop in good order. `name`: its
+    role, «server 1», or "". `expendable`: the others can continue without it."""
 
     count: int
     time: float
@@ -136,9 +133,7 @@ class Heartbeat:
     @contextmanager
     def waiting(self, activity: str, exchange: Exchange = ("", 0, False)) -> Iterator[None]:
         """Marks the rank as waiting for others within an exchange; a nested exchange keeps the outer, clearer name.
-
-        `exchange` identifies the exchange on a tape.
-        """
+        `exchange` identifies it on a tape."""
         before, now = (self._activity, self._waits), self._tally()
         self._activity, self._waits = self._activity if self._waits else activity.encode()[:48], True
         self._write(now)

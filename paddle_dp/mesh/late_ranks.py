@@ -41,10 +41,8 @@ class Wait:
 
 
 class Arrivals:
-    """One rank's counts of exchanges, and the thread that compares them with the others' during a long wait.
-
-    `store` opens a separate connection for the thread, while all ranks can still connect. Times are in seconds.
-    """
+    """One rank's counts of exchanges, and the thread that compares them with the others' during a long wait. `store`
+    opens a separate connection for the thread. Times are in seconds."""
 
     notice = 20.0  # a wait's length before the late ranks are named
     idle = 4.0  # time without an exchange before a rank writes its counts
@@ -69,9 +67,7 @@ class Arrivals:
         self, group: str, members: Sequence[int], activity: str, computes: bool = False
     ) -> Iterator[None]:
         """Counts an exchange among `members` within the context. Raises LostPeerError, naming late ranks, at its limit.
-
-        `computes`: this rank also computes within it.
-        """
+        `computes`: this rank also computes within it."""
         self.counts[group] = self.counts.get(group, 0) + 1
         wait = Wait(group, members, activity, time.monotonic())
         self._changed = wait.since

@@ -44,11 +44,8 @@ class Messages:
         self._expendable, self._lost = expendable, set() if lost is None else lost
 
     def gather(self, payload: bytes, activity: str) -> list[bytes]:
-        """Returns every rank's bytes, in the order of `ranks`, without lost ranks'. Collective.
-
-        `activity` names this exchange in reports of late ranks. Raises LostPeerError when a rank is gone, or late by
-        `Patience.seconds`.
-        """
+        """Returns every rank's bytes, in the order of `ranks`, without lost ranks'. Collective. `activity` names this
+        exchange in reports. Raises LostPeerError when a rank is gone, or late by `Patience.seconds`."""
         with transport.around(self), late_ranks.waiting(self._group, self.ranks, activity):
             endpoint = transport.endpoint()
             return (
@@ -58,10 +55,8 @@ class Messages:
             )
 
     def _gather(self, payload: bytes, endpoint: transport.Endpoint) -> list[bytes]:
-        """Gathers in log2(ranks) rounds (Bruck et al. 1997, IEEE Transactions on Parallel and Distributed Systems 8).
-
-        In each round a rank doubles its messages, from a rank twice as far away.
-        """
+        """Gathers in log2(ranks) rounds, in each from a rank twice as far away (Bruck et al. 1997, IEEE Transactions on
+        Parallel and Distributed Systems 8)."""
         size = len(self.ranks)
         got = [payload]  # messages of the ranks from this one on, around the ring
         while (have := len(got)) < size:

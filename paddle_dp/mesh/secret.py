@@ -58,10 +58,8 @@ def seals() -> bool:
 
 
 def job_key(store: Any) -> bytes:
-    """Returns the key of this job's ranks; all ranks must call it. b"" if they share only a network.
-
-    `store` is the job's store, of Paddle. Raises JobError if another user has written into it.
-    """
+    """Returns the key of this job's ranks; all ranks must call it. b"" if they share only a network. `store` is the
+    job's, of Paddle. Raises JobError if another user has written into it."""
     if not _keys:
         word = os.environ.pop(VARIABLE, "")
         _keys.append(bytes.fromhex(word) if word else _agreed(store))
@@ -103,10 +101,8 @@ def _agreed(store: Any) -> bytes:
 
 
 class JobStore:
-    """The job's store with names that only its ranks know, so that strangers cannot change the ranks' values.
-
-    Paddle's store authenticates no client, and lists no names.
-    """
+    """The job's store with names that only its ranks know, so that strangers cannot change the ranks' values: Paddle's
+    store authenticates no client, and lists no names."""
 
     def __init__(self, store: Any):
         self._store, self._key = store, job_key(store)

@@ -77,12 +77,9 @@ class Tape:
 
 
 class ExchangeTrace(Tape):
-    """A tape that also keeps the times of all work, for a timeline.
-
-    `spans`: [phase, start, stop] of work without waits. `handovers`: [activity, start, stop] of gradients and buckets
-    handed over. `computed_at`: times at which an accelerator had computed a whole backward; `drain` waits for that, but
-    not for transfers.
-    """
+    """A tape that also keeps the times of all work, for a timeline. `spans`: [phase, start, stop] of work without
+    waits. `handovers`: [activity, start, stop] of gradients and buckets handed over. `computed_at`: times at which an
+    accelerator had computed a whole backward; `drain` waits for that, but not for transfers."""
 
     def __init__(self, settle: Callable[[], None] | None = None, drain: Callable[[], None] | None = None):
         super().__init__(settle)

@@ -91,17 +91,12 @@ class Endpoint:
 
     def send(self, group: int, rank: int, *data: memoryview) -> None:
         """Writes or queues `data`, as one message, for a peer and returns; the caller must not change it afterwards.
-
-        Does nothing if the peer's process has ended.
-        """
+        Does nothing if the peer's process has ended."""
         self._send(self._to(self._outgoing, rank), group, rank, data)
 
     def ask(self, group: int, rank: int, *data: memoryview) -> None:
-        """Sends a short message like `send`, over a separate connection, so that it does not wait for a long one.
-
-        Otherwise a request would wait for an answer in the same direction, and each link would carry one direction at a
-        time.
-        """
+        """Sends a short message like `send`, over a separate connection, so that it does not wait for a long one: else
+        each link would carry one direction at a time."""
         self._send(self._to(self._asking, rank), group, rank, data)
 
     def _send(self, outgoing: Outgoing | None, group: int, rank: int, data: tuple[memoryview, ...]) -> None:
@@ -132,10 +127,8 @@ class Endpoint:
         return None
 
     def answer(self, group: int, answer: Callable[[int, bytearray], None]) -> None:
-        """Calls `answer(rank, data)` from now on with each message of a group, first with waiting ones.
-
-        The reading thread calls it, concurrently with this process's work, and never two threads for one rank.
-        """
+        """Calls `answer(rank, data)` from now on with each message of a group, first with waiting ones. The reading
+        thread calls it, concurrently with this process's work, and never two threads for one rank."""
         with self._arrived:
             for (channel, rank), inbox in list(self._inbox.items()):
                 while channel == group and inbox:
@@ -143,10 +136,8 @@ class Endpoint:
             self._answers[group] = answer
 
     def receive(self, group: int, rank: int) -> bytearray:
-        """Waits for the next message of a peer in a group and returns it.
-
-        Raises LostPeerError when the peer is gone, or after `Patience.seconds`.
-        """
+        """Waits for the next message of a peer in a group and returns it. Raises LostPeerError when the peer is gone,
+        or after `Patience.seconds`."""
         inbox = self._inbox[group, rank]
         self._received[group, rank] += 1
         with self._arrived:
@@ -164,10 +155,8 @@ class Endpoint:
         return rank in self._gone
 
     def when_gone(self, user: str, farewell: Callable[[int], None]) -> None:
-        """Calls `farewell(rank)` from now on when a peer is gone, in the thread that has read all its messages.
-
-        Each `user` has one farewell, the last one given.
-        """
+        """Calls `farewell(rank)` from now on when a peer is gone, in the thread that has read all its messages. Each
+        `user` has one farewell, the last one given."""
         with self._arrived:
             self._farewells[user] = farewell
 
@@ -198,10 +187,8 @@ class Endpoint:
                 _keep_alive(connection)
 
     def _connect(self, rank: int) -> tuple[socket.socket, bytes]:
-        """Connects to a peer; returns the connection and the key of its codes.
-
-        Raises ConnectionError if the peer no longer listens, or refuses TRIES attempts.
-        """
+        """Connects to a peer; returns the connection and the key of its codes. Raises ConnectionError if the peer no
+        longer listens, or refuses TRIES attempts."""
         for attempt in range(TRIES):
             connection = _reach(bytes(self.store.get(f"endpoint/{rank}")).decode())
             if (key := self._introduce(connection, rank)) is not None:
@@ -211,10 +198,8 @@ class Endpoint:
         raise ConnectionError(f"rank {rank} does not let rank {self.rank} in")
 
     def _introduce(self, connection: socket.socket, rank: int) -> bytes | None:
-        """Proves this rank's identity to the listener, and checks that the listener is `rank`.
-
-        Returns the key of the connection's codes, or None if a proof fails.
-        """
+        """Proves this rank's identity to the listener, and checks that the listener is `rank`. Returns the key of the
+        connection's codes, or None if a proof fails."""
         connection.settimeout(Patience.seconds)
         if (theirs := _read(connection, DIGITS)) is None:
             return None
@@ -341,10 +326,8 @@ class Codes:
 
 
 class Outgoing:
-    """A connection to one peer, which keeps the order of messages. `key` is the key of its codes.
-
-    `send` never blocks: bytes that do not fit into the socket's buffer are queued for a thread, started on demand.
-    """
+    """A connection to one peer, which keeps the order of messages. `send` never blocks: bytes that do not fit into the
+    socket's buffer are queued for a thread. `key` is the key of its codes."""
 
     def __init__(self, connection: socket.socket, key: bytes = b""):
         if connection.family != socket.AF_UNIX:
@@ -436,10 +419,8 @@ def _listen(single_machine: bool) -> tuple[socket.socket, str]:
 
 
 def _listen_here() -> tuple[socket.socket, str]:
-    """Returns a Unix socket whose only name is a descriptor of this process, and its address.
-
-    The kernel admits only this user. Raises OSError on a system without such names.
-    """
+    """Returns a Unix socket whose only name is a descriptor of this process, and its address. The kernel admits only
+    this user. Raises OSError on a system without such names."""
     if not hasattr(os, "O_PATH"):
         raise OSError("this system has no O_PATH")
     listener = socket.socket(socket.AF_UNIX)
