@@ -1,7 +1,4 @@
-"""The verbs of `paddle-dp` together, and `main`, which turns an error into its message and exit status.
-
-A verb declares its options and calls another package; `--help` does not import paddle.
-"""
+"""The verbs of `paddle-dp` together, and `main`, which turns an error into its message and exit status."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a bug shows Python's own traceback
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# All arguments after the script are the script's own, options too.
+# All arguments after the script, including options, are passed to it.
 FOREIGN = {"allow_extra_args": True, "allow_interspersed_args": False}
 for verb in VERBS:
     app.command(cls=Verb, context_settings=FOREIGN if verb in (audit, launch) else None)(verb)
@@ -88,14 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
             raise
         _leave(UsageError(f"{error.filename}: {error.strerror}. Give another path."))
-    except KeyboardInterrupt:  # before there is anything to end; typer has its own answer later
+    except KeyboardInterrupt:  # nothing has started yet; later typer handles it
         sys.exit(130)
 
 
 def with_resume_value(arguments: Sequence[str]) -> list[str]:
     """Turns a bare `--resume` into `--resume=newest`: an option, KEY=VALUE or a recipe after it is not its value.
 
-    Of `train` alone: behind `launch` and `audit` stands what belongs to the script.
+    Only `train` is changed: a `--resume` after `launch` or `audit` may belong to the script.
     """
     if not arguments or arguments[0] != "train":
         return list(arguments)

@@ -1,7 +1,6 @@
-"""`--help` as it looks on any terminal: what to type, what it does, and a row for each argument, option and verb.
+"""Prints `--help`: the usage line, the description, and a row for each argument, option and verb.
 
-Typer's own page breaks lines of a docstring where the source does, and puts the type of a Python annotation beside
-every option (`<bool>`, `<list[str]>`), differently in each of its versions.
+Typer's page breaks lines where the docstring's source does, and shows Python annotations, differently in each version.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ WIDEST = 100  # columns; a longer line is hard to read
 
 
 def usage(parameters: Iterable[Any]) -> list[str]:
-    """What stands behind the verb: "[OPTIONS]", "RECIPE", "[KEY=VALUE]..."."""
+    """Returns the usage line after the verb: "[OPTIONS]", "RECIPE", "[KEY=VALUE]..."."""
     pieces = ["[OPTIONS]"]
     for each in parameters:
         if each.param_type_name == "argument":
@@ -32,12 +31,12 @@ def usage(parameters: Iterable[Any]) -> list[str]:
 
 
 def paragraphs(text: str | None) -> list[str]:
-    """A docstring's paragraphs, each as one line."""
+    """Returns a docstring's paragraphs, each as one line."""
     return [" ".join(each.split()) for each in inspect.cleandoc(text or "").split("\n\n")]
 
 
 def page(command: Any, context: Any) -> Group:
-    """The whole of `--help`."""
+    """Returns the complete page of `--help`."""
     parameters = [each for each in command.get_params(context) if not getattr(each, "hidden", False)]
     arguments = [each for each in parameters if each.param_type_name == "argument"]
     options = [each for each in parameters if each.param_type_name == "option"]
@@ -64,13 +63,13 @@ def _section(title: str, rows: list[tuple[str, str]]) -> Iterator[RenderableType
 
 
 def _name(option: Any) -> str:
-    """ "--output-dir, --out DIR", and of a flag its names alone."""
+    """Returns an option's names and metavar, "--output-dir, --out DIR"; a flag has only names."""
     names = ", ".join(sorted(option.opts, key=lambda name: not name.startswith("--")))
     return names if option.is_flag else f"{names} {option.metavar}"
 
 
 def _meaning(option: Any) -> str:
-    """What an option does, that it must be given, or what it is where it is not."""
+    """Returns an option's help text, with "[required]" or its default."""
     if option.required:
         return f"{option.help} [required]"
     if option.default is None or option.is_flag:
@@ -95,7 +94,7 @@ class Verb(TyperCommand):
         _show(self, ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """An option of a launcher, or of another command line, is told what it is here."""
+        """Parses; for an option of another launcher or command line, the error names ours."""
         try:
             return list(super().parse_args(ctx, args))
         except Exception as error:  # click's NoSuchOption, whose module differs between versions of typer
@@ -115,7 +114,7 @@ class Verbs(TyperGroup):
         _show(self, ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A verb of another command line is told what it is here."""
+        """Resolves a verb; for a verb of another command line, the error names ours."""
         name = args[0]
         if self.get_command(ctx, name) is None and (here := VERBS.get(name.lower())):
             ctx.fail(f"No such command '{name}'. Here that is paddle-dp {here}.")

@@ -1,4 +1,4 @@
-"""How a verb starts ranks: a job on any number of them, or a question to a run in one process."""
+"""Starts ranks for a verb: a job on any number of ranks, or a query of a run in one process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 
 from paddle_dp.launch.command import Job
 
-PLAIN = ("strategy.use=single", "train.precision=float32")  # the model as one process has it
-# What is no training reads neither; a callback may need more ranks, and a guard a callback.
+PLAIN = ("strategy.use=single", "train.precision=float32")  # the plain one-process model
+# Verbs that do not train use neither; a callback may need more ranks, and a guard may need a callback.
 NO_TRAINING = ("callbacks=[]", "guard={}")
 
 
@@ -23,7 +23,7 @@ def start(job: Job) -> NoReturn:
 
 
 def ask(entry_point: str, run: Path, options: Mapping[str, Any], overrides: tuple[str, ...]) -> NoReturn:
-    """Calls an entry point with a run's recipe and these options, in one process, which prints all there is to say."""
+    """Calls an entry point with a run's recipe and these options, in one process that prints the result; exits."""
     from paddle_dp.recipe import resolved
 
     start(

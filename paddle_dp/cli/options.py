@@ -14,7 +14,7 @@ from paddle_dp.errors import InstallError, UsageError
 
 
 def at_hand(recipe: Path) -> Path:
-    """The recipe's file, or the shipped one of that name."""
+    """Returns the recipe's file, or the shipped recipe of that name."""
     from paddle_dp.recipe import shipped
 
     return shipped.at_hand(recipe)
@@ -55,7 +55,7 @@ NodesOrSpan = Annotated[
     str | None,
     typer.Option(
         metavar="N|MIN:MAX",
-        help="Machines; run the command on each of them. MIN:MAX: go on with fewer while others are lost.",
+        help="Machines; run the command on each of them. MIN:MAX: continue with fewer while others are lost.",
     ),
 ]
 Master = Annotated[
@@ -74,12 +74,12 @@ Averaged = Annotated[
 
 
 def averaged(ema: bool) -> dict[str, bool]:
-    """What a job is told of --ema."""
+    """Returns the job's options for --ema."""
     return {"ema": True} if ema else {}
 
 
 def numbers(devices: str | None) -> tuple[int, ...] | None:
-    """«0,3» as (0, 3); a UsageError for anything else."""
+    """Parses «0,3» as (0, 3). Raises UsageError for anything else."""
     if devices is None:
         return None
     words = [word.strip() for word in devices.split(",") if word.strip()]
@@ -89,7 +89,7 @@ def numbers(devices: str | None) -> tuple[int, ...] | None:
 
 
 def span(option: str, text: str | None) -> tuple[int | None, int | None]:
-    """«2:4» as (2, 4), «4» as (None, 4); a UsageError for anything else."""
+    """Parses «2:4» as (2, 4) and «4» as (None, 4). Raises UsageError for anything else."""
     if text is None:
         return None, None
     least, colon, most = text.rpartition(":")
@@ -101,18 +101,18 @@ def span(option: str, text: str | None) -> tuple[int | None, int | None]:
 
 
 def split_by_comma(text: str) -> list[str]:
-    """«loss, optimizer.clip» as ["loss", "optimizer.clip"]."""
+    """Parses «loss, optimizer.clip» as ["loss", "optimizer.clip"]."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def recipes_and_settings(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Files and KEY=VALUE settings apart, for a verb that takes several recipes."""
+    """Separates recipe files from KEY=VALUE settings, for a verb that takes several recipes."""
     settings = [word for word in arguments if re.match(r"[A-Za-z_][\w.]*=", word)]
     return [at_hand(Path(word)) for word in arguments if word not in settings], settings
 
 
 def require(option: str, extra: str, *packages: str) -> None:
-    """Raises InstallError, with the command that mends it, when a package that an option needs is missing."""
+    """Raises InstallError, with the command that installs them, when packages that an option needs are missing."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise InstallError(

@@ -18,7 +18,7 @@ def verify(
     recipe: RecipeFile,
     overrides: Overrides = None,
     ranks: Annotated[int, typer.Option(metavar="N", help="Processes to compare with one.")] = 2,
-    steps: Annotated[int, typer.Option(metavar="K", help="How many of the recipe's own steps.")] = 8,
+    steps: Annotated[int, typer.Option(metavar="K", help="How many of the recipe's steps.")] = 8,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     rehearse: Annotated[
         bool,
@@ -34,8 +34,8 @@ def verify(
 ) -> None:
     """Run a recipe's first steps on 1 and on N processes, compare every gradient and update, and say where they differ.
 
-    Two steps in float64, where rounding hides nothing, and K as the recipe has them. What rounding may do is measured
-    on one process, not chosen (docs/proof.md).
+    Two steps run in float64, where rounding hides nothing, and K in the recipe's precision. The rounding allowed is
+    measured on one process, not chosen (docs/proof.md).
 
     Exit status: 0 the same; 1 different; 2 something to type differently, such as a layout that does not fit; 3 nothing
     was learned, or noise would hide a fault of 10 % of a gradient, so nothing is proven; 4 a side could not be run; 70
@@ -56,7 +56,7 @@ def verify(
         if error.exit_status == 1:  # which is «different»
             error.exit_status = NOT_RUN
         raise
-    except Exception:  # noqa: BLE001 - whatever it is, it is no verdict
+    except Exception:  # noqa: BLE001 - an unexpected error is no verdict
         traceback.print_exc()
         status = UNEXPECTED
     raise typer.Exit(status)
@@ -76,10 +76,10 @@ def audit(
     ] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Run a script that knows nothing of paddle_dp on N ranks and tell what is silently wrong with it.
+    """Run a script that knows nothing of paddle_dp on N ranks and report its silent mistakes.
 
-    Options of audit stand before SCRIPT; what stands behind it are the script's own arguments. The script really runs,
-    with all that it writes.
+    Options of audit stand before SCRIPT; all arguments after SCRIPT are passed to it. The script really runs, and
+    writes all its files.
 
     Exit status: 0 nothing found; 1 findings; 2 something to type differently; 3 the script itself failed.
     """
@@ -104,14 +104,14 @@ def certificate(
         int | None, typer.Option(metavar="K", min=1, help="No more updates of an interval than K.")
     ] = None,
 ) -> None:
-    """Show how a run came about, check its checkpoints against it, and train parts of it again on one process.
+    """Show a run's certificate, check its checkpoints against it, and train parts of the run again on one process.
 
     The certificate names the data, the versions, every attempt with its number of ranks, and a digest of the weights at
     each checkpoint, the same in any layout. An interval is trained from the checkpoint before it; losses and weights
-    are compared with what the run recorded, in units of what rounding does to one process (docs/proof.md).
+    are compared with the run's record, in units of the rounding noise of one process (docs/proof.md).
 
-    Intervals lie between checkpoints that are still there: with keep: 3 the first is all from the beginning to the
-    oldest of three, and may take most of the run's time. --steps K ends each after K updates.
+    Intervals lie between checkpoints that still exist: with keep: 3 the first interval reaches from the beginning to
+    the oldest of three, and may take most of the run's time. --steps K ends each after K updates.
 
     Exit status: 0 all as certified; 1 something is not; 2 something to type differently.
     """

@@ -1,4 +1,4 @@
-"""Verbs before a training: parts, check, new, doctor, schema."""
+"""Verbs to call before a training: parts, check, new, doctor, schema."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def check(
         typer.Argument(metavar="RECIPE… [KEY=VALUE…]", help="Recipes to check, and other settings."),
     ],
     ranks: Annotated[
-        int | None, typer.Option(metavar="N", help="Also say what a rank of N would hold.")
+        int | None, typer.Option(metavar="N", help="Also print a rank's memory and traffic on N ranks.")
     ] = None,
     build: Annotated[
         int | None, typer.Option(metavar="RANK", help="Also build what this rank of --ranks would hold.")
     ] = None,
     link: Annotated[
         str | None,
-        typer.Option(metavar="SPEED", help="Also say how long a step's exchange takes: '10 Gbit/s'."),
+        typer.Option(metavar="SPEED", help="Also print how long a step's exchange takes: '10 Gbit/s'."),
     ] = None,
     compute: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Also say the shortest step for so long a compute: '60 ms'."),
+        typer.Option(metavar="TIME", help="Also print the shortest step for this compute time: '60 ms'."),
     ] = None,
     run: Annotated[
         bool, typer.Option("--run/--no-run", help="Open the data, and run the model on its first samples.")
@@ -54,9 +54,9 @@ def check(
 ) -> None:
     """Check recipes without starting a training: every mistake with its file and line; and plan what each rank holds.
 
-    A process of its own on the CPU reads the first samples, and runs the model (of up to 30 million parameters) and the
-    loss on them, for 30 s at most: what is refused there is what train refuses. --no-run reads the recipe alone, for a
-    machine that has no data.
+    A separate process on the CPU reads the first samples, and runs the model (of up to 30 million parameters) and the
+    loss on them, for 30 s at most: it refuses what train would refuse. --no-run reads only the recipe, for a machine
+    that has no data.
     """
     from paddle_dp.launch.initial import check_weights
     from paddle_dp.launch.tries import tries
@@ -76,14 +76,14 @@ def check(
 def _forecast(
     ranks: int | None, build: int | None, link: str | None, compute: str | None
 ) -> Callable[[Recipe], Iterator[str]] | None:
-    """What `check --ranks` adds to a recipe's line; None without --ranks."""
+    """Returns the function for the lines that `check --ranks` adds to a recipe's; None without --ranks."""
     if ranks is None:
         for option, given in (("--build", build), ("--link", link), ("--compute", compute)):
             if given is not None:
                 raise UsageError(f"{option} {given} needs --ranks N: how many ranks there are.")
         return None
     if compute is not None and link is None:
-        raise UsageError(f"--compute {compute} needs --link SPEED: what the ranks exchange over.")
+        raise UsageError(f"--compute {compute} needs --link SPEED: the speed of the ranks' network.")
     from paddle_dp.launch.plan import check_ranks
     from paddle_dp.launch.silence import import_paddle
 
@@ -101,7 +101,7 @@ def _forecast(
 
 
 def _quantity(option: str, kind: type[Quantity], text: str) -> Any:
-    """The quantity that an option gives. Raises UsageError for a text that is none."""
+    """Parses an option's quantity. Raises UsageError for a text that is none."""
     try:
         return kind.parse(text)
     except ValueError as error:
@@ -116,7 +116,7 @@ def new(
         str, typer.Option(metavar="NAME", help="Which shipped recipe to begin from.")
     ] = "digits_mlp",
 ) -> None:
-    """Copy a shipped recipe and its model into a folder of your own, to begin from."""
+    """Copy a shipped recipe and its model into your folder, to begin from."""
     from paddle_dp.recipe import shipped
 
     made = shipped.copy(recipe, folder)

@@ -1,4 +1,4 @@
-"""Verbs that use what a run has learned: merge, generate, predict, export."""
+"""Verbs that use a run's trained weights: merge, generate, predict, export."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def merge(
     checkpoint: Checkpoint = "newest",
     ema: Averaged = False,
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Of a run with an adapter: the adapter alone.")
+        bool, typer.Option("--adapter", help="Write only the adapter of a run that has one.")
     ] = False,
 ) -> None:
     """Write a checkpoint of any layout as one safetensors file: the plain one-process model.
 
-    An adapter is added to the weights that it stands on, and the file is the plain model's, too.
+    An adapter is merged into its base weights, so the file holds the plain model here, too.
     """
     from paddle_dp import checkpoint as checkpoints
 
@@ -41,7 +41,7 @@ def merge(
 
 def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A language model's run: runs/gpt_single.")],
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to go on from.")] = "def ",
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.")] = "def ",
     tokens: Annotated[int, typer.Option(metavar="N", min=0, help="How many tokens to write.")] = 200,
     temperature: Annotated[
         float, typer.Option(metavar="T", min=0.0, help="0: the likeliest token; 1: as learned.")
@@ -53,10 +53,10 @@ def generate(
     checkpoint: Checkpoint = "newest",
     ema: Averaged = False,
 ) -> None:
-    """Write text on from a prompt with what a language model's run has learned.
+    """Continue a prompt with the language model of a run.
 
-    On a terminal, characters that do not print are shown as escapes such as \\x1b; a file or a pipe gets them as they
-    are.
+    On a terminal, characters that do not print are shown as escapes such as \\x1b; a file or a pipe gets them
+    unchanged.
     """
     options = {
         "prompt": prompt,
@@ -115,7 +115,7 @@ def export(
     hf: Annotated[
         Path | None,
         typer.Option(
-            "--hf", metavar="DIR", help="Instead write what Hugging Face's transformers read, or torchvision."
+            "--hf", metavar="DIR", help="Instead write weights for Hugging Face transformers, or torchvision."
         ),
     ] = None,
 ) -> None:

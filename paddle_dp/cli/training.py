@@ -46,7 +46,7 @@ def train(
         str | None,
         typer.Option(
             metavar="[CHECKPOINT]",
-            help="Go on from the newest checkpoint, or from this one: best, a step or a path.",
+            help="Continue from the newest checkpoint, or from this one: best, a step or a path.",
         ),
     ] = None,
     restarts: Annotated[
@@ -60,7 +60,8 @@ def train(
     accept: Annotated[
         str | None,
         typer.Option(
-            metavar="KEY,…", help="What --resume may find changed: loss,optimizer.clip (docs/checks.md)."
+            metavar="KEY,…",
+            help="Settings that may differ at --resume: loss,optimizer.clip (docs/checks.md).",
         ),
     ] = None,
     why: Annotated[
@@ -73,14 +74,14 @@ def train(
         bool,
         typer.Option(
             "--verify",
-            help="First prove that the ranks learn what one process learns (paddle-dp verify); train only if so.",
+            help="First prove that the ranks learn the same as one process (paddle-dp verify); train only if so.",
         ),
     ] = False,
 ) -> None:
     """Train a recipe on any number of processes."""
     if accept is not None and resume is None:
         raise UsageError(
-            f"--accept {accept}: it says what --resume may find changed, and there is no --resume."
+            f"--accept {accept} needs --resume: it lists settings that may differ from the run's."
         )
     least_ranks, most_ranks = span("--ranks", ranks)
     least_nodes, most_nodes = span("--nodes", nodes)
@@ -105,8 +106,11 @@ def train(
 
 
 def _verify(job: Job) -> None:
-    """Runs `paddle-dp verify` for the job's recipe and ranks, in a process of its own, and exits with its status where
-    the ranks do not learn what one process learns. The training then finds the verdict."""
+    """Runs `paddle-dp verify` in a separate process; exits with its status if the ranks do not learn the same as one
+    process.
+
+    The training finds the verdict.
+    """
     import subprocess
     import sys
 
@@ -122,13 +126,13 @@ def _verify(job: Job) -> None:
         )
     if plan.ranks * recipe.strategy.config.batch_chunks == 1:
         print(
-            "--verify: one process is what ranks are compared with, so there is nothing to prove.", flush=True
+            "--verify: ranks are compared with one process, so one process has nothing to prove.", flush=True
         )
         return
     command = [sys.executable, "-m", "paddle_dp", "verify", typed(job.recipe), *job.all_overrides]
     status = subprocess.run([*command, "--ranks", str(plan.ranks)]).returncode
     if status == NOTHING_PROVEN:
-        print("--verify proved nothing, as said above: the training has no proof.", flush=True)
+        print("--verify proved nothing (see above): the training has no proof.", flush=True)
     elif status:
         print("Nothing was trained: --verify asks for a proof first.", flush=True)
         raise typer.Exit(status if status > 0 else 128 - status)
@@ -144,7 +148,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run's checkpoint on every held-out sample, each exactly once.
 
-    Any number of ranks will do, whatever trained the run: where its strategy needs others, each rank has the whole
+    Any number of ranks will do, independent of the training's: if the strategy cannot use it, each rank has the whole
     model (strategy.use=data_parallel).
     """
     from paddle_dp.recipe import resolved
@@ -188,24 +192,25 @@ def launch(
         bool,
         typer.Option(
             "--cpu-bridge",
-            help="On CPUs: fleet's hybrid layouts over gloo (paddle_dp.gloo), the script as it is.",
+            help="On CPUs: fleet's hybrid layouts over gloo (paddle_dp.gloo), with the script unchanged.",
         ),
     ] = False,
 ) -> None:
     """Run a script that may know nothing of paddle_dp on N ranks, supervised.
 
-    Options of launch stand before SCRIPT; what stands behind it are the script's own arguments. When a rank fails, the
-    first cause is the last thing on the screen, with its traceback, and no process is left. A script that is started
-    again goes on from what it finds itself.
+    Options of launch stand before SCRIPT; all arguments after SCRIPT are passed to it. When a rank fails, the first
+    cause is printed last, with its traceback, and no process is left. A script that is started again must find its
+    checkpoint itself.
 
-    Exit status: 0 done; of the rank that failed first; 2 something to type differently; 128 + n ended by signal n.
+    Exit status: 0 done; the status of the rank that failed first; 2 something to type differently; 128 + n ended by
+    signal n.
     """
     behind = [word for word in context.args if word.partition("=")[0] in ("--ranks", "--nodes", "--devices")]
     if behind and (ranks, devices, nodes) == (None, None, None):
         raise UsageError(
-            f"{behind[0]} stands behind {script}, so it is the script's own, and the job would have one rank. Options "
-            f"of launch stand before the script: paddle-dp launch --ranks 2 {script} … If the script does take such an "
-            "option, give launch its own, too."
+            f"{behind[0]} stands after {script}, so the script gets it, and the job would have one rank. Options of "
+            f"launch stand before the script: paddle-dp launch --ranks 2 {script} … If the script does take such an "
+            "option, give it to launch, too."
         )
     words = [*(["-m"] if as_module else []), script, *context.args]
     start(

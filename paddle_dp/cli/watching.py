@@ -17,7 +17,7 @@ from paddle_dp.plan.why_lines import lines
 
 
 def report(run: Path, json: bool = False) -> str:
-    """The lines of a run's last measurement, or one JSON object. Raises UsageError for a run without any."""
+    """Returns the lines of a run's last measurement, or one JSON object. Raises UsageError for a run without any."""
     measurement = _last(run)
     measured = Measured.from_fields(measurement)
     if not json:
@@ -38,14 +38,14 @@ def _last(run: Path) -> dict[str, Any]:
         try:
             line = json_text.loads(text)
         except ValueError:
-            continue  # it is being written
+            continue  # the line is still being written
         steps = max(steps, line.get("step", 0))
         measurement = line if line.get("event") == "measured" else measurement
     if measurement is None:
         raise UsageError(
-            f"{path} has no measurement of a step's parts, after {steps} steps. {NOT_MEASURED} Any other training "
-            "makes the first when 15 steps are done, a shorter one after a third of them; going back to a checkpoint "
-            "takes those behind it away: train on, or look at it live, paddle-dp train RECIPE --why."
+            f"{path} has no measurement of a step's parts, after {steps} steps. {NOT_MEASURED} Other trainings measure "
+            "first after 15 steps, or, if shorter, after a third of their steps; going back to a checkpoint discards "
+            "later measurements: train on, or watch it live, paddle-dp train RECIPE --why."
         )
     return measurement
 
@@ -54,10 +54,10 @@ def why(
     run: RunFolder,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
-    """Tell where the time of a run's steps goes, on each rank, and what would make them shorter.
+    """Show where the time of a run's steps goes, on each rank, and what would make them shorter.
 
-    Reads what the run has recorded, while it runs or afterwards: every training measures a few of its steps, after 10,
-    100, 1000, … (docs/why-slow.md). `paddle-dp train --why` shows it every 50 steps.
+    Reads the run's record, while it runs or afterwards: every training measures a few of its steps, after 10, 100,
+    1000, … (docs/why-slow.md). `paddle-dp train --why` shows it every 50 steps.
     """
     from paddle_dp.cli.watching import report
 

@@ -1,7 +1,6 @@
-"""Examines a machine, or each node of a job, before a training starts there: what `paddle-dp doctor` prints.
+"""Examines a machine, or each node of a job, before a training starts there (`paddle-dp doctor`).
 
-`machine` reads what the system says, `network` what nodes need to meet, `exchange` starts real ranks through Paddle's
-launcher. A job itself is started in `launch/`.
+`machine` reads the system, `network` checks how nodes can meet, `exchange` starts real ranks.
 """
 
 from paddle_dp.doctor.examine import PlannedJob, examine

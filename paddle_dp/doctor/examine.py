@@ -1,4 +1,4 @@
-"""The examination: every check in order, on the screen as it is known, or as JSON."""
+"""Runs every check in order; prints each result at once, or all as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDEST = 100  # columns
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedJob:
-    """The job that is meant to run here: `ranks` on each of `nodes`, with its run folder in `folder`."""
+    """The job to run here: `ranks` on each of `nodes`, with its run folder in `folder`."""
 
     ranks: int = 2
     nodes: int = 1
@@ -32,9 +32,9 @@ class PlannedJob:
 def examine(
     planned: PlannedJob, print_line: Callable[[str], object] | None = print, json: bool = False
 ) -> int:
-    """Examines this machine and returns the exit status: 0, or 1 where something has to be mended.
+    """Examines this machine and returns the exit status: 0, or 1 if something must be mended.
 
-    Raises UsageError where what is asked contradicts itself, EndedError when a signal ended it.
+    Raises UsageError for a contradictory job, EndedError when a signal ended it.
     """
     findings: list[DoctorCheck] = []
     width = min(shutil.get_terminal_size().columns, WIDEST)
@@ -50,7 +50,7 @@ def examine(
 
 
 def checks(planned: PlannedJob, plan: Plan, variables: Mapping[str, str]) -> Iterator[DoctorCheck]:
-    """Everything that is examined, the quick things first; ranks are started only where nothing is to be mended."""
+    """Yields all checks, quick ones first. Ranks are started only if nothing but the run folder is to be mended."""
     well = True
     for finding in _quick(planned, plan, variables):
         well = well and (finding.state != "mend" or finding.name == machine.FOLDER)
@@ -77,6 +77,6 @@ def _quick(planned: PlannedJob, plan: Plan, variables: Mapping[str, str]) -> Ite
 
 
 def plan_for(planned: PlannedJob, here: Machine) -> Plan:
-    """The doctor's own job: on devices if there are as many as ranks, else on the CPU."""
+    """Returns the plan of the doctor's job: on devices if there are enough for all ranks, else on the CPU."""
     job = exchange.job(planned.ranks, planned.nodes, planned.master, planned.node_rank)
     return plan_of(job, here, "auto" if len(here.devices) >= planned.ranks else "cpu")

@@ -1,4 +1,4 @@
-"""A real exchange between real ranks, started by Paddle's launcher as a training is."""
+"""Runs a real exchange between real ranks, started by Paddle's launcher like a training."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from paddle_dp.units import Duration
 
 RANK = Path(__file__).with_name("rank.py")
 NAME = "exchange"
-ALONE, TOGETHER = 60.0, 300.0  # seconds for ranks on this machine, and for all nodes, to come and be done
+ALONE, TOGETHER = 60.0, 300.0  # seconds for all ranks to start and finish: on one node, on several
 WIDEST = 1.0  # seconds between two nodes' clocks
 
 
 def run(plan: Plan) -> list[DoctorCheck]:
-    """Starts the plan's ranks, lets them add up numbers, and says what they saw. Raises EndedError on a signal."""
+    """Starts the plan's ranks, lets them sum numbers, and reports the result. Raises EndedError on a signal."""
     if plan.ranks * plan.nodes == 1:
-        return [DoctorCheck(name=NAME, found="1 rank has nobody to exchange with")]
+        return [DoctorCheck(name=NAME, found="1 rank has no other to exchange with")]
     with scratch_folder("paddle-dp-doctor-") as folder:
         began = time.perf_counter()
         outcome = _start(plan, folder)
@@ -63,7 +63,7 @@ def _start(plan: Plan, folder: Path) -> Failure | int:
 
 
 def judged(report: dict[str, Any], plan: Plan, seconds: float) -> list[DoctorCheck]:
-    """What to say of the report of a rank (rank.py)."""
+    """Returns the checks for a rank's report (rank.py)."""
     ranks_text = f"{report['ranks']} ranks" + (f" on {plan.nodes} nodes" if plan.nodes > 1 else "")
     speed = f"1 MB summed in {1e3 * report['seconds']:.1f} ms"
     detail = (
@@ -78,14 +78,12 @@ def judged(report: dict[str, Any], plan: Plan, seconds: float) -> list[DoctorChe
 
 
 def _clocks(report: dict[str, Any], each: int) -> DoctorCheck:
-    """How far the nodes' clocks are apart; each has so many ranks."""
+    """Checks how far the nodes' clocks differ; a node has `each` ranks."""
     rank, skew = max(enumerate(report["skews"]), key=lambda pair: abs(pair[1]))
     farthest, first = (f"node {n // each} ({report['hosts'][n]})" for n in (rank, 0))
     detail = f"{farthest} is {skew:+.3f} s from {first}, the farthest" if skew else "all nodes agree"
     if abs(skew) > WIDEST:
-        todo = (
-            "Logs and the first cause of a failure are told by the clock: let all nodes follow a time server."
-        )
+        todo = "Logs and the first cause of a failure are ordered by the clock: let all nodes follow a time server."
         return DoctorCheck(name="clocks", found=detail, state="look", todo=todo)
     return DoctorCheck(name="clocks", found=detail)
 

@@ -1,4 +1,4 @@
-"""What was found on a machine: a line each, and what to do next where it is not well."""
+"""Findings on a machine: each has a line, and the next step if something is wrong."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ NAME, INDENT = 14, "      "
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorCheck:
-    """`found`, in a few words. "look": a training works, but perhaps not as wished; "mend": it will not. `todo`: what
-    to do then."""
+    """A finding. "look": a training works, but perhaps not as wished; "mend": it will not work.
+
+    `found` has a few words, `todo` the next step.
+    """
 
     name: str
     found: str
@@ -23,7 +25,7 @@ class DoctorCheck:
     todo: str = ""
 
     def lines(self, width: int) -> Iterator[str]:
-        """The finding on a screen of so many columns."""
+        """Yields the finding's lines for a screen of `width` columns."""
         first = f"{self.state:<{len(INDENT)}}{self.name:<{NAME}}"
         yield from textwrap.wrap(self.found, width, initial_indent=first, subsequent_indent=" " * len(first))
         for paragraph in self.todo.splitlines():
@@ -33,7 +35,7 @@ class DoctorCheck:
 
 
 def summary(findings: Sequence[DoctorCheck]) -> str:
-    """The last line."""
+    """Returns the last line of the screen."""
     wrong = [finding.name for finding in findings if finding.state == "mend"]
     odd = [finding.name for finding in findings if finding.state == "look"]
     if wrong:

@@ -1,4 +1,4 @@
-"""This machine: Paddle, its device, threads, memory, limits, and the disk of the run folder. Imports no paddle."""
+"""Checks this machine: Paddle, device, threads, memory, limits, and the run folder's disk. Does not import paddle."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from paddle_dp.version import __version__
 FOLDER = "run folder"
 OLDEST = (3, 0)  # of Paddle, as in pyproject.toml
 GB, MB = 1 << 30, 1 << 20
-# What is written to measure the disk: bytes at once, bytes at most, and seconds at most.
+# Limits of the disk measurement: bytes of one write, bytes at most, seconds at most.
 BLOCK, MAX_BYTES_WRITTEN, LONGEST = 8 * MB, 96 * MB, 1.0
 
 
 def paddle() -> DoctorCheck:
-    """Which Paddle is installed, from its version file: importing it takes over a second."""
+    """Checks the installed Paddle's version by its version file: importing paddle takes over a second."""
     text = (paddle_folder() / "version" / "__init__.py").read_text()
     version = (re.search(r"^full_version\s*=\s*'([^']*)'", text, re.MULTILINE) or ["", "unknown"])[1]
     label = f"Paddle {version} for {spoken(built_for())}, Python {platform.python_version()}, paddle_dp {__version__}"
@@ -39,7 +39,7 @@ def paddle() -> DoctorCheck:
 
 
 def device(machine: Machine, variables: Mapping[str, str], root: Path = Path("/")) -> DoctorCheck:
-    """What ranks compute on, and the driver."""
+    """Checks the ranks' device and its driver."""
     driver = _driver(root)
     if machine.devices:
         kind, names = spoken(machine.kind), ",".join(machine.devices)
@@ -74,7 +74,7 @@ def _driver(root: Path) -> str:
 
 
 def threads(cores: int, ranks: int, variables: Mapping[str, str]) -> DoctorCheck:
-    """How many threads each rank computes with on CPUs."""
+    """Checks how many threads each rank computes with on CPUs."""
     limit = variables.get("OMP_NUM_THREADS")
     each = limit or str(max(1, cores // ranks))
     detail = f"{each} for each of {ranks} rank{'s' * (ranks > 1)} on {cores} processor{'s' * (cores > 1)}"
@@ -88,20 +88,20 @@ def threads(cores: int, ranks: int, variables: Mapping[str, str]) -> DoctorCheck
 
 
 def memory(available: int | None, ranks: int) -> DoctorCheck:
-    """The memory that new processes can get, and what `ranks` of them take before there is a model."""
+    """Checks that the `available` memory, in bytes, suffices for `ranks` processes without a model."""
     if available is None:
         return DoctorCheck(name="memory", found="the system does not say how much is available")
     needed = ranks * RANK
     begin = "ranks begin" if ranks > 1 else "rank begins"
     detail = f"{available / GB:.1f} GB available; {ranks} {begin} with {needed / GB:.1f} GB"
     if needed > available:
-        todo = f"End what takes the memory, or start {max(1, available // RANK)} ranks at most."
+        todo = f"End other programs, or start {max(1, available // RANK)} ranks at most."
         return DoctorCheck(name="memory", found=detail, state="mend", todo=todo)
     return DoctorCheck(name="memory", found=detail)
 
 
 def shared_memory(uses_nccl: bool, folder: Path = Path("/dev/shm")) -> DoctorCheck:
-    """/dev/shm: NCCL's exchange within a machine; ours, and our data workers', is not there."""
+    """Checks /dev/shm: NCCL exchanges through it within a machine; paddle_dp and its data workers do not use it."""
     name = str(folder)
     try:
         usage = shutil.disk_usage(folder)
@@ -117,7 +117,7 @@ def shared_memory(uses_nccl: bool, folder: Path = Path("/dev/shm")) -> DoctorChe
 
 
 def open_files(ranks: int, limits: tuple[int, int] | None = None) -> DoctorCheck:
-    """How many files and connections a process may have open."""
+    """Checks how many files and connections a process may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE) if limits is None else limits
     needed = 256 + 8 * ranks
     detail = f"{_number(soft)} for each process, {_number(hard)} at most"
@@ -133,9 +133,9 @@ def _number(limit: int) -> str:
 
 
 def disk(folder: Path) -> list[DoctorCheck]:
-    """The disk of a run folder: whether it can be written, how fast, the space, locks, and its clock.
+    """Checks a run folder's disk: permission to write, speed, free space, locks and clock.
 
-    Writes up to 96 MB beside where the folder is or would be, for a second at most, and removes it again.
+    Writes up to 96 MB into the nearest existing folder, for a second at most, and removes them.
     """
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     file = existing / f".paddle-dp-doctor-{os.getpid()}"
@@ -170,8 +170,8 @@ def disk(folder: Path) -> list[DoctorCheck]:
 
 
 def _write(file: Path) -> tuple[int, float, float, bool]:
-    """Bytes written and synced, in how many seconds; the disk's clock less this machine's, in seconds; whether it has
-    locks."""
+    """Returns bytes written and synced, the seconds for them, the disk's clock minus this machine's in seconds, and
+    True if the disk has locks."""
     block, written, began = os.urandom(BLOCK), 0, time.perf_counter()
     with file.open("wb") as out:
         while written < MAX_BYTES_WRITTEN and time.perf_counter() - began < LONGEST:

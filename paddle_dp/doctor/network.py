@@ -1,4 +1,4 @@
-"""What ranks and nodes need to meet: the host's name, an interface, free ports, the master."""
+"""Checks that ranks and nodes can meet: host name, interface, free ports, master."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """The nodes of a job as --nodes, --master and --node-rank say them."""
+    """The nodes of a job, as given by --nodes, --master and --node-rank."""
 
     nodes: int = 1
     master: str | None = None
@@ -30,7 +30,7 @@ class Nodes:
 
 
 def host_name(is_multi_node: bool) -> DoctorCheck:
-    """Whether this host's name has an address, and one that others can reach."""
+    """Checks that this host's name has an address that other nodes can reach."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
@@ -41,12 +41,12 @@ def host_name(is_multi_node: bool) -> DoctorCheck:
         )
     detail = f"{name} is {address}"
     if address.startswith("127.") and is_multi_node:
-        return DoctorCheck(name="host name", found=f"{detail} (Debian's way); nodes get that of the route")
+        return DoctorCheck(name="host name", found=f"{detail} (Debian's way); nodes get the route's address")
     return DoctorCheck(name="host name", found=detail)
 
 
 def interface(nodes: Nodes, variables: Mapping[str, str]) -> DoctorCheck:
-    """By which interface this node is reached; Paddle's launcher alone would take it from the host's name."""
+    """Finds the interface by which nodes reach this one. Paddle's launcher alone would take the host name's address."""
     here = [name for _, name in socket.if_nameindex()]
     for variable in INTERFACES:
         names = variables.get(variable, "").lstrip("^=").split(",")
@@ -70,7 +70,7 @@ def interface(nodes: Nodes, variables: Mapping[str, str]) -> DoctorCheck:
 
 
 def _loopback() -> DoctorCheck:
-    """Whether ranks of this machine can meet, and their ports be closed to other machines (mesh/doors.py)."""
+    """Checks that ranks of this machine can meet, and that their ports can be closed to others (mesh/doors.py)."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", 0))
@@ -99,7 +99,7 @@ def _loopback() -> DoctorCheck:
 
 
 def ports() -> DoctorCheck:
-    """Whether there are ports for a job."""
+    """Checks that a job can get ports."""
     free = free_blocks()
     detail = f"{FIRST_PORT} to {LAST_PORT}: room for {free} job{'s' * (free != 1)} of {BLOCKS}"
     if not free:

@@ -1,6 +1,6 @@
-"""One rank of the doctor's job: joins the others, adds up numbers with them, and compares the clocks.
+"""One rank of the doctor's job: joins the others, sums numbers with them, and compares the clocks.
 
-Paddle's launcher runs this file. The first rank of each node writes what it saw to a file, as JSON.
+Paddle's launcher runs this file. The first rank of each node writes a report, as JSON.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-if __name__ == "__main__":  # Python has put this file's folder first, where its files would hide packages
+if __name__ == "__main__":  # Python has put this file's folder first, whose files would hide packages
     sys.path[0] = os.getcwd()
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -28,7 +28,7 @@ from paddle_dp.mesh.heartbeat import heartbeat, join_board
 
 SIZE = 1 << 18  # numbers of 4 bytes: 1 MB
 TIMES = 10
-LOOKS = 7  # at the clock
+LOOKS = 7  # readings of the clock
 
 
 def main() -> None:
@@ -50,14 +50,14 @@ def main() -> None:
 
 
 def first_sum(folder: Path) -> Path:
-    """A file that is there as soon as all ranks have added up numbers once."""
+    """Returns the path of a file that exists as soon as all ranks have summed numbers once."""
     return folder / "first_sum"
 
 
 def exchange(device: str, first: Path | None = None) -> dict[str, Any]:
-    """Joins the mesh and exchanges with all of its ranks; makes the file `first` after the first sum. Collective.
+    """Joins the mesh and exchanges with all ranks; creates the file `first` after the first sum. Collective.
 
-    When it returns, no device has anything left to send: each rank has read the last sum before it told the others.
+    On return no device has anything left to send: each rank reads the last sum before it joins the next exchange.
     """
     import numpy as np
     import paddle
@@ -75,7 +75,7 @@ def exchange(device: str, first: Path | None = None) -> dict[str, Any]:
     began = time.perf_counter()
     for _ in range(TIMES):
         mesh.sum_tensor(tensor)
-    tensor.numpy()  # the device has carried out all of them, and mesh.sum waits for no device
+    tensor.numpy()  # waits for the device, as mesh.sum does not
     mesh.sum([0.0])
     seconds = (time.perf_counter() - began) / TIMES
     clocks = []
@@ -102,7 +102,7 @@ def exchange(device: str, first: Path | None = None) -> dict[str, Any]:
 
 
 def _library(device: str) -> str:
-    """What carries the exchange, with its version."""
+    """Returns the communication library, with its version."""
     import paddle
 
     if device.startswith("gpu"):

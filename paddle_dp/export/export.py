@@ -27,15 +27,15 @@ from paddle_dp.train.build import dataset, learner_of
 from paddle_dp.train.state import load_model
 
 SAMPLES = 8
-# Relative to the largest output. The program runs Paddle's own kernels and is usually bit-identical; ONNX runs others.
+# Relative to the largest output. The program runs Paddle's kernels and is usually bit-identical; ONNX runs others.
 TOLERANCE, ONNX_TOLERANCE = 1e-5, 1e-4
 
 
 def export(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Writes the run's checkpoint as a program into the folder options["to"], complete and verified, or not at all.
+    """Writes the run's checkpoint as a program into the folder options["to"]: complete and verified, or nothing.
 
-    Raises ExportError when the model cannot be written, or when the program's outputs on held-out samples are not the
-    model's; UsageError when the folder holds other files.
+    Raises ExportError if the model cannot be written, or if outputs on held-out samples differ from the model's;
+    UsageError if the folder holds other files.
     """
     folder = Path(options.get("to") or recipe.folder / "export")
     check_target(folder)
@@ -58,7 +58,7 @@ def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     inputs = program.batches(_samples(data, model), lambda batch: program.outputs(model, batch))
     expected = [program.outputs(model, batch) for batch in inputs]
     program.check_finite(expected)
-    merge_low_rank(model)  # the program is the plain model's; its outputs are compared with the adapted one's
+    merge_low_rank(model)  # the program holds the merged model; `expected` is from the model with its adapter
     read = program.write(model, inputs, folder)
     parity = {"program": program.compare(program.load(folder), inputs, expected, TOLERANCE)}
     if options.get("onnx"):
@@ -85,7 +85,7 @@ def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
 
 
 def _trained(recipe: Recipe, which: str, ema: bool) -> tuple[paddle.nn.Layer, Checkpoint]:
-    """The plain model with a checkpoint's weights, or their averages, in evaluation mode."""
+    """Returns the model with a checkpoint's weights, or with their averages, in evaluation mode."""
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     learner = learner_of(recipe, mesh)
     checkpoint = find_checkpoint(recipe.folder, which, mesh)
@@ -101,7 +101,7 @@ def _trained(recipe: Recipe, which: str, ema: bool) -> tuple[paddle.nn.Layer, Ch
 
 
 def _samples(data: Any, model: paddle.nn.Layer) -> program.Inputs:
-    """The first held-out inputs, in the dtype that the model reads: float64 only for a model with float64 weights."""
+    """Reads the first held-out inputs: float64 arrays become float32, unless the model has float64 weights."""
     with restoring_globals():
         inputs, _ = read_samples(data, np.arange(min(SAMPLES, len(data))), 0, 0)
     wide = any(parameter.dtype == paddle.float64 for parameter in model.parameters())

@@ -32,10 +32,10 @@ WEIGHTS = "model.safetensors"
 
 
 def export(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Writes a run's checkpoint into the folder options["to"], whole or not at all; options["ema"]: the averages in
-    place of the weights that have one. An adapter is added to the weights that it stands on.
+    """Writes a run's checkpoint into the folder options["to"]: complete or nothing. Merges an adapter into its base.
 
-    Raises what `write` raises, and CheckpointError for a damaged checkpoint or one that holds NaN.
+    options["ema"] writes averages in place of the weights that have one. Raises the errors of `write`, and
+    CheckpointError for a damaged checkpoint or one that holds NaN.
     """
     folder, ema = Path(options["to"]), bool(options.get("ema"))
     check_target(folder)
@@ -57,7 +57,7 @@ def export(recipe: Recipe, options: dict[str, Any]) -> None:
 
 
 class Shards:
-    """Whole tensors in memory as a source."""
+    """A source of whole tensors in memory."""
 
     def __init__(self, folder: Path, shards: Mapping[str, TensorShard]):
         self.folder, self._shards = folder, shards
@@ -81,11 +81,11 @@ class Shards:
 
 
 def write(recipe: Recipe, weights: WeightSource, folder: Path) -> str:
-    """Writes a model's weights into `folder`, whole or not at all; returns a summary.
+    """Writes a model's weights into `folder`, complete or nothing; returns a summary.
 
-    A model without a table of Hugging Face's names has PyTorch's, as torchvision's ResNet, and no config.json. Raises
-    UsageError for a folder that holds other files, or a model that theirs cannot be; ExportError if what was written
-    is not what was to be.
+    A model without a table of Hugging Face's names gets PyTorch's names, and no config.json. Raises UsageError for a
+    folder that holds other files, or a config that Hugging Face's model cannot express; ExportError if the file, read
+    back, differs from the checkpoint.
     """
     check_target(folder)
     with lazily():
@@ -119,9 +119,9 @@ def write(recipe: Recipe, weights: WeightSource, folder: Path) -> str:
 
 
 def _forms(weights: WeightSource, origins: dict[str, Origin]) -> tuple[Forms, dict[str, str]]:
-    """Dtype and shape of the other side's tensors by their names, a tied weight once; and which of ours each is in.
+    """Returns dtype and shape of each tensor to write, a tied weight once, and the name of our weight that holds it.
 
-    Nothing is read: the shapes are those of arrays of one zero.
+    No weight is read: the shapes are found with broadcast views of a zero.
     """
     forms: dict[str, tuple[str, tuple[int, ...]]] = {}
     ours: dict[str, str] = {}
@@ -134,8 +134,8 @@ def _forms(weights: WeightSource, origins: dict[str, Origin]) -> tuple[Forms, di
 
 
 def _compare(file: Path, weights: WeightSource, origins: dict[str, Origin]) -> None:
-    """Raises ExportError unless the file, read as weights to begin with, gives the checkpoint's bits."""
+    """Raises ExportError unless the file, read back as weights, equals the checkpoint bit for bit."""
     back = Translated(SafetensorsFile(file), origins)
     for name in origins:
         if back.read(name).tobytes() != weights.read(name).tobytes():
-            raise ExportError(f"{name} is not what was written for it, so nothing was kept.")
+            raise ExportError(f"{name}, read back, differs from the checkpoint, so nothing was kept.")

@@ -1,4 +1,4 @@
-"""Writes ONNX by paddle2onnx (tried: 2.1.0) and runs it by onnxruntime (tried: 1.31.1)."""
+"""Writes ONNX with paddle2onnx (tried: 2.1.0) and runs it with onnxruntime (tried: 1.31.1)."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def write(model: nn.Layer, inputs: Sequence[program.Inputs], folder: Path) -> No
 
 @contextmanager
 def gelu_decomposed() -> Iterator[None]:
-    """While a model is traced, the approximate GELU is traced as elementary operations.
+    """Traces the approximate GELU as elementary operations, within the context.
 
-    paddle2onnx 2.1.0 silently writes the exact GELU for both: a trained GPT was off by 3e-4 of its outputs.
+    paddle2onnx 2.1.0 silently writes the exact GELU for both: a trained GPT's outputs were off by 3e-4.
     """
     original = F.gelu
 
@@ -62,12 +62,12 @@ def gelu_decomposed() -> Iterator[None]:
 
 
 def load(folder: Path) -> program.Call:
-    """A function from inputs to the outputs of model.onnx, computed by onnxruntime on the CPU."""
+    """Returns a function from inputs to the outputs of model.onnx, computed by onnxruntime on the CPU."""
     import onnxruntime
 
     try:
         settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = 4  # only what is fatal; what fails is raised
+        settings.log_severity_level = 4  # fatal errors only; others are raised
         session = onnxruntime.InferenceSession(
             str(folder / FILE), settings, providers=["CPUExecutionProvider"]
         )
@@ -75,7 +75,7 @@ def load(folder: Path) -> program.Call:
         raise ExportError(f"onnxruntime cannot read {FILE}: {error}") from error
     read = {
         graph_input.name for graph_input in session.get_inputs()
-    }  # what a model does not use is not there
+    }  # inputs that the model does not use are missing
 
     def run(inputs: program.Inputs) -> list[program.Array]:
         named_arrays = zip(program.names(inputs), leaves(inputs), strict=True)

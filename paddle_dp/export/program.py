@@ -26,16 +26,17 @@ from paddle_dp.structure import (
 
 Array = np.ndarray[Any, Any]
 Inputs = Any
-"""An array [n, …], or a structure of them: what the data set gives for n samples."""
+"""The data set's inputs for n samples: an array [n, …], or a structure of them."""
 Call = Callable[[Inputs], list[Array]]
-INPUT = "inputs"  # the name of a program's input, where it has one without a name
+INPUT = "inputs"  # the name of a program's input without a name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """The largest difference of a program's outputs from the model's, over `samples` samples in several batch shapes.
+    """The largest difference between a program's and the model's outputs, over `samples` samples in several batch
+    shapes.
 
-    `largest` is the model's largest output in absolute value; a difference of `tolerance` × `largest` is allowed.
+    `largest` is the model's largest absolute output; a difference of `tolerance` × `largest` is allowed.
     """
 
     samples: int
@@ -45,7 +46,7 @@ class Parity:
 
     @property
     def holds(self) -> bool:
-        return self.difference <= self.tolerance * self.largest  # False for a NaN, too
+        return self.difference <= self.tolerance * self.largest  # False for NaN, too
 
     def __str__(self) -> str:
         allowed = self.tolerance * self.largest
@@ -56,13 +57,13 @@ class Parity:
 
 
 def outputs(model: nn.Layer, inputs: Inputs) -> list[Array]:
-    """The output tensors of a model for a batch of inputs."""
+    """Returns the output tensors of a model for a batch of inputs."""
     with paddle.no_grad():
         return _arrays(call(model, mapped(paddle.to_tensor, inputs), plain_forward(model)))
 
 
 def names(inputs: Inputs) -> list[str]:
-    """What a program calls its inputs: «ids», «text_ids», «inputs_0»; «inputs» where there is one."""
+    """Returns a program's names of its inputs: «ids», «text_ids», «inputs_0»; «inputs» for a single array."""
     input_names = []
     for name, _ in named_leaves(inputs):
         path = name.replace("[", "_").replace("]", "").replace(".", "_")
@@ -75,7 +76,7 @@ def _arrays(returned: Any) -> list[Array]:
 
 
 def check_finite(outputs_of_batches: Sequence[list[Array]]) -> None:
-    """Raises ExportError when the model's own outputs are not finite: they could not be compared."""
+    """Raises ExportError when the model's outputs are not finite: they could not be compared."""
     for arrays in outputs_of_batches:
         for array in arrays:
             if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
@@ -87,8 +88,10 @@ def check_finite(outputs_of_batches: Sequence[list[Array]]) -> None:
 
 
 def batches(samples: Inputs, run: Call) -> list[Inputs]:
-    """The samples as one batch, one sample alone, and, where the model accepts it, texts of half the length, with all
-    that is as long beside them."""
+    """Returns the samples as one batch, the first sample alone, and, if the model accepts it, the batch at half length.
+
+    Half length cuts each array [n, length] of the texts' length.
+    """
     shapes = [samples, mapped(lambda array: array[:1], samples)]
     lengths = {a.shape[1] for a in leaves(samples) if a.ndim == 2 and a.dtype.kind in "iu" and a.shape[1] > 1}
     if len(lengths) == 1:
@@ -110,9 +113,9 @@ def _accepts(run: Call, inputs: Inputs) -> bool:
 def compare(
     program: Call, inputs: Sequence[Inputs], expected: Sequence[list[Array]], tolerance: float
 ) -> Parity:
-    """Runs the program on every batch and compares its outputs with those `expected`, the model's.
+    """Runs the program on every batch and compares its outputs with `expected`, the model's.
 
-    Raises ExportError where the shapes differ.
+    Raises ExportError if the shapes differ.
     """
     difference = largest = 0.0
     for batch, model_outputs in zip(inputs, expected, strict=True):
@@ -143,7 +146,7 @@ class ProgramInput:
 
 
 class MultiInputModel(nn.Layer):
-    """A model of several inputs, given as one list: a program has as many as the list."""
+    """A model of several inputs, given as one list; the program has one input for each entry."""
 
     def __init__(self, model: nn.Layer, structure: Structure):
         super().__init__()
@@ -162,13 +165,13 @@ def write(model: nn.Layer, inputs: Sequence[Inputs], folder: Path) -> list[Progr
     """Writes model.json and model.pdiparams; returns the program's inputs, in their order.
 
     The number of samples may be any, and so may every dim in which the batches differ.
-    Raises ExportError, with Paddle's own message, for a model that cannot be written as a program.
+    Raises ExportError, with Paddle's message, for a model that cannot be written as a program.
     """
     program_inputs = [
         ProgramInput(name=name, dtype=str(arrays[0].dtype), shape=_shape(arrays))
         for name, arrays in zip(names(inputs[0]), zip(*map(leaves, inputs), strict=True), strict=True)
     ]
-    # A copy of the shape: InputSpec changes the list that it is given.
+    # The shape is copied, as InputSpec changes the given list.
     specs = [
         paddle.static.InputSpec([*entry.shape], entry.dtype, name=entry.name) for entry in program_inputs
     ]
@@ -182,11 +185,11 @@ def write(model: nn.Layer, inputs: Sequence[Inputs], folder: Path) -> list[Progr
         if "is not involved in the target_vars" in str(error):
             raise ExportError(
                 f"one of the inputs {', '.join(entry.name for entry in program_inputs)} does not matter to the "
-                "model's outputs, and Paddle writes no program with such an input: let forward, and the data set, do "
-                "without it."
+                "model's outputs, and Paddle writes no program with such an input: remove it from forward and from the "
+                "data set."
             ) from error
         raise ExportError(
-            f"this model cannot be written as a program: paddle.jit.save says {type(error).__name__}: {error}"
+            f"this model cannot be written as a program: paddle.jit.save raised {type(error).__name__}: {error}"
         ) from error
     return program_inputs
 
@@ -197,7 +200,7 @@ def _shape(batches: Sequence[Array]) -> list[int | None]:
 
 
 def load(folder: Path) -> Call:
-    """The program in a folder, loaded as plain Paddle loads it."""
+    """Loads the program in a folder with paddle.jit.load, as a function from inputs to outputs."""
     program = paddle.jit.load(str(folder / "model"))
     program.eval()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paddle_dp.errors import UsageError
 
-INFO = "export.json"  # what was exported; a folder with it is an export, and may be replaced
+INFO = "export.json"  # describes the export; a folder with this file is an export, and may be replaced
 
 
 def check_target(folder: Path) -> None:

@@ -1,10 +1,9 @@
-"""The bridge: what of Paddle is replaced on CPUs, so that fleet's hybrid parallelism runs over gloo.
+"""The CPU bridge: replaces parts of Paddle on CPUs, so that fleet's hybrid parallelism runs over gloo.
 
 Call `install("cpu")` before `fleet.init`. It works for any fleet script (docs/parallelism.md has one); on an
-accelerator nothing is replaced. Fleet's own sharding stages 2 and 3 and its sharding v2 are for accelerators alone
-(docs/decisions/0017): there a sentence of ours stands in place of Paddle's assertion. How a model is cut, staged or
-sharded is in `parallel`. `fleet_mends` corrects faults that fleet has on every device: `install` does not apply it, a
-script calls its functions.
+accelerator it replaces nothing. Fleet's sharding stages 2 and 3 and its sharding v2 run on accelerators only
+(docs/decisions/0017): on CPUs a UsageError replaces Paddle's assertion. `parallel` cuts, stages and shards models.
+`fleet_mends` corrects faults that fleet has on every device: a script calls its functions, `install` does not.
 
 Checked on Paddle 3.3.1 (CPU wheel, Python 3.11); `installer` lists the other versions that were tried. G is
 paddle.base.core.ProcessGroupGloo, F is paddle.distributed.fleet. Each name of G is also added as `…_on_calc_stream`,

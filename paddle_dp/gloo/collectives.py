@@ -1,6 +1,6 @@
-"""The collectives that ProcessGroupGloo lacks or gets wrong; the correct ones are added as `…_on_calc_stream`, too.
+"""Collectives that ProcessGroupGloo lacks or gets wrong; its correct ones are also added as `…_on_calc_stream`.
 
-All work in place on the tensors given, as the library's do, and return a completed task.
+All work in place on the given tensors, like the library's, and return a completed task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tensors = Sequence[paddle.Tensor]
 
 
 def fill(target: paddle.Tensor, source: paddle.Tensor) -> CompletedTask:
-    """Copies `source` into `target`'s own memory, keeping its shape and dtype."""
+    """Copies `source` into `target`'s memory, keeping `target`'s shape and dtype."""
     with paddle.no_grad():
         if target is not source:
             target.copy_(source.reshape(target.shape).astype(target.dtype), True)
@@ -28,7 +28,7 @@ def fill(target: paddle.Tensor, source: paddle.Tensor) -> CompletedTask:
 
 
 def gathered(process_group: Any, tensor: paddle.Tensor) -> list[paddle.Tensor]:
-    """Every rank's tensor, in the order of the group."""
+    """Returns every rank's tensor, in the order of the group. Collective."""
     flat = check_dtype(tensor).detach().contiguous().reshape([-1])
     out = paddle.empty([process_group.size() * flat.size], flat.dtype)
     original("all_gather_into_tensor")(process_group, out, flat, True).wait()
@@ -53,14 +53,14 @@ def all_reduce(process_group: Any, tensor: paddle.Tensor, op: Any = None, *_: An
 
 
 def reduced(process_group: Any, tensor: paddle.Tensor, op: Any = None) -> paddle.Tensor:
-    """The reduction of `tensor` over the group as a new tensor, outside of any graph."""
+    """Returns the reduction of `tensor` over the group as a new tensor, outside any graph. Collective."""
     work = tensor.detach().clone()
     all_reduce(process_group, work, op)
     return work
 
 
 def reduce(process_group: Any, tensor: paddle.Tensor, rank: int, op: Any = None, *_: Any) -> CompletedTask:
-    """Reduces to one rank of the group and leaves the others' tensors as they were."""
+    """Reduces to one rank of the group and leaves the other ranks' tensors unchanged."""
     total = reduced(process_group, tensor, op)
     return fill(tensor, total) if process_group.rank() == rank else CompletedTask()
 
@@ -68,9 +68,9 @@ def reduce(process_group: Any, tensor: paddle.Tensor, rank: int, op: Any = None,
 def reduce_scatter(
     process_group: Any, out: paddle.Tensor, source: Any, op: Any = None, *_: Any
 ) -> CompletedTask:
-    """Reduces, and leaves each rank its share; `argument` is one tensor, or a list with one for each rank.
+    """Reduces, and leaves each rank its share; `source` is one tensor, or a list with one for each rank.
 
-    Each share goes straight to its rank, which adds them in the order of the ranks: half the bytes of an all-reduce.
+    Each share is sent directly to its rank, which adds shares in rank order: half the bytes of an all-reduce.
     """
     ranks, local_rank = process_group.size(), process_group.rank()
     shares = list(source) if isinstance(source, list | tuple) else paddle.split(source.detach(), ranks)
@@ -85,12 +85,12 @@ def reduce_scatter(
     return fill(out, _combined(everyone, op))
 
 
-# In which narrow types are added: Paddle's CPU package adds or compares most of them not at all.
+# Types in which narrow types are added: Paddle's CPU package cannot add or compare most of them.
 _WIDE = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32", "bool": "int32"}
 
 
 def _combined(tensors: Tensors, op: Any) -> paddle.Tensor:
-    """The reduction of the ranks' tensors in their order, in a wider type where they are narrow."""
+    """Reduces the ranks' tensors in rank order, narrow types in a wider type."""
     ops, dtype = core.ReduceOp, str(tensors[0].dtype).rpartition(".")[2]
     if dtype in _WIDE:
         tensors = [tensor.astype(_WIDE[dtype]) for tensor in tensors]
@@ -120,7 +120,7 @@ def all_to_all_single(
     in_sizes: Sequence[int] | None = None,
     *_: Any,
 ) -> CompletedTask:
-    """The same with the tensors joined along dim 0, in equal parts or in those given."""
+    """Exchanges parts of one tensor along dim 0, with the given sizes or equal ones, like `all_to_all`."""
 
     def split(tensor: paddle.Tensor, sizes: Sequence[int] | None) -> list[paddle.Tensor]:
         return list(paddle.split(tensor, [int(size) for size in sizes] if sizes else process_group.size()))
@@ -133,12 +133,12 @@ def all_to_all_single(
 def all_gather_partial(
     process_group: Any, out: paddle.Tensor, source: paddle.Tensor, chunk_count: int, index: int, *_: Any
 ) -> CompletedTask:
-    """Puts every rank's own part of a partially received tensor together."""
+    """Concatenates every rank's chunk of a partially received tensor."""
     return fill(out, paddle.concat(gathered(process_group, p2p.chunk_of(source, chunk_count, index))))
 
 
 def barrier(process_group: Any, *_: Any) -> CompletedTask:
-    """Returns when every rank has called it, within `Patience.seconds`: gloo's own gives up after a fixed 30 s."""
+    """Returns when every rank has called it, within `Patience.seconds`: gloo's barrier gives up after a fixed 30 s."""
     token, peers = paddle.zeros([1]), range(1, process_group.size())
     if process_group.rank():
         p2p.send(process_group, token, 0)
@@ -152,9 +152,9 @@ def barrier(process_group: Any, *_: Any) -> CompletedTask:
 
 
 def _for_strided(name: str, *flags: bool) -> Callable[..., Any]:
-    """The library's own collective, which refuses strided tensors, on contiguous copies of them.
+    """Wraps the library's collective, which refuses strided tensors, to run on contiguous copies of them.
 
-    Raises UsageError for a dtype that would end the process. `flags` are appended to the caller's arguments: the
+    The wrapper raises UsageError for a dtype that would end the process. `flags` follow the caller's arguments: the
     `_on_calc_stream` form has no `sync_op`. (Without one, all_gather and scatter take their input before their output.)
     """
     collective = original(name)
@@ -175,7 +175,7 @@ def _for_strided(name: str, *flags: bool) -> Callable[..., Any]:
             return copies[-1][1]
 
         task = collective(process_group, *map(contiguous, args), *flags)
-        for argument, copy in copies:  # the outputs are among them
+        for argument, copy in copies:  # copies include outputs
             fill(argument, copy)
         return task
 

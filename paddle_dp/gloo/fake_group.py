@@ -1,7 +1,7 @@
-"""Lets fleet's parallel layers be built for one rank of an axis without the other ranks; they cannot compute.
+"""Builds fleet's parallel layers for one rank of an axis without the other ranks; the layers cannot compute.
 
-Fleet's layers need fleet.init, which needs all ranks. While they are built, they only read their group's numbers, a
-strategy's settings, and the random stream of their own rank (Paddle 3.3.1: `fleet.fleet._user_defined_strategy`,
+Fleet's layers need fleet.init, which needs all ranks; but their constructors only read the group's ranks, a strategy's
+settings, and the rank's random stream (Paddle 3.3.1: `fleet.fleet._user_defined_strategy`,
 `get_rng_state_tracker().states_`).
 """
 
@@ -16,12 +16,12 @@ from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.layers.mpu import random
 from paddle.distributed.fleet.utils.log_util import logger
 
-STREAM_SEED = 2**31 - 1  # of initial values that are overwritten
+STREAM_SEED = 2**31 - 1  # its initial values are overwritten
 
 
 @contextmanager
 def alone(rank: int, ranks: int) -> Iterator[Any]:
-    """A group of `ranks` ranks as rank `rank` sees it, without the others; fleet's layers can be built inside."""
+    """Yields a group of `ranks` ranks as seen by `rank`, without the others; build fleet's layers within."""
     owner, tracker, stream = fleet.fleet, random.get_rng_state_tracker(), random.MODEL_PARALLEL_RNG
     settings, new = getattr(owner, "_user_defined_strategy", None), stream not in tracker.states_
     if new:

@@ -1,4 +1,4 @@
-"""Faults of fleet that nothing reports, on any device, and their corrections. `install` applies none of them.
+"""Silent faults of fleet on any device, and their corrections. `install` applies none of them.
 
 | fleet 3.3.1 (and 2.6.2 unless noted)                   | symptom                    | correction                     |
 |--------------------------------------------------------|----------------------------|--------------------------------|
@@ -26,9 +26,9 @@ PIPELINE_SETTINGS = {"enable_partial_send_recv": False}
 
 
 def count_tied_weights_once(pipeline: Any) -> int:
-    """Makes a global-norm clip count each shared weight of a PipelineLayer on one stage; returns how many are shared.
+    """Makes a global-norm clip count each shared weight of a PipelineLayer on one stage; returns their number.
 
-    Call it before the optimizer's first step. The clip leaves out parameters whose `is_firstly_shared` is false.
+    Call it before the optimizer's first step. The clip omits parameters with `is_firstly_shared` false.
     """
     shared = getattr(pipeline, "shared_comm", {})  # 2.6 has none without a pipeline
     count = 0
@@ -44,10 +44,10 @@ def count_tied_weights_once(pipeline: Any) -> int:
 def mark_sequence_parallel(
     model: paddle.nn.Layer, selects: Callable[[str, Any], bool], micro_batches: int = 1, fuse: bool = False
 ) -> list[str]:
-    """Makes gradients of parameters that are applied to sequence shards be summed over the tensor axis.
+    """Registers the sum over the tensor axis for gradients of parameters that are applied to sequence shards.
 
-    `whole(name, parameter)` selects them: norms, and biases added to sharded activations; a parameter that is itself
-    cut never is one. `micro_batches` is how many backward passes make one update. Returns the marked names.
+    `selects(name, parameter)` selects them: norms, and biases added to sharded activations. A tensor-parallel parameter
+    is never marked. `micro_batches` is the number of backward passes per update. Returns the marked names.
     """
     marked = []
     for name, parameter in model.named_parameters():
@@ -71,8 +71,8 @@ def clear_gradients(parameters: Iterable[paddle.Tensor]) -> None:
 
 
 def scale_for_sequence_axis(loss: paddle.Tensor, hcg: Any) -> paddle.Tensor:
-    """A rank's mean loss over its sequence shard, scaled so that the sum over the sep axis is the mean over all.
+    """Scales a rank's mean loss over its sequence shard, so that the sum over the sep axis is the global mean.
 
-    `hcg` is the HybridCommunicateGroup. Do not scale a loss that is already divided by the whole count.
+    `hcg` is the HybridCommunicateGroup. Do not scale a loss that is already divided by the global count.
     """
     return loss / max(1, hcg.get_sep_parallel_world_size())

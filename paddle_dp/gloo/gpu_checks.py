@@ -1,4 +1,4 @@
-"""The places where fleet asks for a GPU: inputs, recompute and device numbers do not need one, and sharding does."""
+"""Replaces fleet's checks for a GPU: inputs, recompute and device numbers need none; sharding does."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paddle_dp.gloo.patch import Patch
 
 
 def broadcast_input_data(hcg: Any, *inputs: Any, **keywords: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Broadcasts every tensor among the inputs, also inside lists and dicts, from the first tensor-parallel rank.
+    """Broadcasts every tensor among the inputs, also in lists and dicts, from the first tensor-parallel rank, in place.
 
-    `hcg` is the HybridCommunicateGroup. In place, as in fleet; the other ranks' tensors may have other shapes.
+    `hcg` is the HybridCommunicateGroup. The other ranks' tensors may have other shapes. Collective.
     """
     with paddle.no_grad():
         for tensor in _tensors((inputs, keywords)):
@@ -41,21 +41,21 @@ def _broadcast(tensor: paddle.Tensor, group: Any, source: int) -> None:
     if full is not tensor:
         tensor._clear_data()
         full._share_buffer_to(tensor)
-        tensor.get_tensor()._set_dims(full.shape)  # fleet's own does not, and reads past a shorter buffer
+        tensor.get_tensor()._set_dims(full.shape)  # fleet omits this, and reads past a shorter buffer
 
 
 def recompute_hybrid(context: dict[str, Any], function: Any, *args: Any, **keywords: Any) -> Any:
-    """Recompute without splitting or offloading its inputs, which is of no use on a CPU."""
+    """Recomputes without splitting or offloading the inputs, which is useless on a CPU."""
     return recompute(function, *args, **keywords)
 
 
 def stay(tensor: paddle.Tensor, *_: Any, **__: Any) -> paddle.Tensor:
-    """`Tensor.cuda` on a CPU build: the tensor itself."""
+    """Replaces `Tensor.cuda` on a CPU build; returns the tensor itself."""
     return tensor
 
 
 def refuse_group_sharded(*_: Any, **__: Any) -> NoReturn:
-    """`group_sharded_parallel` and its classes on a CPU. Raises UsageError."""
+    """Replaces `group_sharded_parallel` and its classes on a CPU. Raises UsageError."""
     raise UsageError(
         "group_sharded_parallel (fleet's sharding stages 2 and 3) runs on accelerators only, also with the CPU bridge. "
         "On CPUs train with paddle_dp's strategy={use: hybrid, sharding: N, sharding_stage: 2}, or with fleet's stage "
@@ -64,7 +64,7 @@ def refuse_group_sharded(*_: Any, **__: Any) -> NoReturn:
 
 
 def refuse_fusion(*_: Any, **__: Any) -> NoReturn:
-    """Fleet's fused buffers on a CPU. Raises UsageError."""
+    """Replaces fleet's fused buffers on a CPU. Raises UsageError."""
     raise UsageError(
         "fleet's fused buffers (tensor_fusion, comm_overlap and split_param of sharding_configs, fused gradients) are "
         "for accelerators only, also with the CPU bridge: switch them off where a script runs on CPUs."
@@ -72,7 +72,7 @@ def refuse_fusion(*_: Any, **__: Any) -> NoReturn:
 
 
 def recent_nccl() -> int:
-    """The first version of NCCL with AVG (2.10.0); `collectives` computes it here."""
+    """Returns the first version of NCCL with AVG (2.10.0); `collectives` computes AVG on CPUs."""
     return 21000
 
 

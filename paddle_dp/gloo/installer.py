@@ -31,9 +31,9 @@ _installed: list[str] = []
 def install(device: str, *, patience: float | None = None) -> tuple[str, ...]:
     """Makes fleet's hybrid parallelism run over gloo; returns the dotted names in Paddle that were replaced.
 
-    Call it before `fleet.init`, before or after `join`. `device` is the mesh's: on anything but a CPU, and from the
-    second call on, nothing is replaced and () is returned. `patience`: seconds that an exchange waits for a late peer;
-    the default is what `join` was given, or 600.
+    Call it before `fleet.init`, before or after `join`. On another `device` than a CPU, and from the second call on, it
+    replaces nothing and returns (). `patience`: seconds that an exchange waits for a late peer, by default `join`'s, or
+    600.
 
     Raises UsageError on a version of Paddle that the bridge does not know.
     """
@@ -51,13 +51,13 @@ def install(device: str, *, patience: float | None = None) -> tuple[str, ...]:
 
 
 def patches() -> Iterator[Patch]:
-    """Every replaced name of Paddle. Call `originals.save()` first."""
+    """Yields every patch of the bridge. Call `originals.save()` first."""
     for module in (process_groups, p2p, collectives, tensor_ops, gpu_checks):
         yield from module.patches()
 
 
 def check_version(version: str) -> None:
-    """Raises UsageError unless the bridge knows this version of Paddle, or PADDLE_DP_BRIDGE=try."""
+    """Raises UsageError unless the bridge knows this version of Paddle or PADDLE_DP_BRIDGE=try."""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers in KNOWN or os.environ.get(OVERRIDE) == "try":
         return

@@ -1,4 +1,4 @@
-"""Paddle's own gloo collectives, saved before they are replaced; the bridge calls them wherever they are correct."""
+"""Saves Paddle's gloo collectives before they are replaced; the bridge calls them where they are correct."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _originals: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """A process group that the bridge made: its number among the job's messages, this rank in it, the global ranks."""
+    """A process group that the bridge made: its id in the job's messages, this rank in it, and the global ranks."""
 
     process_group: Any  # a reference, so that no other object gets its id()
     id: int
@@ -54,14 +54,14 @@ class CompletedTask:
 
 
 def save() -> None:
-    """Saves the library's functions. Only the first call does: a later one would save the replacements."""
+    """Saves the library's functions. Only the first call acts: a later one would save the replacements."""
     if not _originals:
         _originals.update({name: getattr(core.ProcessGroupGloo, name) for name in SAVED})
         _originals.update({name: _reporting_late_ranks(name, _originals[name]) for name in SAVED[1:]})
 
 
 def _reporting_late_ranks(name: str, original: Any) -> Any:
-    """The collective, observed and counted, so that a rank that waits long can name the ranks that are late."""
+    """Wraps a collective: counts its bytes, runs observers, and lets a rank that waits long name the late ranks."""
     cached: dict[int, tuple[Any, str, list[int]]] = {}
 
     @functools.wraps(original)
@@ -81,7 +81,7 @@ def _reporting_late_ranks(name: str, original: Any) -> Any:
 
 
 def _count(name: str, ranks: int, args: Sequence[Any]) -> None:
-    """Adds what a collective sends to this process's bytes: of its tensors the largest is the whole."""
+    """Adds a collective's bytes to this process's traffic; its largest tensor is the full one."""
     whole = max((_bytes(each) for each in args), default=0)
     (traffic.all_reduced if name == "all_reduce" else traffic.reduced)(whole, ranks)
 
@@ -93,7 +93,7 @@ def _bytes(value: Any) -> int:
 
 
 def observed(exchange: Callable[..., Any]) -> Callable[..., Any]:
-    """An exchange whose first argument is a process group, run inside the observers' contexts."""
+    """Wraps an exchange, with a process group as first argument, in the observers' contexts."""
 
     @functools.wraps(exchange)
     def with_observers(process_group: Any, *args: Any, **named: Any) -> Any:
@@ -106,34 +106,34 @@ def observed(exchange: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_installed() -> bool:
-    """Whether the bridge is installed: the library's own functions are saved and replaced."""
+    """True if the bridge is installed: the library's functions are saved and replaced."""
     return bool(_originals)
 
 
 def original(name: str) -> Any:
-    """The library's own `ProcessGroupGloo.<name>`."""
+    """Returns the library's `ProcessGroupGloo.<name>`; collectives report late ranks."""
     return _originals[name]
 
 
 def check_dtype(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Raises UsageError for a dtype at which gloo would end the process without a message."""
+    """Returns `tensor`. Raises UsageError for a dtype at which gloo would end the process without a message."""
     if (name := str(tensor.dtype).rpartition(".")[2]) not in DTYPES:
         raise UsageError(f"gloo cannot carry {name} tensors; cast to one of {', '.join(DTYPES)} first.")
     return tensor
 
 
 def register(process_group: Any, number: int, rank: int, ranks: list[int]) -> None:
-    """Registers a new process group: `paddle.distributed` may never make a Group around it."""
+    """Registers a new process group, as `paddle.distributed` may never make a Group for it."""
     _groups[id(process_group)] = GroupInfo(process_group, number, rank, ranks)
 
 
 def group_of(process_group: Any) -> Any:
-    """The `id` of a process group, this rank in it (`rank`) and its global `ranks`."""
+    """Returns an object with a process group's `id`, this rank in it (`rank`) and its global `ranks`."""
     if info := _groups.get(id(process_group)):
         return info
     return next(g for g in collective._get_group_map_by_name().values() if g.process_group is process_group)
 
 
 def process_group_of(group: Any) -> Any:
-    """The process group of a Group, or of the default group for None."""
+    """Returns the process group of a Group; None is the default group."""
     return (group or collective._get_default_group()).process_group

@@ -1,7 +1,7 @@
-"""Point-to-point on a process group: send, receive, their partial forms, and blocks in which receives are deferred.
+"""Point-to-point on a process group: send, receive, their partial forms, and blocks that defer receives.
 
-gloo's own send and recv block each other, and number their messages by a counter that differs between ranks in groups
-of three and more: here they go through `mesh/transport.py`.
+gloo's send and recv block each other, and number messages by a counter that differs between ranks in groups of three
+and more; these use `mesh/transport.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paddle_dp.gloo.patch import Patch
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.transport import around
 
-Source = tuple[int, int]  # a group's id, a global rank
+Source = tuple[int, int]  # group id, global rank
 _posted: collections.defaultdict[Source, collections.deque[ReceiveTask]] = collections.defaultdict(
     collections.deque
 )
@@ -31,7 +31,7 @@ class ReceiveTask(CompletedTask):
     """A posted receive; `wait` fills the tensor. Receives from one source are filled in the order posted."""
 
     def __init__(self, group: Any, rank: int, tensor: paddle.Tensor):
-        """From the `rank`-th of `group`."""
+        """Posts a receive from the `rank`-th rank of `group`."""
         self.group, self.tensor, self.done = group, tensor, False
         self.source: Source = (group.id, group.ranks[rank])
         _posted[self.source].append(self)
@@ -55,14 +55,14 @@ class ReceiveTask(CompletedTask):
             )
         with paddle.no_grad():
             received = paddle.to_tensor(np.frombuffer(data, dtype).reshape(shape))
-            if received.dtype != self.tensor.dtype:  # NumPy has no bfloat16: its bits are sent as uint16
+            if received.dtype != self.tensor.dtype:  # NumPy lacks bfloat16: its bits are sent as uint16
                 received = received.view(self.tensor.dtype)
             self.tensor.copy_(received, True)
         self.done = True
 
 
 class PartialReceiveTask(ReceiveTask):
-    """A receive of one of n parts; the whole tensor holds it n times until `all_gather_partial` adds the others."""
+    """A receive of one of n chunks; the full tensor holds it n times until `all_gather_partial` adds the others."""
 
     def __init__(self, group: Any, rank: int, full: paddle.Tensor, chunk_count: int):
         super().__init__(group, rank, paddle.empty([full.size // chunk_count], full.dtype))
@@ -85,12 +85,12 @@ def send(process_group: Any, tensor: paddle.Tensor, rank: int, *_: Any) -> Compl
 def receive(
     process_group: Any, tensor: paddle.Tensor, rank: int, sync_op: bool = True, *_: Any
 ) -> ReceiveTask:
-    """Posts a receive from a rank of the group; with `sync_op`, and outside of a block, waits for it."""
+    """Posts a receive from a rank of the group; waits for it with `sync_op` outside a block."""
     return _post(ReceiveTask(group_of(process_group), rank, tensor), sync_op)
 
 
 def received(process_group: Any, tensor: paddle.Tensor, rank: int) -> paddle.Tensor:
-    """The tensor, filled with what a rank of the group sent; waits for it, inside of a block, too."""
+    """Fills `tensor` with a message from a rank of the group and returns it; waits for it, also within a block."""
     ReceiveTask(group_of(process_group), rank, tensor).wait()
     return tensor
 
@@ -98,7 +98,7 @@ def received(process_group: Any, tensor: paddle.Tensor, rank: int) -> paddle.Ten
 def send_partial(
     process_group: Any, tensor: paddle.Tensor, rank: int, chunk_count: int, index: int, *_: Any
 ) -> CompletedTask:
-    """Sends the `index`-th of `chunk_count` equal parts of the flat tensor."""
+    """Sends the `index`-th of `chunk_count` equal chunks of the flat tensor."""
     return send(process_group, chunk_of(tensor, chunk_count, index), rank)
 
 
@@ -111,12 +111,12 @@ def receive_partial(
     sync_op: bool = True,
     *_: Any,
 ) -> ReceiveTask:
-    """Receives what `send_partial` sent; where it belongs in the tensor (`index`), `all_gather_partial` decides."""
+    """Receives a chunk from `send_partial`; `all_gather_partial` decides its position in the tensor (`index`)."""
     return _post(PartialReceiveTask(group_of(process_group), rank, tensor, chunk_count), sync_op)
 
 
 def chunk_of(tensor: paddle.Tensor, chunk_count: int, index: int) -> paddle.Tensor:
-    """The `index`-th of `chunk_count` equal parts of the flat tensor."""
+    """Returns the `index`-th of `chunk_count` equal chunks of the flat tensor."""
     size = tensor.size // chunk_count
     return tensor.detach().reshape([-1])[index * size : (index + 1) * size]
 
@@ -130,7 +130,7 @@ def _post(task: ReceiveTask, sync_op: bool) -> ReceiveTask:
 
 
 def start_block(*_: Any) -> None:
-    """Opens a block: its receives wait when it ends, after all its sends, so that no two ranks block each other."""
+    """Opens a block: its receives wait at its end, after all its sends, so that no two ranks block each other."""
     _blocks.append([])
 
 
@@ -142,7 +142,7 @@ def end_block(*_: Any) -> None:
 
 @contextlib.contextmanager
 def block(*_: Any) -> Iterator[None]:
-    """A block in the form that Paddle 2.6 uses."""
+    """Runs a block, as a context manager for Paddle 2.6."""
     start_block()
     try:
         yield

@@ -12,10 +12,10 @@ from paddle_dp.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """`owner.name` becomes `value`, because of `symptom` (seen on Paddle 3.3.1 unless it says otherwise).
+    """Replaces `owner.name` by `value`, because of `symptom` (seen on Paddle 3.3.1 unless stated otherwise).
 
-    `missing` says what to do where Paddle has no such name: "refuse" to install, "add" it (CPU builds lack it), or
-    "skip" it (that version does not need it).
+    `missing` is the action if Paddle lacks the name: "refuse" to install, "add" it (CPU builds lack it), or "skip" it
+    (that version does not need it).
     """
 
     owner: str
@@ -32,7 +32,7 @@ class Patch:
 def apply(patches: Iterable[Patch]) -> tuple[str, ...]:
     """Applies every patch and returns the dotted names that were changed.
 
-    Nothing is changed before all owners are found. Raises UsageError on a Paddle that lacks a name to be replaced.
+    Nothing changes until all owners are found. Raises UsageError on a Paddle that lacks a name to be replaced.
     """
     with_owners = [(patch, owner) for patch in patches if (owner := _owner(patch)) is not None]
     for patch, owner in with_owners:
@@ -41,7 +41,7 @@ def apply(patches: Iterable[Patch]) -> tuple[str, ...]:
 
 
 def _owner(patch: Patch) -> Any | None:
-    """The module or class with the name to replace, or None where this version of Paddle does not need the patch."""
+    """Returns the module or class to change, or None if this version of Paddle does not need the patch."""
     owner = look_up(patch.owner)
     if owner is not None and (patch.missing == "add" or hasattr(owner, patch.name)):
         return owner
@@ -54,7 +54,7 @@ def _owner(patch: Patch) -> Any | None:
 
 
 def look_up(dotted: str) -> Any | None:
-    """The module, class or function called `dotted`, or None."""
+    """Returns the module, class or function called `dotted`, or None."""
     names = dotted.split(".")
     for count in range(len(names), 0, -1):
         try:

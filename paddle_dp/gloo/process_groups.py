@@ -1,7 +1,7 @@
-"""Creates gloo groups reliably: each with a store of its own, and only when all its ranks have arrived.
+"""Creates gloo groups reliably: each with a separate store, and only when all its ranks have arrived.
 
-ProcessGroupGloo publishes its addresses under the keys "0", "1", … of the store it is given, the same for every group.
-In the job's one store, the second group reads the addresses of the first: hybrid jobs on 4 ranks started 0 times of 18.
+ProcessGroupGloo publishes its addresses under the keys "0", "1", … of its store, the same for every group. With one
+store for the job, the second group reads the addresses of the first: hybrid jobs on 4 ranks started 0 times of 18.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from paddle_dp.mesh.secret import JobStore
 from paddle_dp.mesh.transport import Patience
 
 _stores: list[Any] = []  # a group's store must outlive the group: its first rank serves the others
-REUSE = 1 << 20  # above all group ids that Paddle hands out
-# How often each group id has been used.
+REUSE = 1 << 20  # above all of Paddle's group ids
+# Counts the uses of each group id.
 _uses: collections.defaultdict[int, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 def create(store: Any, rank: int, size: int, group: int = 0) -> Any:
-    """A process group of `size` ranks; replaces ProcessGroupGloo.create.
+    """Creates a process group of `size` ranks; replaces ProcessGroupGloo.create. Collective.
 
-    The group's first rank opens the group's store and writes its address into the job's store; all ranks wait for each
-    other; only then gloo connects, so that its fixed 30 s limit starts when no rank is late.
+    The group's first rank opens the group's store and writes its address into the job's store. gloo connects only after
+    all ranks have met, so that its fixed 30 s limit starts when no rank is late.
     """
     here = Environment.read()
     quicken_job_store()
@@ -57,15 +57,15 @@ def create(store: Any, rank: int, size: int, group: int = 0) -> Any:
     set_time_limit(number, Patience.seconds)
     ranks = [int(store.get(f"{name}/rank/{other}")) for other in range(size)]
     originals.register(process_group, number, rank, ranks)
-    # No rank goes on, or ends, while a peer still needs the store to connect.
+    # No rank continues, or ends, while a peer still needs the store to connect.
     originals.original("all_reduce")(process_group, paddle.ones([1]), core.ReduceOp.SUM, True).wait()
     connections.close_port()
     return process_group
 
 
 def _number(group: int) -> int:
-    """A unique number for every process group. Paddle runs a second group of the same id (0 for a raw group) over the
-    connections of the first, even where its members differ (3.3.1)."""
+    """Returns a unique number for a process group. Paddle runs a second group of the same id (0 for a raw group) over
+    the connections of the first, even if its members differ (3.3.1)."""
     use = next(_uses[group])
     if not use and group in collective._group_map:  # made before the bridge was installed
         use = next(_uses[group])

@@ -1,4 +1,4 @@
-"""Race-free TCPStore creation, and a barrier that names the missing ranks."""
+"""Creates TCPStores without races, and has a barrier that names the missing ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ATTEMPTS = 20
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """A free port, reserved until the block ends, at which a store can listen meanwhile.
+    """Yields a free port, reserved within the context, at which a store can listen.
 
-    A socket that is bound but does not listen keeps the kernel from handing out its port as a free one; with
-    SO_REUSEADDR on both (Paddle's store sets it), an explicit bind and listen at that port succeeds. Probing, closing
-    and binding again would leave a gap in which another rank of the job gets the same port.
+    The kernel does not hand out the port of a bound socket; with SO_REUSEADDR on both (Paddle's store sets it), an
+    explicit bind and listen at that port succeeds. Probing, closing and binding again would leave a gap in which
+    another rank gets the port.
     """
     with socket.socket() as reservation:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -36,7 +36,7 @@ def reserved_port() -> Iterator[int]:
 
 @contextlib.contextmanager
 def catchable_bind() -> Iterator[None]:
-    """Inside, a store that cannot bind raises ValueError; with libuv (3.x's default) it would abort the process."""
+    """Within the context, a store that cannot bind raises ValueError; with libuv (3.x's default) it would abort."""
     flag = "FLAGS_tcp_store_using_libuv"
     try:
         before = paddle.get_flags([flag])
@@ -51,9 +51,9 @@ def catchable_bind() -> Iterator[None]:
 
 
 def open_store() -> tuple[Any, int]:
-    """A new store and its port; it listens on all interfaces, or within a job on one machine, on `lo`.
+    """Returns a new store and its port; the store listens on all interfaces, or, in a job on one machine, on `lo`.
 
-    Raises JobError when none can be opened.
+    Raises JobError when no store can be opened.
     """
     last_error: Exception | None = None
     for _ in range(ATTEMPTS):
@@ -76,7 +76,7 @@ def open_store() -> tuple[Any, int]:
 
 
 def reach_store(host: str, port: int) -> Any:
-    """A connection to the store that listens at `host`:`port`."""
+    """Connects to the store that listens at `host`:`port`."""
     store = core.TCPStore(host, port, False, 0)
     disable_nagle(port)
     return store
@@ -85,9 +85,9 @@ def reach_store(host: str, port: int) -> Any:
 def disable_nagle(port: int) -> None:
     """Sets TCP_NODELAY on this process's sockets to the store at `port`: `get` takes 0.1 ms instead of 90 ms.
 
-    Paddle writes a request in several small pieces, each of which waits for the delayed acknowledgement of the one
-    before. The sockets belong to the C++ library, so they are found among this process's descriptors. An option set on
-    a duplicate applies to the original, and accepted connections inherit it from the listening socket.
+    Paddle writes a request in several small pieces; each waits for the delayed acknowledgement of the previous one. The
+    C++ library's sockets are found among this process's descriptors. An option set on a duplicate applies to the
+    original, and accepted connections inherit it from the listening socket.
     """
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ def _ports(connection: socket.socket) -> set[int]:
 
 
 def named_barrier(store: Any, name: str, member: int, size: int, rank: int) -> None:
-    """Returns when all `size` members have called it with this `name`, each once with its own number.
+    """Returns when all `size` members have called it with this `name`, each once with its `member` number.
 
     Raises LostPeerError, naming the barrier, this rank and the missing members, after `Patience.seconds`.
     """

@@ -1,7 +1,7 @@
-"""How long this rank has spent in exchanges, axis by axis.
+"""Measures how long this rank spends in exchanges along each axis.
 
 On a CPU collectives are synchronous: the time in the call is the time of the exchange, including the wait for slower
-peers. The stopwatch is an observer of the bridge's functions and of messages; without one, no time is measured.
+peers. The stopwatch observes the bridge's functions and messages; without one, no time is measured.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Stopwatch:
     def __init__(self, degrees: Degrees):
         self.degrees, self._inside = degrees, False
         self._spent: dict[str, float] = {}
-        self._axes: dict[int, str] = {}  # of each group, by its id
+        self._axes: dict[int, str] = {}  # by group id
 
     def read(self) -> dict[str, float]:
-        """The seconds spent on each axis since the last call."""
+        """Returns the seconds spent on each axis since the last call."""
         spent, self._spent = self._spent, {}
         return spent
 
     def axis(self, group: Any) -> str:
-        """The axis of a Group; SEVERAL for one across more than one axis."""
+        """Returns the axis of a Group; MULTIPLE_AXES for one across several."""
         if group.id not in self._axes:
             self._axes[group.id] = axis_of(self.degrees, group.ranks)
         return self._axes[group.id]
@@ -52,20 +52,20 @@ class Stopwatch:
 
 
 def axis_of(degrees: Degrees, ranks: list[int]) -> str:
-    """The axis on which these ranks differ; SEVERAL for more than one, "" for a single rank."""
+    """Returns the axis on which these ranks differ; MULTIPLE_AXES for several, "" for a single rank."""
     coords = [degrees.coords(rank) for rank in ranks]
     differing = [axis for axis in AXES if len({each[axis] for each in coords}) > 1]
     return MULTIPLE_AXES if len(differing) > 1 else "".join(differing)
 
 
 def axes_timed(degrees: Degrees) -> list[str]:
-    """The keys that `Stopwatch.read` can have: each axis that is split, and SEVERAL if more than one is."""
+    """Returns the possible keys of `Stopwatch.read`: each axis that is split, and MULTIPLE_AXES if several are."""
     split = [axis for axis in AXES if degrees[axis] > 1]
     return [*split, MULTIPLE_AXES] if len(split) > 1 else split
 
 
 def start(degrees: Degrees) -> Stopwatch | None:
-    """A stopwatch that measures every exchange from now on; None where the bridge is not installed."""
+    """Starts a stopwatch that measures every later exchange; returns None if the bridge is not installed."""
     if not originals.is_installed():
         return None
     watch = Stopwatch(degrees)

@@ -1,7 +1,7 @@
-"""The exchange inside tensor-parallel layers, as PyLayers: Paddle's own kernels for it are missing on CPUs.
+"""Collectives of tensor-parallel layers, as PyLayers: Paddle's kernels for them are missing on CPUs.
 
 f (`c_identity`) and g (`mp_allreduce`) are Megatron's conjugate pair (Shoeybi et al. 2019, section 3). The parallel
-cross-entropy takes logits whose columns (classes) are spread over the ranks of a group, and gathers none of them.
+cross-entropy takes logits with columns (classes) sharded over the ranks of a group, and gathers none of them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from paddle_dp.gloo.patch import Patch, look_up
 def cross_entropy(
     logits: paddle.Tensor, label: paddle.Tensor, process_group: Any, ignore_index: int = -100
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """The loss [..., 1] and this rank's columns of the softmax, computed in float32 at least, in the dtype of `logits`.
+    """Returns the loss [..., 1] and this rank's columns of the softmax, in the dtype of `logits`. Collective.
 
-    `logits` is [..., classes / ranks], `label` [...] or [..., 1] with class numbers of the whole model. Losses above 64
-    are exact; Paddle's own are cut off there.
+    `logits` is [..., classes / ranks], `label` [...] or [..., 1] with global class indices. Both are computed in
+    float32 or wider. Losses above 64 are exact; Paddle clips them there.
     """
     label = label.unsqueeze(-1) if label.ndim == logits.ndim - 1 else label
     loss, softmax = VocabParallelCrossEntropy.apply(logits, label, process_group, ignore_index)
@@ -36,14 +36,18 @@ def cross_entropy(
 def _local_column(
     label: paddle.Tensor, process_group: Any, classes: int
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """The label's column on this rank [..., 1], and whether this rank holds it; if not, the column is arbitrary."""
+    """Returns the label's column on this rank [..., 1], and a mask of labels that this rank holds.
+
+    Columns outside the mask are arbitrary.
+    """
     local = label.astype("int64") - process_group.rank() * classes
     here = (local >= 0).logical_and(local < classes)
     return local.clip(0, classes - 1), here
 
 
 class VocabParallelCrossEntropy(PyLayer):
-    """At most three tensors as large as the logits are alive at once: with many classes they dominate the memory."""
+    """Cross-entropy over sharded classes. At most three tensors of the logits' size are alive at once, as they dominate
+    the memory with many classes."""
 
     @staticmethod
     def forward(
@@ -56,7 +60,7 @@ class VocabParallelCrossEntropy(PyLayer):
         here = is_here.astype(wide)
         score = reduced(process_group, z.take_along_axis(column, -1, broadcast=False) * here)
         softmax = z.exp_()
-        # sum() adds one number after another: over a million of them float32 is off by 1e-3.
+        # sum() adds sequentially: over a million numbers float32 is off by 1e-3.
         total = reduced(process_group, softmax.sum(-1, keepdim=True, dtype="float64")).astype(wide)
         softmax.multiply_(1 / total)
         counts = (label != ignore).astype(wide)
@@ -74,7 +78,7 @@ class VocabParallelCrossEntropy(PyLayer):
 
 
 class CopyToGroup(PyLayer):
-    """Megatron's f. Forward the tensor itself, backward the sum of the gradients."""
+    """Megatron's f: the identity in forward, the sum of the gradients in backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
@@ -87,7 +91,7 @@ class CopyToGroup(PyLayer):
 
 
 class ReduceFromTensorParallel(PyLayer):
-    """Megatron's g. Forward the sum over the ranks, backward the gradient itself."""
+    """Megatron's g: the sum over the ranks in forward, the identity in backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
@@ -99,7 +103,7 @@ class ReduceFromTensorParallel(PyLayer):
 
 
 class GatherColumns(PyLayer):
-    """Forward all ranks' columns, backward this rank's columns of the gradient."""
+    """Gathers all ranks' columns in forward; keeps this rank's columns of the gradient in backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
@@ -112,9 +116,9 @@ class GatherColumns(PyLayer):
 
 
 class SplitColumns(PyLayer):
-    """Forward this rank's columns, backward all ranks' columns of the gradient.
+    """Keeps this rank's columns in forward; gathers all ranks' columns of the gradient in backward.
 
-    Fleet's own backward (`c_split_eager`, 3.3.1) gathers along dim 0, which is wrong on every device.
+    Fleet's backward (`c_split_eager`, 3.3.1) gathers along dim 0, which is wrong on every device.
     """
 
     @staticmethod
@@ -128,12 +132,12 @@ class SplitColumns(PyLayer):
 
 
 def all_columns(tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
-    """The ranks' shares of the last dim, joined in the order of the group."""
+    """Gathers the ranks' shards of the last dim, in the order of the group. Collective."""
     return paddle.concat(gathered(process_group, tensor), axis=-1)
 
 
 def local_columns(tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
-    """This rank's equal share of the last dim, in memory of its own."""
+    """Returns a copy of this rank's equal shard of the last dim."""
     return paddle.split(tensor, process_group.size(), axis=-1)[process_group.rank()].clone()
 
 
@@ -142,22 +146,22 @@ def _is_member(group: Any) -> bool:
 
 
 def c_identity(tensor: paddle.Tensor, group: Any = None, *_: Any, **__: Any) -> Any:
-    """Megatron's f. None on a rank outside the group, as in fleet."""
+    """Applies Megatron's f. Returns None on a rank outside the group, as fleet does."""
     return CopyToGroup.apply(tensor, process_group_of(group)) if _is_member(group) else None
 
 
 def mp_allreduce(tensor: paddle.Tensor, op: Any = None, group: Any = None, *_: Any, **__: Any) -> Any:
-    """Megatron's g; always a sum, as in fleet."""
+    """Applies Megatron's g; always a sum, as in fleet."""
     return ReduceFromTensorParallel.apply(tensor, process_group_of(group)) if _is_member(group) else None
 
 
 def c_concat(tensor: paddle.Tensor, group: Any = None) -> Any:
-    """All ranks' columns, joined."""
+    """Gathers all ranks' columns."""
     return GatherColumns.apply(tensor, process_group_of(group)) if _is_member(group) else None
 
 
 def c_split(tensor: paddle.Tensor, group: Any = None) -> Any:
-    """This rank's columns."""
+    """Returns this rank's columns."""
     return SplitColumns.apply(tensor, process_group_of(group)) if _is_member(group) else None
 
 
@@ -168,7 +172,7 @@ def c_softmax_with_cross_entropy(
     return_softmax: bool = False,
     ignore_index: int = -100,
 ) -> Any:
-    """The loss of each row [..., 1] from this rank's columns of the logits [..., classes / ranks]."""
+    """Returns the loss [..., 1] for this rank's columns of the logits [..., classes / ranks]. Collective."""
     if not _is_member(group):
         return None
     loss, softmax = cross_entropy(logits, label, process_group_of(group), ignore_index)
@@ -176,10 +180,10 @@ def c_softmax_with_cross_entropy(
 
 
 def lookup_table(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`_c_lookup_table`: the rows [..., width] of class numbers [...] that this rank's table holds, else zeros.
+    """Wraps `_c_lookup_table`: returns rows [..., width] for indices [...] that this rank's table holds, else zeros.
 
-    On a CPU the kernel's gradient of a float64 table is wrong (3.3.1): it clears only as many bytes as float32 would
-    have, the first half, and adds to whatever is in the second. Float64 uses an ordinary embedding and a mask instead.
+    On a CPU the kernel's gradient of a float64 table is wrong (3.3.1): it clears only float32's number of bytes, the
+    first half, and adds to uninitialized memory in the second. Float64 uses an ordinary embedding and a mask instead.
     """
 
     @wraps(original)
@@ -212,6 +216,6 @@ def patches() -> Iterator[Patch]:
         name = f"_{function.__name__}"
         symptom = f"{function.__name__} has no CPU kernel (NotFound / Unimplemented in forward or backward)"
         yield Patch(owner=mpu, name=name, value=function, symptom=symptom)
-        # 2.6 calls some of them by a second name.
+        # 2.6 has some of them under a second name.
         second = "paddle.distributed.collective"
         yield Patch(owner=second, name=name, value=function, symptom=symptom, missing="skip")

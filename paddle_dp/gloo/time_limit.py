@@ -1,14 +1,13 @@
 """Sets how long gloo waits for a late peer, which is a fixed 30 s in Paddle.
 
-Paddle (3.3.1) creates a group's gloo context in C++, without a time limit from Python, and gloo reads the limit from
-that context at every collective: also for DataParallel's reducer, which no patch in Python reaches. The context is
-reached through the library's own symbols, pointer by pointer (`CHAIN`). Every step is checked before the next: nothing
-is written unless each object is of the expected class, all have the same rank and number of ranks, and the value to be
-overwritten is what gloo's `getTimeout` returns. If any check fails (another Paddle, another system), the limit stays
-30 s and the user is told why.
+Paddle (3.3.1) creates a group's gloo context in C++, and gloo reads the limit from it at every collective, also for
+DataParallel's reducer, which no patch in Python reaches. The context is reached through the library's symbols, pointer
+by pointer (`CHAIN`). Nothing is written unless each object has the expected class, all have the same rank and number of
+ranks, and the value to be overwritten equals the result of gloo's `getTimeout`. If any check fails (another Paddle,
+another system), the limit stays 30 s and the reason is printed.
 
-The memory is not searched. A group has *two* gloo contexts (`ProcessGroupGloo` creates one that no collective uses),
-and a search of the words behind an object would find the second one whenever malloc puts them side by side.
+The memory is not searched: a group has *two* gloo contexts (`ProcessGroupGloo` creates one that no collective uses),
+and a search could find the wrong one.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ TOP = 1 << 47  # all addresses of a process are below
 
 @dataclass(frozen=True)
 class _Class:
-    """A C++ class: its name, the symbol of its vtable, and where in an object the pointer to the next one is."""
+    """A C++ class: its name, the symbol of its vtable, and the offset of an object's pointer to the next object."""
 
     name: str
     vtable: str
@@ -41,7 +40,7 @@ class _Class:
 
 # Offsets of Paddle 3.3.1, read from its machine code: GlooCommContext's constructor stores gloo_context_ at 0x10,
 # gloo::Context::getPair reads transportContext_ at 0x28, connectFullMesh copies the limit to 0x50 of the transport.
-# The transport uses its copy for collectives that have no limit of their own.
+# The transport uses its copy for collectives without a separate limit.
 CHAIN = (
     _Class("phi::distributed::GlooCommContext", "_ZTVN3phi11distributed15GlooCommContextE", 0x10),
     _Class("gloo::rendezvous::Context", "_ZTVN4gloo10rendezvous7ContextE", 0x28),
@@ -50,19 +49,19 @@ CHAIN = (
 
 
 class _String(ctypes.Structure):
-    """std::string of libstdc++ (its ABI since GCC 5), of up to 15 characters, which are stored in the object itself."""
+    """A std::string of libstdc++ (its ABI since GCC 5) of up to 15 characters, which the object itself stores."""
 
     _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_size_t), ("text", ctypes.c_char * 16))
 
 
 class _UnknownLayoutError(Exception):
-    """Why the limit cannot be set; nothing has been written."""
+    """The limit cannot be set, for this reason; nothing has been written."""
 
 
 def set_time_limit(group: int, seconds: float) -> None:
     """Lets every collective of the gloo group with this id wait `seconds` for a peer.
 
-    Where that is not possible the group keeps gloo's 30 s, and each reason is printed once.
+    If that is not possible, the group keeps gloo's 30 s, and each reason is printed once.
     """
     try:
         _Gloo().set_time_limit(str(group), int(seconds * 1000))
@@ -116,7 +115,7 @@ class _Gloo:
         ctypes.c_int64.from_address(transport + CHAIN[-1].offset).value = milliseconds
 
     def _registered(self, key: str) -> int:
-        """The address of Paddle's own object for the group with this id."""
+        """Returns the address of Paddle's object for the group with this id."""
         # The manager is a static variable: before its first use it is uninitialized memory.
         if not ctypes.c_uint8.in_dll(self.library, CONSTRUCTED).value:
             raise _UnknownLayoutError("Paddle has no groups yet")
@@ -135,11 +134,11 @@ class _Gloo:
         return ctypes.addressof(ctypes.c_char.in_dll(self.library, symbol))
 
     def _vtable(self, kind: _Class) -> int:
-        """The first word of an object of this class: the vtable's methods, which follow its offset and type."""
+        """Returns the first word of an object of this class: the vtable's methods, after its offset and type."""
         return self._address(kind.vtable) + 16
 
     def _read_integers(self, address: int, offset: int, count: int, name: str) -> tuple[int, ...]:
-        """`count` words of an object. Raises _UnknownLayoutError where that memory cannot be read."""
+        """Reads `count` words of an object. Raises _UnknownLayoutError if that memory cannot be read."""
         words = self._read(address + offset, 8 * count)
         if words is None or len(words) < 8 * count:
             raise _UnknownLayoutError(f"{name}: nothing can be read at {address + offset:#x}")
@@ -147,7 +146,7 @@ class _Gloo:
 
     @staticmethod
     def _read(address: int, size: int) -> bytes | None:
-        """Reads through the kernel, which returns an error where a bad pointer would crash the process."""
+        """Reads through the kernel: a bad pointer returns an error and does not crash the process."""
         if not 4096 < address < TOP or address % 8:
             return None
         memory = os.open("/proc/self/mem", os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Runs a job's ranks under supervision, once or again and again: each attempt resumes what the earlier ones saved."""
+"""Runs a job's ranks under supervision, in one or several attempts; each resumes from earlier checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from paddle_dp.launch.resume import ResumePoint
 
 Plans = Callable[[Sequence[AttemptResult]], Plan]
-"""The plan of the next attempt, from how the earlier ones ended: with as many ranks as can be had now."""
+"""Makes the next attempt's plan from the results of earlier ones, with as many ranks as are available now."""
 
 
 def run(
@@ -45,9 +45,8 @@ def run(
 ) -> int:
     """Runs the job until it is done, or `restarts.decide` gives it up; returns the exit status of its last attempt.
 
-    The first attempt writes its logs to `attempt`, each later one to a folder beside it. `resize` says why a running
-    attempt is to stop for another number of ranks: then the next one goes on, which is no failure. `prepared`: what
-    starts its ranks, where it can.
+    Each attempt has a folder of logs, the first one `attempt`. `resize` returns why a running attempt must stop for
+    another number of ranks, or "". `prepared` starts the ranks, if it can.
     """
     history: list[AttemptResult] = []
     with Signals() as signals:
@@ -81,13 +80,13 @@ def run(
                 )
             try:
                 plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
-            except UsageError as error:  # too few ranks are left, or the disk is
+            except UsageError as error:  # too few ranks are left, or too little disk
                 return console.show_end(outcome, plan, f"not started again: {error}")
 
 
 @dataclass
 class _Resizing:
-    """Whether an attempt of `plan` is to stop for another number of ranks, and whether it ever was."""
+    """Asks `resize` until it returns a reason to stop an attempt of `plan`, and keeps that reason."""
 
     resize: Callable[[Plan], str]
     plan: Plan
@@ -98,7 +97,7 @@ class _Resizing:
         return self.reason
 
 
-def run_once(  # noqa: PLR0913 - each of an attempt's conditions is its caller's
+def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
     plan: Plan,
     attempt: Path,
     inherited: Mapping[str, str],
@@ -107,10 +106,10 @@ def run_once(  # noqa: PLR0913 - each of an attempt's conditions is its caller's
     outside: ExternalEvents,
     prepared: PreparedRanks | None = None,
 ) -> AttemptResult:
-    """Runs the plan's ranks from `point` until none of their processes is left, under supervision: by what was
-    `prepared`, or else by Paddle's launcher.
+    """Runs the plan's ranks from `point`, under supervision, until none of their processes is left.
 
-    `started`: when the job's first attempt did, in seconds of the monotonic clock. What it saved is not looked up.
+    `prepared` starts them if it can, else Paddle's launcher. `started`: start of the job's first attempt, in seconds of
+    the monotonic clock. The result's `saved` is not set.
     """
     plan = replace(plan, job=replace(plan.job, resume=point.resume))
     variables = environment(plan, inherited, plan.meeting) | {STARTED: repr(started)}
@@ -128,7 +127,7 @@ def run_once(  # noqa: PLR0913 - each of an attempt's conditions is its caller's
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What Paddle's launcher is started with, and where rank 0's output goes beside its log."""
+    """The command of Paddle's launcher, and the stream that gets rank 0's output in addition to its log."""
 
     arguments: Sequence[str]
     variables: Mapping[str, str]
@@ -142,11 +141,10 @@ def watched(
     outside: ExternalEvents,
     prepared: PreparedRanks | None = None,
 ) -> tuple[Failure | int, Supervision]:
-    """Runs the launcher's command under supervision; returns its exit status, or the failure that ended it.
+    """Runs the launcher's command, or `prepared`, under supervision; returns its exit status, or the failure that ended
+    it.
 
-    With what was `prepared` instead, where that can start the plan's ranks.
-
-    The job is also ended from `outside`. Afterwards none of its processes is left.
+    Events from `outside` also end the job. Afterwards none of its processes is left.
     """
     mark = f"{os.getpid()}-{time.time_ns()}"
     with (
@@ -167,7 +165,7 @@ def watched(
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=STDOUT,
-                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the ranks in order
                 preexec_fn=tied_to(os.getpid()),  # prctl and getppid only; a kill -9 of us must end it
             )
             process.expected, process.first_log = plan.numbers, logs.worker_log(attempt, 0)
@@ -177,14 +175,14 @@ def watched(
 
 
 def _secret(plan: Plan) -> dict[str, str]:
-    """What the ranks of one attempt share, and no other user of their machines can read."""
+    """Returns the variables with the attempt's secret, shared by its ranks and hidden from other users."""
     if plan.meeting is None:
         return {secret.VARIABLE: secrets.token_hex(secret.BYTES)}
     return {secret.VARIABLE: plan.meeting.key.hex(), **({} if plan.meeting.seals else {secret.SEAL: "off"})}
 
 
 def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
-    """Where to copy rank 0's output. On a terminal rank 0 draws itself, and this process writes nothing."""
+    """Returns the stream to copy rank 0's output to. On a terminal rank 0 draws itself, and nothing is copied."""
     if plan.job.quiet:
         return None
     if sys.stdout.isatty() and not plan.job.node_rank:
@@ -195,7 +193,7 @@ def _screen(plan: Plan, variables: dict[str, str]) -> BinaryIO | None:
 
 
 def first_point(plan: Plan, attempt: Path) -> ResumePoint:
-    """Where the first attempt begins: as --resume says; where there may be others, past a damaged checkpoint."""
+    """Returns where the first attempt begins: at --resume; a job with restarts skips damaged newest checkpoints."""
     if plan.job.restarts and plan.job.resume == "newest" and not plan.job.script:
         return next_point(plan, attempt)
     from paddle_dp.launch.resume import ResumePoint
@@ -204,16 +202,16 @@ def first_point(plan: Plan, attempt: Path) -> ResumePoint:
 
 
 def next_point(plan: Plan, attempt: Path) -> ResumePoint:
-    """Where an attempt begins that follows another one: at the newest good checkpoint; a script finds its own."""
+    """Returns where a later attempt begins: at the newest good checkpoint; a script finds its checkpoint itself."""
     from paddle_dp.launch import resume  # imports NumPy, which few jobs need here
 
     if plan.job.script:
-        return resume.ResumePoint(label="where the script itself goes on")
+        return resume.ResumePoint(label="where the script itself continues")
     return resume.next_point(plan.job, attempt.parent.parent, plan.began, console.write)
 
 
 def _interrupted(signals: Signals, seconds: float) -> bool:
-    """Waits for so long, or until a signal asks the job to end; whether one has."""
+    """Waits up to `seconds`; returns True as soon as a signal asks the job to end."""
     end = time.monotonic() + seconds
     while not signals.number and (left := end - time.monotonic()) > 0:
         time.sleep(min(left, 0.1))

@@ -1,4 +1,4 @@
-"""The command line and the environment of a job's processes, as pure functions of a Job and a Machine."""
+"""Makes the command line and the environment of a job's processes, as pure functions of a Job and a Machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MODULE = "paddle.distributed.launch"  # Paddle's launcher
 WORKER = Path(__file__).with_name("worker.py")
 SCRIPT_RANK = Path(__file__).with_name("script_rank.py")
-# Variables that other jobs and shells may have left: Paddle's launcher prefers each of them to its own arguments.
+# Variables that other jobs and shells may have left: Paddle's launcher prefers each of them to its arguments.
 LEFTOVERS = (
     "PADDLE_",
     "FLAGS_selected_",
@@ -27,25 +27,22 @@ LEFTOVERS = (
     "POD_IP",
     "DISTRIBUTED_TRAINER_ENDPOINTS",
 )
-# On CPUs glibc gives every tensor of 128 KiB and more back to the kernel, and takes the next one from it page by
-# page: half of ResNet-18's page faults. With these it keeps them: 0.97 of a step's time, 0.93 of an MLP's, and 2 %
-# more memory (2-core EPYC, Paddle 3.3.1). 32 MiB is the largest threshold that glibc takes on 64 bits; larger tensors
-# go back at once, as before.
+# On CPUs glibc returns every tensor of 128 KiB and more to the kernel, and gets the next one page by page: half of
+# ResNet-18's page faults. With these variables it keeps them: 0.97 of a step's time, 0.93 of an MLP's, and 2 % more
+# memory (2-core EPYC, Paddle 3.3.1). 32 MiB is glibc's largest threshold on 64 bits; larger tensors are still returned.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
-# What a job tells its ranks, and a job within it must not inherit; what is between the nodes' own processes.
+# Variables for a job's ranks, and secrets between the nodes' processes, that a job within it must not inherit.
 PRIVATE_VARIABLES = ("PADDLE_DP_TTY", "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE", "PADDLE_DP_RANKS_SECRET")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What somebody asked for: an entry point, the recipe that it is called with, and the processes that call it.
+    """A requested job: an entry point, its recipe, and the processes that call it.
 
-    Or, in place of both, `script`: the words behind `python`, which are a script, or -m and a module, and arguments.
-
-    `ranks` counts processes on each node; None means one per given or visible GPU, or one on the CPU. `least_ranks` and
-    `least_nodes`: so few will do, when the others are lost; None: all are needed. `output_dir`
-    replaces the recipe's run folder. `resume` is None, "newest", "best", a step or a path. `extra` reaches the entry
-    point as options. `quiet` shows nothing but failures.
+    `script` replaces both: the words after `python`. `ranks` counts processes on each node; None: one per given or
+    visible GPU, or one on the CPU. `least_ranks` and `least_nodes` suffice when others are lost; None: all are needed.
+    `output_dir` replaces the recipe's run folder. `resume` is None, "newest", "best", a step or a path. `extra` has
+    more options for the entry point. `quiet` shows only failures.
     """
 
     recipe: Path = Path()
@@ -67,12 +64,12 @@ class Job:
 
     @property
     def elastic(self) -> bool:
-        """Whether the number of its ranks may change."""
+        """True if the number of ranks may change."""
         return self.least_ranks is not None or self.least_nodes is not None
 
     @property
     def all_overrides(self) -> tuple[str, ...]:
-        """The overrides and `output_dir`, quoted so that YAML reads any path as a string."""
+        """The overrides, and `output_dir` quoted so that YAML reads any path as a string."""
         folder = (
             ()
             if self.output_dir is None
@@ -82,7 +79,7 @@ class Job:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the entry point is called with beside its recipe; JSON."""
+        """The entry point's options, in addition to its recipe; JSON."""
         return {
             "resume": self.resume,
             "output_dir": None if self.output_dir is None else str(self.output_dir),
@@ -92,8 +89,10 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """The nodes' rendezvous, by addresses instead of names: `master` is "IP:PORT", `host` this node's address. `key`:
-    what the ranks of an attempt share; `seals`: whether each of their messages carries a code made with it."""
+    """The nodes' rendezvous: `master` is "IP:PORT", `host` this node's address.
+
+    `key` is the secret of an attempt's ranks; with `seals` each message carries a code made with it.
+    """
 
     master: str
     host: str
@@ -104,8 +103,10 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """For how long nothing may happen on any rank: the recipe's `watch`, and what its loader allows one sample.
-    `nodes`: where there are several, a rank may wait for one whose heartbeat is on another node's board."""
+    """How long a rank may make no progress: the recipe's `watch`, and `sample`, the loader's seconds for one sample.
+
+    With several `nodes`, a rank may wait for a rank whose heartbeat is on another node's board.
+    """
 
     watch: WatchSettings
     sample: float
@@ -114,12 +115,11 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A job that this machine can run: `ranks` processes on each of `nodes`, on `devices` or on the CPU. The first
-    `servers` of all of them need no device.
+    """A job that this machine can run: `ranks` processes on each of `nodes`, on `devices` or on the CPU.
 
-    `began`: its start, in seconds by the clock of the disk of its run folder. `limits`: when it counts as standing
-    still; None: it is not watched for that. `node`: the place of this one among those of an attempt,
-    whose launchers meet at `meeting`.
+    The first `servers` of all ranks need no device. `began` is its start, by the clock of the run folder's disk.
+    `limits` define a standstill; None turns that watch off. `node` is this node's index; the nodes' launchers meet at
+    `meeting`.
     """
 
     job: Job
@@ -140,18 +140,20 @@ class Plan:
 
     @property
     def kind(self) -> str:
-        """The kind of device that its ranks compute on."""
+        """The kind of device on which its ranks compute."""
         return self.machine.kind if self.devices else "cpu"
 
     @property
     def servers_here(self) -> int:
-        """How many of this node's ranks are servers."""
+        """The number of servers among this node's ranks."""
         return min(max(self.servers - self.node * self.ranks, 0), self.ranks)
 
     @property
     def alone(self) -> bool:
-        """Whether its one rank is this process: not one that may have to start again, nor one of several devices, of
-        which the environment that this process began with may show the first alone."""
+        """True if its one rank can be this process.
+
+        A rank that may restart cannot, nor one with several devices: this process may see only the first of them.
+        """
         job = self.job
         more = job.restarts or job.elastic or job.script or len(self.devices) > 1
         return self.ranks * self.nodes == 1 and not more
@@ -162,7 +164,7 @@ class Plan:
 
 
 def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = sys.executable) -> list[str]:
-    """The command that starts the plan's ranks on this node through Paddle's launcher."""
+    """Returns the command that starts the plan's ranks on this node through Paddle's launcher."""
     begin = launcher(plan, logs, meeting, python)
     if plan.job.script:
         return [*begin, str(SCRIPT_RANK), *plan.job.script]
@@ -170,7 +172,7 @@ def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = s
 
 
 def worker_arguments(plan: Plan) -> list[str]:
-    """The arguments of each rank's worker."""
+    """Returns the arguments of each rank's worker."""
     arguments = ["-c", typed(plan.job.recipe), "--entry-point", plan.job.entry_point]
     for override in plan.job.all_overrides:
         arguments += ["-o", override]
@@ -180,31 +182,31 @@ def worker_arguments(plan: Plan) -> list[str]:
 def launcher(
     plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = sys.executable
 ) -> list[str]:
-    """The beginning of that command, to be followed by a script and its arguments."""
+    """Returns the launcher's part of that command, to be followed by a script and its arguments."""
     arguments = [python, "-u", "-m", MODULE, "--nproc_per_node", str(plan.ranks)]
-    # All nodes have to say the same name, and their logs may be counted differently.
+    # All nodes need the same job id, but may count their log folders differently.
     arguments += ["--log_dir", str(logs), "--job_id", logs.name if meeting is None else "paddle_dp"]
     if plan.devices:
         arguments += ["--devices", ",".join(plan.devices)]
     if meeting is not None:
         arguments += ["--nnodes", str(plan.nodes), "--master", meeting.master, "--rank", str(plan.node)]
         arguments += ["--host", meeting.host]
-    else:  # the address of this machine is nobody else's business
+    else:  # other machines need no address of this one
         arguments += ["--host", "127.0.0.1"]
     return arguments
 
 
 def typed(path: Path | str) -> str:
-    """A path written so that the command line takes it neither for an option nor for KEY=VALUE."""
+    """Writes a path so that the command line takes it neither for an option nor for KEY=VALUE."""
     word = str(path)
     return f"./{word}" if word.startswith("-") or "=" in word.split("/")[0] else word
 
 
 def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a rank needs and `inherited` does not set yet; set them before importing paddle."""
+    """Returns the variables that a rank needs and `inherited` lacks; set them before importing paddle."""
     variables = {"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore"}
     if plan.nodes == 1:
-        # Or gloo would resolve the host's name, which may have no address.
+        # Otherwise gloo would resolve the host's name, which may have no address.
         variables["GLOO_SOCKET_IFNAME"] = "lo"
     if not plan.devices:
         variables["OMP_NUM_THREADS"] = str(plan.threads)
@@ -216,7 +218,7 @@ def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | None = None) -> dict[str, str]:
-    """The environment of the plan's processes: `inherited` without leftovers of other jobs, with our settings."""
+    """Returns the environment of the plan's processes: `inherited` without leftovers of other jobs, with `settings`."""
     variables = {
         name: value
         for name, value in inherited.items()
@@ -231,19 +233,19 @@ def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | Non
         # The launcher counts its words as devices, even on a CPU, even "".
         variables.pop("CUDA_VISIBLE_DEVICES", None)
         if plan.machine.kind == "gpu":
-            # "all" hides every GPU from CUDA, and is the one word that the launcher does not count.
+            # "all" hides every GPU from CUDA, and is the only word that the launcher does not count.
             variables["CUDA_VISIBLE_DEVICES"] = "" if plan.alone else "all"
         elif plan.machine.kind not in ("cpu", "xpu"):
             variables["CUSTOM_DEVICE_ROOT"] = ""  # Paddle loads no plugin then
     elif plan.alone and plan.kind == "gpu":
         variables["CUDA_VISIBLE_DEVICES"] = plan.devices[0]
-    elif plan.alone:  # by its number among the visible ones, as the launcher says it
+    elif plan.alone:  # its index among the visible devices, as the launcher passes it
         variables[f"FLAGS_selected_{plan.kind}s"] = str(plan.machine.devices.index(plan.devices[0]))
     return variables
 
 
 def headline(plan: Plan, variables: Mapping[str, str], folder: Path) -> str:
-    """The line printed at the start: ranks, threads and `folder`, the run folder."""
+    """Returns the line printed at the start: ranks, threads and `folder`, the run folder."""
     ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
     if plan.nodes > 1:
         ranks = f"node {plan.job.node_rank} of {plan.nodes}, {ranks} here"

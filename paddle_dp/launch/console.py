@@ -1,4 +1,4 @@
-"""What a job says on the screen: at its beginning, before it starts again, and last why it ended, and how to go on."""
+"""Prints a job's lines: at its start, before a restart, and last why it ended and how to resume it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from paddle_dp.launch.restarts import AttemptResult, Restart
 
 
 def announce(plan: Plan, variables: dict[str, str], attempt: Path) -> None:
-    """The line at a job's beginning."""
+    """Prints the line at a job's beginning."""
     if not plan.job.quiet:
         print(headline(plan, variables, attempt.parent.parent), flush=True)
 
 
 def show_end(outcome: AttemptResult, plan: Plan, why: str = "") -> int:
-    """Shows why a job ended, and how to resume it; returns its exit status. `why`: it is not started again."""
+    """Shows why a job ended, and how to resume it; returns its exit status. `why`: the reason for no restart."""
     if outcome.cause is not None:
         return answer(outcome.cause, plan, outcome.attempt, outcome.log, outcome.consequences, why)
     if outcome.signal and outcome.status > 128:
@@ -36,7 +36,7 @@ def show_end(outcome: AttemptResult, plan: Plan, why: str = "") -> int:
 
 
 def show_restart(outcome: AttemptResult, plan: Plan, then: Restart, label: str) -> None:
-    """Two lines: why an attempt ended, and from where the next one starts."""
+    """Prints two lines: why an attempt ended, and from where the next one starts."""
     _show_cursor()
     if outcome.cause is None:
         cause = f"Paddle's launcher ended with {outcome.status}"
@@ -52,7 +52,7 @@ def show_restart(outcome: AttemptResult, plan: Plan, then: Restart, label: str) 
 
 
 def resized(plan: Plan, label: str, nodes: Sequence[int] = ()) -> None:
-    """A line: where an attempt begins that may have another number of ranks, and on how many of which `nodes`."""
+    """Prints where an attempt begins that may have another number of ranks, and their number and `nodes`."""
     ranks = plan.ranks * plan.nodes
     on = f" of node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}" if nodes else ""
     write(f"goes on from {label} on {ranks} rank{'s' * (ranks != 1)}{on}")
@@ -86,13 +86,13 @@ def end(text: str, plan: Plan, attempt: Path) -> None:
 
 
 def write(text: str) -> None:
-    """Lines on standard error, behind all that was printed."""
+    """Prints to standard error, after all earlier output."""
     sys.stdout.flush()
     print(text, file=sys.stderr, flush=True)
 
 
 def _show_cursor() -> None:
-    """An interrupted progress bar has left the cursor hidden."""
+    """Shows the cursor, which an interrupted progress bar leaves hidden."""
     if sys.stdout.isatty():
         sys.stdout.write("\x1b[?25h\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Starts VisualDL over a folder of runs: on this machine only, and without its telemetry."""
+"""Starts VisualDL for a folder of runs: on this machine only, and without telemetry."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def start(folder: Path, port: int = 8040) -> None:
         raise InstallError("VisualDL is not installed: pip install visualdl")
     print(f"dashboard of {folder}: http://{HOST}:{port}/  (Ctrl-C ends it)", flush=True)
     command = argv(folder, port)
-    os.execv(command[0], command)  # signals go to the server itself: no parent process to forward them
+    os.execv(command[0], command)  # the server gets signals directly: no parent must forward them
 
 
 def argv(folder: Path, port: int) -> list[str]:
-    """The server's command. Without --disable-telemetry it would report each start to the internet."""
+    """Returns the server's command. Without --disable-telemetry it would report each start to the internet."""
     words = ["--logdir", str(folder), "--host", HOST, "--port", str(port), "--disable-telemetry"]
     return [sys.executable, "-W", "ignore", "-m", "visualdl.server.app", *words]
 
 
 def check(folder: Path) -> None:
-    """Raises UsageError unless `folder` has a VisualDL log in it, at any depth."""
+    """Raises UsageError unless `folder` holds a VisualDL log, at any depth."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: name a run's folder, or the folder of all runs (runs).")
     if next(folder.rglob("*vdlrecords*.log"), None) is None:

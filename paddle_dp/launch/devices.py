@@ -1,4 +1,4 @@
-"""The devices that the installed Paddle can compute on, found before a rank starts: kind, and the visible ones."""
+"""Finds the devices of the installed Paddle before a rank starts: their kind, and the visible ones."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from paddle_dp.errors import InstallError
 
 SPOKEN = {"cpu": "CPU", "gpu": "GPU", "xpu": "XPU", "npu": "NPU"}
 VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES", "xpu": "XPU_VISIBLE_DEVICES"}
-# What `paddle/version/__init__.py` says of a Paddle that was built for no such device.
+# Names in `paddle/version/__init__.py`; "False" or "" in a Paddle that was built without such devices.
 BUILT_FOR = {"gpu": "cuda_version", "xpu": "xpu_xre_version"}
 
 
 def spoken(kind: str) -> str:
-    """How a person calls a kind of device: "GPU"; a plugin's own word otherwise."""
+    """Returns the name of a kind of device in messages: "GPU"; otherwise the plugin's word."""
     return SPOKEN.get(kind, kind)
 
 
 def visible_in(kind: str) -> str:
-    """The environment variable that says which devices of this kind a process may use."""
+    """Returns the environment variable that lists the devices of this kind that a process may use."""
     return VISIBLE.get(kind, f"{kind.upper()}_VISIBLE_DEVICES")
 
 
 def detect(variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The kind of device that Paddle prefers here ("cpu" where it has no other), and the visible ones by number.
+    """Returns the kind of device that Paddle prefers here ("cpu" if it has no other), and the visible ones by number.
 
-    As Paddle's launcher chooses: a plugin's devices, else GPUs or XPUs. Raises InstallError if there is no paddle.
+    A plugin's devices come before GPUs and XPUs, as in Paddle's launcher. Raises InstallError without paddle.
     """
     if root := plugins(variables):
         kind, count = ask_paddle(root)
@@ -47,7 +47,7 @@ def detect(variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
 
 
 def plugins(variables: Mapping[str, str]) -> str | None:
-    """The folder from which Paddle would load plugins; None where there are none."""
+    """Returns the folder from which Paddle would load plugins; None without plugins."""
     root = variables.get("CUSTOM_DEVICE_ROOT")
     folder = paddle_folder().parent / "paddle_custom_device" if root is None else Path(root) if root else None
     return str(folder) if folder is not None and any(folder.glob("*.so")) else None
@@ -55,9 +55,9 @@ def plugins(variables: Mapping[str, str]) -> str | None:
 
 @cache
 def ask_paddle(root: str) -> tuple[str, int]:
-    """The type of the plugin's devices in the folder `root`, and how many there are.
+    """Returns the type and the number of devices of the plugin in the folder `root`.
 
-    Nobody knows but the plugin. It is loaded in a process of its own: a job must not begin with its threads.
+    Loads the plugin in a separate process, because a job must not begin with its threads.
     """
     code = "import json, paddle; print(json.dumps(paddle.device.get_available_custom_device()))"
     variables = {**os.environ, "CUSTOM_DEVICE_ROOT": root, "GLOG_minloglevel": "2"}
@@ -69,12 +69,12 @@ def ask_paddle(root: str) -> tuple[str, int]:
 
 
 def forget() -> None:
-    """A plugin is asked for its devices again, when they are looked up next: one may have gone."""
+    """Makes the next look-up ask a plugin for its devices again, as one may have gone."""
     ask_paddle.cache_clear()
 
 
 def paddle_folder() -> Path:
-    """Where paddle is installed. Raises InstallError where it is not."""
+    """Returns paddle's folder. Raises InstallError if paddle is not installed."""
     spec = find_spec("paddle")
     if spec is None or not spec.origin:
         raise InstallError.of_paddle()
@@ -83,7 +83,7 @@ def paddle_folder() -> Path:
 
 @cache
 def built_for() -> str:
-    """ "gpu", "xpu" or "cpu", from the version file of the installed paddle (importing it takes over a second).
+    """Returns "gpu", "xpu" or "cpu", from the version file of the installed paddle (importing takes over a second).
 
     Raises InstallError if paddle is not installed.
     """
@@ -99,7 +99,7 @@ def built_for() -> str:
 def visible_gpus(
     variables: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/gpus")
 ) -> tuple[str, ...]:
-    """The GPUs that a process with these environment variables may use, by the names that the launcher takes."""
+    """Returns the GPUs that a process with these environment variables may use, by the launcher's names."""
     chosen = variables.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return numbers(chosen)
@@ -108,7 +108,7 @@ def visible_gpus(
 
 
 def visible_xpus(variables: Mapping[str, str], nodes: Path = Path("/dev")) -> tuple[str, ...]:
-    """The same for XPUs: the launcher reads XPULINK_VISIBLE_DEVICES first, as here."""
+    """Returns the visible XPUs: like the launcher, it reads XPULINK_VISIBLE_DEVICES first."""
     for name in ("XPULINK_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES"):
         if (chosen := variables.get(name)) is not None:
             return numbers(chosen)
@@ -116,5 +116,5 @@ def visible_xpus(variables: Mapping[str, str], nodes: Path = Path("/dev")) -> tu
 
 
 def numbers(chosen: str) -> tuple[str, ...]:
-    """«0, 3» as ("0", "3"); no device for «» and «-1»."""
+    """Parses «0, 3» as ("0", "3"); «» and «-1» are no device."""
     return tuple(word for word in chosen.replace(" ", "").split(",") if word not in ("", "-1"))

@@ -1,4 +1,4 @@
-"""Failures of ranks: each rank writes its own to a file, and the first cause is chosen from them."""
+"""Failures of ranks: each rank writes its failure to a file, and the first cause is chosen from them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from paddle_dp.mesh.heartbeat import heartbeat
 
 KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
 NOT_KERNEL = "by a person or another program: memory had not run out"
-TRACEBACK = "traceback.rank-{}.txt"  # in an attempt's folder: all frames, where the screen has a user's alone
-MAX_LIBRARY_FRAMES = 4  # frames of libraries that are shown as they are
+TRACEBACK = "traceback.rank-{}.txt"  # in an attempt's folder: all frames, if the screen shows only a user's
+MAX_LIBRARY_FRAMES = 4  # a traceback with fewer frames of libraries is shown completely
 MAX_CONSEQUENCES, MAX_LINE_CHARS = 8, 140  # consequences that are shown, and characters of each
-LOST_NODE = "lost node"  # the kind of a failure that no rank has written, for its machine is gone
-# Kinds of failures that are not one rank's.
+LOST_NODE = "lost node"  # the kind of a failure that no rank has written, as its machine is gone
+# Kinds of failures that do not belong to one rank.
 JOB_FAILURE_KINDS = ("stood still", "launcher", LOST_NODE, StoppedError.__name__)
-# An error of ours within a backward: Paddle makes another of it, with the frames, ours and C++'s, in its message.
+# An error of this package in backward: Paddle converts it, and puts Python's and C++'s frames into the message.
 _IN_BACKWARD = re.compile(r"Error message in backward of .*\n\s*(?P<kind>\w+): (?P<message>[^\n]*)")
-# Messages of ranks that lost a peer: such a failure is not the cause if there is any other.
+# Messages of ranks that lost a peer: such a failure is the cause only if all failures are such.
 _CONSEQUENCE = re.compile(
     r"gloo|nccl|connection (?:closed|reset|refused)|broken pipe|tcp_?store|unhandled system error"
     r"|did not open its store",
@@ -41,10 +41,9 @@ class Failure:
     """One rank's failure. `kind`: the name of the exception or signal. `time`: seconds since 1970.
 
     `expected`: a PaddleDPError, whose message suffices. `printed`: bytes in this rank's log before the failure.
-    `outside`: somebody else's deed, which the same training may well go without the next time.
-    `waited`: the line in which it named the rank that it waited for, if a lost peer may have ended it. `location`:
-    what it did when a signal ended it, « in forward of step 7»; "" if that is not known. `name`: what the rank is
-    beside a rank, «server 1», if anything. `frames`: the whole traceback, where what is shown leaves some out.
+    `outside`: the cause was outside the job, so a repetition may succeed. `waited`: the rank's line about late ranks,
+    if a lost peer may have ended it. `where`: its phase when a signal ended it, « in forward of step 7», or "". `name`:
+    its role, «server 1», or "". `frames`: the complete traceback, if `traceback` omits frames.
     """
 
     rank: int
@@ -65,8 +64,10 @@ class Failure:
 
     @classmethod
     def from_error(cls, error: BaseException, rank: int) -> Failure:
-        """The failure for `error`, caught in this process; its traceback leaves the frames of `launch` out. An error of
-        this package within a backward is told as such, and not as what Paddle makes of it."""
+        """Makes the failure for `error`, caught in this process; its traceback omits the frames of `launch`.
+
+        An error of this package that Paddle converted in backward gets its first kind and message.
+        """
         frames = error.__traceback__
         while frames and Path(frames.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
             frames = frames.tb_next
@@ -98,12 +99,12 @@ class Failure:
     def by_signal(
         cls, rank: int, pid: int, number: int, ended_at: float, log: str = "", location: str = ""
     ) -> Failure:
-        """The failure of a rank that a signal ended, with the end of its log in place of a traceback."""
+        """Makes the failure of a rank that a signal ended, with the end of its log in place of a traceback."""
         name = (
             signal.Signals(number).name if number in {s.value for s in signal.Signals} else f"signal {number}"
         )
         hints = {
-            "SIGKILL": ", by hand or by the kernel when memory runs out (dmesg says which)",
+            "SIGKILL": ", by hand or by the kernel when memory runs out (dmesg has the cause)",
             "SIGBUS": ", often a full /dev/shm",
         }
         return cls(
@@ -112,8 +113,10 @@ class Failure:
         )  # fmt: skip
 
     def with_kernel(self, kernel_ended_process: bool | None) -> Failure:
-        """The same; of an end by SIGKILL, who did it: `kernel_ended_process`: whether the kernel has just ended a
-        process of this machine for want of memory; None: not known."""
+        """Returns the failure; after a SIGKILL its message names the sender, the kernel or another program.
+
+        `kernel_ended_process`: the kernel has just ended a process because memory ran out; None: unknown.
+        """
         if self.kind != "SIGKILL" or kernel_ended_process is None:
             return self
         rank_name = KERNEL if kernel_ended_process else NOT_KERNEL
@@ -123,7 +126,7 @@ class Failure:
 
     @property
     def consequence(self) -> bool:
-        """Whether it looks like the failure of a rank that lost a peer."""
+        """True if it looks like the failure of a rank that lost a peer."""
         if self.kind in ("SIGABRT", "SIGTERM", LostPeerError.__name__):
             return True
         return not self.expected and bool(_CONSEQUENCE.search(self.message))
@@ -135,7 +138,7 @@ class Failure:
 
     @property
     def in_short(self) -> str:
-        """A line: the kind and the beginning of the message."""
+        """One line: the kind and the beginning of the message."""
         kind, message = self.kind, self.message
         if within := _IN_BACKWARD.search(message):
             kind, message = within["kind"], within["message"]
@@ -144,10 +147,10 @@ class Failure:
         return words if len(words) <= MAX_LINE_CHARS else f"{words[: MAX_LINE_CHARS - 1]}…"
 
     def write(self, folder: Path) -> None:
-        """Writes this failure to `folder` for the supervisor, whole or not at all. Does not raise on a full disk."""
+        """Writes this failure to `folder` for the supervisor, complete or nothing. Does not raise on a full disk."""
         partial = folder / f".failure.rank-{self.rank}.{os.getpid()}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)  # deleted, perhaps, with the run's folder
+            folder.mkdir(parents=True, exist_ok=True)  # it may have been deleted with the run's folder
             partial.write_text(json.dumps(asdict(self), indent=1))
             if self.frames:
                 (folder / TRACEBACK.format(self.rank)).write_text(self.frames)
@@ -157,8 +160,10 @@ class Failure:
 
 
 def _user_traceback(error: BaseException, rank: int) -> str:
-    """The traceback with a user's own frames alone, without this package's and those of libraries; "" where it has no
-    user's frame, or nothing else."""
+    """Returns the traceback with only the user's frames.
+
+    Returns "" if it has no user's frame, or fewer than MAX_LIBRARY_FRAMES others.
+    """
     frames = list(traceback.walk_tb(error.__traceback__))
     user_frames = [
         (frame, line) for frame, line in frames if not _is_library(str(frame.f_globals.get("__name__", "")))
@@ -171,7 +176,7 @@ def _user_traceback(error: BaseException, rank: int) -> str:
         return ""
     listed = traceback.StackSummary.extract(iter(user_frames)).format()
     others = len(frames) - len(user_frames)
-    rest = f"({others} frames of paddle_dp and of libraries: {TRACEBACK.format(rank)}, beside the log)\n"
+    rest = f"({others} frames of paddle_dp and of libraries: {TRACEBACK.format(rank)}, next to the log)\n"
     named = traceback.format_exception_only(type(error), error)
     return clipped("".join(["Traceback (most recent call last):\n", *listed, *named, rest]))
 
@@ -184,17 +189,17 @@ def _is_library(module: str) -> bool:
 
 
 def read_all(folder: Path) -> list[Failure]:
-    """The failures that ranks have written to `folder`."""
+    """Reads the failures that ranks have written to `folder`."""
     return [Failure(**json.loads(path.read_text())) for path in folder.glob("failure.rank-*.json")]
 
 
 def first(failures: Iterable[Failure]) -> Failure | None:
-    """The first cause: the earliest failure that is not of a rank that lost a peer, else the earliest."""
+    """Returns the first cause: the earliest failure of a rank that did not lose a peer, else the earliest failure."""
     return min(failures, key=lambda failure: (failure.consequence, failure.time), default=None)
 
 
 def is_on_all_ranks(failure: Failure, ranks: int, consequences: Iterable[Failure]) -> bool:
-    """Whether all of several ranks ended with the same error, so that none of them is to blame for the others."""
+    """True if all of several ranks ended with the same error, so that none of them caused the others'."""
     alike = {
         other.rank for other in consequences if (other.kind, other.message) == (failure.kind, failure.message)
     }
@@ -202,7 +207,7 @@ def is_on_all_ranks(failure: Failure, ranks: int, consequences: Iterable[Failure
 
 
 def in_a_line(failure: Failure, ranks: int, consequences: Iterable[Failure] = ()) -> str:
-    """«rank 1 of 2 on host: ValueError: …», or «all 2 ranks: …»; of a job that stood still, who stands, and where."""
+    """Returns «rank 1 of 2 on host: ValueError: …» or «all 2 ranks: …»; for a job's failure, its first line."""
     if failure.kind in JOB_FAILURE_KINDS:
         return failure.message.partition("\n")[0].rstrip(".")
     if is_on_all_ranks(failure, ranks, consequences):
@@ -213,11 +218,11 @@ def in_a_line(failure: Failure, ranks: int, consequences: Iterable[Failure] = ()
 def describe(
     failure: Failure, ranks: int, log: Path | None, nodes: int = 1, consequences: Sequence[Failure] = ()
 ) -> str:
-    """The last lines on the screen: the failure's message or traceback, its rank and host, what followed from it in the
-    other ranks, a line for each, and its log.
+    """Returns the last lines on the screen: message or traceback, rank and host, consequences in other ranks, and the
+    log.
 
-    Of an error that another command line or recipe would avoid, the message alone.
-    Where all ranks raised the same, none is named.
+    An error that another command line or recipe would avoid has only its message. If all ranks raised the same error,
+    none is named.
     """
     if failure.expected and (failure.exit_status == 2 or failure.kind in JOB_FAILURE_KINDS):
         return failure.message
@@ -232,10 +237,10 @@ def describe(
     if failure.consequence and ranks > 1 and not alike:
         if failure.waited:
             lines.append(
-                f"It lost a peer. Before, it said: {failure.waited}. See that rank's log, beside its own."
+                f"It lost a peer. Before, it printed: {failure.waited}. See that rank's log, next to its own."
             )
         else:
-            others = "nodes' screens and logs" if nodes > 1 else "ranks' logs, beside its own,"
+            others = "nodes' screens and logs" if nodes > 1 else "ranks' logs, next to its own,"
             lines.append(f"It lost a peer: look at the other {others} for the cause.")
     later = [] if alike else [other for other in consequences if other.rank != failure.rank]
     lines += [f"then {other.rank_name}: {other.in_short}" for other in later[:MAX_CONSEQUENCES]]

@@ -1,7 +1,6 @@
-"""Looks at the weights that a training begins with (recipe: `load`) before anything is moved or started.
+"""Checks a training's initial weights (recipe: `load`) before anything is moved or started.
 
-Only headers are read, and the model is built without memory for its weights, to compare names and shapes: the ranks
-read every byte.
+It reads only headers, and builds the model without memory, to compare names and shapes: the ranks read every byte.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_load(job: Job, recipe: Recipe) -> None:
-    """Raises UsageError for weights that are not there, or would not be any more once the run has its folder."""
+    """Raises UsageError for weights that do not exist, or that the new run would move away with its folder."""
     if job.entry_point != "train" or job.resume or recipe.load is None:
         return
     from paddle_dp.recipe.folder import SIGNS
@@ -35,10 +34,9 @@ def check_load(job: Job, recipe: Recipe) -> None:
 
 
 def check_weights(load: Load, model_config: Part) -> list[str]:
-    """The table of what would be loaded; nothing for a model that cannot be built without memory: then the ranks
-    compare.
+    """Returns the table of weights to load; [] for a model that cannot be built without memory: the ranks compare it.
 
-    Raises UsageError unless weights can be opened at `wanted.path`, and what is meant fits the model.
+    Raises UsageError unless weights can be opened at `load.path` and the requested ones fit the model.
     """
     from paddle_dp.checkpoint.matching import outlook  # imports paddle, as most models do
     from paddle_dp.checkpoint.source import outline

@@ -1,4 +1,4 @@
-"""The watch over a job of one rank, which has no supervisor: a thread of the rank's own process."""
+"""Watches a job of one rank, which has no supervisor, from a thread of the rank's process."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ DEBUGGERS = {"bdb", "pdb", "pudb", "ipdb", "IPython", "code", "debugpy", "pydevd
 
 @contextmanager
 def watched_inside(limits: Limits | None, attempt: Path, show: Callable[[Failure], object]) -> Iterator[None]:
-    """Within it, a rank that stands still is ended: `show` is called with the failure, and the process leaves with 124.
+    """Ends a rank that stands still within the context: calls `show` with the failure, and exits with 124.
 
-    Only Python that stands still, or waits, is found: C code that never gives the interpreter back stops this thread,
-    too. A rank that somebody looks at in a debugger, as after `breakpoint()`, may stand.
+    C code that holds the interpreter stops this thread, too, and is not found. A rank in a debugger may stand still.
     """
     board = None if limits is None else _board()
     if limits is None or board is None:
@@ -56,7 +55,7 @@ def watched_inside(limits: Limits | None, attempt: Path, show: Callable[[Failure
 
 
 def in_debugger(thread: int) -> bool:
-    """Whether a debugger's prompt, or its wait for the next command, is what a thread of this process is in."""
+    """True if a thread of this process is in a debugger, as at its prompt."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         if str(frame.f_globals.get("__name__")).partition(".")[0] in DEBUGGERS:

@@ -1,4 +1,4 @@
-"""The logs of a job's processes: a private folder per attempt, and rank 0's log copied to the screen as it grows."""
+"""Logs of a job's processes: a private folder per attempt; rank 0's log is copied to the screen as it grows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import BinaryIO
 from paddle_dp.errors import UsageError
 
 _ATTEMPT = re.compile(r"attempt-(\d+)")
-# What init_parallel_env prints for every flag that the launcher has set, and what Paddle prints for a SIGTERM.
+# The output of init_parallel_env for every flag that the launcher has set, and Paddle's output for a SIGTERM.
 _NOISE = re.compile(
     rb"=+ Modified FLAGS detected =+\n(?:FLAGS\(.*\n)*=+\n"
     rb"|(?m:^)\n*-{38}\nC\+\+ Traceback \(most recent call last\):\n-{38}\n(?:(?!FatalError).*\n)*"
@@ -22,8 +22,8 @@ _NOISE = re.compile(
 def fresh(run: Path) -> Path:
     """Makes and returns `<run>/logs/attempt-001` (or the next number), readable by its owner only.
 
-    What ranks print may be anybody's data. The run's folder is made so, too, if it is not there. Raises UsageError if
-    the folder cannot be made; then folders made on the way are removed.
+    Ranks may print private data, so a new run folder is private, too. Raises UsageError if a folder cannot be made,
+    after removing new ones.
     """
     created: list[Path] = []
     try:
@@ -57,12 +57,12 @@ def _next_attempt(logs: Path) -> Path:
 
 
 def worker_log(attempt: Path, local_rank: int) -> Path:
-    """The file to which the launcher writes what a rank prints; it counts the ranks of its own node."""
+    """Returns the file to which the launcher writes a rank's output; it counts the ranks of its node."""
     return attempt / f"workerlog.{local_rank}"
 
 
 def tail(log: Path, lines: int = 30, since: int = 0) -> str:
-    """The last `lines` lines of a log behind byte `since`; "" if there is none."""
+    """Returns the last `lines` lines of a log after byte `since`; "" if the log cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(since, os.fstat(file.fileno()).st_size - 200 * lines))
@@ -73,12 +73,12 @@ def tail(log: Path, lines: int = 30, since: int = 0) -> str:
 
 
 def last(log: Path, line: re.Pattern[str], size: int = 1 << 16) -> str:
-    """The last line that matches `line` in a log's last `size` bytes, or ""."""
+    """Returns the last line that matches `line` in a log's last `size` bytes, or ""."""
     return (line.findall(tail(log, size // 200)) or [""])[-1]
 
 
 def exit_code(attempt: Path, local_rank: int) -> int | None:
-    """What Paddle's launcher says of how a rank ended, negative for a signal; None where it says nothing of it."""
+    """Returns a rank's exit code, negative for a signal, from the log of Paddle's launcher; None if not logged."""
     codes = re.findall(
         rf"Container rank .* code (-?\d+) log \S*{re.escape(worker_log(attempt, local_rank).name)}\b",
         tail(attempt / "launcher.log", 200),
@@ -87,7 +87,7 @@ def exit_code(attempt: Path, local_rank: int) -> int | None:
 
 
 class Follower:
-    """Copies what is appended to `log` to `screen`, in whole lines."""
+    """Copies new text in `log` to `screen`, in complete lines."""
 
     def __init__(self, log: Path, screen: BinaryIO | None):
         self.log, self.screen = log, screen
@@ -108,7 +108,7 @@ class Follower:
         return 0 if self.screen is None else self._read - len(self._rest)
 
     def copy(self, until: int) -> None:
-        """Copies new text before byte `until`, up to the end of its last whole line."""
+        """Copies new text before byte `until`, up to the end of its last complete line."""
         try:
             with self.log.open("rb") as file:
                 file.seek(self._read)
@@ -120,7 +120,7 @@ class Follower:
         self._show(whole + end)
 
     def finish(self) -> None:
-        """Copies the rest, also an incomplete last line."""
+        """Copies all remaining text, also an incomplete last line."""
         self.copy(self.size)
         self._show(self._rest)
 
@@ -130,5 +130,5 @@ class Follower:
         try:
             self.screen.write(_NOISE.sub(b"", text))
             self.screen.flush()
-        except OSError:  # the reader of a pipe has gone: the training goes on without a screen
+        except OSError:  # the reader of a pipe has gone: the training continues without a screen
             self.screen = None

@@ -1,4 +1,4 @@
-"""Ranks that a training goes on without: they say so in their heartbeats, and one that dies then ends no job."""
+"""Ranks that a training can lose: their heartbeats mark them as expendable, and their death does not end the job."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paddle_dp.mesh.heartbeat import RankStatus, StatusTable
 
 
 class LostRanks:
-    """Which of a node's ranks have ended without that the job has to: as long as one like them goes on, or is done.
+    """A node's ranks that ended although the job need not: another expendable rank continues, or is done.
 
-    Where there are `nodes`, it may be on another one; the servers end a job that has lost all of them. What is said
-    here is said on the other nodes, too, by `notify_nodes`.
+    With several `nodes`, that rank may be on another one; the servers end a job that has lost all of them.
+    `notify_nodes` sends each line to the other nodes, too.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class LostRanks:
         self._reported: dict[int, str] = {}
 
     def now(self) -> set[int]:
-        """Of those that have ended so far."""
+        """Returns the ranks lost so far; empty if no expendable rank of the only node remains."""
         departures = self._watch.departures
         gone = {rank for rank, departure in departures.items() if self._is_lost(departure)}
         remaining = [
@@ -42,7 +42,7 @@ class LostRanks:
         return gone if self._multi_node or any(self._is_expendable(rank) for rank in remaining) else set()
 
     def tell(self, failure_of: Callable[[int], Failure]) -> None:
-        """Says of each lost rank, once, how it ended."""
+        """Prints once for each lost rank how it ended."""
         for rank in sorted(self.now() - self._reported.keys()):
             failure = failure_of(rank)
             self._reported[rank] = failure.rank_name
@@ -54,7 +54,7 @@ class LostRanks:
             self._notify_nodes(text)
 
     def tell_all(self) -> None:
-        """At the end of a job that was done: which ranks were lost on the way."""
+        """Prints, at the end of a finished job, which ranks were lost on the way."""
         if self._reported:
             print(
                 f"done without {', '.join(self._reported.values())}, lost on the way",
@@ -63,12 +63,12 @@ class LostRanks:
             )
 
     def written(self, attempt: Path) -> list[Failure]:
-        """The failures that ranks have written, without those of lost ranks."""
+        """Reads the failures that ranks have written, without lost ranks' failures."""
         lost = self.now()
         return [failure for failure in read_all(attempt) if not self._is_ending(failure.rank, lost)]
 
     def _is_ending(self, rank: int, lost: set[int]) -> bool:
-        """Whether a rank that has written its failure is lost, or will be as soon as its process has ended."""
+        """True if a rank that has written its failure is lost, or will be as soon as its process has ended."""
         if rank in lost:
             return True
         living = [

@@ -1,4 +1,4 @@
-"""This machine's cores and devices, and the switch that MKL needs, found without importing paddle."""
+"""Finds this machine's cores and devices, and MKL's switch, without importing paddle."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from paddle_dp.launch.devices import detect
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """`cores` that this process may use; the `kind` of device that the installed paddle computes on ("gpu", "xpu", a
-    plugin's own word; "cpu" where it knows no other), and the visible `devices` of that kind, by the launcher's names;
-    `mkl_type`: see below.
+    """This machine's processors and devices.
+
+    `cores` counts processors that this process may use. `kind` is the device of the installed paddle ("gpu", "xpu", a
+    plugin's word, else "cpu"); `devices` are the visible ones of that kind, by the launcher's names.
     """
 
     cores: int
@@ -26,7 +27,7 @@ class Machine:
 
     @classmethod
     def here(cls, variables: Mapping[str, str] | None = None) -> Machine:
-        """This machine under the environment `variables`. Raises InstallError if paddle is not installed."""
+        """Returns this machine under the environment `variables`. Raises InstallError if paddle is not installed."""
         given = os.environ if variables is None else variables
         kind, devices = detect(given)
         return cls(cores=cores(), mkl_type=mkl_type(), kind=kind, devices=devices)
@@ -34,12 +35,11 @@ class Machine:
 
 @cache
 def mkl_type(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The MKL_DEBUG_CPU_TYPE with which the MKL inside Paddle's CPU wheel is fast here, or None where it is by itself.
+    """Returns the MKL_DEBUG_CPU_TYPE that makes the MKL in Paddle's CPU wheel fast here; None if MKL needs no help.
 
-    On an AMD processor it takes its slowest path unless it is told what the processor can do: "5" is AVX2, "7"
-    AVX-512. On an EPYC of 2 cores (Paddle 3.3.1) AVX2 made steps 2 to 4 times faster, and AVX-512 took 0.73 of AVX2's
-    time for an MLP and 0.78 for ResNet-18. On other processors the variable would only hide instructions that MKL
-    finds by itself, and on one that lacks them "7" ends in an illegal instruction.
+    On an AMD processor MKL takes its slowest path without it: "5" is AVX2, "7" AVX-512. On an EPYC of 2 cores (Paddle
+    3.3.1) AVX2 made steps 2 to 4 times faster, and AVX-512 took 0.73 of AVX2's time for an MLP and 0.78 for ResNet-18.
+    On other processors the variable would only hide instructions; without AVX-512, "7" ends in an illegal instruction.
     """
     try:
         text = cpuinfo.read_text()
@@ -54,5 +54,5 @@ def mkl_type(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
 
 
 def cores() -> int:
-    """The number of processors that this process may run on (of its container or taskset, not of the machine)."""
+    """Returns the number of processors of this process (of its container or taskset, not of the machine)."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

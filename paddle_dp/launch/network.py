@@ -1,4 +1,4 @@
-"""Addresses by which nodes reach each other, and ports that no other job on this machine uses."""
+"""Finds addresses by which nodes reach each other, and ports that no other job on this machine uses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Meeting
 
-# Above the ports that Linux assigns (32768 to 60999), and above those that Paddle's launcher draws from by default
-# (35100 to 64000): jobs started without paddle-dp use none of these.
+# Above the ports that Linux assigns (32768 to 60999) and that Paddle's launcher draws from by default (35100 to
+# 64000): jobs started without paddle-dp use none of these.
 FIRST_PORT, BLOCK, BLOCKS = 64001, 32, 47  # a block is enough for a job of 31 ranks on this machine
 
 
@@ -26,14 +26,13 @@ def meet(
     patience: float = 0.0,
     report: Callable[[str], object] = lambda text: None,
 ) -> Meeting:
-    """The rendezvous at `master` ("HOST:PORT") as this node reaches it; the first node opens it.
+    """Returns the rendezvous at `master` ("HOST:PORT") as this node reaches it; the first node opens it.
 
-    Paddle's launcher takes its own address from the host's name, which Debian maps to 127.0.1.1: other nodes then wait
-    for ever. Here it is the address from which the kernel would reach the master; on node 0, whose own name may be
-    given as the master's, the one from which it would reach the rest of the world. `patience`: seconds for the master's
-    name to become known, as a service's does a while after its machine is up; `report` gets a line when it is not yet.
-    Raises UsageError if the master's name has no address, or one that only its own machine can reach; on the first
-    node, if it is another machine's address, or its port is taken.
+    Paddle's launcher takes its address from the host's name, which Debian maps to 127.0.1.1: other nodes then wait for
+    ever. Here it is the address from which the kernel would reach the master; on node 0 with a loopback name, the
+    address from which it would reach other networks. `patience`: seconds until the master's name must resolve; `report`
+    gets a line if it waits. Raises UsageError if the master's name has no address, or one that only its machine can
+    reach; on the first node, if it is another machine's address, or its port is taken.
     """
     host, _, port = master.rpartition(":")
     try:
@@ -68,7 +67,7 @@ def meet(
 
 
 def _address(host: str, patience: float, report: Callable[[str], object]) -> str:
-    """The number of a name. Raises OSError where it is not known within `patience` seconds."""
+    """Resolves a name. Raises OSError if that fails for `patience` seconds."""
     end, is_reported = time.monotonic() + patience, False
     while True:
         try:
@@ -87,7 +86,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _address_of_this_machine() -> str | None:
-    """The address from which the kernel would reach a stranger; None where it knows no way."""
+    """Returns the address from which the kernel would reach other networks; None without a route."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # for documentation only (RFC 5737); UDP sends nothing
@@ -97,18 +96,18 @@ def _address_of_this_machine() -> str | None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """«10.0.0.1:9701» as ("10.0.0.1", 9701)."""
+    """Parses «10.0.0.1:9701» as ("10.0.0.1", 9701)."""
     host, _, port = address.rpartition(":")
     return host, int(port)
 
 
 def free_port(first: int) -> int:
-    """The lowest free port from `first` on."""
+    """Returns the lowest free port from `first` on."""
     return next(port for port in range(first, 65536) if _is_free(port))
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface with `address` ("eth0"), or None if unknown."""
+    """Returns the network interface with `address` ("eth0"), or None if unknown."""
     try:
         import fcntl
     except ImportError:
@@ -129,8 +128,10 @@ def interface_of(address: str) -> str | None:
 
 
 def routed(address: str, table: str) -> str | None:
-    """The interface whose network `address` is in, by the kernel's routing table: also of a second address, of which
-    the interface itself does not tell. Gateways do not count: there the address is somebody else's."""
+    """Returns the interface with the network of `address`, by the kernel's routing table `table`, or None.
+
+    This also finds secondary addresses. Routes through gateways do not count: their addresses belong to other machines.
+    """
     number, interfaces = int.from_bytes(socket.inet_aton(address), sys.byteorder), {}
     for line in table.splitlines()[1:]:
         name, network, gateway, *_, mask = line.split()[:8]
@@ -141,8 +142,8 @@ def routed(address: str, table: str) -> str | None:
 
 
 def check_loopback() -> None:
-    """Raises UsageError where the processes of this machine cannot reach each other, as in a container whose `lo` is
-    down: the ranks would wait for each other in silence."""
+    """Raises UsageError if processes of this machine cannot reach each other, as in a container with `lo` down: the
+    ranks would silently wait for each other."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as ear:
             socket.create_connection(ear.getsockname(), timeout=5).close()
@@ -155,12 +156,11 @@ def check_loopback() -> None:
 
 @contextmanager
 def reserved_ports() -> Iterator[dict[str, str]]:
-    """The launcher's PORT_RANGE for one job: a block of ports that neither another job of paddle-dp nor another program
-    on this machine uses.
+    """Reserves a block of ports that no other job or program of this machine uses; yields PORT_RANGE for the launcher.
 
     The launcher looks for a free port some 3 s before a rank binds it; two jobs that start together could pick the same
-    one. A block is reserved by an abstract Unix socket, which the kernel removes with this process. A block with a port
-    in use is skipped.
+    port. An abstract Unix socket, which the kernel removes with this process, reserves a block. Yields {} if no block
+    is free.
     """
     holder = socket.socket(socket.AF_UNIX)
     try:
@@ -182,13 +182,13 @@ def reserved_ports() -> Iterator[dict[str, str]]:
 
 
 def free_blocks() -> int:
-    """How many of the blocks of ports no program of this machine has a port of."""
+    """Returns the number of blocks of ports that no program of this machine uses."""
     starts = range(FIRST_PORT, FIRST_PORT + BLOCK * BLOCKS, BLOCK)
     return sum(all(map(_is_free, range(start, start + BLOCK))) for start in starts)
 
 
 def _is_free(port: int) -> bool:
-    """Whether no socket of this machine is bound to the port."""
+    """True if no socket of this machine is bound to the port."""
     with socket.socket() as probe:
         # A port in TIME_WAIT is free, as for the store.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

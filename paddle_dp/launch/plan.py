@@ -1,7 +1,4 @@
-"""Turns a Job into a Plan for this machine, or refuses it with one sentence before anything starts.
-
-An evaluation on a number of ranks that the run's strategy does not take has the whole model on each rank instead.
-"""
+"""Turns a Job into a Plan for this machine, or refuses it with one sentence before anything starts."""
 
 from __future__ import annotations
 
@@ -21,15 +18,14 @@ if TYPE_CHECKING:
 FALLBACK = "strategy.use=data_parallel"  # takes any number of ranks; on one it is the plain model
 
 Read = Callable[[Job], "tuple[Recipe, Plan]"]
-"""Reads a job's recipe and plans its ranks. Raises UsageError where its strategy does not take them."""
+"""Reads a job's recipe and plans its ranks. Raises UsageError if its strategy does not take them."""
 
 
 def on_any_ranks(job: Job, read: Read, report: Callable[[str], None]) -> tuple[Recipe, Plan]:
-    """What `read` gives of the job of an evaluation; where that is refused, of the job with `FALLBACK`.
+    """Reads an evaluation's job with `read`; if that is refused, reads the job with `FALLBACK`.
 
-    A checkpoint of any strategy fits any other, so two servers and their workers, or four stages, are not needed to
-    evaluate what they have learned. Raises what `read` raises where `FALLBACK` is refused, too, and where the job
-    itself sets something of the strategy, which is then what was asked for.
+    A checkpoint of any strategy fits any other. Raises the error of `read` if `FALLBACK` is refused, too, or if the job
+    itself overrides the strategy.
     """
     try:
         return read(job)
@@ -40,20 +36,22 @@ def on_any_ranks(job: Job, read: Read, report: Callable[[str], None]) -> tuple[R
     recipe, plan = read(replace(job, overrides=(*job.overrides, FALLBACK)))
     ranks = f"{plan.ranks} ranks" if plan.ranks > 1 else "1 process"
     report(
-        f"evaluated on {ranks} with {FALLBACK}: what the run was trained with needs other ranks, its checkpoints do not"
+        f"evaluated on {ranks} with {FALLBACK}: the run's strategy needs other ranks, its checkpoints do not"
     )
     return recipe, plan
 
 
-# Bytes that a process takes for itself once it has imported Paddle 3.3.1 (135 MB, by smaps_rollup).
+# Private bytes of a process that has imported Paddle 3.3.1 (135 MB, by smaps_rollup).
 RANK = 128 << 20
 
 
 @dataclass(frozen=True)
 class RankDevices:
-    """How many `devices` each rank computes on, where there are any; and `fewer`, what to say where fewer can be seen:
-    the end of a sentence. `servers`: so many of the job's first ranks need none; None while the recipe is not read:
-    then no number of devices is too small."""
+    """The number of `devices` of each rank; `fewer` ends the message for too few visible ones.
+
+    The job's first `servers` ranks need no device. None: the recipe has not been read, so any number of devices
+    suffices.
+    """
 
     devices: int = 1
     fewer: str = "each rank takes one"
@@ -61,10 +59,10 @@ class RankDevices:
 
 
 def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices = RankDevices()) -> Plan:
-    """The plan of the job on this machine; `device` is the recipe's train.device. A strategy whose ranks have several
-    devices `each` has one rank, unless it is said.
+    """Returns the plan of the job on this machine; `device` is the recipe's train.device.
 
-    Raises UsageError if the job contradicts itself or asks for devices that are not here.
+    A strategy with several devices for `each` rank has one rank by default. Raises UsageError if the job contradicts
+    itself or asks for missing devices.
     """
     _check_least("--ranks", job.least_ranks, job.ranks)
     _check_least("--nodes", job.least_nodes, job.nodes)
@@ -101,7 +99,7 @@ def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices 
 
 
 def _servers_of_first(plan: Plan) -> int:
-    """The servers that are on this node where it has a rank for each device, and one for each server: on the first."""
+    """Returns this node's servers if it has a rank for each device and each server: all servers are on node 0."""
     return plan.servers if plan.node == 0 else 0
 
 
@@ -128,8 +126,10 @@ def check_ranks(ranks: int | None) -> None:
 
 
 def check_memory(plan: Plan, available: int | None) -> None:
-    """Raises UsageError for more ranks than the machine's `available` memory (bytes; None: not known) can begin: the
-    kernel would end one of them in the midst of the start, or anything else on the machine."""
+    """Raises UsageError if the machine's `available` memory (bytes; None: unknown) does not suffice to start the ranks.
+
+    The kernel would otherwise end one of them, or another program.
+    """
     if plan.devices or plan.ranks == 1 or available is None or plan.ranks * RANK <= available:
         return
     raise UsageError(
@@ -152,7 +152,7 @@ def _devices(
     if each.servers is not None and job.ranks not in (None, ranks + plan.servers_here):
         servers = f" and {plan.servers_here} without a device (servers)" if plan.servers_here else ""
         raise UsageError(
-            f"{option} means {ranks} rank{'s' * (ranks > 1)}{servers}, but --ranks says {job.ranks}. Leave one of the "
+            f"{option} means {ranks} rank{'s' * (ranks > 1)}{servers}, but --ranks is {job.ranks}. Leave one of the "
             "two out."
         )
     if device == "cpu":
@@ -173,7 +173,7 @@ def _devices(
 
 
 def _nodes(job: Job) -> int:
-    """The number of nodes. Raises UsageError where --nodes, --master and --node-rank do not fit together."""
+    """Returns the number of nodes. Raises UsageError if --nodes, --master and --node-rank do not fit together."""
     nodes = 1 if job.nodes is None else job.nodes
     if nodes < 1:
         raise UsageError(f"--nodes {nodes}: a job runs on 1 node or more.")

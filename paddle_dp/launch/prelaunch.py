@@ -1,4 +1,4 @@
-"""Starts Paddle's launcher ahead of time, so that it and the command import Paddle beside each other."""
+"""Starts Paddle's launcher ahead of time, so that it and the command import Paddle concurrently."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PROGRAM = Path(__file__).with_name("prelaunch_process.py")
 
 
 class PreparedLauncher:
-    """Within a `with`, a launcher for a job's first attempt; one that nobody has begun with is ended at its end.
+    """Keeps a launcher for a job's first attempt ready within a `with`; ends an unused one at its exit.
 
-    `plan`: as it is known before the recipe is read. A recipe that asks for other devices has another environment,
-    which libraries read when they are loaded: then the launcher is started as ever.
+    `plan` is the plan before the recipe is read. If the recipe changes the environment, which libraries read when
+    loaded, `begin` returns None, and a new launcher must be started.
     """
 
     def __init__(self, plan: Plan, inherited: Mapping[str, str]):
@@ -40,12 +40,12 @@ class PreparedLauncher:
                 "-u",
                 str(PROGRAM),
                 MODULE,
-            ],  # the last word for those who read a list of processes
+            ],  # MODULE is only shown in lists of processes
             env=self._environment,
             stdin=PIPE,
             stdout=DEVNULL,
             stderr=DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the ranks in order
             preexec_fn=tied_to(os.getpid()),  # prctl and getppid only; a kill -9 of us must end it
         )
         return self
@@ -57,14 +57,14 @@ class PreparedLauncher:
         self._hidden.close()
 
     def drop(self) -> None:
-        """It will not be needed."""
+        """Ends the launcher if it has not begun."""
         if self._launcher is not None:
             self._launcher.kill()
             self._launcher.wait()
             self._launcher = None
 
     def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Launcher | None:
-        """The launcher, at work on the plan; None where one must be started."""
+        """Lets the launcher start the plan and returns it; returns None if a new launcher must be started."""
         launcher, self._launcher = self._launcher, None
         if launcher is None:
             return None
@@ -77,7 +77,7 @@ class PreparedLauncher:
                     file.write((json.dumps(line) + "\n").encode())
                 launcher.expected, launcher.first_log = plan.numbers, worker_log(attempt, 0)
                 return launcher
-            except BrokenPipeError:  # it has ended: the one that is started will say why
+            except BrokenPipeError:  # it has ended: the new launcher will report why
                 pass
         launcher.kill()
         launcher.wait()
@@ -85,5 +85,5 @@ class PreparedLauncher:
 
 
 def _when_loaded(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that Python and Paddle's libraries read when they are loaded, without those of one job."""
+    """Returns the variables that Python and Paddle's libraries read when loaded, without the job's variables."""
     return {n: v for n, v in variables.items() if in_the_open(n) and not n.startswith(JOB_VARIABLES)}

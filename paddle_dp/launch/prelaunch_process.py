@@ -1,8 +1,7 @@
-"""Paddle's launcher, started before it is known what to launch: it imports Paddle while the command reads the recipe,
-and looks for what is to be refused.
+"""Paddle's launcher, started before its job is known: it imports Paddle while the command reads and checks the recipe.
 
-The words behind `python -m paddle.distributed.launch`, the variables and the file to print to come in one line. When
-there is none, because the job was refused, it ends.
+One line on standard input has the launcher's arguments, the variables and the file to print to. Without a line, because
+the job was refused, it ends.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-if __name__ == "__main__":  # Python has put this file's folder first, where its files would hide packages
+if __name__ == "__main__":  # Python has put this file's folder first, whose files would hide packages
     sys.path[0] = os.getcwd()
 
 import gc
@@ -19,8 +18,8 @@ import json
 
 def begin() -> None:
     """Imports the launcher, waits for its line, and launches."""
-    before = frozenset(os.environ)  # Paddle sets variables when it is imported, which a launcher keeps
-    gc.disable()  # as `silence.nothing_collected`; this program imports nothing of paddle_dp
+    before = frozenset(os.environ)  # without Paddle's variables, set at its import, which a launcher keeps
+    gc.disable()  # as `silence.nothing_collected` does; this program imports no paddle_dp
     from paddle.distributed.launch import controllers, main  # noqa: F401
 
     gc.freeze()

@@ -1,7 +1,7 @@
-"""Keeps a job's environment out of its logs: Paddle's launcher writes all variables that it has into three files.
+"""Keeps a job's environment out of its logs: Paddle's launcher writes all its variables into three files.
 
-The launcher is given those that it, Python and Paddle's libraries read when they start. The others, whatever they are,
-wait in memory of the supervisor, from which each rank takes them before it does anything else.
+The launcher gets only variables that it, Python and Paddle's libraries read at their start. Each rank takes the others
+from the supervisor's memory.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-VARIABLE = "PADDLE_DP_ENVIRONMENT"  # where a rank finds the rest
-# What is read when a process starts or a library is loaded, and which devices there are.
+VARIABLE = "PADDLE_DP_ENVIRONMENT"  # the path at which a rank finds the other variables
+# Variables that are read when a process starts or a library is loaded, and lists of devices.
 KNOWN = re.compile(
     r"""PATH|HOME|USER|LOGNAME|SHELL|TERM|LANG|LANGUAGE|TZ|TMPDIR|PWD|VIRTUAL_ENV|CONDA_PREFIX|PORT_RANGE|.*_VISIBLE_DEVICES
     |(LC_|LD_|PYTHON|XDG_|COVERAGE_|MALLOC_|GLIBC_|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|PADDLE_|FLAGS_|GLOG_|GLOO_|NCCL_|CUDA_
@@ -24,15 +24,15 @@ SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|AUTH|API_?KEY|ACCESS
 
 
 def in_the_open(name: str) -> bool:
-    """Whether the launcher may have, and so write down, a variable of this name."""
+    """True if the launcher may have, and so log, a variable of this name."""
     return bool(KNOWN.fullmatch(name)) and not SECRET.search(name)
 
 
 @contextmanager
 def for_launcher(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The variables to start Paddle's launcher with, within which its ranks can take the others.
+    """Yields the variables for Paddle's launcher; within the context its ranks can take the others.
 
-    All of them, on a system without memory that other processes can open (it is Linux's).
+    Yields all variables on a system without memfd_create (only Linux has it).
     """
     hidden = {name: value for name, value in variables.items() if not in_the_open(name)}
     if not hidden or not hasattr(os, "memfd_create"):
@@ -50,7 +50,7 @@ def for_launcher(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def take() -> None:
-    """Gives this process, a rank, the variables that its launcher did not have; nothing where there are none."""
+    """Sets, in a rank, the variables that its launcher did not have, if any."""
     path = os.environ.pop(VARIABLE, None)
     if path is not None:
         with open(path, "rb") as memory:

@@ -1,7 +1,7 @@
-"""Processes by /proc: their descendants, how they ended, and how to kill a whole tree of them.
+"""Finds processes, their descendants and their ends in /proc, and kills a whole tree of them.
 
-Paddle's launcher gives each worker a session of its own, so killing a process group would miss the workers; the tree is
-read from /proc instead. Without /proc (macOS) the workers end only as far as the launcher ends them.
+Paddle's launcher starts each worker in a separate session, so killing a process group would miss the workers. Without
+/proc (macOS) only the launcher can end them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(sign: int = signal.SIGKILL) -> None:
-    """Has the kernel send this process `sign` when the thread that started it ends (Linux only).
+    """Makes the kernel send this process `sign` when the thread that started it ends (Linux only).
 
-    It does not notice a parent that ended before the call: compare `os.getppid()` afterwards.
+    It misses a parent that ended before the call: compare `os.getppid()` afterwards.
     """
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sign, 0, 0, 0)
@@ -29,17 +29,17 @@ def die_with_parent(sign: int = signal.SIGKILL) -> None:
 
 
 def adopt_orphans() -> None:
-    """Has the kernel make this process the parent of its descendants whose own parents end (Linux only)."""
+    """Makes this process the parent of its descendants when their parents end (Linux only)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def tied_to(parent: int) -> Callable[[], None]:
-    """A `preexec_fn` that ties a new process to `parent`, the caller."""
+    """Returns a `preexec_fn` that ties a new process to `parent`, the caller."""
 
     def tie() -> None:
         die_with_parent()
-        # Schedulers send it to all; who can stop in order takes it.
+        # Schedulers send it to all processes; only ranks that can stop in order handle it.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         if os.getppid() != parent:
             os._exit(1)
@@ -48,7 +48,7 @@ def tied_to(parent: int) -> Callable[[], None]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/pid/stat from the state on, or None if there is no such process."""
+    """Returns the fields of /proc/pid/stat from the state on, or None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -57,19 +57,22 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def alive(pid: int) -> bool:
-    """Whether `pid` is running (a zombie, dead but not yet waited for, is not)."""
+    """True if `pid` is running (a zombie, dead but not yet waited for, is not)."""
     fields = _stat(pid)
     return fields is not None and fields[0] not in "ZX"
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether somebody has stopped `pid`: by SIGSTOP, from a terminal, with a debugger."""
+    """True if `pid` is stopped: by SIGSTOP, from a terminal, with a debugger."""
     fields = _stat(pid)
     return fields is not None and fields[0] in "Tt"
 
 
 def exit_of(pid: int) -> tuple[bool, int | None]:
-    """Whether `pid` has ended, and its exit code (negative for a signal) until its parent has waited for it."""
+    """Returns True if `pid` has ended, and its exit code (negative for a signal).
+
+    The code is None for a running process, and after its parent has waited for it.
+    """
     fields = _stat(pid)
     if fields is None:
         return True, None
@@ -79,7 +82,7 @@ def exit_of(pid: int) -> tuple[bool, int | None]:
 
 
 def variable(pid: int, name: str) -> str | None:
-    """The environment variable `name` that `pid` was started with, or None."""
+    """Returns the environment variable `name` with which `pid` was started, or None."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -91,7 +94,7 @@ def variable(pid: int, name: str) -> str | None:
 
 
 def descendants(root: int) -> list[int]:
-    """The living descendants of `root`, nearest first, without `root` itself."""
+    """Returns the living descendants of `root`, nearest first, without `root` itself."""
     children: dict[int, list[int]] = {}
     for pid in _pids():
         fields = _stat(pid)
@@ -104,7 +107,7 @@ def descendants(root: int) -> list[int]:
 
 
 def marked(name: str, value: str) -> list[int]:
-    """The living processes started with the environment variable `name` = `value`, whatever their parent."""
+    """Returns all living processes started with the environment variable `name` = `value`."""
     return [pid for pid in _pids() if variable(pid, name) == value and alive(pid)]
 
 
@@ -124,7 +127,7 @@ def send(pids: Iterable[int], sign: int) -> None:
 
 
 def kill_all(find: Callable[[], list[int]], patience: float = 5.0) -> None:
-    """Sends SIGKILL to the processes that `find` returns until there are none, for `patience` seconds at most."""
+    """Sends SIGKILL to the processes that `find` returns until it returns none, for `patience` seconds at most."""
     deadline = time.monotonic() + patience
     while (pids := find()) and time.monotonic() < deadline:
         send(pids, signal.SIGKILL)
@@ -132,8 +135,10 @@ def kill_all(find: Callable[[], list[int]], patience: float = 5.0) -> None:
 
 
 def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:
-    """Removes the files that Paddle's own data loader made in these processes: one that is killed leaves them, and they
-    are memory. Call it when the processes are gone."""
+    """Removes the files of Paddle's data loader in these processes: a killed process leaves them, and they take memory.
+
+    Call it when the processes are gone.
+    """
     names = {f"paddle_{pid}_" for pid in pids}
     for path in folder.glob("paddle_*_*_*"):
         if any(path.name.startswith(name) for name in names):

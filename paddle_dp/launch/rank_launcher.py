@@ -1,7 +1,7 @@
-"""Ranks that this process starts itself, for jobs with servers.
+"""Starts ranks directly from this process, for jobs with servers.
 
-Paddle's launcher gives a device to each rank, and ends all of them when one has died. A server needs none, and a worker
-may be lost.
+Paddle's launcher gives a device to each rank, and ends all ranks when one has died. A server needs no device, and a
+worker may be lost.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from paddle_dp.launch.waiting import launched
 
 
 class RankLauncher:
-    """The ranks of this node, as their supervisor sees them; `watch.Launcher` is the same for those of Paddle's."""
+    """Launcher of this node's ranks, for the supervisor; `watch.Launcher` has the same interface for Paddle's."""
 
-    returncode = 0  # how each has ended, the watch knows
+    returncode = 0  # the watch knows each rank's exit code
 
     def __init__(self, plan: Plan, variables: Mapping[str, str], attempt: Path):
         arguments = [sys.executable, "-u", str(WORKER), *worker_arguments(plan)]
@@ -31,33 +31,33 @@ class RankLauncher:
             with worker_log(attempt, local_rank).open("ab") as log:
                 self._ranks[plan.node * plan.ranks + local_rank] = Popen(
                     arguments, env=told, stdin=DEVNULL, stdout=log, stderr=STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the ranks in order
+                    start_new_session=True,  # Ctrl-C reaches only this process, which then ends the ranks in order
                     preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only
                 )  # fmt: skip
         self.pid = next(iter(self._ranks.values())).pid
 
     def ranks(self) -> Mapping[int, int]:
-        """The pid of each rank."""
+        """Returns the pid of each rank."""
         return {rank: process.pid for rank, process in self._ranks.items()}
 
     def left(self) -> list[int]:
-        """What lives of them and of what they have started."""
+        """Returns the pids of living ranks and their living descendants."""
         pids = [process.pid for process in self._ranks.values()]
         return [each for pid in pids for each in (*descendants(pid), pid) if alive(each)]
 
     def poll(self) -> int | None:
-        """None while a rank lives. None is waited for: its exit code stays to be seen."""
+        """Returns None while a rank lives, then 0. It waits for no rank, so exit codes stay visible in /proc."""
         return 0 if all(exit_of(process.pid)[0] for process in self._ranks.values()) else None
 
     def wait(self) -> int:
-        """Lets the system forget the ranks."""
+        """Waits for the ranks; the system then forgets their exit codes."""
         for process in self._ranks.values():
             process.wait()
         return self.returncode
 
 
 def environments(plan: Plan, variables: Mapping[str, str], attempt: Path) -> list[dict[str, str]]:
-    """The variables of each rank of this node, as Paddle's launcher would give them; the devices are the workers'."""
+    """Returns the variables of each rank of this node, like Paddle's launcher; only workers get devices."""
     told = launched(plan.ranks, variables, attempt)
     first, host = plan.node * plan.ranks, "" if plan.meeting is None else plan.meeting.host
     rank_variables = []
@@ -74,7 +74,7 @@ def environments(plan: Plan, variables: Mapping[str, str], attempt: Path) -> lis
 
 
 def _device(plan: Plan, local_rank: int) -> dict[str, str]:
-    """What says to the rank at this place of the node which device is its: none, on a server."""
+    """Returns the variables that select the device of a local rank: no device for a server."""
     if not plan.devices:
         return {}
     if local_rank < plan.servers_here:

@@ -1,4 +1,4 @@
-"""Whether a job that failed starts again, and when: decided from how its attempts ended, and from nothing else."""
+"""Decides if and when a failed job starts again, only from the results of its attempts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.signals import END_SIGNALS
 
 FIRST_WAIT, MAX_WAIT = 1.0, 60.0  # seconds before a restart: 1, 2, 4, … up to a minute
-SAME = 3  # so many equal failures at one step are not an accident
+SAME = 3  # equal failures at one step that are no accident
 _FINAL = {
     "KeyboardInterrupt",
     StoppedError.__name__,
@@ -24,11 +24,11 @@ _FINAL = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptResult:
-    """How one attempt ended. `cause`: the failure that ended it; None where it is done, was ended by a signal
+    """The result of one attempt. `cause`: the failure that ended it; None if it is done, was ended by a signal
     (`signal`: its name), or Paddle's launcher ended by itself.
 
     `step`: updates done by the rank that failed first, `began` of them by earlier attempts. `saved`: the step of the
-    newest checkpoint that is whole and good; None if there is none. `consequences`: what followed from the cause.
+    newest complete and good checkpoint, or None.
     """
 
     attempt: Path
@@ -43,18 +43,18 @@ class AttemptResult:
 
     @property
     def progressed(self) -> bool:
-        """Whether the attempt has saved a checkpoint of a later step than it began from."""
+        """True if the attempt has saved a checkpoint of a later step than `began`."""
         return self.saved is not None and self.saved > self.began
 
     @property
     def stopped(self) -> bool:
-        """Whether the training has stopped in good order, with a checkpoint, because it was asked to."""
+        """True if the training has stopped in good order, with a checkpoint, because it was asked to."""
         return self.cause is not None and self.cause.kind == StoppedError.__name__
 
     @property
     def final(self) -> bool:
-        """Whether another attempt makes no sense: it is done, somebody asked it to end, its folder is lost, or
-        something is to be typed differently."""
+        """True if another attempt makes no sense: it is done, was asked to end, has lost its folder, or was refused
+        for a usage error."""
         cause = self.cause
         if self.status == 0 or self.signal:
             return True
@@ -64,12 +64,12 @@ class AttemptResult:
 
     @property
     def outside(self) -> bool:
-        """Whether somebody else has ended it, so that a second time says nothing of the training."""
+        """True if the cause was outside the job, so that a repetition does not count against the training."""
         return self.cause is not None and self.cause.outside
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """The same for the same failure at the same step: numbers in its message, such as a process's, do not count."""
+        """A key that is equal for equal failures at one step: numbers in the message, such as pids, do not count."""
         if self.cause is None:
             return self.status, self.step
         told = "" if self.cause.kind == "stood still" else re.sub(r"0x[0-9a-f]+|\d+", "#", self.cause.message)
@@ -78,7 +78,7 @@ class AttemptResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """Start again after `wait` seconds: restart `number` of the budget."""
+    """The decision to start again after `wait` seconds, as restart `number` of the budget."""
 
     wait: float
     number: int
@@ -86,15 +86,15 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Do not start again. `why`: a sentence; "" where nothing is to be explained."""
+    """The decision not to start again. `why`: a sentence, or "" if no explanation is needed."""
 
     why: str = ""
 
 
 def decide(history: Sequence[AttemptResult], restarts: int) -> Restart | Stop:
-    """What follows the last attempt of `history` when `restarts` may follow each other without a new checkpoint.
+    """Decides on a restart after the last attempt of `history`; allows `restarts` in a row without a new checkpoint.
 
-    An attempt that saves a checkpoint of a later step makes the budget whole again, and the wait short.
+    An attempt that saves a checkpoint of a later step resets the budget and the wait.
     """
     last = history[-1]
     if last.final or not restarts:
@@ -117,7 +117,7 @@ def decide(history: Sequence[AttemptResult], restarts: int) -> Restart | Stop:
 
 
 def _since_progress(history: Sequence[AttemptResult]) -> list[AttemptResult]:
-    """The failures since the last new checkpoint, oldest first."""
+    """Returns the failures since the last new checkpoint, oldest first."""
     failures: list[AttemptResult] = []
     for outcome in reversed(history):
         failures.insert(0, outcome)

@@ -1,4 +1,4 @@
-"""The command that resumes a training that ended early, as the last line on the screen."""
+"""Finds where an attempt begins, and the command that resumes a training that ended early."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from paddle_dp.recipe.folder import holds
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """Where an attempt begins: after `step` updates, with this argument of --resume. `saved`: `step`, if it is of a
-    checkpoint that the job may have saved itself. `label`: the same in words."""
+    """Where an attempt begins: after `step` updates, with `resume` as the argument of --resume.
+
+    `saved` is `step` if the job itself may have saved that checkpoint. `label` describes the point in messages.
+    """
 
     resume: str | None = None
     step: int = 0
@@ -26,11 +28,10 @@ class ResumePoint:
 
 
 def next_point(job: Job, folder: Path, began: float, report: Callable[[str], object]) -> ResumePoint:
-    """Where the job's next attempt begins: at the newest of its own checkpoints that is whole and good, each byte read;
-    without one, where the job itself began. `report` gets a line for each checkpoint that is passed over.
+    """Returns where the job's next attempt begins: at its newest complete and good checkpoint, else where it began.
 
-    Where there are checkpoints, and none can be used, the attempt is to say so itself: that may be the disk's fault,
-    and a new beginning would write over them.
+    It reads every byte of a checkpoint, and `report`s each that is passed over. If checkpoints exist and none can be
+    used, the attempt must fail: that may be the disk's fault, and a new beginning would overwrite them.
     """
     if holds(folder, job.extra.get("older")):  # its checkpoints are another run's
         return ResumePoint()
@@ -52,18 +53,18 @@ def next_point(job: Job, folder: Path, began: float, report: Callable[[str], obj
 
 
 def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
-    """The last line on the screen of a job that failed or was ended; `folder` is the run's.
+    """Returns the last line on the screen of a job that failed or was ended; `folder` is the run's.
 
-    If the job itself had resumed a checkpoint given by --resume, that one is named until the job has saved another:
-    checkpoints from before `began` (Plan.began) are then of an abandoned training. None if the job does not train, or
-    this node does not keep the checkpoints.
+    It names the checkpoint of --resume until the job has saved another: checkpoints from before `began` (Plan.began)
+    then belong to an abandoned training. Returns None if the job does not train, or this node does not keep the
+    checkpoints.
     """
     if job.entry_point != "train" or job.script or job.node_rank or holds(folder, job.extra.get("older")):
         return None
     try:
         saved = _usable(folder / "checkpoints")
         checkpoint, resume = _chosen(job, saved, began) or (saved[-1] if saved else None, "newest")
-    # The folder cannot be read, which must not hide the failure that is being shown.
+    # An unreadable folder must not hide the failure to show.
     except (CheckpointError, OSError):
         return None
     if checkpoint is None:
@@ -74,7 +75,7 @@ def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
 
 
 def command(job: Job, resume: str = "newest") -> str:
-    """The command that resumes the job from `resume` ("newest", "best" or a path), quoted for a shell."""
+    """Returns the command that resumes the job from `resume` ("newest", "best" or a path), quoted for a shell."""
     values = {
         "--ranks": span(job.least_ranks, job.ranks),
         "--devices": None if job.devices is None else ",".join(map(str, job.devices)),
@@ -91,15 +92,14 @@ def command(job: Job, resume: str = "newest") -> str:
 
 
 def span(least: int | None, most: int | None) -> str | None:
-    """«2:4», as the command line takes it; «4» where no fewer will do."""
+    """Returns «2:4» for the command line; «4» without `least`, None without `most`."""
     return None if most is None else str(most) if least is None else f"{least}:{most}"
 
 
 def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | None:
-    """The checkpoint to resume for a job that had `--resume best`, `STEP` or `PATH`, and the argument of `--resume`.
+    """Returns the checkpoint to resume for a job with `--resume best`, `STEP` or `PATH`, and the new argument.
 
-    None if `--resume` alone finds it. The job's own newest checkpoint may not be the folder's newest: an abandoned
-    training may have saved later steps.
+    Returns None if a bare `--resume` finds it. An abandoned training may have saved later steps than the job.
     """
     if job.resume in (None, "newest"):
         return None
@@ -115,15 +115,14 @@ def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | Non
 
 
 def _current_checkpoints(job: Job, saved: list[Path], began: float) -> list[Path]:
-    """Those of the run's checkpoints that are not of an abandoned training: all, but for a job that was told to resume
-    a certain one."""
+    """Returns the run's checkpoints without an abandoned training's, which a job that resumed a certain one has."""
     if job.resume in (None, "newest"):
         return saved
     return [path for path in saved if _written(path) >= began]
 
 
 def _written(checkpoint: Path) -> float:
-    """When a checkpoint was saved, in seconds by the clock of its disk; 0 for one without a manifest."""
+    """Returns when a checkpoint was saved, in seconds by the clock of its disk; 0 without a manifest."""
     try:
         return (checkpoint / MANIFEST).stat().st_mtime
     except OSError:
@@ -131,8 +130,7 @@ def _written(checkpoint: Path) -> float:
 
 
 def _usable(folder: Path) -> list[Path]:
-    """The checkpoints whose manifests report no fault, oldest first. Their bytes are not read: `--resume` does that,
-    and skips damaged ones."""
+    """Returns the checkpoints with manifests that report no fault, oldest first; `--resume` reads their bytes."""
     return list(filter(_is_usable, checkpoints(folder)))
 
 

@@ -1,4 +1,4 @@
-"""A temporary folder for a command: removed when it ends or, after a kill, when the next one starts."""
+"""Makes a temporary folder for a command: it is removed at the command's end or, after a kill, by the next command."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from types import FrameType
 
 from paddle_dp.errors import EndedError
 
-LOCK = ".lock"  # locked while its folder is in use; the kernel releases the lock however the process ends
+LOCK = ".lock"  # locked while its folder is in use; the kernel releases the lock when the process ends
 
 
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """A context with a new folder in the system's folder for temporary files (TMPDIR).
+    """Yields a new folder in the system's folder for temporary files (TMPDIR), after removing abandoned ones.
 
-    Folders with this prefix whose processes are gone are removed first. Inside, SIGTERM and SIGHUP raise EndedError, so
-    that this folder is removed, too.
+    Within the context SIGTERM and SIGHUP raise EndedError, so that this folder is removed, too.
     """
     sweep(prefix)
     with (
@@ -50,7 +49,7 @@ def _signals_raise() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise EndedError(number)
 
-    is_main = threading.current_thread() is threading.main_thread()  # Python handles signals in no other
+    is_main = threading.current_thread() is threading.main_thread()  # only it can handle signals in Python
     handled = [
         n for n in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(n) is not signal.SIG_IGN
     ]

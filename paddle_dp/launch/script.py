@@ -16,11 +16,11 @@ from paddle_dp.launch.network import check_loopback
 from paddle_dp.launch.plan import check_memory, plan_of
 from paddle_dp.launch.sizes import equal
 
-SAMPLE = 120.0  # seconds that one sample may take, as a recipe's loader.timeout has it
+SAMPLE = 120.0  # seconds that one sample may take, the default of a recipe's loader.timeout
 
 
 def run(job: Job, machine: Machine, inherited: Mapping[str, str]) -> int:
-    """Runs the job's script on all its ranks; returns the exit status. Raises UsageError where it cannot be run."""
+    """Runs the job's script on all its ranks; returns the exit status. Raises UsageError if it cannot run."""
     from paddle_dp.recipe.schema import WatchSettings
 
     name = _name(job.script)
@@ -38,7 +38,7 @@ def run(job: Job, machine: Machine, inherited: Mapping[str, str]) -> int:
 
 
 def _name(arguments: tuple[str, ...]) -> str:
-    """What the run's folder is called. Raises UsageError where there is no such script or module."""
+    """Returns the name of the run's folder. Raises UsageError if there is no such script or module."""
     if arguments[0] != "-m":
         path = Path(arguments[0])
         if not path.is_file():
@@ -53,7 +53,7 @@ def _name(arguments: tuple[str, ...]) -> str:
 
 
 def _opened(plan: Plan, folder: Path) -> tuple[Plan, Path]:
-    """The plan with the time of its start, and the folder of its first attempt's logs."""
+    """Returns the plan with the time of its start, and a new folder for its first attempt's logs."""
     node = plan.job.node_rank
     attempt = logs.fresh(folder.with_name(f"{folder.name}.node-{node}") if node else folder)
     return replace(plan, began=attempt.stat().st_mtime), attempt

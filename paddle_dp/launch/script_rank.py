@@ -1,7 +1,6 @@
 """One rank of a script that may know nothing of this package: runs it as `python script.py …` would.
 
-Paddle's launcher runs this file with the script and its arguments. The script sees its own sys.argv, sys.path,
-`__file__` and `__name__ == "__main__"`.
+Paddle's launcher runs this file. The script sees its usual sys.argv, sys.path, `__file__` and `__name__`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-if __name__ == "__main__":  # Python has put this file's folder first; the script's own belongs there
+if __name__ == "__main__":  # Python has put this file's folder first; the script's folder belongs there
     sys.path[0] = os.getcwd() if sys.argv[1] == "-m" else os.path.dirname(os.path.realpath(sys.argv[1]))
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -31,7 +30,7 @@ CLOSING = 5  # seconds for a failed rank to close its files
 
 
 def become_rank() -> int:
-    """Ties this process to its supervisor and gives it the whole environment; returns its rank."""
+    """Ties this process to its supervisor and completes its environment; returns its rank."""
     die_with_parent()
     if not alive(int(os.environ["PADDLE_DP_JOB"].partition("-")[0])):
         sys.exit(1)  # the supervisor ended while this process started, before die_with_parent()
@@ -40,9 +39,9 @@ def become_rank() -> int:
 
 
 def execute(arguments: Sequence[str]) -> BaseException | None:
-    """Runs the script `words[0]`, or after "-m" the module `words[1]`, with the words behind it as its arguments.
+    """Runs the script `arguments[0]`, or the module after "-m", with the arguments after it.
 
-    Returns what it raised, with the traceback of its own frames.
+    Returns its error, with a traceback that begins in the script; None without an error.
     """
     try:
         if arguments[0] == "-m":
@@ -51,13 +50,13 @@ def execute(arguments: Sequence[str]) -> BaseException | None:
         else:
             sys.argv = list(arguments)
             runpy.run_path(arguments[0], run_name="__main__")
-    except BaseException as error:  # noqa: BLE001 - whatever a script raises, the supervisor needs to know
+    except BaseException as error:  # noqa: BLE001 - the supervisor needs to know any error of a script
         return trim_traceback(error)
     return None
 
 
 def bridge() -> None:
-    """Where the job was started with --cpu-bridge: makes fleet's hybrid parallelism run over gloo."""
+    """Makes fleet's hybrid parallelism run over gloo if the job was started with --cpu-bridge."""
     if json.loads(os.environ.get("PADDLE_DP_OPTIONS", "{}")).get("cpu_bridge"):
         import paddle
 
@@ -67,12 +66,12 @@ def bridge() -> None:
 
 
 def is_well(error: BaseException | None) -> bool:
-    """Whether a script that has raised this is done: sys.exit(0) is no failure."""
+    """True if a script that has raised this is done: sys.exit(0) is no failure."""
     return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
 def trim_traceback(error: BaseException) -> BaseException:
-    """The same error; its traceback begins in the script."""
+    """Returns the error with a traceback that begins in the script."""
     frames = error.__traceback__
     while frames is not None and (
         frames.tb_frame.f_code.co_filename == __file__ or "runpy" in frames.tb_frame.f_code.co_filename
@@ -86,7 +85,7 @@ def main() -> NoReturn:
     folder = Path(os.environ["PADDLE_LOG_DIR"])
     stacks.offer(folder, rank)
     join_board()
-    heartbeat.enter("unwatched")  # but for a Trainer's fit, which says where it is
+    heartbeat.enter("unwatched")  # until a Trainer's fit reports its phases
     heartbeat.detach()
     import_paddle()
     faulthandler.enable()

@@ -1,4 +1,4 @@
-"""Signals to the supervisor while it waits: interrupt, terminate, hang up; and SIGUSR1, which schedulers send."""
+"""Records signals to the supervisor while it waits: interrupt, terminate, hang up; and SIGUSR1, sent by schedulers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Signals:
-    """Within `with Signals() as signals:` these signals are recorded in `signals.number` instead of ending the process.
+    """Records signals in `signals.number` within `with Signals() as signals:`, so that they do not end the process.
 
-    `signals.times` counts them: a second Ctrl-C means «now». Without effect outside the main thread.
+    `signals.times` counts them: a second Ctrl-C means «now». It has no effect outside the main thread.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in END_SIGNALS:
-                # nohup: SIGHUP stays ignored; ranks that are not there yet ignore SIGUSR1 for our sake alone
+                # Under nohup SIGHUP stays ignored. SIGUSR1 is ignored only by `processes.tied_to`, so it is handled.
                 if number == signal.SIGUSR1 or signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._note)
         return self

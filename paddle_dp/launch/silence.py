@@ -1,4 +1,4 @@
-"""Imports paddle without its warnings, and without looking for garbage meanwhile; errors are still raised."""
+"""Imports paddle without its warnings and without garbage collection; errors are still raised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ignore_ccache() -> None:
 
 
 def import_paddle() -> None:
-    """Imports paddle without its warning against OMP_NUM_THREADS over 1: `settings` chose the number and printed it.
+    """Imports paddle without its warning against OMP_NUM_THREADS over 1: the job has chosen and printed the number.
 
     PYTHONWARNINGS=ignore takes effect here, too, if it was set after this process began.
     """
@@ -32,10 +32,10 @@ def import_paddle() -> None:
 
 @contextlib.contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Around imports: Python looks for no garbage within it, and never again among what it made.
+    """Stops garbage collection within the context, for imports, and exempts all objects made so far from it for ever.
 
-    Paddle makes so many functions and classes that Python looks through all of them several times while it is imported,
-    and again while its importer goes on: 0.17 of the 1.05 s of processor time until a rank has imported what it needs.
+    Paddle makes so many objects that Python would scan them several times: 0.17 of the 1.05 s of processor time until a
+    rank has imported its modules.
     """
     collects = gc.isenabled()
     gc.disable()

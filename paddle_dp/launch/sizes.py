@@ -1,4 +1,4 @@
-"""How many ranks an attempt takes: as many as can be had now, and as the recipe can be trained on."""
+"""Chooses the number of ranks of an attempt: as many as are available now and the recipe can be trained on."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paddle_dp.launch.devices import spoken
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.restarts import AttemptResult
 
-FILE = "ranks"  # in the run's folder: how many ranks there may be now on this machine
-LOOK = 1.0  # seconds between two looks at it, and at the devices
-ROW = 2  # so many failures of one rank in a row, without a new checkpoint, and it is lost
+FILE = "ranks"  # in the run's folder: the number of ranks that this machine may have now
+LOOK = 1.0  # seconds between two looks at the file and the devices
+ROW = 2  # failures of one rank in a row, without a new checkpoint, after which it is lost
 
 Offer = tuple[int, int]
-"""A node's number, and ranks on it."""
+"""A node's number, and its number of ranks."""
 Refused = Callable[[int], str]
-"""Why a recipe cannot be trained on so many ranks; "" where it can."""
+"""Returns why a recipe cannot be trained on a number of ranks; "" if it can."""
 
 
 def equal(offers: Sequence[Offer]) -> Sequence[Offer]:
-    """All that is offered. Raises UsageError where one node offers more ranks than another."""
+    """Returns all offers. Raises UsageError if one node offers more ranks than another."""
     if len({ranks for _, ranks in offers}) > 1:
         there = ", ".join(f"{ranks} on node {number}" for number, ranks in offers)
         raise UsageError(f"every node needs as many ranks as the others, not {there}. Give --ranks N to all.")
@@ -33,10 +33,10 @@ def equal(offers: Sequence[Offer]) -> Sequence[Offer]:
 
 
 def choose(offers: Sequence[Offer], least: int, least_ranks: int, refused: Refused) -> list[Offer]:
-    """The most ranks that the recipe can be trained on, of those that are offered: of the first nodes, as many on each.
+    """Chooses the most offered ranks that the recipe can be trained on: the same number on each of the first nodes.
 
-    `least`: nodes, `least_ranks` on each. Raises UsageError, with the reason against all of them, where there is no
-    such number.
+    It needs `least` nodes with `least_ranks` ranks each. Raises UsageError, with the reason against the largest number,
+    if none fits.
     """
     counts = {
         (nodes * ranks, nodes)
@@ -59,16 +59,16 @@ def choose(offers: Sequence[Offer], least: int, least_ranks: int, refused: Refus
 
 
 def _with(plan: Plan, ranks: int) -> Plan:
-    """The plan of so many of its ranks."""
+    """Returns the plan reduced to `ranks`."""
     plan = replace(plan, ranks=ranks)
     return replace(plan, devices=plan.devices[: ranks - plan.servers_here])
 
 
 @dataclass
 class ElasticSize:
-    """The ranks to be had on this machine, looked at again before every attempt, and beside it.
+    """The ranks available on this machine, found again before and during every attempt.
 
-    `plan`: of all ranks that were asked for. `run`: the run's folder. `machine()`: looks at the devices.
+    `plan` has all requested ranks. `run` is the run's folder.
     """
 
     plan: Plan
@@ -76,23 +76,23 @@ class ElasticSize:
     refused: Refused
     machine: Callable[[], Machine] = Machine.here
     clock: Callable[[], float] = time.monotonic
-    lost: list[str] = field(default_factory=list)  # devices; of ranks on a CPU, their numbers
+    lost: list[str] = field(default_factory=list)  # devices; on a CPU, ranks
 
     def __post_init__(self) -> None:
         self._looked, self._resize_reason = -LOOK, ""
         self._looked_for: Plan | None = None
         self._shortage = ""
-        self._limit: int | None = None  # what the run folder's file said last, where that can be followed
+        self._limit: int | None = None  # the last valid number in the run folder's file
         self._limit_known = False
-        self._not_followed = ""  # what it says instead, and was told
-        self._from = 0  # outcomes of the history before the last rank was lost
+        self._not_followed = ""  # the file's invalid text that a line has reported
+        self._from = 0  # length of the history when the last rank was lost
 
     @property
     def elastic(self) -> bool:
         return self.plan.job.least_ranks is not None
 
     def next(self, history: Sequence[AttemptResult] = ()) -> Plan:
-        """The plan of the attempt that follows those of `history`. Raises UsageError where too few ranks are left."""
+        """Returns the plan of the attempt after `history`. Raises UsageError if too few ranks are left."""
         if not self.elastic:
             return self.plan
         self._note_lost(history)
@@ -101,7 +101,7 @@ class ElasticSize:
         return _with(plan, ranks)
 
     def announce_next(self, history: Sequence[AttemptResult] = ()) -> Plan:
-        """The same, with a line on the screen where there are fewer ranks than were asked for, and why."""
+        """Returns `next`'s plan, and prints why if it has fewer ranks than requested."""
         if self.elastic and self.plan.devices:
             devices.forget()
         plan = self.next(history)
@@ -111,7 +111,7 @@ class ElasticSize:
         return plan
 
     def offered(self) -> Plan:
-        """The plan of as many ranks as can be had now, whether or not the recipe can be trained on them."""
+        """Returns the plan of as many ranks as are available now, even if the recipe cannot be trained on them."""
         plan = self.plan
         if not self.elastic:
             return plan
@@ -127,11 +127,11 @@ class ElasticSize:
         return _with(replace(plan, devices=there), max(most, 0))
 
     def resize(self, plan: Plan) -> str:
-        """Why a running attempt of `plan` is to stop for another number of ranks; "" where it is not."""
+        """Returns why a running attempt of `plan` must stop for another number of ranks; "" if it need not."""
         if not self.elastic:
             return ""
         now = self.clock()
-        # Of another attempt's plan the last answer says nothing.
+        # The last answer is only valid for its plan.
         if now - self._looked >= LOOK or self._looked_for is not plan:
             self._looked, self._looked_for, self._resize_reason = now, plan, self._other(plan)
         return self._resize_reason
@@ -139,17 +139,17 @@ class ElasticSize:
     def _other(self, plan: Plan) -> str:
         try:
             target = self.next()
-        except UsageError:  # too few are left: the ranks that there are may go on
+        except UsageError:  # too few are left: the running ranks may continue
             return ""
         if (target.ranks, target.devices) == (plan.ranks, plan.devices):
             return ""
         return f"{target.ranks} ranks can be had now, and there are {plan.ranks}"
 
     def _allowed(self) -> int | None:
-        """The number in the run folder's file `ranks`; None where there is no such file.
+        """Returns the number in the run folder's file `ranks`; None without such a file.
 
-        Another word does not count, nor does a number below the least of --ranks, but for one that was there before
-        the first attempt: the number before it still does, and a line says so, once. An empty file is being written.
+        Another text does not count, nor a number below the least of --ranks, unless it was there before the first
+        attempt: the previous number stays valid, and a line reports that once.
         """
         file = self.run / FILE
         try:
@@ -172,11 +172,11 @@ class ElasticSize:
             wrong = f"{text!r}, which is no number"
             if number is not None:
                 wrong = f"{number}, fewer than --ranks {least}:{self.plan.ranks} allows"
-            console.write(f"{file} says {wrong}: still at most {most}.")
+            console.write(f"{file} has {wrong}: still at most {most}.")
         return self._limit
 
     def _note_lost(self, history: Sequence[AttemptResult]) -> None:
-        """A rank that was the first to fail in the last attempts, again and again, is lost, and so is its device."""
+        """Counts a rank, and its device, as lost if it was the first to fail in each of the last attempts."""
         new = history[self._from :][-ROW:]
         causes = [outcome.cause for outcome in new]
         ranks = {cause.rank for cause in causes if cause is not None}
@@ -189,16 +189,16 @@ class ElasticSize:
         self._from = len(history)
         place = rank - now.servers_here
         if now.devices and place < 0:
-            return  # a server: it has none
+            return  # a server has no device
         self.lost.append(now.devices[place] if now.devices else str(rank))
 
     def shortage(self, plan: Plan) -> str:
-        """«3 of at most 4 ranks: …»: why an attempt has fewer ranks than were asked for; "" where it has not."""
+        """Returns why an attempt has fewer ranks than requested, «3 of at most 4 ranks: …»; "" if it has all."""
         if plan.ranks >= self.plan.ranks:
             return ""
         reasons = []
         if (allowed := self._allowed()) is not None and allowed < self.plan.ranks:
-            reasons.append(f"{self.run / FILE} says {allowed}")
+            reasons.append(f"{self.run / FILE} has {allowed}")
         if self.lost:
             kind = spoken(self.plan.kind) if self.plan.devices else "rank"
             reasons.append(f"{kind} {', '.join(self.lost)} was the first to fail {ROW} times in a row")

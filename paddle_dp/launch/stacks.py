@@ -1,7 +1,7 @@
-"""What every rank is doing, line by line: each writes its Python stacks to a file of its own when a signal asks for it.
+"""Collects the Python stacks of all ranks: each writes them to a separate file when it gets a signal.
 
-faulthandler does it in the signal's handler itself, in C: also where Python has been waiting inside a collective for
-an hour, which no handler of Python's would survive. `kill -QUIT PID` asks any rank by hand.
+faulthandler writes them in the signal handler, in C, which works even if Python waits within a collective. `kill -QUIT
+PID` asks any rank by hand.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pathlib import Path
 from paddle_dp.launch.processes import descendants, send
 
 SIGNAL = signal.SIGQUIT
-FRAMES = 12  # of a stack that are shown on the screen
-_WAIT, _QUIET = 3.0, 0.3  # seconds: for all stacks, and for the last one to be whole
+FRAMES = 12  # frames of a stack on the screen
+_WAIT, _QUIET = 3.0, 0.3  # seconds: for all stacks, and for the last one to be complete
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 
 
 def stack_file(attempt: Path, rank: int) -> Path:
-    """Where a rank's stacks are, and those of its data workers."""
+    """Returns the file of the stacks of a rank and its data workers."""
     return attempt / f"stacks.rank-{rank}"
 
 
 def offer(attempt: Path, rank: int) -> None:
-    """This process answers SIGNAL with its stacks from now on; its forks, too. Nothing where no file can be made."""
+    """Makes this process, and its later forks, answer SIGNAL with its stacks. Does nothing if no file can be made."""
     try:
         file = os.open(stack_file(attempt, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError:
@@ -37,10 +37,9 @@ def offer(attempt: Path, rank: int) -> None:
 
 
 def collect(attempt: Path, ranks: Mapping[int, int]) -> dict[int, str]:
-    """Asks these ranks (their pids), then what they have forked, for their stacks. Returns of each rank that answered
-    the stack that it stands in, the innermost frame first.
+    """Asks `ranks` (rank → pid), then their forks, for their stacks; a stopped rank gets SIGCONT.
 
-    A rank that somebody has stopped answers when it goes on: it is told to.
+    Returns the current stack of each rank that answered, the innermost frame first.
     """
     send(ranks.values(), SIGNAL)
     send(ranks.values(), signal.SIGCONT)
@@ -55,27 +54,29 @@ def collect(attempt: Path, ranks: Mapping[int, int]) -> dict[int, str]:
 
 
 def standing_in(text: str) -> str:
-    """Of what faulthandler wrote, the last thread's frames: the main one's. Where that waits for the other threads to
-    end, theirs, one below the other."""
+    """Returns the last thread's frames in faulthandler's output: the main thread's.
+
+    If the main thread waits for the others to end, returns theirs, one below the other.
+    """
     *others, main = [stack.strip() for stack in _THREAD.split(text)[1:]] or [""]
     leaving = re.match(r'File ".*threading\.py", line \d+ in _shutdown', main)
     return "\n".join(filter(None, others)) if leaving and others else main
 
 
 def innermost(stack: str) -> str:
-    """«File "train.py", line 12 in forward»."""
+    """Returns the innermost frame, «File "train.py", line 12 in forward»."""
     return stack.splitlines()[0].strip() if stack else ""
 
 
 def shown(stack: str) -> str:
-    """As much of a stack as a screen takes."""
+    """Returns the stack's first FRAMES frames, indented, and the number of others."""
     lines = stack.splitlines()
     more = [f"  … {len(lines) - FRAMES} more"] if len(lines) > FRAMES else []
     return "\n".join([*(f"  {line.strip()}" for line in lines[:FRAMES]), *more])
 
 
 def _forks(pid: int) -> list[int]:
-    """The processes below `pid` that answer SIGNAL as it does: another program would be ended by it."""
+    """Returns the descendants of `pid` that handle SIGNAL: it would end other programs."""
     return [child for child in descendants(pid) if _catches(child)]
 
 
@@ -89,7 +90,7 @@ def _catches(pid: int) -> bool:
 
 
 def _settle(attempt: Path, ranks: Mapping[int, int] | list[int]) -> None:
-    """Returns when the files of these ranks have something in them and grow no more, or after a while."""
+    """Returns when the files of these ranks are not empty and have stopped growing, or after `_WAIT` seconds."""
     end, last_sizes, since = time.monotonic() + _WAIT, [-1], time.monotonic()
     while time.monotonic() < end:
         sizes = [len(_read(attempt, rank)) for rank in ranks]

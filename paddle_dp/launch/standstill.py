@@ -1,4 +1,4 @@
-"""Whether a job stands still, and which rank the others wait for: decided from the ranks' heartbeats alone."""
+"""Decides if a job stands still, and which rank the others wait for, only from the ranks' heartbeats."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from statistics import median
 from paddle_dp.launch.command import Limits
 from paddle_dp.mesh.heartbeat import PHASES, RankStatus
 
-STATUS = 124  # of a job that stood still: as of timeout(1)
-LEAST = 60.0  # seconds: however short a step is, a machine may have something else to do for a while
-STEPS = 10  # so many median steps without a sign of life are too many
+STATUS = 124  # the exit status of a job that stood still, as of timeout(1)
+LEAST = 60.0  # seconds: a machine may be busy for a while, even if steps are short
+STEPS = 10  # median steps that may pass without a sign of life
 GAP = 2.0  # seconds between two looks that count at most: the whole machine may have been stopped
-CALLED = ("evaluate", "checkpoint", "callbacks")  # phases with a limit of their own
-BEYOND = 5.0  # seconds that a data worker's own time limit, which names the sample, has the first word
+CALLED = ("evaluate", "checkpoint", "callbacks")  # phases with separate limits
+BEYOND = 5.0  # seconds added to a data worker's time limit, so that its error, which names the sample, is raised first
 
 Beats = Mapping[int, RankStatus | None]
-"""Of each rank of this node that has not ended: where it was last seen; None where it has not begun."""
+"""The last status of each rank of this node that has not ended; None if it has not begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standstill:
-    """No rank of `beats` has given a sign of life for `seconds`; `limit` is what was allowed, `setting` where it is
-    set. `since`: for how long each rank has been where it is."""
+    """No rank of `beats` has given a sign of life for `seconds`; `setting` allows `limit` seconds.
+
+    `since`: seconds of each rank in its status. `stopped`: ranks that a signal has stopped.
+    """
 
     beats: Beats
     seconds: float
@@ -36,9 +38,10 @@ class Standstill:
 
     @property
     def late_ranks(self) -> list[int]:
-        """The ranks that the others wait for, the one that has stood longest first: those that somebody has stopped,
-        else those that wait for nobody; a rank that is done is waited for by nobody while others work. Where each waits
-        for others, those whose exchange comes first."""
+        """The ranks that the others wait for, the longest standing first: stopped ranks, else ranks that do not wait.
+
+        A rank that is done counts only if none works. If each waits, these are the ranks in the earliest exchange.
+        """
         if self.stopped:
             return list(self.stopped)
         free = [rank for rank, beat in self.beats.items() if beat is None or not beat.waits]
@@ -66,7 +69,7 @@ class Standstill:
         )
 
     def _skipped(self, all_wait: bool) -> str:
-        """A sentence for ranks that wait for one another in different phases of one step, some of them in forward."""
+        """Returns a hint if ranks wait for each other in different phases of one step, some of them in forward."""
         phases = {(beat.step, beat.phase) for beat in self.beats.values() if beat is not None}
         if not all_wait or len({step for step, _ in phases}) != 1 or "forward" not in {p for _, p in phases}:
             return ""
@@ -83,7 +86,9 @@ class Standstill:
             location = "before it began" if beat is None else f"in {location_of(beat)}"
             return f"rank {rank} is stopped (by SIGSTOP, a terminal or a debugger) {since}, {location}"
         if beat is None:
-            return f"rank {rank} has not begun {since}: its process is there, and its Python has not begun to work"
+            return (
+                f"rank {rank} has not begun {since}: its process exists, and its Python has not begun to work"
+            )
         if beat.phase == "done":
             return f"rank {rank} is done, and its process has not ended {since}"
         if beat.waits:
@@ -112,19 +117,19 @@ class Standstill:
 
 
 class Standing:
-    """Looks at the ranks' heartbeats again and again."""
+    """Finds a standstill in repeated looks at the ranks' heartbeats."""
 
     def __init__(self, limits: Limits):
         self.watch, self.sample, self.nodes = limits.watch, limits.sample, limits.nodes
         self._counts: dict[int, int] = {}
-        self._since: dict[int, float] = {}  # by each rank's own clock: seconds that we have seen it stand
+        self._since: dict[int, float] = {}  # seconds that each rank has stood, summed over the looks
         self._looked: float | None = None
         self._step: tuple[int, float] | None = None
         self._begun = False  # the first steps are done
-        self._steps: deque[float] = deque(maxlen=101)  # seconds of each
+        self._steps: deque[float] = deque(maxlen=101)  # seconds of each step
 
     def look(self, beats: Beats, now: float, stopped: Sequence[int] = ()) -> Standstill | None:
-        """What stands still at `now` (of the monotonic clock), or None. `stopped`: ranks that a signal has."""
+        """Returns the standstill at `now` (monotonic clock), or None. `stopped`: ranks that a signal has stopped."""
         passed = 0.0 if self._looked is None else min(now - self._looked, GAP)
         self._looked = now
         for rank, beat in beats.items():
@@ -148,13 +153,13 @@ class Standing:
         )
 
     def patience(self) -> float:
-        """For how long nothing may happen within a step."""
+        """Returns how many seconds may pass within a step without a sign of life."""
         if self.watch.patience is not None:
             return self.watch.patience.seconds
         return max(LEAST, STEPS * median(self._steps)) if self._steps else LEAST
 
     def _limit(self, beat: RankStatus | None) -> tuple[float, str]:
-        """For how long a rank may be where it is, and which setting says so."""
+        """Returns how many seconds a rank may stay in its status, and the setting with that limit."""
         if beat is None or beat.phase == "start":
             return self.watch.start.seconds, "watch.start"
         if beat.phase == "unwatched":
@@ -162,7 +167,7 @@ class Standing:
         return self._limit_in(beat.phase)
 
     def _limit_in(self, phase: str) -> tuple[float, str]:
-        """For how long a rank that has begun to train may be in a phase."""
+        """Returns how many seconds a rank that has begun to train may stay in a phase, and the setting."""
         if phase in CALLED:
             return getattr(self.watch, phase).seconds, f"watch.{phase}"
         within = (self.patience(), "watch.patience")
@@ -187,7 +192,7 @@ class Standing:
 
 
 def location_of(beat: RankStatus) -> str:
-    """«data of step 13 (sample 4711)», «callbacks after step 12 (Evaluate.epoch)»."""
+    """Returns «data of step 13 (sample 4711)» or «callbacks after step 12 (Evaluate.epoch)»."""
     detail = f"sample {beat.sample}" if beat.sample >= 0 and not beat.waits else beat.activity
     location = beat.phase
     if beat.phase in ("data", "forward", "backward", "exchange", "update"):
@@ -202,7 +207,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _verb(state: str, ranks: Sequence[int]) -> str:
-    """«waits in …» of one rank, «wait in …» of several."""
+    """Returns «waits in …» for one rank, «wait in …» for several."""
     if len(ranks) == 1:
         return state
     verb, _, rest = state.partition(" ")

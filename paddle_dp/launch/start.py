@@ -1,4 +1,4 @@
-"""Runs a job: whatever happens, the cause of a failure is last on the screen, and no process is left."""
+"""Runs a job. At its end the cause of a failure is last on the screen, and no process is left."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 def run(job: Job, waiting: WaitingRanks | None = None) -> int:
     """Runs the job and returns its exit status. A usage error is shown as one message, a failure with its cause.
 
-    `waiting`: its ranks are forks of these, where they can be, instead of new processes.
+    `waiting`: processes whose forks become the ranks, where possible.
 
-    0: done. 2: a usage error. 1 and others: of the rank that failed first. 128 + n: ended by signal n.
+    0: done. 2: a usage error. 1 and others: the status of the rank that failed first. 128 + n: ended by signal n.
     """
     with steady_screen():
         try:
@@ -71,7 +71,7 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
 def _read(
     job: Job, machine: Machine, inherited: dict[str, str], prepared: PreparedLauncher | WaitingRanks | None
 ) -> int:
-    """Reads the recipe, which imports what it names, and runs it."""
+    """Reads the recipe, which imports the code that it names, and runs it."""
     from paddle_dp.recipe import foreign_code, read_recipe
     from paddle_dp.recipe.code import changed
 
@@ -81,8 +81,8 @@ def _read(
         )
     for file, copy in changed(job.recipe) if job.entry_point in RUN_ENTRY_POINTS else ():
         console.write(
-            f"{file} is not what the run was trained with, and it is what runs now. The run's own is {copy}: it runs "
-            "where there is no other of its name."
+            f"{file} differs from the run's copy, {copy}, and runs now in its place. The copy runs where there is no "
+            "other file of its name."
         )
     if job.entry_point == "evaluate":
         recipe, plan = on_any_ranks(job, partial(_read_and_plan, machine=machine), console.write)
@@ -97,7 +97,7 @@ def _read(
 
 
 def _planned(job: Job, recipe: Recipe, machine: Machine) -> Plan:
-    """The plan of the job, as the recipe's strategy takes devices. Raises UsageError where it cannot have them."""
+    """Returns the job's plan with devices for the recipe's strategy. Raises UsageError if they are missing."""
     strategy = recipe.strategy.config
     each = RankDevices(servers=strategy.servers)
     if strategy.accelerators > 1:
@@ -110,7 +110,7 @@ def _planned(job: Job, recipe: Recipe, machine: Machine) -> Plan:
 
 
 def _read_and_plan(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
-    """The job's recipe and plan. Raises UsageError where its strategy does not take these ranks."""
+    """Returns the job's recipe and plan. Raises UsageError if its strategy does not take these ranks."""
     from paddle_dp.recipe import read_recipe
 
     recipe = read_recipe(job.recipe, job.all_overrides)
@@ -120,7 +120,7 @@ def _read_and_plan(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
 
 
 def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: PreparedRanks | None) -> int:
-    """Checks what is left that can be refused before a file is written, then runs the plan."""
+    """Makes the last checks that need no written file, then runs the plan."""
     from paddle_dp.recipe.folder import release
 
     job = plan.job
@@ -128,7 +128,7 @@ def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: Pr
     if not job.elastic:
         _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
     elif plan.nodes == 1:
-        sizes.next()  # or too few can be had
+        sizes.next()  # raises UsageError if too few ranks are available
     check_memory(plan, available_memory())
     if plan.nodes == 1 and not plan.alone:
         check_loopback()
@@ -151,7 +151,7 @@ def _refuse(recipe: Recipe, ranks: int, kind: str) -> None:
 
 
 def _refused(recipe: Recipe, kind: str, ranks: int) -> str:
-    """Why the recipe cannot be trained on so many ranks; "" where it can."""
+    """Returns why the recipe cannot be trained on `ranks` ranks; "" if it can."""
     try:
         _refuse(recipe, ranks, kind)
     except UsageError as error:
@@ -160,7 +160,7 @@ def _refused(recipe: Recipe, kind: str, ranks: int) -> str:
 
 
 def _opened(plan: Plan, folder: Path) -> tuple[Plan, Path]:
-    """The plan with the run's folder claimed, and the folder of its first attempt's logs."""
+    """Claims the run's folder; returns the plan with it, and a new folder for the first attempt's logs."""
     folder, older = _claimed(plan.job, folder)
     attempt = logs.fresh(folder)
     job = replace(plan.job, extra={**plan.job.extra, "claimed": True, "older": older})
@@ -168,7 +168,7 @@ def _opened(plan: Plan, folder: Path) -> tuple[Plan, Path]:
 
 
 def _on_nodes(sizes: ElasticSize, recipe: Recipe, inherited: dict[str, str]) -> int:
-    """One of several nodes: they meet before anything is written."""
+    """Runs one of several nodes; they meet before anything is written."""
     from paddle_dp.launch.nodes import job as nodes
     from paddle_dp.launch.nodes.rendezvous import NodeLimits as NodeLimits
     from paddle_dp.recipe.folder import SIGNS
@@ -183,7 +183,7 @@ def _on_nodes(sizes: ElasticSize, recipe: Recipe, inherited: dict[str, str]) -> 
 
     least = job.least_nodes or plan.nodes
     strategy, spare = recipe.strategy.config, None
-    if strategy.may_lose_ranks:  # but for those with servers
+    if strategy.may_lose_ranks:  # nodes with servers must not be lost
         spare = -(-strategy.servers // plan.ranks)
     limits = NodeLimits.from_watch(recipe.watch, least, plan.nodes, spare)
 
@@ -199,9 +199,9 @@ def _on_nodes(sizes: ElasticSize, recipe: Recipe, inherited: dict[str, str]) -> 
 
 
 def _claimed(job: Job, folder: Path) -> tuple[Path, int | None]:
-    """Claims the run folder. Returns it, and which older run in it rank 0 moves aside when all checks have passed.
+    """Claims the run folder. Returns it, and the older run in it that rank 0 moves aside after all checks.
 
-    Nodes other than the first put their logs beside the folder, since the disk may be shared.
+    Later nodes write their logs to a folder next to it, since the disk may be shared.
     """
     from paddle_dp.recipe.folder import check_files, claim
 
@@ -229,7 +229,7 @@ def _become(variables: dict[str, str]) -> None:
 
 
 def _alone(plan: Plan, attempt: Path) -> int:
-    """One rank, in this process: no launcher, no process group, no start-up cost."""
+    """Runs the only rank in this process: no launcher, no process group, no start-up cost."""
     from paddle_dp.launch.worker import guarded, work
 
     job = plan.job

@@ -1,7 +1,6 @@
-"""A standard output that never ends a training: what a full disk or a closed pipe does not take is kept, or dropped.
+"""A standard output that never ends a training: output that a full disk or a closed pipe refuses is kept, or dropped.
 
-Under Paddle's launcher a rank's screen is a file in the run folder, so a plain print() raises on a full disk, in the
-user's code as in ours.
+Under Paddle's launcher a rank's screen is a file in the run folder, so print() would raise on a full disk.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ MAX_PENDING_BYTES = 2**20  # bytes, the last ones
 
 @dataclass
 class PendingOutput:
-    """What a file has not taken yet; of all that write to it, or one's line would end in the midst of another's."""
+    """Bytes not yet written, shared by all writers of a file so that lines do not interleave."""
 
     content: bytes = b""
 
 
 class SteadyFile(io.RawIOBase):
-    """Writes to a descriptor. What cannot be written is kept in memory, the last MiB of it, and written when it can be;
-    when nobody reads any more (a closed pipe, a terminal that is gone), it is dropped."""
+    """Writes to a descriptor. Keeps the last MiB of output that it cannot write; drops output without a reader."""
 
     def __init__(self, descriptor: int, pending: PendingOutput | None = None):
         self._descriptor, self._pending = descriptor, pending or PendingOutput()
@@ -55,8 +53,8 @@ class SteadyFile(io.RawIOBase):
 def open_standard_files() -> None:
     """Opens /dev/null in place of each standard file that this process was started without (`>&-`, cron, a daemon).
 
-    Python has None for such a stream, and the next file that anybody opens would get its descriptor: C++ code would
-    print into a checkpoint. Call it before any other file is opened.
+    Otherwise the next opened file would get its descriptor: C++ code would print into a checkpoint. Call it before any
+    other file is opened.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -67,7 +65,7 @@ def open_standard_files() -> None:
 
 @contextmanager
 def steady_screen() -> Iterator[None]:
-    """Within it, printing to this process's own standard output and error raises no OSError."""
+    """Within the context, printing to standard output and error raises no OSError."""
     before = sys.stdout, sys.stderr
     pending = PendingOutput()
     now = (
@@ -83,7 +81,7 @@ def steady_screen() -> Iterator[None]:
             buffer: Any = getattr(stream, "buffer", None)
             raw = getattr(buffer, "raw", buffer)
             if isinstance(raw, SteadyFile):
-                raw.write(b"")  # what is still kept
+                raw.write(b"")  # writes pending bytes
         sys.stdout, sys.stderr = before
 
 
@@ -95,14 +93,14 @@ def _same_file(first: int, other: int) -> bool:
 
 
 def _steady(stream: TextIO, descriptor: int, pending: PendingOutput) -> TextIO:
-    """The same stream over a SteadyFile; itself if it is another one, such as that of a test."""
+    """Returns the stream over a SteadyFile; a stream that is no standard file, such as a test's, unchanged."""
     if type(stream) is not io.TextIOWrapper or not _writes_to(stream, descriptor):
         return stream
     with suppress(OSError):
         stream.flush()
     raw: Any = SteadyFile(descriptor, pending)
     return io.TextIOWrapper(
-        raw if stream.write_through else io.BufferedWriter(raw),  # the first is what `python -u` has
+        raw if stream.write_through else io.BufferedWriter(raw),  # `python -u` writes through
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,

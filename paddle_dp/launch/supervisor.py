@@ -29,19 +29,21 @@ from paddle_dp.launch.watch import Departure, RankMonitor, Started
 from paddle_dp.mesh.heartbeat import RankStatus, StatusTable
 from paddle_dp.mesh.late_ranks import WAITED
 
-MARK = "PADDLE_DP_JOB"  # variable in the environment of every process of a job, to find those whose parents are gone
+MARK = "PADDLE_DP_JOB"  # variable in the environment of every process of a job, to find orphans
 INTERVAL = 0.1  # seconds between two checks
 SETTLE = 1.5  # seconds for other ranks to write their failures, before the cause is chosen
-LAUNCHER_PATIENCE = 0.5  # seconds for the launcher to write how a rank ended that it was the first to see
-ALONE = 60.0  # seconds that ranks of a script go on without one of them, until that is said
+LAUNCHER_PATIENCE = 0.5  # seconds for the launcher to log a rank's exit code that only it has seen
+ALONE = 60.0  # seconds that ranks of a script continue without one of them, until a line reports it
 GRACE = 5.0  # seconds for ranks to end by themselves after SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalEvents:
-    """What others than the ranks want: signals to this process; `must_end()`: whether the job is to end at once;
-    `must_stop()`: why its ranks are to stop in good order, "" while they are not. `notify_nodes(text)`: says something
-    on the screens of the other nodes."""
+    """Requests from outside the ranks: signals to this process, and requests of the rendezvous.
+
+    `must_end()`: the job must end at once. `must_stop()`: why its ranks must stop in good order, or "".
+    `notify_nodes(text)` prints a text on the other nodes' screens.
+    """
 
     signals: Signals
     must_end: Callable[[], bool] = lambda: False
@@ -52,7 +54,7 @@ class ExternalEvents:
 class Supervision:
     """Waits for a job that `process` started; its ranks write to `attempt` and have `mark` in their environment.
 
-    What is said from `outside` is looked at in every check.
+    Every check looks at `outside`, too.
     """
 
     def __init__(
@@ -68,8 +70,8 @@ class Supervision:
         self.outside, self.board = outside, board
         self.standing = None if board is None or plan.limits is None else Standing(plan.limits)
         self.standstill: Standstill | None = None
-        self.consequences: list[Failure] = []  # what followed from the first cause, in order
-        self.steps: dict[int, int] = {}  # updates done by each rank of this node, when all was over
+        self.consequences: list[Failure] = []  # failures after the first cause, in order of time
+        self.steps: dict[int, int] = {}  # updates done by each rank of this node, set at the end
         self.watch = RankMonitor(process.ranks)
         self.kernel = KernelKills()
         self.first_rank = plan.node * plan.ranks
@@ -78,7 +80,7 @@ class Supervision:
         self.lost = LostRanks(self.watch, board, self.first_rank, plan.nodes, outside.notify_nodes)
 
     def wait(self, follower: logs.Follower) -> Failure | int:
-        """The job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
+        """Returns the job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
         signals = self.outside.signals
         patience, failed, stop_sent = 0.0, False, False
         try:
@@ -108,7 +110,7 @@ class Supervision:
             follower.copy(self._size_before_failure()) if failed else follower.finish()
 
     def _over(self) -> bool:
-        """Whether all ranks ended well, the launcher is gone, a rank has failed, or somebody else's."""
+        """True if all ranks ended well, the launcher is gone, a rank failed or stands still, or the job must end."""
         self.watch.look()
         self.kernel.look(time.monotonic())
         self._report_departures(time.time())
@@ -126,13 +128,15 @@ class Supervision:
         )
 
     def _failure_of(self, rank: int) -> Failure:
-        """How a rank that has ended did so."""
+        """Returns the failure of a rank that has ended."""
         written = {failure.rank: failure for failure in read_all(self.attempt)}
         return written.get(rank) or self._departure_failure(self.watch.departures[rank])
 
     def _report_departures(self, now: float) -> None:
-        """Says once which ranks of a script have ended well while others go on for long: a script of which that is no
-        part waits for them for ever, and nothing tells the two apart."""
+        """Prints once which ranks of a script have ended well while others have continued for long.
+
+        The others may wait for them for ever, or not: the supervisor cannot tell.
+        """
         gone = [
             rank for rank, d in self.watch.departures.items() if d.code in (0, None) and now > d.time + ALONE
         ]
@@ -149,11 +153,11 @@ class Supervision:
         )
 
     def _stops(self) -> bool:
-        """Whether each rank of this node is in a training that stops in good order."""
+        """True if each rank of this node is in a training that can stop in good order."""
         return self.board is not None and all(beat and beat.stops for beat in self.beats.values())
 
     def _ask_to_stop(self, why: str, number: int) -> None:
-        """Passes a signal on, or sends one; the ranks of the other nodes hear of it from ours."""
+        """Sends the signal `number` to the ranks of this node, which inform the other nodes' ranks."""
         print(
             f"{why}: stopping after one of the next updates, with a checkpoint (once more: at once)",
             file=sys.stderr,
@@ -162,7 +166,7 @@ class Supervision:
         send(self.watch.living, number)
 
     def _stands(self) -> bool:
-        """Whether no rank of this node has given a sign of life for too long."""
+        """True if no rank of this node has given a sign of life for too long."""
         if self.standing is not None:
             pids = self.watch.pids
             stopped = [rank for rank in self.beats if rank in pids and is_stopped(pids[rank])]
@@ -179,7 +183,7 @@ class Supervision:
         }
 
     def _steps(self) -> dict[int, int]:
-        """The updates that each rank of this node has said to have done."""
+        """Returns the updates that each rank of this node has reported as done."""
         if self.board is None:
             return {}
         beats = {self.first_rank + place: self.board.read(place) for place in range(self.plan.ranks)}
@@ -199,7 +203,7 @@ class Supervision:
         return 0 if self.process.poll() is None else self.process.returncode % 256
 
     def _cause(self) -> Failure | None:
-        """The first cause, from the failures that ranks have written and from how they ended."""
+        """Returns the first cause, from the failures that ranks have written and from their exit codes."""
         if (status := self.process.poll()) is not None and status < 0:
             return self._launcher_failure(-status)
         lost = self.lost.now()
@@ -219,8 +223,7 @@ class Supervision:
         return cause
 
     def _left_early(self) -> list[Departure]:
-        """The ranks that left before their work was done, with 0 or with a code that the launcher saw first. None where
-        ranks do not say when they are done."""
+        """Returns ranks that left before their work was done, with 0 or a code that only the launcher saw."""
         if self.board is None:
             return []
         gone, lost = self.watch.departures.values(), self.lost.now()
@@ -233,7 +236,7 @@ class Supervision:
         return beat is not None and beat.phase == "done"
 
     def _launcher_failure(self, number: int) -> Failure:
-        """The end of Paddle's launcher by a signal, which ends its ranks, too."""
+        """Makes the failure of Paddle's launcher after a signal, which ends its ranks, too."""
         ended = Failure.by_signal(self.first_rank, self.process.pid, number, time.time())
         ended = ended.with_kernel(self.kernel.lately())
         message = (
@@ -242,7 +245,7 @@ class Supervision:
         return replace(ended, kind="launcher", message=message, expected=True)
 
     def _stood_still(self, hang: Standstill) -> Failure:
-        """Why nothing goes on, in a sentence, with the stacks of the ranks that the others wait for."""
+        """Makes the failure of a job that stands still, with the stacks of the ranks that the others wait for."""
         rank, message = hang.late_ranks[0], str(hang)
         if not self.watch.pids:
             message = nobody_came(self.plan, hang.seconds, self.attempt)
@@ -262,7 +265,7 @@ class Supervision:
         )  # fmt: skip
 
     def _departure_failure(self, departure: Departure) -> Failure:
-        """The failure of a rank that wrote none itself."""
+        """Makes the failure of a rank that wrote none."""
         beat = None if self.board is None else self.board.read(departure.rank - self.first_rank)
         return replace(self._ended(departure), name="" if beat is None else beat.name)
 
@@ -290,12 +293,12 @@ class Supervision:
         )
 
     def _last_location(self, rank: int) -> str:
-        """« in forward of step 7»: what a rank of this node was doing when it was last seen; "" if it never said."""
+        """Returns the last reported phase of a rank of this node, « in forward of step 7», or ""."""
         beat = None if self.board is None else self.board.read(rank - self.first_rank)
         return "" if beat is None or beat.phase in ("done", "unwatched") else f" in {location_of(beat)}"
 
     def _code_of(self, departure: Departure) -> int | None:
-        """A rank's exit code; the launcher's word for it where the launcher has asked the kernel before we looked."""
+        """Returns a rank's exit code; from the launcher's log if the launcher has waited for the rank first."""
         end = time.monotonic() + LAUNCHER_PATIENCE
         code = departure.code
         while code is None and self.process.poll() is None and time.monotonic() < end:
@@ -304,7 +307,7 @@ class Supervision:
         return code
 
     def _size_before_failure(self) -> int:
-        """The bytes of the first rank's log before its own failure, which is shown afterwards."""
+        """Returns the bytes of the first rank's log before its failure, which is shown afterwards."""
         return max((end.printed for end in read_all(self.attempt) if end.rank == self.first_rank), default=0)
 
     def log_of(self, rank: int) -> Path:
@@ -313,7 +316,7 @@ class Supervision:
     def _end(self, signals: Signals, patience: float) -> None:
         """Sends SIGTERM to the ranks and waits for `patience` seconds, or a second signal; then kills everything.
 
-        Only the ranks get SIGTERM: a loader's processes must live until their rank has finished its work.
+        Only ranks get SIGTERM: a loader's processes must live until their rank has finished its work.
         """
         if patience and signals.number and not self._has_stopped():
             send(self.watch.living, signal.SIGTERM)
@@ -334,7 +337,7 @@ class Supervision:
         self.watch.close()
 
     def _has_stopped(self) -> bool:
-        """Whether the ranks end by themselves, as they were asked to."""
+        """True if the ranks end by themselves, as they were asked to."""
         return any(failure.kind == StoppedError.__name__ for failure in read_all(self.attempt))
 
     def _left(self) -> list[int]:
@@ -343,7 +346,7 @@ class Supervision:
 
 @contextmanager
 def board_of(plan: Plan) -> Iterator[StatusTable | None]:
-    """Where the plan's ranks write where they are; None where nobody is to look, or this system has no such memory."""
+    """Yields the table of the ranks' heartbeats; None for a job without a watch, or a system without such memory."""
     if plan.limits is None:
         yield None
         return
@@ -358,11 +361,11 @@ def board_of(plan: Plan) -> Iterator[StatusTable | None]:
 
 
 def nobody_came(plan: Plan, seconds: float, attempt: Path) -> str:
-    """Why Paddle's launcher has started no rank for so long."""
+    """Returns the message for a launcher that has started no rank for `seconds`."""
     waited = f"no rank of this node has started for {seconds:.0f} s (watch.start)"
     if plan.nodes > 1:
         waited += (
-            ": all nodes are there, but Paddle's launchers have not found each other. Can the nodes reach each "
-            "other at all ports, not only at that of --master?"
+            ": all nodes have joined, but Paddle's launchers have not found each other. Can the nodes reach each "
+            "other at all ports, not only at --master's?"
         )
-    return f"{waited}. What Paddle's launcher said: {attempt / 'launcher.log'}".replace("?.", "?")
+    return f"{waited}. Output of Paddle's launcher: {attempt / 'launcher.log'}".replace("?.", "?")

@@ -1,4 +1,4 @@
-"""Recipes tried in a process of their own, for `paddle-dp check`: it is started when the first recipe asks."""
+"""Tries recipes in a separate process, for `paddle-dp check`; the first recipe starts the process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MODULE = "paddle_dp.train.first_forward"
 
 
 class Tries:
-    """Asks that process, one recipe after another."""
+    """Sends recipes to that process, one after another."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def __call__(self, file: Path, overrides: Sequence[str]) -> list[str]:
-        """Lines on what was not tried. Raises UsageError for what `train` would refuse or fail with."""
+        """Returns lines on checks that were not made. Raises UsageError if `train` would refuse the recipe or fail."""
         process = self._process = self._process or _started()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -56,7 +56,7 @@ def _started() -> subprocess.Popen[str]:
 
 @contextmanager
 def tries() -> Iterator[Tries]:
-    """Within it, recipes can be tried; afterwards the process is gone."""
+    """Yields a `Tries`; its process is gone afterwards."""
     runner = Tries()
     try:
         yield runner

@@ -1,8 +1,8 @@
-"""Ranks without a start: processes that have imported everything wait, and those of each job are forks of them.
+"""Ranks without start-up cost: processes that have imported everything wait, and each job's ranks are forks of them.
 
-For many short jobs one after another, on CPUs: the layouts of a proof. Each rank has a waiting process of its own, so
-two ranks share no more than two that are started do, not even the order of Python's sets. A job that dies, or is ended
-because it is stuck, takes nothing with it: its ranks were forks, and the next job has new ones.
+They serve many short jobs in sequence on CPUs: the layouts of a proof. Each rank has a separate waiting process, so two
+ranks share no more than two new processes, not even the order of Python's sets. A job that dies or hangs harms no other
+job.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from paddle_dp.launch.waiting_rank import Case
 
 PROGRAM = Path(__file__).with_name("waiting_rank.py")
 ON_LINUX = os.path.isdir("/proc/self/task")
-# What differs from job to job without being read when Paddle is imported.
+# Variables that differ between jobs and are not read when Paddle is imported.
 JOB_VARIABLES = ("PADDLE_DP_", "PADDLE_LOG_DIR", "PORT_RANGE")
 
 
 class Forks:
-    """The ranks of one job, as its supervisor sees them; `watch.Launcher` is the same for those of Paddle's."""
+    """The forked ranks of one job, for the supervisor; `watch.Launcher` has the same interface for Paddle's."""
 
     def __init__(self, waiting: list[Popen[bytes]]):
         self._waiting = waiting
@@ -36,21 +36,21 @@ class Forks:
         self._ranks = {rank: number for rank, each in enumerate(waiting) if (number := _answer(each))}
 
     def ranks(self) -> Mapping[int, int]:
-        """The pid of each rank."""
+        """Returns the pid of each rank."""
         return self._ranks
 
     def left(self) -> list[int]:
-        """What lives of them and of what they have started."""
+        """Returns the pids of living ranks and their living descendants."""
         return [pid for each in self._waiting for pid in descendants(each.pid)]
 
     def poll(self) -> int | None:
-        """None while every waiting process waits; a rank whose own has ended has ended, too."""
+        """Returns None while every waiting process lives, else an exit status: its rank has ended with it."""
         ended = [code for each in self._waiting if (code := each.poll()) is not None]
         self.returncode = (128 - ended[0] if ended[0] < 0 else ended[0] or 1) if ended else 0
         return self.returncode or None
 
     def wait(self) -> int:
-        """Lets the waiting processes forget the ranks; nothing of these is left afterwards."""
+        """Makes the waiting processes kill and reap the ranks; no process of them is left afterwards."""
         for each in self._waiting:
             if each.poll() is None:
                 _write(each, b"\n")
@@ -59,7 +59,7 @@ class Forks:
 
 
 class WaitingRanks:
-    """Starts the ranks of jobs as forks, wherever that is safe; within a `with`, at whose end nobody waits any more."""
+    """Starts the ranks of jobs as forks, wherever that is safe; the end of its `with` ends the waiting processes."""
 
     def __init__(self) -> None:
         self._waiting: list[Popen[bytes]] = []
@@ -79,10 +79,10 @@ class WaitingRanks:
         self._waiting = []
 
     def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Forks | None:
-        """The plan's ranks, which write to `attempt`; None where they must be started instead.
+        """Starts the plan's ranks, which write to `attempt`; returns None if they must be new processes.
 
-        That is on accelerators, whose drivers survive no fork; on several nodes; for a script; and where a library has
-        started a thread that a fork would lose.
+        These are needed on accelerators, whose drivers survive no fork; on several nodes; for a script; and if a
+        library has started a thread that a fork would lose.
         """
         if plan.devices or plan.nodes > 1 or plan.job.script or not ON_LINUX or not self._safe:
             return None
@@ -97,9 +97,9 @@ class WaitingRanks:
         return Forks(processes)
 
     def _let_wait(self, plan: Plan, environment: dict[str, str]) -> bool:
-        """Has as many processes wait as the plan has ranks, started in this environment: libraries read it when loaded.
+        """Makes at least as many processes wait as the plan has ranks; returns True if they can be forked.
 
-        Whether they can be forked.
+        Another environment starts new ones, as libraries read it when loaded.
         """
         if environment != self._environment or any(each.poll() is not None for each in self._waiting):
             self.__exit__(None, None, None)
@@ -119,7 +119,10 @@ class WaitingRanks:
 
 
 def launched(ranks: int, variables: Mapping[str, str], folder: Path) -> list[dict[str, str]]:
-    """What Paddle's launcher gives each rank of one node on CPUs, beside `variables`; its logs are in `folder`."""
+    """Returns the variables that Paddle's launcher would add for each rank of one node on CPUs, with logs in `folder`.
+
+    PORT_RANGE of `variables` limits the ports.
+    """
     free = _free(variables.get("PORT_RANGE", "0:0"), ranks + 1) or _free("0:0", ranks + 1)
     store, *endpoints = (f"127.0.0.1:{port}" for port in free)
     job = {
@@ -135,10 +138,10 @@ def launched(ranks: int, variables: Mapping[str, str], folder: Path) -> list[dic
 
 
 def _free(port_range: str, count: int) -> list[int]:
-    """Ports of this range at which nobody listens, of any where it is 0:0; empty if there are fewer than `count`."""
+    """Returns `count` free ports of this range, or any for 0:0; [] if there are fewer."""
     first, _, last = port_range.partition(":")
     free: list[int] = []
-    with ExitStack() as probes:  # open to the end, or the kernel might give a port twice
+    with ExitStack() as probes:  # sockets stay open, so that the kernel gives no port twice
         for port in range(int(first), int(last) + 1) if int(first) else [0] * count:
             probe = probes.enter_context(socket.socket())
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -153,7 +156,7 @@ def _free(port_range: str, count: int) -> list[int]:
 
 
 def _answer(waiting: Popen[bytes]) -> int:
-    """The next number that a waiting process says; 0 where it has ended."""
+    """Returns the next number that a waiting process writes; 0 if it has ended."""
     assert waiting.stdout is not None
     return int(waiting.stdout.readline() or b"0")
 
@@ -163,5 +166,5 @@ def _write(waiting: Popen[bytes], line: bytes) -> None:
     try:
         waiting.stdin.write(line)
         waiting.stdin.flush()
-    except BrokenPipeError:  # it has ended, which `poll` says
+    except BrokenPipeError:  # it has ended, as `poll` reports
         pass

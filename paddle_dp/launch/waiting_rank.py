@@ -1,7 +1,6 @@
-"""A process that has imported what a rank imports, and waits: the rank of each job is a fork of it (waiting.py).
+"""A process that makes a rank's imports and waits: the rank of each job is a fork of it (waiting.py).
 
-It has imported and done nothing else: no process group, no number drawn, no thread that a fork would lose. So a fork
-with the variables that Paddle's launcher sets is as fresh as a process that the launcher has just started.
+It has no process group, random draw or thread that a fork would lose, so a fork equals a new process.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-if __name__ == "__main__":  # Python has put this file's folder first, where its files would hide packages
+if __name__ == "__main__":  # Python has put this file's folder first, whose files would hide packages
     sys.path[0] = os.getcwd()
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -24,12 +23,12 @@ from paddle_dp.launch import worker
 from paddle_dp.launch.processes import adopt_orphans, descendants, die_with_parent, kill_all
 from paddle_dp.launch.silence import import_paddle
 
-BEFORE = frozenset(os.environ)  # Paddle sets variables when it is imported, which a rank keeps
+BEFORE = frozenset(os.environ)  # without Paddle's variables, set at its import, which a rank keeps
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a rank is started with: the worker's arguments, all its variables, and the file that it prints to."""
+    """A rank to start: the worker's arguments, all its variables, and the file for its output."""
 
     arguments: list[str]
     variables: dict[str, str]
@@ -40,16 +39,16 @@ class Case:
 
 
 def wait(entry_point: str) -> Case | None:
-    """Answers each case with the pid of its rank, and the line after it when nothing of that rank is left.
+    """Forks a rank for each case and answers its pid; answers the next line with 0 when no process of it is left.
 
-    Returns the case in the rank itself, and None in this process, when there are no more.
+    Returns the case in the rank, and None in this process, when there are no more cases.
     """
     import_paddle()
     import_module("paddle.distributed.fleet")
-    if entry_point in worker.ENTRY_POINTS:  # any other may do more than define something
+    if entry_point in worker.ENTRY_POINTS:  # importing other modules may have side effects
         import_module(worker.ENTRY_POINTS[entry_point].partition(":")[0])
     gc.collect()
-    gc.freeze()  # so that collecting garbage in a fork copies none of this
+    gc.freeze()  # so that garbage collection in a fork copies no memory of this process
     _answer(_threads_after_fork())
     me = os.getpid()
     while line := sys.stdin.readline():
@@ -60,7 +59,7 @@ def wait(entry_point: str) -> Case | None:
                 os._exit(1)
             return Case(**json.loads(line))
         _answer(rank)
-        sys.stdin.readline()  # until then the rank stays visible when it has ended, with its exit status
+        sys.stdin.readline()  # until then an ended rank stays visible, with its exit status
         kill_all(lambda: descendants(me))
         with suppress(ChildProcessError):
             while True:
@@ -70,7 +69,7 @@ def wait(entry_point: str) -> Case | None:
 
 
 def become(case: Case) -> None:
-    """Gives this fork the variables and the log of its rank, a session, and random numbers of its own."""
+    """Gives this fork its rank's variables and log, a new session, and new random seeds."""
     import numpy as np
     from paddle.base import core
 
@@ -82,13 +81,13 @@ def become(case: Case) -> None:
         os.environ.pop(name, None)
     os.environ.update(case.variables)
     os.setsid()
-    # From the machine's entropy, as at a start. Python has seeded its own.
+    # Seeded from the machine's entropy, as in a new process. Python reseeds `random` itself after a fork.
     core.default_cpu_generator().seed()
     np.random.seed()
 
 
 def _threads_after_fork() -> int:
-    """The threads of this process when it has forked: those of libraries that know of forks, as OpenBLAS, are gone."""
+    """Returns the number of threads after a fork: libraries that handle forks, as OpenBLAS, have ended theirs."""
     if (child := os.fork()) == 0:
         os._exit(0)
     os.waitpid(child, 0)

@@ -1,4 +1,4 @@
-"""Watches a job's ranks from outside: which process is which rank, and how each ended."""
+"""Watches a job's ranks from outside: finds each rank's process, and how it ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
-    """The end of a rank's process. `code`: its exit code, negative for a signal, None if it was not seen in time."""
+    """The end of a rank's process. `code`: its exit code, negative for a signal, None if it was seen too late."""
 
     rank: int
     pid: int
@@ -28,38 +28,38 @@ class Departure:
 
 
 class Started(Protocol):
-    """A job's ranks and what started them: Paddle's launcher, processes that had waited (waiting.Forks), or the process
-    that watches them (rank_launcher.RankLauncher)."""
+    """A job's ranks and their starter: Paddle's launcher (Launcher), waiting processes (waiting.Forks), or the
+    supervisor's process (rank_launcher.RankLauncher)."""
 
     @property
     def pid(self) -> int: ...
     @property
     def returncode(self) -> int: ...
     def poll(self) -> int | None:
-        """The exit status of what started the ranks; None while it lives."""
+        """Returns the exit status of the ranks' starter; None while it lives."""
 
     def wait(self) -> int:
-        """Called when no rank is left."""
+        """Waits for the starter and returns its exit status. Call it when no rank is left."""
 
     def ranks(self) -> Mapping[int, int]:
-        """The pid of each rank that has started and that nobody has waited for."""
+        """Returns the pid of each rank that has started and has not been waited for."""
 
     def left(self) -> list[int]:
-        """What is to be killed in the end: living processes of this job."""
+        """Returns the living processes of this job, to be killed in the end."""
 
 
 class PreparedRanks(Protocol):
-    """What was prepared before it was known what to start: ranks that wait, or a launcher."""
+    """Waiting ranks, or a launcher, prepared before the job is known."""
 
     def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Started | None:
-        """Starts the plan's ranks, which write to `attempt`; None where that has to be done in another way."""
+        """Starts the plan's ranks, which write to `attempt`; returns None if it cannot start them."""
 
 
 class Launcher(Popen[bytes]):
     """Paddle's launcher, whose children are the ranks. `expected`: the ranks that it starts, in this order.
 
-    `first_log`: the file that it makes right before the first of them. Children from before then are no ranks: where
-    nodes meet, one of them serves the meeting, and ends.
+    `first_log`: the file that it creates right before the first rank. Earlier children are no ranks: with several
+    nodes, one serves the rendezvous.
     """
 
     expected: Sequence[int] = ()
@@ -67,10 +67,10 @@ class Launcher(Popen[bytes]):
     _known_children: Sequence[int] = ()
 
     def ranks(self) -> Mapping[int, int]:
-        """The pid of each rank that has started and that the launcher has not waited for yet.
+        """Returns the pid of each rank that has started and that the launcher has not waited for yet.
 
-        A rank is known by its environment, which a process that has ended has no more. If one has ended before it was
-        known, its number follows from the launcher's order, as soon as no other rank is missing.
+        The environment identifies a rank. A rank that ended before that gets its number from the launcher's order, as
+        soon as no other rank is missing.
         """
         children = self._children()
         if self.first_log is not None and not self.first_log.exists():
@@ -83,7 +83,7 @@ class Launcher(Popen[bytes]):
         return {rank: pid for pid, rank in known.items()}
 
     def left(self) -> list[int]:
-        """The launcher and its descendants, as far as they live."""
+        """Returns the living processes among the launcher and its descendants."""
         return [*(descendants(self.pid) if self.poll() is None else []), *filter(alive, [self.pid])]
 
     def _children(self) -> list[int]:
@@ -94,11 +94,11 @@ class Launcher(Popen[bytes]):
 
 
 class RankMonitor:
-    """Looks at the ranks that have started, as `ranks` tells their pids; cheap enough for ten times a second.
+    """Watches the ranks whose pids `ranks` returns; cheap enough for ten looks a second.
 
-    The launcher reports only one failed rank, the lowest, and up to two seconds late. A child that has ended stays
-    visible as a zombie, with its exit code, until the launcher waits for it: so `rest` returns as soon as a rank ends,
-    or the exit code of one kill in twenty would be lost.
+    The launcher reports only one failed rank, the lowest, and up to two seconds late. An ended child keeps its exit
+    code as a zombie until the launcher waits for it: so `rest` returns as soon as a rank ends, or the exit code of one
+    kill in twenty would be lost.
     """
 
     def __init__(self, ranks: Callable[[], Mapping[int, int]]):
@@ -106,7 +106,7 @@ class RankMonitor:
         self.pids: dict[int, int] = {}
         self.departures: dict[int, Departure] = {}
         self._ends = select.poll()  # readable when a rank has ended
-        self._handles: dict[int, int] = {}  # a pidfd of each living rank
+        self._handles: dict[int, int] = {}  # pidfds by living rank
 
     def look(self) -> None:
         """Records the ranks that have started and ended since the last call."""
@@ -133,7 +133,7 @@ class RankMonitor:
     def _open_handle(self, rank: int, pid: int) -> None:
         try:
             self._handles[rank] = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # it ended already, or a kernel before 5.3: `rest` then only sleeps
+        except (AttributeError, OSError):  # it ended already, or a kernel before 5.3: `rest` only sleeps
             return
         self._ends.register(self._handles[rank], select.POLLIN)
 
@@ -149,10 +149,10 @@ class RankMonitor:
 
     @property
     def failed(self) -> list[Departure]:
-        """Ranks that are known to have ended with anything but 0."""
+        """Ranks known to have ended with another code than 0."""
         return [departure for departure in self.departures.values() if departure.code]
 
     def all_well(self, ranks: int, lost: Container[int] = ()) -> bool:
-        """Whether all `ranks` have started, and ended with 0, but for those that are `lost`."""
+        """True if all `ranks` have started and ended, each with 0 unless it is `lost`."""
         ended = self.departures.values()
         return len(ended) == ranks and all(d.code == 0 or d.rank in lost for d in ended)

@@ -1,6 +1,6 @@
-"""One rank of a job: reads the recipe again and calls the entry point; a failure is written down before anything else.
+"""One rank of a job: reads the recipe again and calls the entry point; it writes a failure before anything else.
 
-The launcher runs this file; `tools/train.py` and `tools/evaluate.py` are other doors to the same `main`.
+The launcher runs this file; `tools/train.py` and `tools/evaluate.py` call the same `main`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 
-if __name__ == "__main__":  # Python has put this file's folder first, where its files would hide packages
+if __name__ == "__main__":  # Python has put this file's folder first, whose files would hide packages
     sys.path[0] = os.getcwd()
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -43,20 +43,21 @@ ENTRY_POINTS = {
     "trace": "paddle_dp.proof.trace:trace",
     "first_forward": "paddle_dp.proof.first_forward:first_forward",
 }
-WATCHED = ("train", "evaluate")  # the entry points that say where they are
+WATCHED = ("train", "evaluate")  # the entry points that report their phases
 CLOSING = 5  # seconds for a failed rank to close its files
 
 
 def work(entry_point: str, recipe_path: Path, overrides: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Calls `entry_point` with the recipe in this process.
+    """Calls `entry_point` with the recipe in this process, and raises its errors.
 
-    It is a word of ENTRY_POINTS, or "module:function" of any function(recipe, options). Raises what that raises.
+    `entry_point` is a key of ENTRY_POINTS, or "module:function" of any function(recipe, options). Raises JobError if a
+    watched entry point leaves early by sys.exit(0).
     """
     from paddle_dp.recipe import read_recipe
 
     heartbeat.enter("start", "importing paddle")
     import_paddle()
-    faulthandler.enable()  # after paddle, which installs handlers of its own
+    faulthandler.enable()  # after paddle, which installs its handlers
     heartbeat.enter("start", "reading the recipe")
     recipe = read_recipe(recipe_path, overrides)
     heartbeat.enter("start" if entry_point in WATCHED else "unwatched")
@@ -71,7 +72,7 @@ def work(entry_point: str, recipe_path: Path, overrides: Sequence[str], options:
 
 
 def _left_early(leave: SystemExit, entry_point: str) -> JobError:
-    """What to say of sys.exit(0) in the midst of the work: without a word, the job would look done."""
+    """Returns the error for sys.exit(0) during the work: without it, the job would look done."""
     frames = traceback.extract_tb(leave.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}"
     done = f" after step {heartbeat.step}" if heartbeat.step else ""
@@ -99,7 +100,7 @@ def guarded(call: Callable[[], None], folder: Path | None) -> Failure | None:
         failure = Failure.from_error(ending, _rank())
     except KeyboardInterrupt as interrupt:
         failure = Failure.from_error(interrupt, _rank())
-    except Exception as error:  # noqa: BLE001 - the supervisor needs to know of any
+    except Exception as error:  # noqa: BLE001 - the supervisor needs to know any error
         failure = Failure.from_error(error, _rank())
     else:
         return None
@@ -137,7 +138,7 @@ def _main(entry_point: str, argv: Sequence[str] | None) -> NoReturn:
     sys.stdout.flush()
     shown = failure.frames or (failure.message if failure.expected else failure.traceback)
     print(shown, file=sys.stderr, flush=True)
-    # Python closes open files; but a thread that waits for lost peers must not keep this process alive.
+    # Python closes open files, but a thread that waits for lost peers must not keep this process alive.
     faulthandler.dump_traceback_later(CLOSING, exit=True)
     sys.exit(failure.exit_status)
 
@@ -150,11 +151,13 @@ def _read(entry_point: str, argv: Sequence[str] | None) -> Job:
     parser.add_argument("-o", "--override", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument("--resume", nargs="?", const="newest", metavar="CHECKPOINT")
     parser.add_argument(
-        "--accept", metavar="KEY,…", help="what --resume may find changed: loss,optimizer.clip"
+        "--accept", metavar="KEY,…", help="settings that may differ at --resume: loss,optimizer.clip"
     )
-    parser.add_argument("--checkpoint", metavar="CHECKPOINT", help="what to evaluate: newest, best or a path")
     parser.add_argument(
-        "--output-dir", "--out", metavar="DIR", help="the run folder, instead of the recipe's own"
+        "--checkpoint", metavar="CHECKPOINT", help="the one to evaluate: newest, best or a path"
+    )
+    parser.add_argument(
+        "--output-dir", "--out", metavar="DIR", help="the run folder, instead of the recipe's"
     )
     parser.add_argument("--entry-point", default=entry_point, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

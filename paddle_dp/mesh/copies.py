@@ -1,7 +1,7 @@
-"""Copies from the host's memory to the device's, and back, for which the host does not wait.
+"""Asynchronous copies from the host's memory to the device's, and back.
 
-`paddle.to_tensor(array, place=device)` returns when the copy is done, and with it all that the device was given before
-(3.3.1: two waits for each tensor). Here a copy is only queued; what reads the tensor is queued behind it.
+`paddle.to_tensor(array, place=device)` returns after the copy and all work queued before it (3.3.1: two waits for each
+tensor). Here a copy is only queued; operations that read the tensor are queued after it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 T = TypeVar("T")
-# Events that were recorded, each with the memory that must not be used for anything else until the device has come to
-# it. They are recorded again after that: a custom device waits where an event is destroyed (3.3.1).
+# Recorded events, each with memory that must not be reused until the device has reached the event. They are recorded
+# again after that, because a custom device waits when an event is destroyed (3.3.1).
 _recorded: deque[tuple[paddle.device.Event, Any]] = deque()
 
 
 def copies_to(device: Any) -> Callable[[Array], paddle.Tensor]:
-    """`to_device` for this place, which is looked at once."""
+    """Returns `to_device` for this place, which is examined only once."""
     return on_host if is_cpu(device) else partial(to_device, device=device)
 
 
 def to_device(array: Array, device: Any) -> paddle.Tensor:
-    """`array` as a tensor at `device`, copied on the current stream; the array may be changed as soon as this returns.
+    """Copies `array` to a tensor at `device`, on the current stream; the array may be changed on return.
 
     A GPU copies from page-locked memory, other devices from ordinary memory; either is kept until the copy is done.
     """
@@ -51,7 +51,7 @@ def to_device(array: Array, device: Any) -> paddle.Tensor:
 
 @dataclass(frozen=True)
 class Arriving:
-    """A copy on its way to the host's memory."""
+    """A copy in progress to the host's memory."""
 
     _copy: paddle.Tensor
     _event: paddle.device.Event | None = None
@@ -62,7 +62,7 @@ class Arriving:
         return self._event is None or bool(self._event.query())
 
     def take(self) -> paddle.Tensor:
-        """The copy, which the host waits for. Call it once."""
+        """Waits for the copy and returns it. Call it once."""
         if self._event is not None:
             self._event.synchronize()
             _recorded.append((self._event, None))
@@ -70,8 +70,10 @@ class Arriving:
 
 
 class ToHost:
-    """Copies from the device at `device` to the host, on a stream of their own: each behind what the device was given
-    until then, beside what it is given later."""
+    """Copies tensors from `device` to the host on a separate stream.
+
+    A copy waits for work queued before it, and runs concurrently with later work.
+    """
 
     def __init__(self, device: Any):
         import paddle
@@ -81,7 +83,7 @@ class ToHost:
         self._stream = None if self._waits else paddle.device.Stream()
 
     def begin(self, tensor: paddle.Tensor) -> Arriving:
-        """Begins a copy of a tensor whose values must not be changed until it is there."""
+        """Begins a copy of a tensor whose values must not change until the copy is done."""
         import paddle
 
         if self._stream is None:
@@ -94,10 +96,10 @@ class ToHost:
 
 
 def on_host(array: Array) -> paddle.Tensor:
-    """`array` as a tensor in host memory, whatever the device is.
+    """Copies `array` to a tensor in host memory, independent of Paddle's device.
 
-    `paddle.to_tensor` comes to the same after a look at what else it may have been given, which takes as long as the
-    copy of a small array.
+    `paddle.to_tensor` does the same after checking its argument's type, which takes as long as the copy of a small
+    array.
     """
     import numpy as np
     import paddle
@@ -111,27 +113,27 @@ def on_host(array: Array) -> paddle.Tensor:
 
 
 def is_cpu(device: Any) -> bool:
-    """Of any of Paddle's classes of places."""
+    """True for the CPU, in any of Paddle's classes of places."""
     return str(device) == "Place(cpu)"
 
 
 def prefetch(items: Iterator[T], device: Any) -> Iterator[T]:
-    """Yields `items`, whose tensors `to_device` copies, each while the device computes with the one before.
+    """Yields `items`, with tensors copied by `to_device`, each while the device computes with the previous item.
 
-    An item is taken, and its copies are queued on a stream of their own, before the one before is yielded. An error in
-    taking it is raised in its turn. On a CPU, or without streams, the items are yielded as they are.
+    It takes an item, and queues its copies on a separate stream, before it yields the previous one. An error while
+    taking an item is raised in that item's turn. On a CPU, or without streams, it returns `items` unchanged.
     """
     return _prefetch(items) if not is_cpu(device) and has_streams(str(device)) else items
 
 
 @cache
 def has_streams(device: str) -> bool:
-    """Whether Paddle has streams and events for the current device, called `device`; says so once where it has none."""
+    """True if Paddle has streams and events for the current device, called `device`; prints a line once if not."""
     import paddle
 
     try:
         paddle.device.Stream().wait_event(_record())
-    except Exception as error:  # noqa: BLE001 - each build of Paddle and each plugin says it in its own way
+    except Exception as error:  # noqa: BLE001 - builds of Paddle and plugins raise different errors
         print(
             f"Paddle has no streams and events for {device} here, so it waits while a batch is copied "
             f"({type(error).__name__}: {error})",
@@ -148,7 +150,7 @@ def _prefetch(items: Iterator[T]) -> Iterator[T]:
     arrivals: list[paddle.device.Event] = []  # of copies for which the computing stream does not wait yet
 
     def take() -> list[T]:
-        # Memory that is free is still used by what is queued now, and not by what will be.
+        # Queued work may still use memory that is free; later work does not.
         copying.wait_event(now := _record())
         _recorded.append((now, None))
         with paddle.device.stream_guard(copying):
@@ -169,18 +171,18 @@ def _prefetch(items: Iterator[T]) -> Iterator[T]:
             upcoming: list[T] = []
             try:
                 upcoming = take()
-            except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised in its turn
+            except Exception as raised:  # noqa: BLE001 - any error is raised in its item's turn
                 error = raised
             yield current[0]
             if error is not None:
                 raise error
             current = upcoming
     finally:
-        await_copies()  # also those that nobody wanted: their memory is used for something else next
+        await_copies()  # also unused copies, as their memory will be reused
 
 
 def _record() -> paddle.device.Event:
-    """An event behind all that the current stream was given."""
+    """Records an event after all queued work of the current stream."""
     import paddle
 
     done = bool(_recorded) and _recorded[0][0].query()

@@ -1,4 +1,4 @@
-"""How many ways each axis splits the work, and each rank's coordinates: arithmetic, without processes."""
+"""Computes the size of each mesh axis and each rank's coordinates: arithmetic, without processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ AXES = ("data", "pipeline", "sharding", "sequence", "tensor")
 class Degrees:
     """The size of each axis of the mesh; their product is the number of ranks that compute.
 
-    `data` and `sharding` ranks read different samples; ranks along the other axes work on the same ones. In front of
-    all these ranks there may be `servers`: ranks that read nothing and update a part of the parameters each.
+    `data` and `sharding` ranks read different samples; ranks along the other axes work on the same ones. The first
+    ranks may be `servers`: they read no samples, and each updates a part of the parameters.
     """
 
     data: int = 1
@@ -46,12 +46,15 @@ class Degrees:
 
     @property
     def dp_size(self) -> int:
-        """How many different shares of the data there are."""
+        """The number of different shares of the data."""
         return self.data * self.sharding
 
     def coords(self, rank: int) -> dict[str, int]:
-        """The coordinate of `rank` on each axis. Where there are servers, also its number among them as "server", −1 of
-        a rank that computes; a server is at 0 on every axis."""
+        """Returns the coordinate of `rank` on each axis.
+
+        With servers, "server" is the rank's index among them, or −1 for a rank that computes; a server has 0 on every
+        axis.
+        """
         coords = dict.fromkeys(AXES, 0)
         if self.servers:
             coords["server"] = rank if rank < self.servers else -1
@@ -61,7 +64,7 @@ class Degrees:
         return coords
 
     def rank(self, coords: dict[str, int]) -> int:
-        """The rank at `coords`; axes left out are 0."""
+        """Returns the rank at `coords`; omitted axes are 0."""
         number = 0
         for axis in AXES:
             number = number * self[axis] + coords.get(axis, 0)
@@ -69,7 +72,7 @@ class Degrees:
         return number + self.servers if server < 0 else server
 
     def group(self, rank: int, *axes: str) -> list[int]:
-        """The ranks that differ from `rank` on these axes alone, in order, including itself; a server is alone."""
+        """Returns the ranks that differ from `rank` only on these axes, in order, with itself; a server is alone."""
         if rank < self.servers:
             return [rank]
         coords = self.coords(rank)
@@ -77,22 +80,22 @@ class Degrees:
         return [self.rank(dict(zip(AXES, places, strict=True))) for places in product(*ranges)]
 
     def groups(self, *axes: str) -> list[tuple[int, ...]]:
-        """All groups along these axes, in order; each rank is in one of them."""
+        """Returns all groups along these axes, in order; each rank is in one of them."""
         return sorted({tuple(self.group(rank, *axes)) for rank in range(self.ranks)})
 
     def dp_rank(self, rank: int) -> int:
-        """Which share of the data `rank` reads; −1: none, for it is a server."""
+        """Returns the index of the share of the data that `rank` reads; −1 for a server."""
         if rank < self.servers:
             return -1
         coords = self.coords(rank)
         return coords["data"] * self.sharding + coords["sharding"]
 
     def role(self, rank: int) -> str:
-        """«server 1», «worker 0» where there are servers, else ""."""
+        """Returns «server 1» or «worker 0» if there are servers, else ""."""
         if not self.servers:
             return ""
         return f"server {rank}" if rank < self.servers else f"worker {rank - self.servers}"
 
     def as_dict(self) -> dict[str, int]:
-        """The sizes by axis, and the number of servers where there are any."""
+        """Returns the sizes by axis, and the number of servers if there are any."""
         return {name: size for name, size in asdict(self).items() if name in AXES or size}

@@ -1,4 +1,4 @@
-"""Which device a process computes on: the first that Paddle sees here, or the one that was asked for."""
+"""Chooses a process's device: the first that Paddle sees here, or the requested one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from paddle_dp.errors import UsageError, did_you_mean
 def choose(requested: str, variables: Mapping[str, str] = os.environ) -> str:
     """Sets Paddle's device and returns its name: "cpu", "gpu:0", "npu:3".
 
-    `requested` is "auto", "cpu", "gpu", "xpu" or the type of a custom device. The launcher gives each process a device
-    of its own by FLAGS_selected_gpus, or the same word with the device's type. Raises UsageError when there is none.
+    `requested` is "auto", "cpu", "gpu", "xpu" or the type of a custom device. The launcher selects each process's
+    device by FLAGS_selected_gpus, or the same name with the device's type. Raises UsageError if there is no such
+    device.
     """
     import paddle
 
@@ -27,7 +28,7 @@ def choose(requested: str, variables: Mapping[str, str] = os.environ) -> str:
 
 
 def kinds() -> list[str]:
-    """The types of device that Paddle can compute on here, as it prefers them; "cpu" is the last."""
+    """Returns the types of device of Paddle on this machine, in its order of preference; "cpu" is last."""
     import paddle
 
     device_types = list(paddle.device.get_all_custom_device_type() or ())
@@ -39,14 +40,14 @@ def kinds() -> list[str]:
 
 
 def current_device() -> Any:
-    """Paddle's current device as a place: `to_tensor` is twice as fast when it is given."""
+    """Returns Paddle's current device as a place: `to_tensor` is twice as fast with it."""
     import paddle
 
     return device_from_name(paddle.device.get_device())
 
 
 def device_from_name(device: str) -> Any:
-    """The place that a device's name stands for: "cpu", "gpu:0", "npu:3"."""
+    """Returns the place of a device's name: "cpu", "gpu:0", "npu:3"."""
     import paddle
 
     kind, _, number = device.partition(":")
@@ -58,7 +59,7 @@ def device_from_name(device: str) -> Any:
 
 
 def not_here(requested: str, here: list[str]) -> str:
-    """What to say of a device that Paddle does not see, and what to do."""
+    """Returns the message for a device that Paddle does not see, with the next step."""
     if requested == "gpu":
         return (
             "train.device is gpu, but Paddle sees none here. Install paddlepaddle-gpu from Paddle's own package "

@@ -1,7 +1,7 @@
-"""The ports of Paddle's libraries, closed to whom they are not for: neither its store nor gloo asks who connects.
+"""Closes the ports of Paddle's libraries to strangers: neither its store nor gloo authenticates connections.
 
-Their sockets are the library's own; an option that is set through a duplicate of one holds for the original. Nothing
-here needs privileges, and nothing is done where the system has no /proc.
+The libraries own their sockets, but an option set through a duplicate holds for the original. Nothing here needs
+privileges, and without /proc nothing is done.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from paddle_dp.errors import JobError
 EVERYWHERE = ("0.0.0.0", "::")
 ATTACH_FILTER = 26  # SO_ATTACH_FILTER, for which Python has no name
 DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction of a packet filter: keep 0 bytes
-ACCEPTED_LATER = 24  # where tcp_info has the number of connections that wait to be accepted
+ACCEPTED_LATER = 24  # offset in tcp_info of the number of connections that wait to be accepted
 PATIENCE = 1.0  # seconds for these to be accepted
 ESTABLISHED = "01"
 ALONE = "unshare --map-root-user --net sh -c 'ip link set lo up; paddle-dp train …'"
 
 
 def listen_to_this_machine_only(master: str) -> None:
-    """Closes this process's listening sockets to other machines, if the job's master, "host:port", is a loopback
-    address. Nothing where the system has no such way.
+    """Closes this process's listening sockets to other machines, if `master`, the job's "host:port", is a loopback
+    address. Does nothing on a system without SO_BINDTODEVICE.
 
-    Paddle's store listens on all interfaces whatever address it is given (3.3.1). After SO_BINDTODEVICE the kernel
-    hands it only what arrives through `lo`. Linux allows that to everybody since 5.7.
+    Paddle's store listens on all interfaces, independent of its address (3.3.1). After SO_BINDTODEVICE the kernel
+    passes it only packets from `lo`. Linux allows that without privileges since 5.7.
     """
     if not master.startswith("127."):
         return
@@ -42,21 +42,21 @@ def listen_to_this_machine_only(master: str) -> None:
 
 
 def listens_everywhere(end: socket.socket) -> bool:
-    """Whether a socket takes connections that come to any address of this machine."""
+    """True if a socket listens at every address of this machine."""
     return _listens(end) and end.getsockname()[0] in EVERYWHERE
 
 
 def close_to_all(end: socket.socket) -> None:
-    """From now on a listening socket hears of no new connection. Raises OSError where the system has no such way."""
+    """Makes a listening socket ignore all new connections. Raises OSError if the system does not support that."""
     program = ctypes.create_string_buffer(DROP_ALL)
     end.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program)))
 
 
 class Connections:
-    """The connections that a library makes while it starts: none may lead to another user of this machine.
+    """Checks the connections that a library makes while it starts: none may lead to another user of this machine.
 
-    `port`: where a store listens, which strangers may have connected to. Their connections are cut: what they can have
-    written is under names that the ranks do not use (secret.py).
+    At `port` a store listens. Strangers' connections to it are cut: they can only have written names that the ranks do
+    not use (secret.py).
     """
 
     def __init__(self, port: int = 0):
@@ -65,8 +65,8 @@ class Connections:
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
-        """Around the meeting of a group: where it fails because another user has come between, that is the error. gloo
-        takes whoever connects first, and refuses the rank that was meant."""
+        """Wraps the connecting of a group: raises JobError if another user made it fail, as gloo accepts the first
+        connection and refuses the expected rank."""
         try:
             yield
         except Exception:
@@ -74,8 +74,8 @@ class Connections:
             raise
 
     def check(self) -> None:
-        """Raises JobError where a connection that is new since this object was made leads to another user's process:
-        gradients would go through it. Users cannot be told across machines."""
+        """Raises JobError if a connection made since this object was created leads to another user's process, which
+        would read gradients. Users of other machines cannot be identified."""
         users = _users()
         for end in _sockets():
             user = None if _inode(end) in self._before else users.get(_ends(end))
@@ -87,13 +87,13 @@ class Connections:
             own, peer = end.getsockname()[1], end.getpeername()[1]
             raise JobError(
                 f"user {user} of this machine has come between the ranks while they connected (ports {own} and "
-                f"{peer}), and the job ends before anything is exchanged. Start it again; where that user goes on, in "
-                f"a network of its own: {ALONE}"
+                f"{peer}), and the job ends before anything is exchanged. Start it again; if that repeats, in a "
+                f"separate network: {ALONE}"
             )
 
     def close_port(self) -> None:
-        """From now on nobody can connect to `port`, where a store of this process listens, and strangers' connections
-        to it are cut; the ranks' own stay. Call it when all ranks have connected."""
+        """Closes `port`, where this process's store listens, to new connections, and cuts strangers'. Call it when all
+        ranks have connected. Raises JobError like `check`."""
         for end in _sockets():
             if _listens(end) and end.getsockname()[1] == self.port:
                 with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ class Connections:
 
 
 def _wait_until_accepted(end: socket.socket) -> None:
-    """Waits for the library to accept what has connected, so that the connections of strangers can be seen."""
+    """Waits until the library has accepted all connections, so that strangers' connections can be seen."""
     limit = time.monotonic() + PATIENCE
     while time.monotonic() < limit:
         info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ACCEPTED_LATER + 4)
@@ -113,7 +113,7 @@ def _wait_until_accepted(end: socket.socket) -> None:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Duplicates of this process's TCP sockets, each until the next one."""
+    """Yields duplicates of this process's TCP sockets; each is closed before the next one."""
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):
             copy = os.dup(int(name))
@@ -136,7 +136,7 @@ def _inode(end: socket.socket) -> int:
 
 
 def _users() -> dict[tuple[str, str], int]:
-    """The user of each established TCP connection's end on this machine, by its own address and its peer's."""
+    """Returns the user of each established TCP connection's end on this machine, by its address and its peer's."""
     users = {}
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ def _users() -> dict[tuple[str, str], int]:
 
 
 def _ends(end: socket.socket) -> tuple[str, str]:
-    """The addresses of a socket's peer and its own, as /proc writes them; empty where it has no peer."""
+    """Returns the addresses of a socket's peer and of the socket, as in /proc; ("", "") without a peer."""
     try:
         return _written(end.family, *end.getpeername()[:2]), _written(end.family, *end.getsockname()[:2])
     except OSError:
@@ -156,13 +156,13 @@ def _ends(end: socket.socket) -> tuple[str, str]:
 
 
 def _written(family: int, host: str, port: int) -> str:
-    """«0100007F:1F90» for 127.0.0.1:8080."""
+    """Returns the address as in /proc: «0100007F:1F90» for 127.0.0.1:8080."""
     packed = socket.inet_pton(family, host.partition("%")[0])
     words = struct.unpack(f"={len(packed) // 4}I", packed)
     return _as_version_4("".join(f"{word:08X}" for word in words) + f":{port:04X}")
 
 
 def _as_version_4(address: str) -> str:
-    """An address of version 4 in the clothes of version 6 as it is."""
+    """Returns an IPv4-mapped IPv6 address as IPv4; other addresses unchanged."""
     mapped = "".join(f"{word:08X}" for word in struct.unpack("=3I", bytes(10) + b"\xff\xff"))
     return address.removeprefix(mapped)

@@ -1,4 +1,4 @@
-"""This process's place in the job, read from the environment variables that the launcher sets. No paddle."""
+"""Reads this process's rank in the job from the launcher's environment variables. Does not import paddle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddle_dp.errors import JobError, LostPeerError, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """One process's place in the job, as `paddle.distributed.launch` sets it."""
+    """One process's rank and the job's size and master, as `paddle.distributed.launch` sets them."""
 
     rank: int = 0
     ranks: int = 1
@@ -42,12 +42,12 @@ class Environment:
 
 
 def rank_host() -> str:
-    """This rank's address for the other ranks, as the launcher gives it."""
+    """Returns this rank's address for the other ranks, from the launcher's variable."""
     return os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rsplit(":", 1)[0]
 
 
 def wait_for_port(address: str, patience: float = 300.0) -> None:
-    """Returns once something listens at `address` ("host:port").
+    """Returns once a socket listens at `address` ("host:port").
 
     Paddle's store sleeps 3 s when rank 1 connects before rank 0 listens (no FLAG changes it); polling every 20 ms
     saves most of that at every start. Raises LostPeerError after `patience` seconds.
@@ -72,7 +72,7 @@ def check_port(address: str) -> None:
     """
     port = int(address.rpartition(":")[2])
     with socket.socket() as probe:
-        # As the store does: a port in TIME_WAIT is free.
+        # The store does the same: a port in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))

@@ -1,7 +1,7 @@
-"""Where each rank is, written into a few words of shared memory that its supervisor reads: step, phase, sample, time.
+"""Each rank writes its step, phase, sample and time into shared memory that its supervisor reads.
 
-Nothing is sent and nobody is asked: entering a phase costs one write of 104 bytes. The memory has no name in any file
-system, so no disk can be full and nothing is left behind; ranks find it under /proc by their supervisor's number.
+Entering a phase costs one write of 104 bytes. The memory has no name in any file system, so no disk can be full and
+nothing is left over; ranks find it under /proc by their supervisor's pid.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PHASES = (
     "checkpoint",
     "callbacks",
     "end",  # after the callbacks' end
-    "done",  # and the process is about to leave
-    "unwatched",  # it does not say where it is
+    "done",  # the process is about to leave
+    "unwatched",  # the rank does not report its phases
 )
 VARIABLE = "PADDLE_DP_HEARTBEAT"
-STARTED = "PADDLE_DP_STARTED"  # when the job's first attempt did: the origin of train.max_time
+STARTED = "PADDLE_DP_STARTED"  # when the job's first attempt started: the origin of train.max_time
 _NUMBER = {name: number for number, name in enumerate(PHASES)}
-_RECORD = struct.Struct("<qdqqqqq48s")  # count, time, step, phase, sample, whether it waits, first step, what
+_RECORD = struct.Struct("<qdqqqqq48s")  # count, time, step, phase, sample, flags, first step, activity
 _MOVED, _SAMPLE = struct.Struct("<qd"), struct.Struct("<q")
 _AT_SAMPLE = struct.calcsize("<qdqq")
 _NAME = struct.Struct("24s")
@@ -45,10 +45,10 @@ _SLOT = 128
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """One rank as it was last seen. `count` grows with every sign of life; `time` is that of the last, in seconds of
-    the machine's monotonic clock. `step`: updates done, `first` of them by earlier attempts. `sample`: the index of the
-    sample that is read, or -1. `waits`: for other ranks. `stops`: when it is asked to, in good order. `name`: what it
-    is beside a rank, «server 1»; "" for nothing else. `expendable`: the others go on without it."""
+    """One rank's last status. `count` grows with every sign of life; `time` is the last one's, in seconds of the
+    machine's monotonic clock. `step`: updates done, `first` of them by earlier attempts. `sample`: the index of the
+    sample that it reads, or -1. `waits`: it waits for other ranks. `stops`: it can stop in good order. `name`: its
+    role, «server 1», or "". `expendable`: the others can continue without it."""
 
     count: int
     time: float
@@ -64,7 +64,7 @@ class RankStatus:
 
 
 class Heartbeat:
-    """One rank's own record. Without a supervisor it is written all the same, into memory that nobody reads."""
+    """One rank's record. Without a supervisor it is written into private memory."""
 
     def __init__(self) -> None:
         self._memory: bytearray | mmap.mmap = bytearray(_SLOT)
@@ -76,30 +76,30 @@ class Heartbeat:
         self.name = ""
         self._since = self.born = time.monotonic()
         self._spent: defaultdict[str, float] = defaultdict(float)
-        self.tape: Tape | None = None  # of the steps that are measured
+        self.tape: Tape | None = None  # set during measured steps
 
     def attach(self, memory: bytearray | mmap.mmap, slot: int = 0) -> None:
-        """From now on this record is the one at `slot` of `memory`."""
+        """Moves this record to `slot` of `memory`."""
         self._memory, self._at = memory, slot * _SLOT
         self.call(self.name)
 
     def detach(self) -> None:
-        """From now on nobody reads it: in a forked process, or at an entry point that does not say where it is."""
+        """Moves the record to private memory: in a forked process, or at an entry point that reports no phases."""
         self.attach(bytearray(_SLOT))
         self.tape = None
 
     def begin_tape(self, tape: Tape) -> None:
-        """What this rank does from now on is on `tape`."""
+        """Records this rank's work on `tape` from now on."""
         self._tally()
         self.tape = tape
 
     def end_tape(self) -> None:
-        """What this rank did until now is on the tape, and nothing after it."""
+        """Ends the tape; it has this rank's work until now."""
         self._tally()
         self.tape = None
 
     def call(self, name: str) -> None:
-        """What this rank is beside a rank, «server 1», for who speaks of it."""
+        """Sets the role shown in messages, «server 1»."""
         self.name = name
         _NAME.pack_into(self._memory, self._at + _AT_NAME, name.encode()[: _NAME.size])
 
@@ -108,32 +108,32 @@ class Heartbeat:
         return self._phase
 
     def enter(self, phase: str, activity: str = "") -> None:
-        """The rank does something else now; `activity` says it more exactly."""
+        """Enters a phase; `activity` describes it in detail."""
         now = self._tally()
         self._phase, self._activity, self._waits = phase, activity.encode()[:48] if activity else b"", False
         self._write(now)
 
     def at(self, sample: int) -> None:
-        """The rank reads this sample now."""
+        """Reports that the rank now reads this sample."""
         self._count += 1
         _MOVED.pack_into(self._memory, self._at, self._count, time.monotonic())
         _SAMPLE.pack_into(self._memory, self._at + _AT_SAMPLE, sample)
 
     @contextmanager
     def within(self, phase: str, activity: str = "") -> Iterator[None]:
-        """Around what is done in the midst of another phase."""
+        """Enters a phase within another one; returns to that one unless an error is raised."""
         before = self._phase, self._activity, self._waits
         self.enter(phase, activity)
         yield
-        # Not after a failure: where it happened is worth more than where the rank would have gone on.
+        # Not after a failure: its phase is worth more than the phase before it.
         now = self._tally()
         self._phase, self._activity, self._waits = before
         self._write(now)
 
     @contextmanager
     def waiting(self, activity: str, exchange: Exchange = ("", 0, False)) -> Iterator[None]:
-        """Around an exchange: the rank is where it is because others have not come. Within another one that one's name
-        stays, which says more. `exchange`: which one it is, for a tape."""
+        """Marks the rank as waiting for others within an exchange; a nested exchange keeps the outer, clearer name.
+        `exchange` identifies it on a tape."""
         before, now = (self._activity, self._waits), self._tally()
         self._activity, self._waits = self._activity if self._waits else activity.encode()[:48], True
         self._write(now)
@@ -147,12 +147,12 @@ class Heartbeat:
             self._write(now)
 
     def spent(self) -> dict[str, float]:
-        """The seconds of this process so far, by phase, without those in which it waited for other ranks."""
+        """Returns the seconds of this process so far, by phase, without waits for other ranks."""
         self._tally()
         return dict(self._spent)
 
     def _tally(self) -> float:
-        """Adds the time since the last call to what was done in it, and returns now."""
+        """Adds the time since the last call to the current phase, and returns now."""
         if self.tape is not None and self.tape.settle is not None:
             self.tape.settle()
         now = time.monotonic()
@@ -172,11 +172,11 @@ class Heartbeat:
 
 
 heartbeat = Heartbeat()
-"""This process's own."""
+"""This process's heartbeat."""
 
 
 def read(memory: bytes | bytearray | mmap.mmap, slot: int) -> RankStatus | None:
-    """The record at `slot` of a board's memory; None before its first."""
+    """Returns the status at `slot` of a board's memory; None before the first."""
     count, when, step, phase, sample, waits, first, activity = _RECORD.unpack_from(memory, slot * _SLOT)
     if not count:
         return None
@@ -190,9 +190,9 @@ def read(memory: bytes | bytearray | mmap.mmap, slot: int) -> RankStatus | None:
 
 
 class StatusTable:
-    """The records of a node's ranks, in memory of the process that watches them; `variables` lead the ranks to it.
+    """The records of a node's ranks, in memory of the process that watches them; `variables` name it to the ranks.
 
-    Raises OSError where there is no such memory (it is Linux's).
+    Raises OSError on a system without such memory (only Linux has it).
     """
 
     def __init__(self, ranks: int):
@@ -203,7 +203,7 @@ class StatusTable:
         os.fchmod(self._file, 0o600)
         os.truncate(self._file, ranks * _SLOT)
         self._memory = mmap.mmap(self._file, ranks * _SLOT)
-        os.close(os.open(self._path, os.O_RDWR))  # as the ranks will
+        os.close(os.open(self._path, os.O_RDWR))  # tests that the ranks will be able to
 
     @property
     def _path(self) -> str:
@@ -214,11 +214,11 @@ class StatusTable:
         return {VARIABLE: self._path}
 
     def give(self, record: Heartbeat, slot: int = 0) -> None:
-        """Gives the heartbeat of this very process its place here."""
+        """Attaches a heartbeat of this process to `slot`."""
         record.attach(self._memory, slot)
 
     def read(self, slot: int) -> RankStatus | None:
-        """The record of the rank with this number on this node; None before its first."""
+        """Returns the status of this node's rank at `slot`; None before its first."""
         return read(self._memory, slot)
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ class StatusTable:
 
 @contextmanager
 def on_board() -> Iterator[None]:
-    """Around the part of a script that says where it is: what lies before and after it is not watched."""
+    """Reports phases within the context, a part of a script that is otherwise unwatched."""
     if heartbeat.phase != "unwatched":
         yield
         return
@@ -241,7 +241,7 @@ def on_board() -> Iterator[None]:
 
 
 def join_board() -> None:
-    """Gives this process's record its place on the supervisor's board, where there is one."""
+    """Attaches this process's record to the supervisor's board, if there is one."""
     path = os.environ.get(VARIABLE)
     if path is None:
         return

@@ -1,9 +1,9 @@
-"""Names the ranks that are late to an exchange: the error of a rank that waits should name the one it waits for.
+"""Names the ranks that are late to an exchange, so that the error of a waiting rank names the one it waits for.
 
-Each rank counts the exchanges that it has entered, by group. Nothing is sent while all goes well. A rank whose counts
-have not changed for a while writes them into the job's store, from a thread: a rank that waits as well as one that
-computes for long or sleeps. A rank that has waited longer than `notice` reads the others' counts there; ranks with
-lower counts than its own are late. A rank that is stopped writes nothing, and its last counts are too low.
+Each rank counts the exchanges that it has entered, by group. If its counts have not changed for a while, because it
+waits, computes for long or sleeps, a thread writes them into the job's store. A rank that has waited longer than
+`notice` reads the others' counts there; ranks with lower counts are late. A stopped rank writes nothing, and its last
+counts are too low.
 """
 
 from __future__ import annotations
@@ -24,30 +24,28 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.secret import JobStore, job_store
 
 Counts = dict[str, int]
-# The line that a waiting rank prints. The launcher looks for it in the log of a process that the wait ended in C++.
+# The line of a waiting rank. The launcher looks for it in the log of a process that the wait ended in C++.
 WAITED = re.compile(r"^rank \d+ has waited \d+ s in .+ for ranks? [\d, ]+$", re.MULTILINE)
 
 
 @dataclass
 class Wait:
-    """An exchange that this rank has entered: its group and name, since when, and which ranks are late."""
+    """An exchange that this rank has entered: its group, members and name, its start, and the late ranks."""
 
     group: str
     members: Sequence[int]
     activity: str
     since: float
     late: tuple[int, ...] = ()
-    reported: float = 0.0  # how long this rank had waited when it last printed who is late
+    reported: float = 0.0  # seconds that this rank had waited when it last printed the late ranks
 
 
 class Arrivals:
-    """One rank's counts of exchanges, and the thread that compares them with the others' during a long wait.
+    """One rank's counts of exchanges, and the thread that compares them with the others' during a long wait. `store`
+    opens a separate connection for the thread. Times are in seconds."""
 
-    `store` opens a connection for the thread alone, while all ranks can still connect. Times are in seconds.
-    """
-
-    notice = 20.0  # after so long a wait the late ranks are named
-    idle = 4.0  # after so long without an exchange a rank writes its counts
+    notice = 20.0  # a wait's length before the late ranks are named
+    idle = 4.0  # time without an exchange before a rank writes its counts
     poll = 1.0
 
     def __init__(self, rank: int, store: Callable[[], Any], patience: float = 600.0):
@@ -68,8 +66,8 @@ class Arrivals:
     def waiting(
         self, group: str, members: Sequence[int], activity: str, computes: bool = False
     ) -> Iterator[None]:
-        """Around an exchange among `members`. Raises LostPeerError, naming the late ranks, after its limit.
-        `computes`: this rank does so within it, too."""
+        """Counts an exchange among `members` within the context. Raises LostPeerError, naming late ranks, at its limit.
+        `computes`: this rank also computes within it."""
         self.counts[group] = self.counts.get(group, 0) + 1
         wait = Wait(group, members, activity, time.monotonic())
         self._changed = wait.since
@@ -90,7 +88,7 @@ class Arrivals:
             self._changed = time.monotonic()
 
     def late(self, wait: Wait, counts: dict[int, Counts]) -> tuple[int, ...]:
-        """The members of an exchange whose counts are lower than this rank's."""
+        """Returns the members of an exchange with lower counts than this rank's."""
         mine = self.counts.get(wait.group, 0)
         return tuple(r for r in wait.members if r != self.rank and counts[r].get(wait.group, 0) < mine)
 
@@ -107,7 +105,7 @@ class Arrivals:
                 wait = next(iter(self._waits[-1:]), None)
                 if wait is not None and now - wait.since >= max(self.notice, 2 * wait.reported):
                     self._report(wait, store, now - wait.since)
-        except Exception:  # noqa: BLE001 - the job's store is gone: the job ends, and reports why elsewhere
+        except Exception:  # noqa: BLE001 - the job's store is gone: the job ends, and its cause is reported elsewhere
             return
 
     def _report(self, wait: Wait, store: Any, waited: float) -> None:
@@ -131,14 +129,14 @@ _arrivals: list[Arrivals] = []
 
 
 def arrivals() -> Arrivals | None:
-    """This process's counts; None where there are no other ranks."""
+    """Returns this process's counts; None without other ranks."""
     return _arrivals[0] if _arrivals else None
 
 
 def waiting(
     group: str, members: Sequence[int], activity: str, computes: bool = False
 ) -> AbstractContextManager[None]:
-    """Around an exchange of this process: `Arrivals.waiting`, where there are other ranks."""
+    """Returns `Arrivals.waiting` for an exchange of this process; without other ranks an empty context."""
     mine = arrivals()
     return nullcontext() if mine is None else mine.waiting(group, members, activity, computes)
 

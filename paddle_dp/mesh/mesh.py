@@ -1,4 +1,4 @@
-"""The joined ranks, as one object that every other package asks."""
+"""The mesh: one object for the joined ranks, used by all other packages."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """The ranks of a job and this process's place among them.
+    """The ranks of a job and this process's rank.
 
     With several ranks every exchange is *collective*: all ranks call it, in the same order. A mesh of one rank needs no
     process group, and its exchanges cost nothing.
 
-    Ranks that are `expendable` may die in the midst of a training, and are in `lost` then, on all others after the same
-    exchange: what is gathered and summed is of those that are left.
-    `workers_device`: where there are servers, that of the first worker.
+    `expendable` ranks may die during a training; they are then in `lost`, on all others after the same exchange, and
+    exchanges omit them. `workers_device` is the first worker's device if there are servers.
     """
 
     rank: int = 0
@@ -50,27 +49,27 @@ class Mesh:
 
     @classmethod
     def alone(cls) -> Mesh:
-        """A mesh of one CPU rank, without joining a job: for tests and for tools that start no ranks."""
+        """Returns a mesh of one CPU rank, without joining a job: for tests and tools that start no ranks."""
         return cls()
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that writes the logs, the dashboard and the screen."""
+        """True on the rank that writes the logs, the dashboard and the screen."""
         return self.rank == 0
 
     @property
     def computes_on(self) -> str:
-        """The kind of device on which ranks compute that read samples: "cpu", "gpu"; this one may be a server."""
+        """The kind of device of ranks that read samples, "cpu" or "gpu", even if this rank is a server."""
         return (self.workers_device or self.device).partition(":")[0]
 
     @property
     def displayed_device(self) -> str:
-        """On a server what `computes_on` says, else `device`: what is shown."""
+        """The device to show: `computes_on` on a server, else `device`."""
         return self.device if self.reads else self.computes_on
 
     @cached_property
     def axes(self) -> Degrees:
-        """How the ranks are split over the axes: all over data, unless a strategy set `degrees`."""
+        """The sizes of the axes: all ranks are on data, unless a strategy set `degrees`."""
         return self.degrees or Degrees(data=self.ranks)
 
     @property
@@ -80,12 +79,12 @@ class Mesh:
 
     @property
     def dp_rank(self) -> int:
-        """Which share of the data this rank reads; −1: none. Ranks with equal `dp_rank` read the same samples."""
+        """The index of this rank's share of the data; −1: none. Ranks with equal `dp_rank` read the same samples."""
         return self.axes.dp_rank(self.rank)
 
     @property
     def reads(self) -> bool:
-        """Whether this rank reads samples and computes, which a server does not."""
+        """True if this rank reads samples and computes, which a server does not."""
         return self.dp_rank >= 0
 
     @cached_property
@@ -99,14 +98,14 @@ class Mesh:
 
     @cached_property
     def is_loss_rank(self) -> bool:
-        """Whether this rank's losses and scores count: one rank of each reader, on the last pipeline stage."""
+        """True if this rank's losses and scores count: on one rank of each reader, on the last pipeline stage."""
         coords = self.coords
         if not self.reads:
             return False
         return coords["pipeline"] == self.axes.pipeline - 1 and not (coords["tensor"] or coords["sequence"])
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        """Adds `tensor` up over the ranks, in place, and returns it."""
+        """Sums `tensor` over the ranks, in place, and returns it."""
         if self.axes.servers:
             first, *others = self.gather_tensor(tensor)
             tensor.set_value(sum(others, first))
@@ -118,16 +117,16 @@ class Mesh:
         return tensor
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums of `values` over the ranks, in their order, on every rank; past the devices, as `gather`."""
+        """Returns the sums of `values` over the ranks, on every rank; exchanged between hosts, as in `gather`."""
         if self.ranks == 1:
             return [float(value) for value in values]
         return [sum(column) for column in zip(*self.gather(list(map(float, values))), strict=True)]
 
     def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
-        """Every rank's `tensor` (equal shapes and dtypes), in rank order."""
+        """Returns every rank's `tensor` (equal shapes and dtypes), in rank order."""
         if self.ranks == 1:
             return [tensor]
-        if self.axes.servers:  # not over process groups, in which workers would talk to one another
+        if self.axes.servers:  # there are no process groups, as they would connect workers with each other
             rows = self._messages.gather(copied_bytes(tensor), "an exchange between all ranks")
             return tensors_of(rows, tensor)
         import paddle.distributed as dist
@@ -138,14 +137,14 @@ class Mesh:
         return gathered
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's `value` (anything that JSON can represent), in rank order. No rank waits for its device."""
+        """Returns every rank's `value` (any JSON), in rank order. No rank waits for its device."""
         if self.ranks == 1:
             return [value]
         rows = self._messages.gather(json.dumps(value).encode(), "an exchange between all ranks")
         return [json.loads(row) for row in rows]
 
     def broadcast(self, tensor: paddle.Tensor, source: int = 0) -> paddle.Tensor:
-        """Gives all ranks `source`'s values of `tensor`, in place, and returns it."""
+        """Copies `source`'s `tensor` to all ranks, in place, and returns it."""
         if self.axes.servers:
             mine = copied_bytes(tensor) if self.rank == source else b""
             rows = self._messages.gather(mine, "an exchange between all ranks")
@@ -159,10 +158,10 @@ class Mesh:
         return tensor
 
     def wait(self, name: str) -> None:
-        """A barrier without a time limit, for work that one rank does alone: writing a checkpoint, building a cache."""
+        """Waits for all ranks without a time limit, while one rank writes a checkpoint or builds a cache."""
         if self.ranks == 1:
             return
-        if self.expendable:  # of which nobody else would hear that one is gone
+        if self.expendable:  # the store would not report a lost rank
             self._messages.gather(b"", f"'{name}'")
             return
         key = f"paddle_dp/wait/{next(self._waits)}/{name}"
@@ -173,8 +172,10 @@ class Mesh:
                 arrived = self._store.add(key, 0)
 
     def waiting(self, activity: str, computes: bool = False) -> AbstractContextManager[None]:
-        """Around an exchange `activity` of all ranks: if it takes long, each waiting rank prints which ranks are late.
-        `computes`: the ranks do so within it, too."""
+        """Wraps an exchange `activity` of all ranks: if it takes long, each waiting rank prints the late ranks.
+
+        `computes`: the ranks also compute within it.
+        """
         return late_ranks.waiting("all", range(self.ranks), activity, computes)
 
     @cached_property
@@ -188,7 +189,7 @@ class Mesh:
 
 
 def new_group(ranks: Iterable[int]) -> Any:
-    """A process group of these ranks, whose connections lead to no other user's process. Collective."""
+    """Creates a process group of these ranks; raises JobError if a connection leads to another user. Collective."""
     import paddle.distributed as dist
 
     connections = Connections()
@@ -198,12 +199,12 @@ def new_group(ranks: Iterable[int]) -> Any:
 
 
 def copied_bytes(tensor: paddle.Tensor) -> bytes:
-    """A copy of the numbers of a tensor, on whatever device it is; of bfloat16 the bits."""
+    """Copies a tensor's numbers from any device; bfloat16 as its bits."""
     return bytes(tensor.detach().numpy().tobytes())
 
 
 def tensors_of(rows: Iterable[bytes | bytearray], like: paddle.Tensor) -> list[paddle.Tensor]:
-    """The other way, for tensors of the shape and the dtype of `like`."""
+    """Returns the tensors with these bytes, with the shape, dtype and place of `like`."""
     import numpy as np
     import paddle
 
@@ -218,16 +219,16 @@ _joined: dict[str, Mesh] = {}
 def join(
     seed: int | None = None, device: str = "auto", patience: float | None = None, servers: int = 0
 ) -> Mesh:
-    """Joins this process to its job and returns the mesh; call it before you make a model or a loader.
+    """Joins this process to its job and returns the mesh; call it before you make a model or a loader. Collective.
 
     A process started by `paddle.distributed.launch` (or `paddle-dp train`) connects to its peers; any other is a mesh
-    of one rank. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank. `patience`
-    is how many seconds every exchange on CPUs waits for a late rank (default 600; Paddle alone has a fixed 30).
+    of one rank. A second call returns the same mesh. `seed` sets Paddle's generator, equally on every rank. `patience`:
+    seconds that every exchange on CPUs waits for a late rank (default 600; Paddle alone has a fixed 30).
 
-    `servers`: so many of the first ranks compute on the CPU, whatever the `device`. There are no process groups then:
-    the ranks that compute talk to these alone, from host to host.
+    The first `servers` ranks compute on the CPU, independent of `device`. There are then no process groups: workers
+    exchange only with servers, from host to host.
 
-    Raises UsageError when `device` ("auto", "cpu", "gpu", "xpu" or the type of a custom device) is not there.
+    Raises UsageError if there is no `device` ("auto", "cpu", "gpu", "xpu" or the type of a custom device).
     """
     import paddle
 
@@ -251,8 +252,8 @@ def join(
                 late_ranks.start(here.rank, here.master, seconds)
         degrees = Degrees(data=here.ranks - servers, servers=servers) if servers else None
         mesh = Mesh(rank=here.rank, ranks=here.ranks, device=device_name, degrees=degrees)
-        # gloo lets a rank go on while a peer is still connecting to it. If the rank failed now, the peer would report a
-        # lost connection instead of the rank's own error: so all wait for each other first.
+        # gloo lets a rank continue while a peer is still connecting to it. If the rank failed now, the peer would
+        # report a lost connection and hide the rank's error: so all wait for each other first.
         mesh.sum_tensor(paddle.ones([1])).tolist()
         if here.ranks > 1:
             connections.close_port()
@@ -265,8 +266,10 @@ def join(
 
 
 def _set_patience(patience: float | None, device: str) -> float:
-    """Sets how long exchanges wait for a late rank, over gloo too if its group is at `device`, and returns it; None:
-    what the bridge's `install` set, or 600."""
+    """Sets how many seconds exchanges wait for a late rank, and returns it; None keeps the bridge's value, or 600.
+
+    On the device "cpu" it also sets gloo's limit for the default group.
+    """
     from paddle_dp.gloo.time_limit import set_time_limit
 
     Patience.seconds = Patience.seconds if patience is None else patience

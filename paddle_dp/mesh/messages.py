@@ -1,7 +1,7 @@
-"""What the processes of some ranks tell each other, past their devices.
+"""Messages between hosts of ranks, without their devices.
 
-A number that comes back from a device is there when the device has done all that it was given before, and the host
-waits. What the hosts know already they tell each other over sockets: they wait for each other, and for no device.
+A number from a device arrives only after all work queued before it, and the host waits. Hosts exchange their numbers
+over sockets instead: they wait for each other, but not for a device.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from paddle_dp.errors import LostPeerError
 from paddle_dp.mesh import late_ranks, transport
 
 LENGTH = struct.Struct("<Q")
-LOST = 2**64 - 1  # instead of a length: the rank is gone
-# Below 0: the bridge counts from 0.
+LOST = 2**64 - 1  # replaces the length of a lost rank
+# Negative, as the bridge counts groups from 0.
 CHANNELS = {
     "all": -1, "sharding": -2, "gradients": -3, "values": -4, "asked": -5, "lent": -6, "replicas": -7, "claims": -8,
     "granted": -9, "elastic": -10, "center": -11, "servers": -12, "sums": -13, "factors": -14, "pushed": -15,
@@ -23,11 +23,11 @@ CHANNELS = {
 
 
 class Messages:
-    """Messages among the global `ranks`, one of which is `rank`: of the whole mesh, or of an axis (`group`).
+    """Messages between the global `ranks`, which include `rank`, over the channel `group`: the mesh, or an axis.
 
-    With `hub`, one of the ranks, each sends to that one alone, which sends all to each: no two others ever connect.
-    Then ranks that are `expendable` may die: what they had to say is left out from then on, and they are in `lost`, on
-    all ranks after the same exchange.
+    With `hub`, one of the ranks, each rank sends only to the hub, which sends all messages to each: no two other ranks
+    connect. Then `expendable` ranks may die: their messages are omitted from then on, and they are in `lost`, on all
+    ranks after the same exchange.
     """
 
     def __init__(
@@ -44,11 +44,8 @@ class Messages:
         self._expendable, self._lost = expendable, set() if lost is None else lost
 
     def gather(self, payload: bytes, activity: str) -> list[bytes]:
-        """Every rank's bytes, in the order of `ranks`, without those of lost ones. Collective. `activity`: this
-        exchange, when ranks are late to it.
-
-        Raises LostPeerError when a rank is gone, or is late by the whole of `Patience.seconds`.
-        """
+        """Returns every rank's bytes, in the order of `ranks`, without lost ranks'. Collective. `activity` names this
+        exchange in reports. Raises LostPeerError when a rank is gone, or late by `Patience.seconds`."""
         with transport.around(self), late_ranks.waiting(self._group, self.ranks, activity):
             endpoint = transport.endpoint()
             return (
@@ -58,10 +55,10 @@ class Messages:
             )
 
     def _gather(self, payload: bytes, endpoint: transport.Endpoint) -> list[bytes]:
-        """In each of log2(ranks) turns a rank gets as many as it has, from twice as far away (Bruck et al. 1997, IEEE
-        Transactions on Parallel and Distributed Systems 8)."""
+        """Gathers in log2(ranks) rounds, in each from a rank twice as far away (Bruck et al. 1997, IEEE Transactions on
+        Parallel and Distributed Systems 8)."""
         size = len(self.ranks)
-        got = [payload]  # of the ranks from this one on, around the circle
+        got = [payload]  # messages of the ranks from this one on, around the ring
         while (have := len(got)) < size:
             count = min(have, size - have)
             endpoint.send(self.id, self.ranks[self._me - have], self.packed(got[:count]))
@@ -82,7 +79,7 @@ class Messages:
         return [row for row in rows if row is not None]
 
     def _row(self, rank: int, endpoint: transport.Endpoint) -> bytes | None:
-        """What a rank says at the hub; None of one that is lost."""
+        """Receives a rank's message at the hub; returns None for a lost rank."""
         if rank in self._lost:
             return None
         try:
@@ -95,7 +92,7 @@ class Messages:
 
     @staticmethod
     def packed(rows: Sequence[bytes | None]) -> memoryview:
-        """Every rank's bytes as one message, which a hub sends; None for one that is lost."""
+        """Packs every rank's bytes into one message of a hub; None stands for a lost rank."""
         parts = (LENGTH.pack(LOST) if row is None else LENGTH.pack(len(row)) + row for row in rows)
         return memoryview(b"".join(parts))
 

@@ -1,4 +1,4 @@
-"""Several devices of one process: which they are, work on one of them, and copies from one to another."""
+"""Lists several devices of one process, runs work on one of them, and copies between them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 
 def devices_of(main_device: str, variables: Mapping[str, str] = os.environ) -> list[str]:
-    """The devices of this process, beginning with its `main_device`, "gpu:0": those that its launcher gave it, or else
-    all that Paddle sees. On a CPU that alone."""
+    """Returns the devices of this process, beginning with its `main_device`, "gpu:0".
+
+    These are the devices from its launcher, else all that Paddle sees; a CPU is alone.
+    """
     kind, _, first = main_device.partition(":")
     if not first:
         return [main_device]
@@ -25,7 +27,7 @@ def devices_of(main_device: str, variables: Mapping[str, str] = os.environ) -> l
 
 
 def _visible(kind: str) -> int:
-    """How many devices of a kind Paddle sees here."""
+    """Returns the number of devices of a kind that Paddle sees here."""
     import paddle
 
     if kind == "gpu":
@@ -37,7 +39,7 @@ def _visible(kind: str) -> int:
 
 @contextmanager
 def on(device: str) -> Iterator[None]:
-    """Around work that a device is to do, whose tensors lie there: Paddle computes on one current device."""
+    """Makes `device` Paddle's current device within the context; the work's tensors must be on it."""
     import paddle
 
     before = paddle.device.get_device()
@@ -52,10 +54,10 @@ def on(device: str) -> Iterator[None]:
 
 
 def moved(tensor: paddle.Tensor, device: str) -> paddle.Tensor:
-    """A copy of a tensor on another device, without its history; the tensor itself, where it lies there already.
+    """Returns a copy of a tensor on another device, detached from its graph; a tensor on that device itself.
 
-    The host waits for the device that has it, and for the copy: streams of two devices do not wait for each other, and
-    memory that is free may be given away before the copy has read it.
+    The host waits for the source device, and for the copy: streams of two devices do not wait for each other, and freed
+    memory may be reused before the copy has read it.
     """
     import paddle
 
@@ -69,5 +71,5 @@ def moved(tensor: paddle.Tensor, device: str) -> paddle.Tensor:
 
 
 def name_of(device: Any) -> str:
-    """«Place(gpu:1)», of any of Paddle's classes of places, as a device is called: "gpu:1"."""
+    """Returns the device name of a place of any of Paddle's classes: "gpu:1" for «Place(gpu:1)»."""
     return str(device).removeprefix("Place(").removesuffix(")")

@@ -1,8 +1,8 @@
-"""What the ranks of a job know and no other user of their machines: a key, by which each knows the others.
+"""The key of a job's ranks, by which they identify each other and which no other user of their machines knows.
 
-`paddle-dp` makes one for each attempt, and hands it over as it does the secrets among the environment
-(launch/privately.py): not in the words of a command, and not through a file. Without `paddle-dp` it is made of the
-user's own secret (PADDLE_DP_SECRET), or, on one machine, by rank 0, from whose memory the other ranks read it.
+`paddle-dp` makes a key for each attempt, and passes it like other secrets (launch/privately.py), not on a command line
+or in a file. Without `paddle-dp` the key is derived from the user's secret (PADDLE_DP_SECRET), or, on one machine, made
+by rank 0, and the other ranks read it from its memory.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 from paddle_dp.errors import JobError, UsageError
 from paddle_dp.mesh.environment import Environment
 
-SECRET, SECRET_FILE = "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE"  # the user's own
-VARIABLE = "PADDLE_DP_RANKS_SECRET"  # what a supervisor gives its ranks
+SECRET, SECRET_FILE = "PADDLE_DP_SECRET", "PADDLE_DP_SECRET_FILE"  # set by the user
+VARIABLE = "PADDLE_DP_RANKS_SECRET"  # set by a supervisor for its ranks
 SEAL = "PADDLE_DP_SEAL"  # =off: messages between machines carry no code
-NAME = "paddle_dp/key"  # in the store: where rank 0's key can be read
+NAME = "paddle_dp/key"  # in the store: the path of rank 0's key
 BYTES = 32
 _keys: list[bytes] = []
 
 
 def users_secret(variables: Mapping[str, str]) -> bytes:
-    """The user's secret: PADDLE_DP_SECRET, or what is in the file PADDLE_DP_SECRET_FILE; empty where there is neither.
+    """Returns the user's secret: PADDLE_DP_SECRET, or the content of the file PADDLE_DP_SECRET_FILE; b"" without both.
 
-    Raises UsageError where the file cannot be read, or is empty.
+    Raises UsageError if the file cannot be read, or is empty.
     """
     if word := variables.get(SECRET):
         return word.encode()
@@ -48,20 +48,18 @@ def users_secret(variables: Mapping[str, str]) -> bytes:
 
 
 def proof(key: bytes, *chunks: bytes) -> bytes:
-    """HMAC-SHA256 of `chunks`, one after the other: what only holders of the key can make."""
+    """Returns the HMAC-SHA256 of the joined `chunks`, which only holders of the key can make."""
     return hmac.digest(key, b"".join(chunks), "sha256")
 
 
 def seals() -> bool:
-    """Whether messages between machines carry a code, which only holders of the key can make."""
+    """True if messages between machines carry a code, which only holders of the key can make."""
     return os.environ.get(SEAL, "").lower() not in ("off", "0", "no", "false")
 
 
 def job_key(store: Any) -> bytes:
-    """The key of this job's ranks, which all must ask for; empty where they have nothing in common but a network.
-
-    `store`: the job's, of Paddle. Raises JobError where another user has written into it.
-    """
+    """Returns the key of this job's ranks; all ranks must call it. b"" if they share only a network. `store` is the
+    job's, of Paddle. Raises JobError if another user has written into it."""
     if not _keys:
         word = os.environ.pop(VARIABLE, "")
         _keys.append(bytes.fromhex(word) if word else _agreed(store))
@@ -75,7 +73,8 @@ def _agreed(store: Any) -> bytes:
     if not here.single_machine or not hasattr(os, "memfd_create"):
         if here.rank == 0:
             print(
-                f"the ranks share no secret: whoever reaches their ports can join them. Set {SECRET} on all nodes.",
+                f"the ranks share no secret: any program that reaches their ports can join them. Set {SECRET} on all "
+                "nodes.",
                 flush=True,
             )
         return b""
@@ -96,14 +95,14 @@ def _agreed(store: Any) -> bytes:
             os.close(file)
     except (OSError, ValueError) as error:
         raise JobError(f"rank {here.rank} cannot read rank 0's key at {path}: {error}.") from error
-    raise JobError(f"somebody else than rank 0 has written into the job's store: {path} holds no key of it.")
+    raise JobError(
+        f"another process than rank 0 has written into the job's store: {path} holds no key of rank 0."
+    )
 
 
 class JobStore:
-    """The job's store under names that only its ranks know: whoever else writes into it changes nothing of theirs.
-
-    Paddle's store asks nobody, and lists no names.
-    """
+    """The job's store with names that only its ranks know, so that strangers cannot change the ranks' values: Paddle's
+    store authenticates no client, and lists no names."""
 
     def __init__(self, store: Any):
         self._store, self._key = store, job_key(store)
@@ -125,7 +124,7 @@ class JobStore:
 
 
 def job_store() -> JobStore:
-    """The job's store, which this process has joined."""
+    """Returns the job's store, which this process has joined."""
     from paddle.base import core
 
     return JobStore(core.create_or_get_global_tcp_store())

@@ -1,7 +1,7 @@
-"""What one rank did in some steps: its own time by phase, each wait for others, and what was carried beside its work.
+"""Records one rank's work in some steps: its time by phase, each wait for others, and concurrent transfers.
 
-A tape hangs on the heartbeat for the steps that are measured, and is filled at the moments that the heartbeat sees
-anyway: there is no second clock, and without a tape nothing is measured.
+A tape is attached to the heartbeat for measured steps, and filled at the heartbeat's events: there is no second clock,
+and without a tape nothing is measured.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-MAX_ROWS = 20_000  # waits, sends or transfers that a tape holds: what comes after is not told apart by rank
-LARGE = 4096  # bytes of the smallest message whose transfer counts: less is there before anybody could wait for it
+MAX_ROWS = 20_000  # waits, sends or transfers that a tape holds; later ones are not recorded
+LARGE = 4096  # bytes of the smallest transfer that counts: smaller ones arrive before a rank can wait
 
 Exchange = tuple[str, int, bool]
-"""Which exchange a rank waits in: its group, the how manieth of the group, whether the rank computes in it, too."""
+"""The exchange in which a rank waits: its group, its index in the group, and True if the rank also computes in it."""
 
 
 class Tape:
     """One rank's record. Times are seconds of the machine's monotonic clock.
 
-    `active_seconds`: seconds without waiting, by (phase, what). `cpu`: of these, in which this thread was on a core, by
-    phase.
-    `waits`: [group, number, phase, start, stop, computes] of each wait that is not within another. `sends`:
-    [group, to, number, time] of messages; `transfers`: [start, stop] in which a thread of the carrier read or wrote
-    one. `settle` is called before each reading of the clock: on an accelerator it waits for the device.
+    `active_seconds`: seconds without waiting, by (phase, activity). `cpu`: the part of them with this thread on a core,
+    by phase. `waits`: [group, number, phase, start, stop, computes] of each wait that is not within another. `sends`:
+    [group, to, number, time] of messages; `transfers`: [start, stop] in which a thread of the transport read or wrote
+    a message. `settle` is called before each reading of the clock: on an accelerator it waits for the device.
     """
 
     def __init__(self, settle: Callable[[], None] | None = None):
@@ -37,37 +36,37 @@ class Tape:
         self._thread = time.thread_time()
 
     def add(self, phase: str, activity: str, seconds: float) -> None:
-        """This rank did this for so long."""
+        """Adds seconds to an activity of a phase."""
         self.active_seconds[phase, activity] = self.active_seconds.get((phase, activity), 0.0) + seconds
         now = time.thread_time()
         self.cpu[phase] = self.cpu.get(phase, 0.0) + now - self._thread
         self._thread = now
 
     def wait(self, exchange: Exchange, phase: str, start: float, stop: float) -> None:
-        """This rank waited in an exchange."""
+        """Records a wait of this rank in an exchange."""
         self._thread = time.thread_time()
         if len(self.waits) < MAX_ROWS:
             group, number, computes = exchange
             self.waits.append((group, number, phase, start, stop, computes))
 
     def send(self, group: int, to: int, number: int) -> None:
-        """This rank has sent the `number`-th message of a group to a rank."""
+        """Records that this rank has sent the `number`-th message of a group to rank `to`."""
         if len(self.sends) < MAX_ROWS:
             self.sends.append((group, to, number, time.monotonic()))
 
     def transfer(self, start: float, size: int) -> None:
-        """A thread has just carried a message of `size` bytes, and began at `start`."""
+        """Records that a thread has transferred a message of `size` bytes, from `start` until now."""
         if size >= LARGE and len(self.transfers) < MAX_ROWS:
             self.transfers.append((start, time.monotonic()))
 
     def hand_over(self, activity: str, start: float) -> None:
-        """This rank has just given a gradient, or a bucket of them, to be exchanged, and began that at `start`."""
+        """Called after a gradient or a bucket was handed over for its exchange, from `start` on. Does nothing."""
 
     def computed(self) -> None:
-        """This rank has computed all of a backward: until its end it waits for what others have to do in it."""
+        """Called when this rank has computed all of a backward, and only exchanges remain in it. Does nothing."""
 
     def as_json(self) -> dict[str, Any]:
-        """For the ranks that compare theirs: lists and numbers."""
+        """Returns lists and numbers, with which ranks compare their tapes."""
         return {
             "own": [[phase, activity, seconds] for (phase, activity), seconds in self.active_seconds.items()],
             "cpu": self.cpu,
@@ -78,10 +77,9 @@ class Tape:
 
 
 class ExchangeTrace(Tape):
-    """A tape that also keeps when each piece of work was, for a picture: `spans`, [phase, start, stop], without waits;
-    `handovers`, [what, start, stop] of gradients and buckets that were handed over; `computed_at`: when all of a
-    backward
-    was computed on an accelerator, for which `drain` waits, and not for what travels."""
+    """A tape that also keeps the times of all work, for a timeline. `spans`: [phase, start, stop] of work without
+    waits. `handovers`: [activity, start, stop] of gradients and buckets handed over. `computed_at`: times at which an
+    accelerator had computed a whole backward; `drain` waits for that, but not for transfers."""
 
     def __init__(self, settle: Callable[[], None] | None = None, drain: Callable[[], None] | None = None):
         super().__init__(settle)

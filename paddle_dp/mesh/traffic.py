@@ -1,4 +1,4 @@
-"""How many bytes this process has sent to others: counted where our own sockets carry them, else by arithmetic."""
+"""Counts the bytes that this process has sent: exactly for this package's sockets, else by arithmetic."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from paddle_dp.mesh import transport
 
 @dataclass
 class Traffic:
-    """Bytes since the process began. `collectives`: what Paddle's process groups were given to exchange, as a ring
-    sends it, which is the fewest bytes (docs/exchange.md)."""
+    """Bytes sent since the process began. `collectives`: bytes of Paddle's process groups, computed for a ring, which
+    sends the fewest (docs/exchange.md)."""
 
     collectives: float = 0.0
 
     def all_reduced(self, size: float, ranks: int) -> None:
-        """`size` bytes were summed over so many ranks."""
+        """Adds a sum of `size` bytes over `ranks` ranks."""
         self.collectives += 2 * (ranks - 1) / ranks * size
 
     def reduced(self, size: float, ranks: int) -> None:
-        """They were summed at one rank, gathered from all or scattered to all: each rank sends its part of them."""
+        """Adds `size` bytes that were summed at one rank, gathered or scattered: each rank sends its part of them."""
         self.collectives += (ranks - 1) / ranks * size
 
     @property
     def sent(self) -> float:
-        """All that this process has sent."""
+        """All bytes that this process has sent."""
         return self.collectives + transport.sent_bytes()
 
 

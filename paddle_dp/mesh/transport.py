@@ -1,8 +1,8 @@
-"""Bytes from rank to rank over plain sockets: sends never block, one queue per (group, source) keeps their order.
+"""Sends bytes between ranks over plain sockets: sends never block, one queue per (group, source) keeps their order.
 
-On one machine they are Unix sockets, which no other user can connect to. Across machines they are TCP: both ends prove
-that they know the job's key before anything is read, and where it is the user's own secret, each message carries a code
-that nobody else can make.
+On one machine they are Unix sockets, to which no other user can connect. Across machines they are TCP sockets: both
+ends prove that they know the job's key before anything is read. With a key, each message also carries a code that only
+its holders can make, unless PADDLE_DP_SEAL=off.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ from paddle_dp.mesh.secret import JobStore, job_key, proof, seals
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-DIGITS = 16  # random bytes of each end, first the listener's: then no proof holds twice
+DIGITS = 16  # random bytes of each end, first the listener's, so that no proof is valid twice
 PROOF = 32
 HELLO = struct.Struct(f"<{DIGITS}sqq{PROOF}s")  # the caller's digits, its rank, the listener's, and its proof
-ENTRY = 10.0  # seconds for a caller to prove who it is
-STRANGERS = 16  # who may have connected without a proof; the oldest goes first
-TRIES = 3  # of a caller whom strangers have crowded out
+ENTRY = 10.0  # seconds for a caller to send its proof
+STRANGERS = 16  # open connections without a proof; the oldest is closed first
+TRIES = 3  # attempts to connect, as strangers may crowd a caller out
 HEADER = struct.Struct("<qQ")  # group, length
-CODE = 16  # bytes behind each message between machines
+CODE = 16  # bytes of the code after each message between machines
 LAST_SENDS = 30.0  # seconds that an ending process waits for its queued sends
 
-# Called with the group (`id`, `ranks`) of each exchange, returns a context to run it in. Nested exchanges are observed,
-# too.
+# Called with the group (`id`, `ranks`) of each exchange, also of nested ones; returns a context in which it runs.
 Observer = Callable[[Any], contextlib.AbstractContextManager[Any]]
 observers: list[Observer] = []
 
@@ -58,7 +57,7 @@ def around(group: Any) -> Iterator[None]:
 
 
 class Patience:
-    """How long a rank waits for a peer, in seconds; one for the process, set by `join` or by the bridge's `install`."""
+    """How many seconds this process waits for a peer, set by `join` or by the bridge's `install`."""
 
     seconds = 600.0
 
@@ -70,7 +69,7 @@ class Endpoint:
         self.rank, self.store, self._pid = rank, store, os.getpid()
         self._key, self._seals = key, bool(key) and not single_machine and seals()
         self._unproven: list[socket.socket] = []
-        self.refused = 0  # connections of strangers
+        self.refused = 0  # number of strangers' connections
         self._listener, address = _listen(single_machine)
         self._arrived = threading.Condition()
         self._inbox: dict[tuple[int, int], collections.deque[bytearray]] = collections.defaultdict(
@@ -92,12 +91,12 @@ class Endpoint:
 
     def send(self, group: int, rank: int, *data: memoryview) -> None:
         """Writes or queues `data`, as one message, for a peer and returns; the caller must not change it afterwards.
-        For one whose process has ended it does nothing."""
+        Does nothing if the peer's process has ended."""
         self._send(self._to(self._outgoing, rank), group, rank, data)
 
     def ask(self, group: int, rank: int, *data: memoryview) -> None:
-        """As `send`, over a connection of its own, for a short message that shall not wait behind a long one: else what
-        is asked for travels when what is answered has, and each link carries one direction at a time."""
+        """Sends a short message like `send`, over a separate connection, so that it does not wait for a long one: else
+        each link would carry one direction at a time."""
         self._send(self._to(self._asking, rank), group, rank, data)
 
     def _send(self, outgoing: Outgoing | None, group: int, rank: int, data: tuple[memoryview, ...]) -> None:
@@ -109,12 +108,12 @@ class Endpoint:
         outgoing.send(group, *data)
 
     def connect(self, rank: int) -> None:
-        """Connects to a peer, if that is not done yet; else its first message does."""
+        """Connects to a peer unless connected; without this call the first message connects."""
         self._to(self._outgoing, rank)
 
     def _to(self, outgoing: dict[int, Outgoing], rank: int) -> Outgoing | None:
-        """The connection to a peer; None: nobody listens any more, for its process has ended."""
-        # Without waiting for another peer, which another thread may be connecting to.
+        """Returns the connection to a peer; None if its process has ended and no longer listens."""
+        # Looked up without the lock, which a thread that connects to another peer may hold.
         if rank in outgoing:
             return outgoing[rank]
         with self._connecting, contextlib.suppress(ConnectionError):
@@ -123,13 +122,13 @@ class Endpoint:
             return outgoing[rank]
         with self._arrived:
             if self._incoming[rank]:
-                return None  # what it has sent is still being read
+                return None  # its messages are still being read
         self._mark_gone(rank)
         return None
 
     def answer(self, group: int, answer: Callable[[int, bytearray], None]) -> None:
-        """From now on `answer(rank, data)` is called with each message of a group, those that wait here first, whatever
-        this process does meanwhile: in the thread that has read it, and not in two threads for one rank."""
+        """Calls `answer(rank, data)` from now on with each message of a group, first with waiting ones. The reading
+        thread calls it, concurrently with this process's work, and never two threads for one rank."""
         with self._arrived:
             for (channel, rank), inbox in list(self._inbox.items()):
                 while channel == group and inbox:
@@ -137,8 +136,8 @@ class Endpoint:
             self._answers[group] = answer
 
     def receive(self, group: int, rank: int) -> bytearray:
-        """Waits for the next message of a peer in a group. Raises LostPeerError when the peer is gone, or after
-        `Patience.seconds`."""
+        """Waits for the next message of a peer in a group and returns it. Raises LostPeerError when the peer is gone,
+        or after `Patience.seconds`."""
         inbox = self._inbox[group, rank]
         self._received[group, rank] += 1
         with self._arrived:
@@ -152,21 +151,21 @@ class Endpoint:
         raise LostPeerError(f"rank {self.rank} waits for a message of rank {rank}, which {why}. See its log.")
 
     def is_gone(self, rank: int) -> bool:
-        """Whether a peer that had connected has left, or is dead."""
+        """True if a peer that had connected has left, or is dead."""
         return rank in self._gone
 
     def when_gone(self, user: str, farewell: Callable[[int], None]) -> None:
-        """From now on `farewell(rank)` is called when a peer is gone, in the thread that has read all that it sent. One
-        for each user `user`, the last one given."""
+        """Calls `farewell(rank)` from now on when a peer is gone, in the thread that has read all its messages. Each
+        `user` has one farewell, the last one given."""
         with self._arrived:
             self._farewells[user] = farewell
 
     def arrived(self, group: int, rank: int) -> bool:
-        """Whether a message of a peer is there, so that `receive` would not wait."""
+        """True if a message of a peer has arrived, so that `receive` would not wait."""
         return bool(self._inbox[group, rank])
 
     def flush(self) -> None:
-        """Returns when everything queued has been written, or after 30 s, so that an exit loses no sends."""
+        """Returns when everything queued has been written, or after 30 s per peer, so that an exit loses no sends."""
         if os.getpid() != self._pid:
             return  # a forked data worker: its copy of the queues has no threads to empty them
         for of_peers in (self._asking, self._outgoing):
@@ -177,20 +176,19 @@ class Endpoint:
     def _leave(self) -> None:
         self.flush()
         if self.refused and os.getpid() == self._pid:
-            words = (
-                f"rank {self.rank} refused {self.refused} connections of who did not know the job's secret"
-            )
+            words = f"rank {self.rank} refused {self.refused} connections that did not know the job's secret"
             print(words, file=sys.stderr, flush=True)
 
     def notice_silence(self) -> None:
-        """From now on a peer whose machine has not answered for about 20 s is gone, although its connection is open."""
+        """From now on counts a peer as gone if its machine has not answered for about 20 s."""
         with self._arrived:
             self._keeps_alive = True
             for connection in itertools.chain(*self._incoming.values()):
                 _keep_alive(connection)
 
     def _connect(self, rank: int) -> tuple[socket.socket, bytes]:
-        """A connection to a peer, and the key of its codes. Raises ConnectionError where nobody listens any more."""
+        """Connects to a peer; returns the connection and the key of its codes. Raises ConnectionError if the peer no
+        longer listens, or refuses TRIES attempts."""
         for attempt in range(TRIES):
             connection = _reach(bytes(self.store.get(f"endpoint/{rank}")).decode())
             if (key := self._introduce(connection, rank)) is not None:
@@ -200,8 +198,8 @@ class Endpoint:
         raise ConnectionError(f"rank {rank} does not let rank {self.rank} in")
 
     def _introduce(self, connection: socket.socket, rank: int) -> bytes | None:
-        """Proves to the listener who calls, and has it prove that it is `rank`; returns the key of the connection's
-        codes, or None where it is not."""
+        """Proves this rank's identity to the listener, and checks that the listener is `rank`. Returns the key of the
+        connection's codes, or None if a proof fails."""
         connection.settimeout(Patience.seconds)
         if (theirs := _read(connection, DIGITS)) is None:
             return None
@@ -216,7 +214,7 @@ class Endpoint:
         return self._session(names)
 
     def _admit(self, connection: socket.socket) -> tuple[int, bytes] | None:
-        """The listener's part: the caller's rank and the key of the connection's codes; None for a stranger."""
+        """Checks a caller; returns its rank and the key of the connection's codes, or None for a stranger."""
         digits = secrets.token_bytes(DIGITS)
         connection.sendall(digits)
         if not _is_same_user(connection) or (hello := _read(connection, HELLO.size)) is None:
@@ -230,7 +228,7 @@ class Endpoint:
         return rank, self._session(names)
 
     def _session(self, names: bytes) -> bytes:
-        """The key of the codes of one connection; empty where its messages have none."""
+        """Returns the key of one connection's codes; b"" if its messages have none."""
         return proof(self._key, b"session", names) if self._seals else b""
 
     def _accept(self) -> None:
@@ -247,7 +245,7 @@ class Endpoint:
             self._refuse_strangers(STRANGERS)
 
     def _refuse_strangers(self, most: int) -> None:
-        """Ends the oldest connections of those who have not proven anything, but for so many."""
+        """Closes the oldest connections without a proof; keeps `most` of them."""
         with self._arrived:
             for connection in self._unproven[: max(0, len(self._unproven) - most)]:
                 with contextlib.suppress(OSError):
@@ -290,11 +288,11 @@ class Endpoint:
             with self._arrived:
                 self._incoming[rank].remove(connection)
                 if self._incoming[rank]:
-                    return  # what it has sent over another one is still being read
+                    return  # messages of another connection are still being read
             self._mark_gone(rank)
 
     def _mark_gone(self, rank: int) -> None:
-        """A peer is gone."""
+        """Marks a peer as gone and calls the farewells, once."""
         with self._arrived:
             if rank in self._gone:
                 return
@@ -306,8 +304,8 @@ class Endpoint:
 
 
 class Codes:
-    """The codes of one connection's messages, each of its message and of its number: none can be changed, repeated or
-    left out. False without a key: then there are none."""
+    """The codes of one connection's messages, each made from a message and its number, so that no message can be
+    changed, repeated or omitted. False without a key."""
 
     def __init__(self, key: bytes):
         self._key, self._number = key, itertools.count()
@@ -316,20 +314,20 @@ class Codes:
         return bool(self._key)
 
     def next(self, *message: Buffer) -> bytes:
-        """The code of the next message."""
+        """Returns the code of the next message."""
         code = hmac.new(self._key, b"%d " % next(self._number), "sha256")
         for piece in message:
             code.update(piece)
         return code.digest()[:CODE]
 
     def check(self, code: Buffer | None, *message: Buffer) -> bool:
-        """Whether it is the next message's."""
+        """True if `code` is the next message's."""
         return code is not None and hmac.compare_digest(code, self.next(*message))
 
 
 class Outgoing:
-    """A connection to one peer; keeps the order of messages. `send` never blocks: what does not fit into the socket's
-    buffer is queued for a thread, which is started when it is first needed. `key`: of its codes."""
+    """A connection to one peer, which keeps the order of messages. `send` never blocks: bytes that do not fit into the
+    socket's buffer are queued for a thread. `key` is the key of its codes."""
 
     def __init__(self, connection: socket.socket, key: bytes = b""):
         if connection.family != socket.AF_UNIX:
@@ -337,19 +335,19 @@ class Outgoing:
         self._connection, self._changed, self._turn = connection, threading.Condition(), threading.Lock()
         self._codes = Codes(key)
         self._queue: collections.deque[memoryview] = collections.deque()
-        self.bytes = 0  # of messages that were given to it
+        self.bytes = 0  # of all messages, also queued ones
         self._broken = self._threaded = False
 
     def send(self, group: int, *data: memoryview) -> None:
-        """Writes a message, or queues what does not fit; `data` must not be changed afterwards.
+        """Writes a message, or queues the bytes that do not fit; `data` must not be changed afterwards.
 
-        Writing in the caller's thread is faster than in another, and done even if the process is killed right after.
-        Messages to a peer that is gone are dropped: `receive` raises the error.
+        Writing in the caller's thread is faster, and done even if the process is killed right after. Messages to a lost
+        peer are dropped: `receive` raises the error.
         """
         with self._turn:
             message = [memoryview(HEADER.pack(group, sum(map(len, data)))), *data]
             self._put(message)
-            if self._codes and not self._broken:  # made while the message is on its way
+            if self._codes and not self._broken:  # computed while the kernel sends the message
                 self._put([memoryview(self._codes.next(*message))])
 
     def _put(self, message: list[memoryview]) -> None:
@@ -364,12 +362,12 @@ class Outgoing:
             self._changed.notify_all()
 
     def flush(self, seconds: float) -> bool:
-        """Waits until everything has been written, `seconds` at most; whether it has."""
+        """Waits until everything has been written, `seconds` at most; returns True if it has."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue, timeout=seconds)
 
     def _write(self, message: list[memoryview]) -> list[memoryview]:
-        """Writes what fits into the socket's buffer and returns the rest."""
+        """Writes the bytes that fit into the socket's buffer and returns the others."""
         while message:
             try:
                 sent = self._connection.sendmsg(message, (), socket.MSG_DONTWAIT)
@@ -401,7 +399,7 @@ class Outgoing:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Has the kernel ask a silent peer on another machine whether it is there: after 10 s, and twice more."""
+    """Makes the kernel probe a silent peer on another machine: after 10 s, then every 5 s, twice at most."""
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -411,7 +409,7 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def _listen(single_machine: bool) -> tuple[socket.socket, str]:
-    """A listening socket, and the address at which peers find it."""
+    """Returns a listening socket, and the address at which peers find it."""
     if single_machine:
         with contextlib.suppress(OSError):
             return _listen_here()
@@ -421,8 +419,8 @@ def _listen(single_machine: bool) -> tuple[socket.socket, str]:
 
 
 def _listen_here() -> tuple[socket.socket, str]:
-    """A Unix socket whose only name is a descriptor of this process: the kernel lets nobody in but this user, and
-    nothing is left behind. Raises OSError where the system has no such names."""
+    """Returns a Unix socket whose only name is a descriptor of this process, and its address. The kernel admits only
+    this user. Raises OSError on a system without such names."""
     if not hasattr(os, "O_PATH"):
         raise OSError("this system has no O_PATH")
     listener = socket.socket(socket.AF_UNIX)
@@ -435,14 +433,14 @@ def _listen_here() -> tuple[socket.socket, str]:
             os.close(folder)
     listener.listen(64)
     address = f"/proc/{os.getpid()}/fd/{file}"
-    with socket.socket(socket.AF_UNIX) as probe:  # as the peers will
+    with socket.socket(socket.AF_UNIX) as probe:  # tests that peers can connect
         probe.connect(address)
         listener.accept()[0].close()
     return listener, address
 
 
 def _reach(address: str) -> socket.socket:
-    """A connection to what listens at an address. Raises ConnectionError where nobody of this user does any more."""
+    """Connects to an address. Raises ConnectionError if no process of this user listens there any more."""
     if not address.startswith("/"):
         host, port = address.rsplit(":", 1)
         return socket.create_connection((host, int(port)), timeout=Patience.seconds)
@@ -454,11 +452,11 @@ def _reach(address: str) -> socket.socket:
         raise ConnectionError(f"another user listens at {address}")
     except OSError as error:
         connection.close()
-        raise ConnectionError(f"nobody listens at {address} ({error})") from error
+        raise ConnectionError(f"no process listens at {address} ({error})") from error
 
 
 def _is_same_user(connection: socket.socket) -> bool:
-    """Whether the other end of a Unix socket is a process of this user; True across machines, where keys decide."""
+    """True if the other end of a Unix socket is a process of this user, and across machines, where keys decide."""
     if connection.family != socket.AF_UNIX:
         return True
     size = struct.calcsize("3i")
@@ -467,13 +465,13 @@ def _is_same_user(connection: socket.socket) -> bool:
 
 
 def _thread(work: Callable[..., object], *args: Any) -> None:
-    """Runs `work` beside this process's own. If it fails the process ends, with what failed in its log: the other ranks
-    would wait for ever."""
+    """Runs `work` in a thread. If it fails, the process ends with a traceback in its log: the other ranks would
+    otherwise wait for ever."""
 
     def run() -> None:
         try:
             work(*args)
-        except BaseException:  # noqa: BLE001 - whatever it is
+        except BaseException:  # noqa: BLE001 - any error ends the process
             if sys.is_finalizing():
                 return
             traceback.print_exc()
@@ -484,7 +482,7 @@ def _thread(work: Callable[..., object], *args: Any) -> None:
 
 
 def _read(connection: socket.socket, length: int) -> bytearray | None:
-    """Exactly `length` bytes, or None when the connection ended first."""
+    """Reads exactly `length` bytes; returns None if the connection ends first."""
     data = bytearray(length)
     view = memoryview(data)
     while view:
@@ -502,7 +500,7 @@ _endpoint: list[Endpoint] = []
 
 
 def open_endpoint(store: Any) -> Endpoint:
-    """This process's endpoint; the first call opens it and publishes its address in the job's store."""
+    """Returns this process's endpoint; the first call opens it and publishes its address in the job's store."""
     if not _endpoint:
         here, jobs = Environment.read(), JobStore(store)
         _endpoint.append(Endpoint(jobs, here.rank, job_key(store), here.single_machine))
@@ -510,7 +508,7 @@ def open_endpoint(store: Any) -> Endpoint:
 
 
 def sent_bytes() -> int:
-    """The bytes of all messages that this process has sent."""
+    """Returns the bytes of all messages that this process has sent."""
     return sum(
         outgoing.bytes
         for one in _endpoint
@@ -519,7 +517,7 @@ def sent_bytes() -> int:
 
 
 def endpoint() -> Endpoint:
-    """This process's endpoint, which the first message opens."""
+    """Returns this process's endpoint, which the first message opens."""
     if not _endpoint:
         from paddle.base import core
 

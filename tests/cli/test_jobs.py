@@ -85,7 +85,7 @@ def test_what_a_resume_may_find_changed_is_given_by_key(leave: Leave, jobs: list
     assert jobs[0].options["accept"] == ["loss", "optimizer.clip"] and jobs[0].resume == "newest"
     assert leave("train", "a.yaml", "--accept", "loss") == 2
     assert (
-        "--accept loss: it says what --resume may find changed, and there is no --resume"
+        "--accept loss needs --resume: it lists settings that may differ from the run's"
         in capsys.readouterr().err
     )
 

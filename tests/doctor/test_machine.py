@@ -67,7 +67,7 @@ def test_memory_and_limits() -> None:
     assert machine.memory(None, 2).state == "ok"
     assert machine.memory(10 << 30, 2).found == "10.0 GB available; 2 ranks begin with 0.2 GB"
     short = machine.memory(1 << 30, 20)
-    assert (short.state, short.todo) == ("mend", "End what takes the memory, or start 8 ranks at most.")
+    assert (short.state, short.todo) == ("mend", "End other programs, or start 8 ranks at most.")
     files = machine.open_files(2, (1024, 4096))
     assert files == DoctorCheck(name="open files", found="1,024 for each process, 4,096 at most")
     assert machine.open_files(2, (-1, -1)).found.startswith("unlimited")
@@ -115,7 +115,7 @@ def test_a_host_without_an_address_and_debians(monkeypatch: pytest.MonkeyPatch) 
     assert network.host_name(is_multi_node=True).state == "look"
     monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
     assert network.host_name(is_multi_node=True).found.endswith(
-        "is 127.0.1.1 (Debian's way); nodes get that of the route"
+        "is 127.0.1.1 (Debian's way); nodes get the route's address"
     )
 
 

@@ -29,7 +29,7 @@ ALONE = {
     "the first node is not there": (
         1,
         "127.0.0.2",
-        "nobody answers at {}, for 6 s (watch.start). Is node 0 running, and can this node reach",
+        "no answer at {} for 6 s (watch.start). Is node 0 running, and can this node reach",
     ),
 }
 

@@ -64,7 +64,7 @@ def test_a_rank_of_several_devices_is_a_process_of_its_own_that_has_them_all(wor
     [
         ({"ranks": 2}, "--ranks 2: only 2 GPUs can be seen here .*, and two copies each take one"),
         ({"devices": (3,)}, "--devices 3 names 1, and two copies each take one"),
-        ({"devices": (3, 0), "ranks": 2}, "means 1 rank, but --ranks says 2"),
+        ({"devices": (3, 0), "ranks": 2}, "means 1 rank, but --ranks is 2"),
         ({"ranks": 1, "least_ranks": 1}, "Leave out MIN: in --ranks"),
     ],
 )
@@ -83,7 +83,7 @@ def test_fewer_devices_than_a_rank_needs_are_refused(words, sentence):
         ({"ranks": 4, "least_ranks": 3}, GPU, "auto", "--ranks 4: only 2 GPUs can be seen here"),
         ({"restarts": -1}, CPU, "auto", "--restarts -1: give the number of restarts, 0 or more"),
         ({"devices": (0, 1)}, CPU, "auto", "the CPU package.*--ranks 2"),
-        ({"devices": (0, 1), "ranks": 3}, GPU, "auto", "means 2 ranks, but --ranks says 3"),
+        ({"devices": (0, 1), "ranks": 3}, GPU, "auto", "means 2 ranks, but --ranks is 3"),
         ({"devices": (0, 0)}, GPU, "auto", "name each GPU once"),
         ({"devices": ()}, GPU, "auto", "at least one"),
         ({"devices": (0, 7)}, GPU, "auto", "no GPU 7 here. Visible are: 0,3"),

@@ -72,9 +72,7 @@ def test_the_file_takes_ranks_away_and_gives_them_back(tmp_path):
     now[0] += 1.0
     assert some.resize(plan) == "3 ranks can be had now, and there are 4"
     plan = some.next()
-    assert plan.ranks == 3 and some.shortage(plan).startswith(
-        f"3 of at most 4 ranks: {tmp_path}/ranks says 3"
-    )
+    assert plan.ranks == 3 and some.shortage(plan).startswith(f"3 of at most 4 ranks: {tmp_path}/ranks has 3")
     assert some.resize(plan) == ""  # what was said of the attempt before does not stop this one
     (tmp_path / "ranks").write_text("9")
     now[0] += 1.0
@@ -102,7 +100,7 @@ def test_what_cannot_be_followed_is_told_once_and_the_number_before_it_stays(
     plan, most = some.next(), min(before or 4, 4)
     file.write_text(f"{word}\n")
     assert [some.next().ranks, some.announce_next().ranks, some._other(plan)] == [most, most, ""]
-    told = f"{file} says {wrong}: still at most {most}."
+    told = f"{file} has {wrong}: still at most {most}."
     assert capsys.readouterr().err.count(told) == 1
     file.write_text("")  # the shell has opened it, and has not written yet
     assert some.next().ranks == most

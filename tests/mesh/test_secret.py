@@ -62,7 +62,7 @@ def test_a_key_that_another_user_offers_is_refused(
     os.chown(tmp_path / "key", 65534, 65534)
     store.set(secret.NAME, str(tmp_path / "key"))
     as_rank(1, monkeypatch)
-    with pytest.raises(JobError, match="somebody else than rank 0 has written into the job's store"):
+    with pytest.raises(JobError, match="another process than rank 0 has written into the job's store"):
         job_key(store)
 
 

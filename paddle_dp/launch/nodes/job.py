@@ -1,7 +1,4 @@
-"""What a node does from joining to leaving: an attempt whenever all begin one, and what its screen says of them.
-
-How an attempt ended on one node is a message that every node can show.
-"""
+"""Runs a node from joining to leaving. It reports the end of an attempt in a message that every node can show."""
 
 from __future__ import annotations
 
@@ -30,13 +27,15 @@ from paddle_dp.launch.sizes import LOOK, Offer
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import BYTES, proof, users_secret
 
-MAX_CHARS, SHORT = 8000, 300  # characters of each text of a failure, and of one that followed from it
-FOLLOWED = 8  # so many of those
+MAX_CHARS, SHORT = 8000, 300  # characters of each text of a failure, and of a consequence
+FOLLOWED = 8  # consequences at most
 
 
 def end_of(result: AttemptResult, node: int, must_end: bool) -> Message:
-    """How this node's ranks ended an attempt: "done", "stopped", "failed", or "ended" because others had failed; and of
-    a failure what is to be said of it, with its age in seconds, for clocks differ."""
+    """Returns how this node's ranks ended an attempt: "done", "stopped", "failed", or "ended" after others' failure.
+
+    A failure has its age in seconds instead of a time, because clocks differ.
+    """
     cause = result.cause or _without_ranks(result, node)
     if cause is None:
         return {"how": "ended" if must_end else "done"}
@@ -52,7 +51,7 @@ def end_of(result: AttemptResult, node: int, must_end: bool) -> Message:
 
 
 def _without_ranks(result: AttemptResult, node: int) -> Failure | None:
-    """The end by a signal to `paddle-dp`, or of Paddle's launcher by itself."""
+    """Makes the failure of an attempt ended by a signal to `paddle-dp` or by Paddle's launcher; None if it was done."""
     if not result.status:
         return None
     if result.signal:
@@ -66,12 +65,14 @@ def _without_ranks(result: AttemptResult, node: int) -> Failure | None:
 def outcome_of(
     message: Message, attempt: Path | None, node: int, result: AttemptResult | None
 ) -> AttemptResult:
-    """The outcome of an attempt whose first cause was told by some node, with what followed from it on this one,
-    `node`, whose `result` outcome is known here."""
+    """Returns the result of an attempt from the `message` with its first cause, which may be another node's.
+
+    Adds the consequences on this `node`, from its `result`.
+    """
     try:
         return _outcome(message, attempt, node, result)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        said = f"node {message['node']} failed, and nobody here understands what it says of that ({error!r}): is its "
+        said = f"node {message['node']} failed, and this node cannot read its report ({error!r}): is its "
         cause = Failure(
             rank=-1, kind=LOST_NODE, message=f"{said}paddle-dp of another version?", expected=True
         )
@@ -99,25 +100,26 @@ def _outcome(
 
 
 def _clipped(failure: Failure, most: int) -> dict[str, Any]:
-    """A failure as JSON, of bounded size: the ends of long texts."""
+    """Returns a failure as JSON of bounded size: it keeps the ends of long texts."""
     return {
         name: value[-most:] if isinstance(value, str) else value for name, value in asdict(failure).items()
     }
 
 
-TICK = 0.2  # seconds between two looks for news
-NAME_WAIT = (
-    60.0  # seconds for node 0's own name to become known: in a cluster, some time after it has started
-)
-NOTICE = 5.0  # seconds without an answer before that is said
-FAREWELL = 3.0  # seconds to tell the others that this node was asked to end
+TICK = 0.2  # seconds between two looks for messages
+NAME_WAIT = 60.0  # seconds until node 0's name must resolve: in a cluster, some time after its start
+NOTICE = 5.0  # seconds without an answer before a line reports that
+FAREWELL = 3.0  # seconds to notify the others that a signal ends this node
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeJob:
-    """What a node brings. `open`: makes the run's folder ready, and returns the plan and the first attempt's logs; True
-    where the run in it is to go on. `offered`: the plan of the ranks that this machine has now. `sizes`: which ranks of
-    which nodes an attempt takes, of those that are offered."""
+    """A node's part of a job.
+
+    `open(again)` prepares the run's folder, or continues the run in it, and returns the plan and the first attempt's
+    logs. `offered` returns the plan of the ranks available now. `sizes` chooses the ranks of an attempt from the nodes'
+    offers.
+    """
 
     plan: Plan
     limits: NodeLimits
@@ -128,9 +130,9 @@ class NodeJob:
 
 
 def run(node_job: NodeJob) -> int:
-    """Takes part in the job until it is over; returns its exit status, on every node that of the first cause.
+    """Takes part in the job until it is over; returns the exit status of the first cause, the same on every node.
 
-    Raises UsageError where this node cannot come to --master, or its secret cannot be read.
+    Raises UsageError if this node cannot reach --master, or its secret cannot be read.
     """
     job = node_job.plan.job
     number, key = job.node_rank or 0, users_secret(node_job.inherited)
@@ -147,7 +149,7 @@ def run(node_job: NodeJob) -> int:
         signals = stack.enter_context(Signals())
         if number == 0:
             server, endpoint = stack.enter_context(Server(Rendezvous(node_job.limits), address, key)), address
-        else:  # by its name: node 0's machine may return with another number
+        else:  # by its name: node 0's machine may return with another address
             server, endpoint = None, network.split_address(str(job.master))
         member = stack.enter_context(Membership(endpoint, hello, key))
         node = _Node(
@@ -171,14 +173,14 @@ class _Node:
     server: Server | None  # on node 0
     secret: bytes = field(repr=False)  # the user's
     plan: Plan | None = None  # once the run's folder is ready
-    logs: Path | None = None  # of the attempt that is to come, or the last one
+    logs: Path | None = None  # of the next attempt, or the last one
     point: ResumePoint = field(default_factory=ResumePoint)  # where the next attempt begins
     started: float = 0.0
-    begun: bool = False  # an attempt, of this process
-    offer: int = 0  # ranks that this machine had when we last looked
+    begun: bool = False  # this process has begun an attempt
+    offer: int = 0  # ranks of this machine at the last look
     looked: float = 0.0
-    is_warned: bool = False  # that nobody has answered yet
-    quits: float = 0.0  # when it was said
+    is_warned: bool = False  # a line has reported that node 0 does not answer
+    quits: float = 0.0  # when the others were notified of the signal
     result: AttemptResult | None = None  # of this node's last attempt
     history: list[AttemptResult] = field(default_factory=list)
 
@@ -205,19 +207,19 @@ class _Node:
                 return status
 
     def _look(self) -> int | None:
-        """Nothing has been said for a moment."""
+        """Handles a moment without messages; returns an exit status to leave with, or None."""
         if self.signals.number:
             return self._quit()
         waited = self.member.alone
         master = self.node_job.plan.job.master
         question = "Is node 0 running, and can this node reach it?"
         if not self.member.known and waited > self.node_job.limits.gather:
-            console.write(f"nobody answers at {master}, for {waited:.0f} s (watch.start). {question}")
+            console.write(f"no answer at {master} for {waited:.0f} s (watch.start). {question}")
             return NOBODY
         if not self.member.known and waited > NOTICE and not self.is_warned:
             self.is_warned = True
             limit = f"{self.node_job.limits.gather:.0f} s at most (watch.start)"
-            console.write(f"nobody answers at {master} yet, waiting for {limit}. {question}")
+            console.write(f"no answer at {master} yet, waiting for {limit}. {question}")
         if self.member.known and waited > self.node_job.limits.rejoin:
             return self._end(
                 f"node 0 did not return to {master} within {waited:.0f} s (watch.rejoin). The nodes meet on its "
@@ -227,7 +229,7 @@ class _Node:
         return None
 
     def _quit(self) -> int | None:
-        """A signal has come while no ranks are at work: the whole job ends."""
+        """Ends the job after a signal while no ranks run; returns the exit status once the others know, or None."""
         now = time.monotonic()
         if not self.quits:
             self.quits = now
@@ -239,7 +241,7 @@ class _Node:
             return 128 + self.signals.number
         return None
 
-    # What is said
+    # Messages of the rendezvous
 
     def _waits(self, message: Message) -> None:
         numbers = ", ".join(map(str, message["nodes"]))
@@ -250,7 +252,7 @@ class _Node:
         )
 
     def _prepare(self, message: Message) -> None:
-        """Node 0: the run's folder, the checkpoint to begin from, and the ranks."""
+        """Chooses the run's folder, the checkpoint to begin from, and the ranks. Runs on node 0."""
         answer: Message = {"say": "prepared", "attempt": message["attempt"]}
         try:
             ranks = self.node_job.sizes([(number, count) for number, count, _ in message["nodes"]])
@@ -273,7 +275,7 @@ class _Node:
     def _begin(self, message: Message) -> None:
         numbers = [number for number, _ in message["nodes"]]
         if self.signals.number:
-            return  # we leave
+            return  # this node leaves
         self.member.begin(message["attempt"])
         try:
             if self.plan is None or self.logs is None:
@@ -310,7 +312,7 @@ class _Node:
         self.member.send(say="ended", attempt=self.member.attempt, ranks=self.offer, **end)
 
     def _must_stop(self) -> str:
-        """Why this attempt is to stop: as the rendezvous says, which hears here how many ranks can be had now."""
+        """Returns the rendezvous' reason to stop this attempt, or ""; sends it the number of ranks available now."""
         now = time.monotonic()
         if self.node_job.plan.job.least_ranks is not None and now - self.looked > LOOK:
             self.looked = now
@@ -326,7 +328,7 @@ class _Node:
         return replace(plan, devices=self.node_job.offered().devices[: ranks - plan.servers_here])
 
     def _judge(self, message: Message) -> None:
-        """Node 0: whether all start again."""
+        """Decides if all nodes start again. Runs on node 0."""
         assert self.plan is not None and self.logs is not None
         outcome = outcome_of(message, self.logs, self.number, self.result)
         restarts = self.node_job.plan.job.restarts
@@ -365,7 +367,7 @@ class _Node:
         if status == NOBODY:
             master = self.node_job.plan.job.master
             console.write(
-                f"{message['said']} Node 0 waits at {master}: is the same command running there, with its own "
+                f"{message['said']} Node 0 waits at {master}: is the same command running there, with another "
                 f"--node-rank, and can it reach {master}?"
             )
             return status
@@ -375,7 +377,7 @@ class _Node:
         job = self.node_job.plan.job
         text = f"node 0 at {job.master} is lost: {message['why']}."
         if not job.restarts:
-            return self._end(f"{text} Its own screen and logs say more, if the machine is there.", LOST)
+            return self._end(f"{text} Its screen and logs have more, if the machine still runs.", LOST)
         console.write(
             f"{text} Waiting for it, for {self.node_job.limits.rejoin:.0f} s at most (watch.rejoin)"
         )

@@ -1,4 +1,4 @@
-"""A node's connection to the rendezvous, node 0's own too: a thread that keeps it up, and what was said over it."""
+"""A node's connection to the rendezvous, also node 0's: a thread keeps it up and collects its messages."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from paddle_dp.launch.nodes.messages import BrokenLineError, Line, Message, Stra
 BEAT = 1.0  # seconds between two signs of life
 TICK = 0.2  # seconds between two looks
 RETRY_INTERVAL = 0.5  # seconds between two tries to connect
-SILENCE = 20.0  # seconds, until the rendezvous has said how many
+SILENCE = 20.0  # seconds, until the rendezvous sends another value
 STRANGER = "If another program has this port on node 0's machine, give another one on all nodes."
 INBOX_KINDS = ("welcome", "waits", "prepare", "begin", "judge", "again", "leave")
 
 
 class Membership:
-    """Within `with Membership(address, card, secret) as node:` this node is at the rendezvous, or tries to come there.
+    """Keeps this node connected to the rendezvous within `with Membership(address, hello, secret) as node:`.
 
-    `hello`: what it says of itself. `inbox` has what it was told, in order; and, of its own, {"say": "lost", "why": …}
-    when the connection is gone, after which it tries to come back, and {"say": "refused", "why": …} where it may not.
+    `hello` describes the node. `inbox` has the received messages, in order; {"say": "lost", "why": …} when the
+    connection is gone, after which it connects again; and {"say": "refused", "why": …} if it must not.
     """
 
     def __init__(self, address: tuple[str, int], hello: Message, secret: bytes):
         self._address, self._hello, self._secret = address, hello, secret
         self.inbox: queue.Queue[Message] = queue.Queue()
         self.attempt = 0
-        self.known = False  # whether the rendezvous has ever let this node in
+        self.known = False  # True once the rendezvous has let this node in
         self._out: queue.Queue[Message] = queue.Queue()
-        self._begun_attempt = 0  # the last attempt that this node was told to begin
-        self._ended = 0  # the last one that it was told to end, or lost its connection in
-        self._stops = (0, "")  # the last one that it was asked to stop, and why
+        self._begun_attempt = 0  # the last attempt that this node was to begin
+        self._ended = 0  # the last one that it was to end, or in which it lost its connection
+        self._stops = (0, "")  # the last one that it was to stop, and why
         self._over = threading.Event()
         self._silence = SILENCE
-        self.connected = False  # and let in
-        self._left = time.monotonic()  # when it was connected last, or began to try
+        self.connected = False  # True while connected and let in
+        self._left = time.monotonic()  # when it was last connected, or first tried
         self._thread = threading.Thread(target=self._run, name="node", daemon=True)
 
     def __enter__(self) -> Membership:
@@ -52,25 +52,24 @@ class Membership:
 
     @property
     def alone(self) -> float:
-        """For how many seconds the rendezvous has not let this node in: one that accepts a connection and says nothing
-        counts as one that is gone."""
+        """Seconds since the rendezvous last had this node in; a silent connection counts as none."""
         return 0.0 if self.connected else time.monotonic() - self._left
 
     def begin(self, attempt: int) -> None:
-        """This node takes part in an attempt now."""
+        """Records that this node now takes part in an attempt."""
         self.attempt = attempt
 
     def must_end(self) -> bool:
-        """Whether the ranks of this attempt are to be ended: somebody's have failed, or node 0 is out of reach."""
+        """True if the ranks of this attempt must end: another node's have failed, or node 0 is out of reach."""
         return self._ended >= self.attempt
 
     def must_stop(self) -> str:
-        """Why the ranks of this attempt are to stop in good order; "" while they are not."""
+        """Returns why the ranks of this attempt must stop in good order; "" while they need not."""
         attempt, why = self._stops
         return why if attempt == self.attempt else ""
 
     def send(self, **message: Any) -> None:
-        """Sends a message, within a moment; to nobody where there is no connection."""
+        """Sends a message within a moment; drops it without a connection."""
         self._out.put(message)
 
     def _run(self) -> None:
@@ -89,7 +88,7 @@ class Membership:
             self._over.wait(RETRY_INTERVAL)
 
     def _keep(self, end: socket.socket) -> str | None:
-        """Keeps a connection until it breaks; why it did, or None where this node was not in yet."""
+        """Keeps a connection until it breaks; returns the reason, or None if this node was not in yet."""
         while not self._out.empty():  # of an earlier connection
             self._out.get()
         line: Line | None = None
@@ -103,9 +102,9 @@ class Membership:
             return None
         except BrokenLineError as broken:
             return str(broken) if self.connected else None
-        except Exception as error:  # noqa: BLE001 - whatever the other end says, this thread tells what it was
+        except Exception as error:  # noqa: BLE001 - this thread reports any message that it cannot read
             self._refuse(
-                f"what answers there says what nobody understands ({error!r}): is its paddle-dp of another version?"
+                f"this node cannot read the answers from there ({error!r}): is its paddle-dp of another version?"
             )
             return None
         finally:
@@ -136,7 +135,7 @@ class Membership:
         return None
 
     def _refuse(self, why: str) -> None:
-        """This node may not come in: it does not try again."""
+        """Reports that this node is not let in, and stops connecting."""
         self.inbox.put({"say": "refused", "why": why})
         self._over.set()
 

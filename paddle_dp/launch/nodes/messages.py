@@ -1,8 +1,8 @@
 """Messages between nodes: JSON lines of bounded size, each with a code that only holders of the job's secret can make.
 
-Each end begins with a line of random digits. From then on a line is its HMAC-SHA256 in hex, a space, and a JSON object;
-the code covers both ends' digits, the direction and the line's number, so that no line can be made, repeated or dropped
-by somebody without the secret. What the lines say is not hidden. Without a secret the same codes only find mistakes.
+Each end begins with a line of random digits. After it a line is its HMAC-SHA256 in hex, a space, and a JSON object. The
+code covers both ends' digits, the direction and the line's number: without the secret, a line cannot be made, repeated
+or dropped unnoticed. Lines are not encrypted; without a secret the codes only find mistakes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from paddle_dp.mesh.secret import SECRET, SECRET_FILE
 
 MAX_LINE_BYTES = 1 << 18  # bytes of a line; a failure with its traceback is the longest message
-UNSENT = 1 << 20  # bytes that may wait for a peer who does not read
+UNSENT = 1 << 20  # bytes that may wait for a peer that does not read
 CLOSED = "the connection was closed"
-DIGITS = 32  # of each end's beginning
+DIGITS = 32  # in each end's first line
 
 Message = dict[str, Any]
 
 
 class BrokenLineError(Exception):
-    """A connection that has ended, or whose other end breaks the rules; the message says how."""
+    """The connection has ended, or its other end breaks the protocol; the message gives the reason."""
 
 
 class StrangerError(BrokenLineError):
@@ -33,7 +33,7 @@ class StrangerError(BrokenLineError):
 
 
 class Line:
-    """One end of a connection, which never blocks. `greets`: whether this is the end that was connected to."""
+    """One end of a connection, which never blocks. `greets` is true at the end that accepted the connection."""
 
     def __init__(self, end: socket.socket, secret: bytes, greets: bool):
         end.setblocking(False)
@@ -42,7 +42,7 @@ class Line:
         self._nonce, self._key = os.urandom(DIGITS // 2).hex(), b""
         self._sent, self._heard = 0, 0  # sealed lines in each direction
         self._in, self._out = b"", self._nonce.encode() + b"\n"
-        self._before: list[Message] = []  # said before the other end's digits had come
+        self._before: list[Message] = []  # messages to send once the other end's digits arrive
         self.flush()
 
     def fileno(self) -> int:
@@ -63,7 +63,7 @@ class Line:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what could not be sent before. Raises BrokenLineError."""
+        """Sends waiting bytes without blocking. Raises BrokenLineError."""
         try:
             while self._out:
                 self._out = self._out[self._end.send(self._out) :]
@@ -73,8 +73,8 @@ class Line:
             raise _broken(error) from error
 
     def hear(self) -> list[Message]:
-        """The messages that have come. Raises BrokenLineError where the other end has closed, or breaks the rules; what
-        came before is then lost with the rest."""
+        """Returns the received messages. Raises BrokenLineError if the other end has closed, or breaks the protocol,
+        which discards the call's other messages."""
         closed = False
         try:
             while chunk := self._end.recv(1 << 16):
@@ -99,10 +99,10 @@ class Line:
         self._end.close()
 
     def _open(self, line: bytes) -> Message | None:
-        """What a line says; None for the first one."""
+        """Returns a line's message; None for the first line, the digits."""
         if not self._key:
             if len(line) != DIGITS or line.strip(b"0123456789abcdef"):
-                raise StrangerError("what answers there is no node of paddle-dp")
+                raise StrangerError("the program that answers there is no node of paddle-dp")
             both = [self._nonce.encode(), line]
             first, second = both if self._greets else both[::-1]
             self._key = hmac.digest(self._secret, b"paddle_dp nodes " + first + second, hashlib.sha256)
@@ -112,7 +112,7 @@ class Line:
             return None
         code, _, text = line.partition(b" ")
         if not hmac.compare_digest(code, self._code(not self._greets, self._heard, text)):
-            raise StrangerError(f"the secret of what answers there is another one ({SECRET}, {SECRET_FILE})")
+            raise StrangerError(f"the node that answers there has another secret ({SECRET}, {SECRET_FILE})")
         self._heard += 1
         try:
             message = json.loads(text)

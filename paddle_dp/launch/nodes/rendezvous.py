@@ -1,12 +1,12 @@
-"""Who is here, and what all nodes do next: decided at node 0, from what the nodes say and from silence. No sockets.
+"""Tracks the nodes and decides their next step, at node 0, from their messages and from silence. No sockets.
 
-An attempt goes through these states:
+An attempt passes through these states:
 
-    gathering ─ all are here, or enough and the others do not return ─▶ preparing: node 0 says from which checkpoint,
-        ▲                                                                  │   and on which ranks
+    gathering ─ all have joined, or enough and the others do not return ─▶ preparing: node 0 chooses the checkpoint
+        ▲                                                                  │   and the ranks
         │ again                                                            ▼
     judging ◀── ending ◀─ a failure, or a lost node ─────────────────── running ─▶ over: every node is done, or stopped
-        └──▶ over: node 0 gives the job up, and every node hears the first cause
+        └──▶ over: node 0 gives the job up, and every node gets the first cause
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from paddle_dp.launch.nodes.messages import Message
 if TYPE_CHECKING:
     from paddle_dp.recipe.schema import WatchSettings
 
-GAP = 2.0  # seconds between two looks that count at most: this machine may have been stopped as a whole
-SETTLE = 3.0  # seconds for a cause to be heard of, after a failure that looks like the loss of a peer
-GRACE = 30.0  # seconds for the ranks of all nodes to end, once they are told to
-NOTICE = 2.0  # seconds before the others are told for whom they wait
-NOBODY = 124  # the exit status of a job whose nodes do not meet: as of one that stands still
+GAP = 2.0  # seconds between two looks that count at most, as the whole machine may have been stopped
+SETTLE = 3.0  # seconds for another cause to arrive, after a failure that looks like the loss of a peer
+GRACE = 30.0  # seconds for the ranks of all nodes to end, after the message to end
+NOTICE = 2.0  # seconds before the nodes print for which others they wait
+NOBODY = 124  # the exit status of a job whose nodes do not meet, like a job that stands still
 LOST = 1  # the exit status of a job that has lost a node for good
-MAX_RANKS = 1 << 16  # of a node
-MAX_TEXT_CHARS = 8000  # characters of what a node says on the others' screens
+MAX_RANKS = 1 << 16  # ranks of a node
+MAX_TEXT_CHARS = 8000  # characters of a node's line on the others' screens
 State = Literal["gathering", "preparing", "running", "ending", "judging", "over"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLimits:
-    """`least` to `most` nodes; the others are seconds. `silence`: a node that has said nothing for so long is lost.
-    `gather`: for all to come to the first attempt. `rejoin`: for a lost one to return. `spare`: the nodes from this
-    number on may be lost in an attempt, which goes on without them; None: no node may."""
+    """Limits of a rendezvous: it needs `least` to `most` nodes.
+
+    In seconds: a node silent for `silence` is lost; all nodes must join the first attempt within `gather`; a lost node
+    may return within `rejoin`. An attempt continues if a node from number `spare` on is lost; None: no node may be
+    lost.
+    """
 
     least: int
     most: int
@@ -47,7 +50,7 @@ class NodeLimits:
 
     @classmethod
     def from_watch(cls, watch: WatchSettings, least: int, most: int, spare: int | None = None) -> NodeLimits:
-        """As a recipe's `watch` has them."""
+        """Returns the limits of a recipe's `watch`."""
         return cls(
             least=least, most=most, silence=watch.node.seconds, gather=watch.start.seconds,
             rejoin=watch.rejoin.seconds, spare=spare,
@@ -56,8 +59,11 @@ class NodeLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why an attempt failed on one node, and when, by this machine's monotonic clock. `consequence`: it looks like the
-    loss of a peer. `details`: what the node says of it, passed on as it is; of a lost node, what we say."""
+    """The cause of an attempt's failure on one node; `time` is by this machine's monotonic clock.
+
+    `consequence`: it looks like the loss of a peer. `details`: the node's report, or the rendezvous' text for a lost
+    node.
+    """
 
     node: int
     time: float
@@ -67,7 +73,7 @@ class Cause:
 
 @dataclass
 class Member:
-    """A node that is here. `silent`: seconds that we have heard nothing of it."""
+    """A node that has joined. `silent`: seconds since its last message."""
 
     number: int
     host: str
@@ -81,7 +87,7 @@ class Member:
 
 @dataclass
 class Rendezvous:
-    """Call it with what happens; it fills `orders`: (node, message) to be sent. Times are of a monotonic clock."""
+    """A state machine: calls report events, and it fills `orders` with (node, message) to send. Times are monotonic."""
 
     limits: NodeLimits
     members: dict[int, Member] = field(default_factory=dict)
@@ -92,30 +98,32 @@ class Rendezvous:
 
     def __post_init__(self) -> None:
         self._runs: dict[int, Member] = {}  # the nodes of this attempt
-        self._done: dict[int, str] = {}  # how each of them ended it
+        self._done: dict[int, str] = {}  # how each node ended the attempt
         self._causes: list[Cause] = []
-        self._began = 0.0  # seconds that this state has lasted by our looks
+        self._began = 0.0  # seconds that this state has lasted, summed over the looks
         self._looked: float | None = None
-        self._end_sent = False  # the nodes to end the attempt
+        self._end_sent = False  # the nodes were sent the message to end
         self._regroups = False  # the attempt was asked to stop, for another number of nodes
-        self._wait = 0.0  # before the next attempt, seconds
-        self._named = False  # who is waited for
-        self._cause: Message = {}  # of the last attempt
-        self._begun = False  # an attempt
-        self._last_attempt = 0  # the last attempt of those who have come back
+        self._wait = 0.0  # seconds before the next attempt
+        self._named = False  # the absent nodes were named on the screens
+        self._cause: Message = {}  # first cause of the last attempt
+        self._begun = False  # an attempt has begun
+        self._last_attempt = 0  # the last attempt of nodes that returned
 
-    # What happens
+    # Events
 
     def join(self, member: Member, attempt: int = 0) -> tuple[str, bool] | None:
-        """A node has come; `attempt`: the last one that it took part in. Returns None, or why it is refused, and
-        whether it may be taken later."""
+        """Adds a node; `attempt` is the last one in which it took part.
+
+        Returns None, or the reason for its refusal, and True if it may be accepted later.
+        """
         if not 0 <= member.number < self.limits.most:
             return f"there are {self.limits.most} nodes, with --node-rank 0 to {self.limits.most - 1}", False
         if self.state == "over":
             return "the job has ended", False
         here = self.members.get(member.number)
         if here is not None:
-            return f"{here} is here already: give every machine its own --node-rank", True
+            return f"{here} is here already: give every machine another --node-rank", True
         self.members[member.number] = member
         self._last_attempt = max(self._last_attempt, attempt)
         self._send(member.number, say="welcome", silence=self.limits.silence, rejoin=self.limits.rejoin)
@@ -126,7 +134,7 @@ class Rendezvous:
         return None
 
     def heard(self, number: int, message: Message, now: float) -> None:
-        """A node that is here has said something."""
+        """Handles a message of a node; ignores nodes that have not joined."""
         member = self.members.get(number)
         if member is None:
             return
@@ -150,7 +158,7 @@ class Rendezvous:
             self._end_of(number, message, now)
 
     def leave(self, number: int, now: float, why: str = "its connection was closed") -> None:
-        """A node is lost: its connection was closed, or it has been silent for too long."""
+        """Removes a lost node: its connection was closed, or it has been silent for too long."""
         member = self.members.pop(number, None)
         if member is None or self.state == "over":
             return
@@ -163,11 +171,11 @@ class Rendezvous:
                 self._notice_end()
                 return
             self._done[number] = "lost"
-            text = f"{member} is lost: {why}. Its own screen and logs say more, if the machine is there."
+            text = f"{member} is lost: {why}. Its screen and logs have more, if the machine still runs."
             self._fail(Cause(node=number, time=now - member.silent, details={"lost": text}))
 
     def look(self, now: float) -> None:
-        """Time has passed."""
+        """Handles the time that has passed: finds silent nodes, and ends waits. Call it often."""
         passed = 0.0 if self._looked is None else min(now - self._looked, GAP)
         self._looked, self._began = now, self._began + passed
         for number, member in list(self.members.items()):
@@ -179,7 +187,7 @@ class Rendezvous:
         elif self.state in ("running", "ending"):
             self._notice_end()
 
-    # What follows
+    # Transitions
 
     def _gather(self) -> None:
         if 0 not in self.members or self._began < self._wait:
@@ -213,7 +221,7 @@ class Rendezvous:
         self._over(status, f"{_nodes(absent)} did not {verb} within {limit:.0f} s ({setting}).")
 
     def _begin(self, message: Message) -> None:
-        """Node 0 has said on which ranks of which nodes, and from which checkpoint."""
+        """Begins the attempt with node 0's answer: its ranks, nodes and checkpoint, or a refusal."""
         if "refused" in message:
             self._over(int(message.get("status", 2)), str(message["refused"]))
             return
@@ -226,7 +234,7 @@ class Rendezvous:
         self._tell(say="begin", attempt=self.attempt, nodes=nodes, **given)
 
     def _end_of(self, number: int, message: Message, now: float) -> None:
-        """A node's ranks have ended: all well, in good order because they were asked to, or by a failure."""
+        """Handles the end of a node's ranks: they are done, stopped in good order when asked, or failed."""
         if self.state not in ("running", "ending") or number not in self._runs or number in self._done:
             return
         how = str(message.get("how"))
@@ -239,7 +247,7 @@ class Rendezvous:
         self._notice_end()
 
     def _regroup(self, why: str) -> None:
-        """All stop, with a checkpoint, and begin again with those who are here then."""
+        """Stops all nodes, with a checkpoint; the next attempt begins with the nodes that are connected then."""
         if not self._regroups:
             self._regroups = True
             self._tell(say="stop", attempt=self.attempt, why=why)
@@ -269,7 +277,7 @@ class Rendezvous:
             self._over(StoppedError.exit_status)
 
     def _judge(self) -> None:
-        """All have ended. Node 0, which has the checkpoints, says whether there is another attempt."""
+        """Asks node 0, which has the checkpoints, for another attempt, after all nodes have ended."""
         cause = first_cause(self._causes)
         far = {key: max(int(c.details.get(key, 0)) for c in self._causes) for key in ("step", "began")}
         self._cause = {"node": cause.node, "words": cause.details, **far}
@@ -290,7 +298,7 @@ class Rendezvous:
         self._enter("gathering")
 
     def _over(self, status: int, reason: str = "", **details: Any) -> None:
-        """Every node leaves with `status`; `reason`: why, where no node's failure says it."""
+        """Sends every node home with `status`, and with `reason` if no node's failure explains the end."""
         self.status = status
         self._enter("over")
         for number in sorted(self.members):
@@ -300,7 +308,7 @@ class Rendezvous:
         self.state, self._began, self._named = state, 0.0, False
 
     def _tell_but(self, number: int, text: str) -> None:
-        """Says something on the screens of all other nodes."""
+        """Prints a text on the screens of all nodes but `number`."""
         for other in sorted(self.members):
             if other != number:
                 self._send(other, say="told", words=text)
@@ -315,7 +323,7 @@ class Rendezvous:
 
 
 def ranks_of(message: Message) -> int:
-    """The ranks that a node says to have. Raises ValueError, TypeError or OverflowError where it is no such number."""
+    """Returns a node's reported number of ranks. Raises ValueError, TypeError or OverflowError if it is invalid."""
     ranks = int(message["ranks"])
     if not 0 <= ranks <= MAX_RANKS:
         raise ValueError(f"{ranks} ranks")
@@ -323,7 +331,7 @@ def ranks_of(message: Message) -> int:
 
 
 def first_cause(causes: Sequence[Cause]) -> Cause:
-    """The earliest that is not the loss of a peer, else the earliest."""
+    """Returns the earliest cause that is not the loss of a peer, else the earliest."""
     return min(causes, key=lambda cause: (cause.consequence, cause.time))
 
 

@@ -1,4 +1,4 @@
-"""The rendezvous at its port: a thread of node 0's process that carries what the nodes say, and what it decides."""
+"""Serves the rendezvous at its port: a thread of node 0's process carries the nodes' messages and its decisions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from paddle_dp.launch.nodes.rendezvous import Member, Rendezvous, ranks_of
 
 TICK = 0.2  # seconds between two looks
 BEAT = 1.0  # seconds between two signs of life
-ENTRY = 5.0  # seconds for somebody who has connected to say who he is
-BACKLOG = 64  # who may be connected without having said so; the first of them goes when another one comes
+ENTRY = 5.0  # seconds for a new connection to join
+BACKLOG = 64  # connections that may be open without having joined; a new one closes the oldest
 LINGER = 3.0  # seconds for the last messages to leave
 
 
@@ -29,7 +29,7 @@ class _Client:
 
 
 class Server:
-    """Within `with Server(rendezvous, (host, port), secret):` nodes can come. Raises OSError for a taken port."""
+    """Lets nodes join within `with Server(rendezvous, (host, port), secret):`. Raises OSError for a taken port."""
 
     def __init__(self, rendezvous: Rendezvous, address: tuple[str, int], secret: bytes):
         self.rendezvous, self._secret = rendezvous, secret
@@ -41,7 +41,7 @@ class Server:
         self._looks.register(self._listener, selectors.EVENT_READ)
         self._ends = threading.Event()
         self._beaten = 0.0
-        self.failure = ""  # why the thread has ended before it was told to
+        self.failure = ""  # why the thread has ended too early
         self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
 
     def __enter__(self) -> Server:
@@ -49,14 +49,14 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends when the last messages have left, or soon after."""
+        """Ends the thread when the last messages have left, or LINGER seconds later."""
         self._ends.set()
         self._thread.join()
 
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception:  # noqa: BLE001 - node 0 ends the job with it; nobody may wait for a thread that is gone
+        except Exception:  # noqa: BLE001 - node 0 ends the job with it, as nodes must not wait for a dead thread
             self.failure = traceback.format_exc()
         finally:
             for client in self._clients:
@@ -85,13 +85,13 @@ class Server:
                         self._drop(client)
 
     def _lingers(self) -> bool:
-        """Whether a node has still to hear that all is over: each closes its own end once it has."""
+        """True if a node has not received the end of the job yet: each closes its connection once it has."""
         return self.rendezvous.state == "over" and any(client.number for client in self._clients)
 
     def _let_in(self) -> None:
         try:
             end, _ = self._listener.accept()
-        except OSError:  # too many open files, or who called has left
+        except OSError:  # too many open files, or the caller has left
             self._drop_strangers(0)
             return
         self._drop_strangers(BACKLOG - 1)
@@ -102,11 +102,11 @@ class Server:
             return
         self._clients.append(client)
         self._looks.register(end, selectors.EVENT_READ, client)
-        # Sealed: the other end learns at once whether its secret is ours.
+        # A sealed message: the other end learns at once if its secret differs.
         self._tell(client, {"say": "alive"})
 
     def _drop_strangers(self, most: int) -> None:
-        """Ends the oldest connections of those who have not said who they are, but for so many."""
+        """Closes the oldest connections that have not joined; keeps `most` of them."""
         strangers = [client for client in self._clients if client.number is None]
         for client in strangers[: max(0, len(strangers) - most)]:
             self._drop(client)
@@ -125,8 +125,8 @@ class Server:
                     self.rendezvous.heard(client.number, message, time.monotonic())
                 elif message["say"] == "join":
                     self._join(client, message)
-            except Exception as error:  # noqa: BLE001 - whatever anybody says, the others go on
-                self._drop(client, f"it said something that nobody understands ({error!r})")
+            except Exception as error:  # noqa: BLE001 - one node's bad message must not stop the others
+                self._drop(client, f"it sent a message that node 0 cannot read ({error!r})")
             self._pass_on()
 
     def _join(self, client: _Client, message: Message) -> None:
@@ -139,7 +139,7 @@ class Server:
             self._tell(client, {"say": "refused", "why": refused[0], "later": refused[1]})
 
     def _pass_on(self) -> None:
-        """Sends what the rendezvous has decided, and ends the connections of nodes that it holds for lost."""
+        """Sends the rendezvous' orders, and closes the connections of nodes that it counts as lost."""
         orders, self.rendezvous.orders = self.rendezvous.orders, []
         by_number = {client.number: client for client in self._clients if client.number is not None}
         for number, message in orders:

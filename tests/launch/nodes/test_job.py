@@ -199,7 +199,7 @@ def test_a_node_without_a_node_0_says_so(play, capsys):
     job = play(gather=0.1)
     job.start(1)
     assert job.end() == {1: 124}
-    assert "nobody answers at 127.0.0.1:" in capsys.readouterr().err
+    assert "no answer at 127.0.0.1:" in capsys.readouterr().err
 
 
 def test_a_node_without_a_node_0_says_after_seconds_that_it_waits(play, capsys, monkeypatch):
@@ -220,7 +220,10 @@ def test_who_has_node_0s_port_is_not_called_node_0(play, capsys):
             end.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
             assert job.end() == {1: 2}
     said = capsys.readouterr().out
-    assert f"--master 127.0.0.1:{job.port}: what answers there is no node of paddle-dp. If another" in said
+    assert (
+        f"--master 127.0.0.1:{job.port}: the program that answers there is no node of paddle-dp. If another"
+        in said
+    )
     assert "does not let" not in said
 
 
@@ -267,7 +270,7 @@ def test_a_failure_that_nobody_understands_is_a_failure(play, monkeypatch, capsy
     job.start(0, waits)
     job.start(1, raises)
     assert job.end() == {0: 1, 1: 1}
-    assert "failed, and nobody here understands what it says of that" in capsys.readouterr().err
+    assert "failed, and this node cannot read its report" in capsys.readouterr().err
 
 
 def test_a_number_too_high_is_refused(play, capsys):

@@ -138,7 +138,7 @@ def test_a_silent_rendezvous_is_lost(place):
 def test_a_node_with_another_secret_is_told_so(place):
     place.open(secret=b"ours")
     node = place.node(1, secret=b"theirs")
-    assert "the secret of what answers there is another one" in news(node, "refused")["why"]
+    assert "the node that answers there has another secret" in news(node, "refused")["why"]
 
 
 def test_the_port_of_another_program_is_no_rendezvous(place):

@@ -50,7 +50,7 @@ def test_another_secret_is_noticed_by_both_ends(ends):
     one.send({"say": "join"})
     other.send({"say": "alive"})
     for line in (one, other):
-        with pytest.raises(StrangerError, match="the secret of what answers there is another one"):
+        with pytest.raises(StrangerError, match="the node that answers there has another secret"):
             heard(line)
 
 
