@@ -107,7 +107,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "checks": (950, (
         "checks/* parallel/samplewise.py parallel/trial.py parallel/first_not_finite.py "
         "parallel/finite.py parallel/consistency.py parallel/buffers.py parallel/gathered_samples.py "
-        "parallel/gradient_digests.py parallel/preflight.py"
+        "parallel/gradient_digests.py parallel/preflight.py parallel/learner_checks.py parallel/repeats.py"
     )),
     "model": (1250, (
         "model/* parallel/blocks.py parallel/initial_weights.py parallel/trial_weights.py "

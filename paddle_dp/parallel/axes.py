@@ -148,14 +148,14 @@ def _overlapped_exchange(
             ranks, me, trainable, destinations, each_micro_batch=each, comm_dtype=comm_dtype
         )
     replicas, before = PaddleGroup.create(axes, me, "data", "sequence").group, before_exchanges(placed.model)
-    held_back = [index for index, parameter in enumerate(trainable) if id(parameter) in before]
+    deferred = [index for index, parameter in enumerate(trainable) if id(parameter) in before]
     if zero is None:
         assert replicas is not None
-        return BucketedGradients(replicas, trainable, held_back=held_back, comm_dtype=comm_dtype)
+        return BucketedGradients(replicas, trainable, held_back=deferred, comm_dtype=comm_dtype)
     assert zero.comm_groups is not None
     return BucketedGradients(
         zero.comm_groups.groups[0], trainable, owners=owners, replicas=replicas, each_micro_batch=each,
-        comm_groups=zero.comm_groups, held_back=held_back, comm_dtype=comm_dtype,
+        comm_groups=zero.comm_groups, held_back=deferred, comm_dtype=comm_dtype,
     )  # fmt: skip
 
 

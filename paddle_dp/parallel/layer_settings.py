@@ -56,12 +56,12 @@ class LayerSettings:
         settings_of_ranks = [
             {(layer, setting): value for layer, setting, value in rows} for rows in rank_rows
         ]
-        own = {
+        user_layers = {
             name
             for name, layer in self._learner.placed.named_layers()
             if not is_library(type(layer).__module__)
         }
-        owned = {name for names in self._mesh.gather(sorted(own)) for name in names}
+        owned = {name for names in self._mesh.gather(sorted(user_layers)) for name in names}
         for layer, setting in keys:
             values = {
                 str(rank): row[layer, setting]

@@ -150,7 +150,7 @@ class Learner:
         undo = buffers_before(self.model, self.loss.owner) if accept else None
         batch, collect = self.mixed.cast_batch(batch), collect_metrics or accept is not None
         for check in self._before_update:
-            check(self)
+            check(mode)
         known = mode.counter.known_count(batch)
         divisor = batch.samples if known is None else known or 1.0
         mode.exchange.begin_update(update, self.mixed.scale.scale if self.mixed.scale else 1.0, divisor)
@@ -162,7 +162,7 @@ class Learner:
         count = mode.counter.total(counted) if known is None else known
         self.empty = count == 0
         for check in self._after_exchange:
-            check(self)
+            check(update, self.empty)
         usable = not self.empty and self._unscale(divisor / count)
         metrics = self._metrics(local_sums, count) if collect else None
         heartbeat.enter("update")

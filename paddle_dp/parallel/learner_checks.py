@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import paddle
 
@@ -12,14 +12,13 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.attributes import Attributes, OptimizerMemory
 from paddle_dp.parallel.batch_norm import LocalNorms
+from paddle_dp.parallel.batch_statistics import BatchStatistics
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import Digest, digests
 from paddle_dp.parallel.dropout import Draws
 from paddle_dp.parallel.loss import Loss
 from paddle_dp.parallel.placed_model import PlacedModel
-
-if TYPE_CHECKING:
-    from paddle_dp.parallel.learner import Learner
+from paddle_dp.parallel.update_mode import UpdateMode
 
 SYNC_BATCH_NORM = "strategy.sync_batch_norm=true takes those of all ranks"
 NO_REMEDY = (
@@ -34,11 +33,12 @@ _LOCAL_PAIRS = (
 class LearnerCheck:
     """Watches updates. A method that a subclass does not override costs nothing in a step."""
 
-    def before_update(self, learner: Learner) -> None:
+    def before_update(self, mode: UpdateMode) -> None:
         """Before the forward. Collective."""
 
-    def after_exchange(self, learner: Learner) -> None:
-        """When gradients are final, and before they are used. Collective."""
+    def after_exchange(self, update: int, empty: bool) -> None:
+        """When the gradients of update number `update` are final, and before they are used; `empty`: nothing counts in
+        its batch. Collective."""
 
     def after_update(self) -> None:
         """After the update; not while the ranks' weights differ. Collective."""
@@ -59,12 +59,12 @@ class FrozenCheck(LearnerCheck):
     """Notices, on several ranks, a parameter that was frozen or unfrozen since the model was placed."""
 
     def __init__(self, placed: PlacedModel):
-        named = placed.named_parameters()
+        self._mesh, named = placed.mesh, placed.named_parameters()
         self._placed = [(name, parameter, parameter.stop_gradient) for name, parameter in named]
 
-    def before_update(self, learner: Learner) -> None:
-        if learner.mesh.ranks > 1:
-            self.check(may_freeze=learner.exchange.missing == "zeros")
+    def before_update(self, mode: UpdateMode) -> None:
+        if self._mesh.ranks > 1:
+            self.check(may_freeze=mode.exchange.missing == "zeros")
 
     def check(self, may_freeze: bool) -> None:
         """Raises UsageError for a parameter that is trained now and was not, and, unless `may_freeze`, for one that is
@@ -87,12 +87,12 @@ class FrozenCheck(LearnerCheck):
 class FrozenNorms(LearnerCheck):
     """Averages running statistics before an update in which a layer begins to use them."""
 
-    def __init__(self, local_norms: LocalNorms):
-        self._local_norms = local_norms
+    def __init__(self, local_norms: LocalNorms, statistics: BatchStatistics):
+        self._local_norms, self._statistics = local_norms, statistics
 
-    def before_update(self, learner: Learner) -> None:
+    def before_update(self, mode: UpdateMode) -> None:
         if self._local_norms.look():
-            learner.statistics.sync()
+            self._statistics.sync()
 
 
 class BatchNormCheck(LearnerCheck):
@@ -163,8 +163,8 @@ class UnusedCheck(LearnerCheck):
     def __init__(self, placed: PlacedModel):
         self._placed, self._done = placed, False
 
-    def after_exchange(self, learner: Learner) -> None:
-        if self._done or learner.empty:
+    def after_exchange(self, update: int, empty: bool) -> None:
+        if self._done or empty:
             return
         self._done = True
         mesh = self._placed.mesh
@@ -175,7 +175,7 @@ class UnusedCheck(LearnerCheck):
         if unused and mesh.is_main:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             print(
-                f"parameter '{unused[0]}'{more} got no gradient in update {learner.rate.steps + 1}: neither the "
+                f"parameter '{unused[0]}'{more} got no gradient in update {update}: neither the "
                 "outputs nor the loss use it, so updates leave it as it is. This is said once.",
                 file=sys.stderr,
                 flush=True,

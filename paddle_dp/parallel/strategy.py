@@ -192,7 +192,7 @@ class PreparedTask:
             runner=batch_runner, weights=weight_sync, statistics=statistics, buffers=buffers,
             local_norms=local_norms, known_differences=known, unknown=list(self.task.unknown),
             checks=[
-                FrozenCheck(placed), FrozenNorms(local_norms), norms, KnownDifferences(known),
+                FrozenCheck(placed), FrozenNorms(local_norms, statistics), norms, KnownDifferences(known),
                 LossPairs(loss, self.mesh), BufferCheck(buffers), DrawCheck(batch_runner.draws, self.mesh),
                 UnusedCheck(placed),
             ],

@@ -173,7 +173,8 @@ def test_histograms_count_every_weight(run: Run, at: Callable[..., Moment], trai
     import paddle
 
     weights = paddle.arange(120, dtype="float32").astype("bfloat16")
-    trainer.learner = SimpleNamespace(named_parameters=lambda: [("fc.weight", weights)])
+    placed = SimpleNamespace(named_parameters=lambda: [("fc.weight", weights)])
+    trainer.learner = SimpleNamespace(placed=placed)
     dashboard = started(run, at("start", 0), histograms=True)
     dashboard.epoch(at("epoch", 4))
     (drawn,) = dp_rank(run).get_data("histogram", "weights/fc.weight")

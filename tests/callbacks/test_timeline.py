@@ -57,7 +57,7 @@ def staged(run: Run, tmp_path: Path) -> Run:
 def train(run: Run, at: Callable[..., Moment], trainer: SimpleNamespace, steps: int) -> list[int]:
     """Trains, and returns the steps that were recorded."""
     callback, recorder = Config(start=2, steps=3).build(run), Recorder()
-    trainer.learner, recorded = SimpleNamespace(recorder=recorder), []
+    trainer.learner, recorded = SimpleNamespace(runner=SimpleNamespace(recorder=recorder)), []
     callback.start(at("start", 0))
     for recorder.step in range(1, steps + 1):
         recorded += [recorder.step] if recorder.armed else []

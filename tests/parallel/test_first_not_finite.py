@@ -34,4 +34,4 @@ def test_a_branch_s_layer_is_named_and_not_the_join_that_another_rank_comes_to_s
     for outputs in (here, there):
         first(outputs.not_finite, SimpleNamespace(ranks=1, gather=lambda row: (rows.append(row), [row])[1]))  # type: ignore[arg-type]
     said = first(here.not_finite, SimpleNamespace(ranks=2, gather=lambda _: rows))  # type: ignore[arg-type]
-    assert "that of wide3" in said and "on rank 0" in said
+    assert "from wide3" in said and "on rank 0" in said

@@ -1,5 +1,7 @@
 """Whether one process's training depends on the order of samples, or on what no seed decides."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
@@ -90,15 +92,16 @@ def test_what_is_not_finite_is_judged_elsewhere_and_low_precision_is_too_coarse(
 )
 def test_operators_that_jump_or_bend_are_counted(forward, jumps):
     class Fake:
-        model = nn.Identity()
-
         @staticmethod
-        def _forward(x):
+        def forward(x):
             if forward is nn.functional.layer_norm:
                 return forward(x, [4])
             return forward(x, paddle.full([1], 0.2)) if forward is nn.functional.prelu else forward(x)
 
-    learner, x = Fake(), paddle.to_tensor([[0.1, -0.2, 0.3, -0.4]])
+    learner, x = (
+        SimpleNamespace(model=nn.Identity(), runner=Fake()),
+        paddle.to_tensor([[0.1, -0.2, 0.3, -0.4]]),
+    )
     with kinks(learner) as seen:
         learner.runner.forward(x)
     assert bool(seen) is jumps, seen

@@ -76,7 +76,7 @@ def test_what_all_ranks_decide_together_is_refused(recipe, words, why):
 def test_a_loss_over_the_samples_of_all_ranks_is_refused():
     task = SimpleNamespace(loss=SimpleNamespace(compares="ranks"))
     with pytest.raises(UsageError, match=r"learns alone: set loss\.across=rank"):
-        place_alone(task, SimpleNamespace(ranks=2), None, Recompute(), [])  # type: ignore[arg-type]
+        place_alone(task, SimpleNamespace(ranks=2), Recompute())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("setting", ["every: 1 epoch", "warmup: 2 epochs"])

@@ -16,6 +16,7 @@ from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.parallel.compiled import is_compiled
+from paddle_dp.parallel.repeats import recompute_gradients, shared_batch
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Precision
 from tests.ranks import run_ranks
@@ -103,14 +104,14 @@ def test_every_copy_computes_in_the_precision_of_the_recipe(dtype):
     """Copies are made before the model is prepared: all but the first once computed in float32."""
     many = learner({"use": "replicas", "count": 3}, network(), precision=Precision(dtype=dtype))
     with many.mixed.context():
-        found = many.parallel_model(batch().micro_batches[0].inputs)
+        found = many.runner.parallel_model(batch().micro_batches[0].inputs)
     np.testing.assert_array_equal(found.astype(dtype).astype("float32").numpy(), found.numpy())
 
 
 def test_every_copy_is_the_program_of_a_compiled_model():
     plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     many = learner({"use": "replicas"}, plain, compile=True)
-    assert all(is_compiled(model) for model in (many.model, *many.replicas))
+    assert all(is_compiled(model) for model in many.runner.parallel_model._replicas)
 
 
 def test_gradients_that_are_computed_again_leave_nothing_on_a_copy():
@@ -118,7 +119,7 @@ def test_gradients_that_are_computed_again_leave_nothing_on_a_copy():
     one, many = learner({"use": "single"}, network()), learner({"use": "replicas"}, network())
     for each in (one, many):
         each.train_batch(batch())
-        each.recompute_gradients(each.shared_batch(batch()))
+        recompute_gradients(each, shared_batch(each, batch()))
     alone, found = (each.train_batch(batch(), collect_metrics=True) for each in (one, many))
     assert found == pytest.approx(alone, rel=1e-5)
 

@@ -26,7 +26,7 @@ def said_seconds(held_back: float, computes: float) -> list[float]:
 
     batch = SimpleNamespace(index=0, waited=0.0, micro_batches=[SimpleNamespace(is_dummy=False)])
     rounds: Any = SimpleNamespace(
-        learner=SimpleNamespace(train_share=learn),
+        _worker=SimpleNamespace(train_share=learn),
         mesh=SimpleNamespace(axes=SimpleNamespace(servers=0)),
         callbacks=SimpleNamespace(due_at_step=lambda step, last: []),
         progress=SimpleNamespace(step=0),

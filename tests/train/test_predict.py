@@ -109,11 +109,11 @@ def test_an_array_that_does_not_fit_is_refused_by_its_name(run, tmp_path, conten
 @pytest.mark.parametrize(
     ("dtype", "numbers", "what"),
     [
-        ("uint8", [300, 1], "has 300, which is no uint8"),
-        ("uint8", [1, -1], "has -1, which is no uint8"),
+        ("uint8", [300, 1], "has 300, which does not fit the model's dtype, uint8"),
+        ("uint8", [1, -1], "has -1, which does not fit the model's dtype, uint8"),
         ("int64", [0.5, 1], "has fractions"),
-        ("bool", [2, 1], "has 2, which is no bool"),
-        ("float32", [1e300, 1], "has 1e[+]300, which is no float32"),
+        ("bool", [2, 1], "has 2, which does not fit the model's dtype, bool"),
+        ("float32", [1e300, 1], "has 1e[+]300, which does not fit the model's dtype, float32"),
         ("float32", [1j, 1], "is of type complex128"),
         ("float32", ["a", "b"], "is of type <U1"),
     ],

@@ -108,5 +108,5 @@ def _compressed(compress: Compress, placed: PlacedModel, counted_late: bool) -> 
         compressed: GradientExchange = low_rank
     else:
         compressed = fastest_exchange(mesh, parameters, "gradients", compress.kind, residuals)
-    whole = fastest_exchange(mesh, parameters) if compress.after else compressed
-    return CompressedExchange(compress, whole, compressed, residuals, names, mesh, counted_late)
+    uncompressed = fastest_exchange(mesh, parameters) if compress.after else compressed
+    return CompressedExchange(compress, uncompressed, compressed, residuals, names, mesh, counted_late)

@@ -29,8 +29,8 @@ _CLIPPED = (
 
 
 class CompressedExchange(GradientExchange):
-    """Exchanges by `whole` in the first `compress.after` updates, also of a resumed training, and by `compressed`
-    afterwards. A rank keeps its compression error in `residuals` and adds it to its next gradients.
+    """Exchanges by `uncompressed` in the first `compress.after` updates, also after a resume, then by `compressed`. A
+    rank keeps its compression error in `residuals` and adds it to its next gradients.
 
     `names`: of the parameters, in the order of the residuals. With `counted_late` the loss's count is known after the
     forward only: gradients are then those of totals over samples, and residuals follow.
@@ -39,17 +39,17 @@ class CompressedExchange(GradientExchange):
     def __init__(  # noqa: PLR0913 - two exchanges, and the residuals with their units
         self,
         compress: Compress,
-        whole: GradientExchange,
+        uncompressed: GradientExchange,
         compressed: GradientExchange,
         residuals: Residuals,
         names: Sequence[str],
         mesh: Mesh,
         counted_late: bool,
     ):
-        self._compress, self._whole, self._compressed = compress, whole, compressed
+        self._compress, self._uncompressed, self._compressed = compress, uncompressed, compressed
         self._residuals, self._names, self._mesh, self._counted_late = residuals, names, mesh, counted_late
         self._low_rank = compressed if isinstance(compressed, LowRankGradients) else None
-        self._active = whole
+        self._active = uncompressed
         self._scale, self._divisor = 1.0, 1.0
         self._warned_clipped = False
 
@@ -58,7 +58,7 @@ class CompressedExchange(GradientExchange):
         return "gradients compressed in their exchange"
 
     def begin_update(self, number: int, loss_scale: float, divisor: float) -> None:
-        self._active = self._whole if number <= self._compress.after else self._compressed
+        self._active = self._uncompressed if number <= self._compress.after else self._compressed
         self._scale, self._divisor = loss_scale, divisor
         self._residuals.begin(1.0 if self._counted_late else loss_scale)
 
