@@ -114,7 +114,7 @@ class Checkpoint(Callback):
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         name = self.config.best
-        # A model whose loss is not finite is never the best, whatever its accuracy.
+        # A model with a loss that is not finite is never the best, even with a better accuracy.
         if name is None or evaluation.not_finite:
             return
         value = _watched.read(name, evaluation, "checkpoint.best")

@@ -74,7 +74,7 @@ class Console(Callback):
         self._saved: Path | None = None
         # (number of steps, bytes sent per step): some strategies send in few steps only.
         self._sent: list[tuple[int, float]] = []
-        self._left_out: set[int] = set()  # steps whose updates the guard left out
+        self._left_out: set[int] = set()  # steps of updates that the guard left out
 
     def start(self, moment: Moment) -> None:
         self._began, self._first = time.perf_counter(), moment.progress.step

@@ -143,7 +143,7 @@ class Config:
         """Raises UsageError for one rank. Called before any process starts."""
         if ranks == 1:
             raise UsageError(
-                "callback timeline shows what ranks exchange, and the stages of a pipeline, and there is one rank: "
+                "callback timeline shows the ranks' exchange and a pipeline's stages, and there is one rank: "
                 "give --ranks 2, or leave the callback out."
             )
 

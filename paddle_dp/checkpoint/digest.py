@@ -51,7 +51,7 @@ def sum_of(array: np.ndarray, offset: Iterable[int] = ()) -> int:
 
 
 def _sum(bits: Uint64Array, factors: list[Uint64Array]) -> int:
-    """Sums a block as a matrix: rows times the factors of the trailing dims, then times those of the leading dims."""
+    """Sums a block as a matrix of leading × trailing dims, weighted by both dims' factors."""
     split = _split(bits.shape)
     outer, inner = _product(factors[:split]), _product(factors[split:])
     found = np.einsum("ij,j->i", bits.reshape(len(outer), len(inner)), inner) * outer

@@ -67,8 +67,8 @@ def _refuse(
     ]
     if wrong and settings.strict:
         raise UsageError(
-            f"load.path {settings.path}: {_first(wrong, '; ')}. Name what is meant with load.only, or set "
-            "load.strict=false to load what fits."
+            f"load.path {settings.path}: {_first(wrong, '; ')}. Name the tensors to load with load.only, or set "
+            "load.strict=false to load those that fit."
         )
     meant = sum(math.prod(here[name]) for name in (*matched.loaded, *matched.other, *matched.initial))
     fits = sum(math.prod(here[name]) for name in matched.loaded)
@@ -96,7 +96,7 @@ def outlook(source: Opened, model: nn.Layer, settings: Load) -> list[str]:
 def table(
     matched: Match, there: Shapes, here: Shapes, settings: Load, weights: Translated, convention: str
 ) -> list[str]:
-    """The table's lines for the screen. `convention` names the library whose names the source uses, or is ""."""
+    """The table's lines for the screen. `convention`: the source's naming convention, or ""."""
     only = f", only {', '.join(settings.only)}" if settings.only else ""
     others = [f"{name} ({list(there[name])} there, {list(here[name])} here)" for name in matched.other]
     rows = [

@@ -101,8 +101,8 @@ def _create_states(optimizer: Any, parameters: list[paddle.Tensor]) -> None:
 
 
 def _forget_states(optimizer: Any, parameters: list[paddle.Tensor]) -> None:
-    """Removes the states of these parameters, whose first gradient is later than the checkpoint that a running training
-    rewinds to. The next step creates them again."""
+    """Removes the states of parameters that got their first gradient after the checkpoint to which a running training
+    rewinds. The next step creates them again."""
     masters = optimizer.state_dict().get("master_weights", {})
     for parameter in parameters:
         names = {parameter.name}

@@ -183,7 +183,7 @@ def _read_zip(file: BinaryIO) -> dict[str, Numbers]:
 
 
 def _begin(file: BinaryIO, info: zipfile.ZipInfo) -> int:
-    """The offset of a member's content: after its local header, whose length only that header states."""
+    """The offset of a member's content: after its local header, which alone states its length."""
     file.seek(info.header_offset)
     header = file.read(30)
     if header[:4] != b"PK\x03\x04":

@@ -167,7 +167,9 @@ def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
     except CheckpointError:  # a folder that may not even be read
         saved = False
     if saved:
-        advice = f"Make room and resume, or continue elsewhere: --resume {final.parent.parent} --output-dir DIR."
+        advice = (
+            f"Make room and resume, or continue elsewhere: --resume {final.parent.parent} --output-dir DIR."
+        )
     where = f" ({Path(os.fsdecode(error.filename)).name})" if isinstance(error.filename, str | bytes) else ""
     return [
         f"The checkpoint {final} was not saved: {error.strerror or error}{where}, on rank {mesh.rank} of "

@@ -36,7 +36,7 @@ class Stacked(Protocol):
 
 @runtime_checkable
 class Named(Protocol):
-    """A data set whose samples have names, for messages."""
+    """A data set with names of samples, for messages."""
 
     def name_of(self, index: int, /) -> str:
         """The name of a sample, usually its file's path."""
@@ -186,7 +186,7 @@ def read_batch(
 
 
 def take(dataset: Any, indices: Indices) -> Pair:
-    """`dataset.take(indices)`: inputs and targets whose arrays have len(indices) rows."""
+    """`dataset.take(indices)`: inputs and targets, with len(indices) rows per array. Raises DataError."""
     try:
         inputs, targets = dataset.take(indices)
     except Exception as error:

@@ -2,7 +2,7 @@
 
 A rank receives bitwise the samples that it would have read itself. Rank 0 reads and sends `prefetch` batches ahead, so
 that sending, and reading in worker processes, overlap with the computation. Each rank acknowledges the batches that it
-has taken; rank 0 waits for a rank that lags far behind.
+has taken; rank 0 waits for a rank that lags.
 """
 
 from __future__ import annotations

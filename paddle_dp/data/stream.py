@@ -46,7 +46,7 @@ class Once:
         self._iterator, self._buffer, self._passed, self._begun = iterator, deque[Any](), 0, False
 
     def begin(self) -> None:
-        """From now on each sample is yielded once."""
+        """Stops keeping samples: each is yielded once from now on."""
         self._begun = True
 
     def __iter__(self) -> Iterator[Any]:
@@ -191,9 +191,9 @@ def as_dataset(
     """Wraps a stream as a Stream; a data set is returned as it is.
 
     A stream is a paddle.io.IterableDataset, an object with `__iter__` alone, or a generator function. It has `samples`
-    samples; if that is None, they are counted. `name` is its name in messages. `recreate` makes an iterator anew, which
-    can be read only once; `once`: a single process reads it, once. Raises UsageError for an iterator with neither, for
-    one to be read once without `samples`, and for an endless stream without `samples`.
+    samples; if that is None, they are counted. `name` is its name in messages. `recreate` makes a new iterator, because
+    one can be read only once; `once`: a single process reads it, once. Raises UsageError for an iterator with neither,
+    for one to be read once without `samples`, and for an endless stream without `samples`.
     """
     if not is_stream(source):
         return source

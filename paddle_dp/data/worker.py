@@ -91,7 +91,7 @@ class Worker:
         return reply
 
     def busy_seconds(self) -> float:
-        """The worker's CPU seconds so far; 0 if the system does not tell (proc(5): fields 14 and 15)."""
+        """The worker's CPU seconds so far; 0 if unknown (proc(5): fields 14 and 15)."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:

@@ -230,7 +230,7 @@ _COMMAND = struct.Struct("<qqqq")
 
 
 def command(epoch: int, slot: int, first: int, stop: int) -> bytes:
-    """The command to fill rows `first` to `stop` of `slot` with the samples whose indices it holds, in `epoch`."""
+    """The command to fill rows `first` to `stop` of `slot` with the samples of its indices, in `epoch`."""
     return _COMMAND.pack(epoch, slot, first, stop)
 
 

@@ -1,6 +1,6 @@
 """Finds text files, chooses the held-out ones by their names alone, and reads the documents of a file.
 
-A file whose bytes are not plain text (a table, an archive) is refused: its syntax would be trained like words.
+Files other than plain text (a table, an archive) are refused: their syntax would be trained like words.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _document(label: str, line: bytes, field: str) -> bytes:
 
 
 def _below(root: Path, suffix: str, without: set[str]) -> list[Named]:
-    """The files below `root` whose names end in `suffix`, without hidden files and folders."""
+    """The files below `root` with names ending in `suffix`, without hidden files and folders."""
     paths = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in without and name[0] != "."]

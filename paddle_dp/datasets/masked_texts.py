@@ -17,7 +17,7 @@ class MaskedWindows:
     """Windows of `texts`; a share of each window's tokens, at least one, is chosen as targets.
 
     80 % of these become `mask`, 10 % a random token, and 10 % stay (Devlin et al., arXiv:1810.04805). Training chooses
-    anew in every epoch with NumPy's global generator, which the loader seeds by (seed, epoch, sample). `fixed` keeps
+    again in every epoch with NumPy's global generator, which the loader seeds by (seed, epoch, sample). `fixed` keeps
     the choice, for held-out samples.
     """
 

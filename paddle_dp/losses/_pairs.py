@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Across = Literal["ranks", "rank"]
-_NEAR = 1e-12  # the smallest squared distance whose root has a gradient
+_NEAR = 1e-12  # lower bound of squared distances: the root has no gradient at 0
 
 
 class Samples(Protocol):
@@ -21,7 +21,7 @@ class Samples(Protocol):
 
     def gather(self, *rows: paddle.Tensor) -> tuple[list[paddle.Tensor], int]:
         """Gathers each of `rows` [n, …] to [N, …], with exact gradients. Also returns the index of this rank's first
-        row, or N for a dummy, whose rows are not included."""
+        row, or N for a dummy, which is not included."""
         ...
 
 

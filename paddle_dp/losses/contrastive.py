@@ -56,7 +56,7 @@ class Contrastive(ComparesSamples):
         return {"recall1": recall}
 
     def _compared(self, outputs: Any, targets: Any) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """For each direction: logits [n, N], and 1.0 where the sample is a positive, else 0.0."""
+        """One pair per direction: logits [n, N]; 1.0 where the sample is a positive, else 0.0."""
         import paddle
 
         if isinstance(outputs, tuple | list) and len(outputs) == 2:

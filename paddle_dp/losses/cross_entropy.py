@@ -140,7 +140,7 @@ class Config:
     """Share of each target that is spread evenly over all classes."""
 
     ignore_index: int | None = None
-    """Class number whose targets do not count."""
+    """Class number of targets that do not count."""
 
     def build(self) -> CrossEntropy:
         if self.ignore_index is None:

@@ -46,7 +46,7 @@ class Pairwise(ComparesSamples):
         return {"acc1": (right.astype(counts.dtype) * counts).sum()}
 
     def _compared(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """For anchors and samples [n, N]: squared distances; 1 for one class, else 0; 1 for different samples, else
+        """Three tensors [anchors, samples]: squared distances; 1 for one class, else 0; 1 for different samples, else
         0."""
         anchors = embeddings(outputs, "pairwise", False)
         classes = class_numbers(targets, len(anchors), "pairwise")

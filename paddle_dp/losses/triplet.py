@@ -47,7 +47,7 @@ class Triplet(ComparesSamples):
         return {"apart": ((farthest < nearest).astype(counts.dtype) * counts).sum()}
 
     def _hardest(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """For each anchor [n]: the squared distances of the farthest positive and of the nearest negative; 1 if it
+        """Three tensors [n]: the squared distances of the farthest positive and the nearest negative; 1 if the anchor
         counts, else 0."""
         import paddle
 

@@ -101,7 +101,7 @@ def resolve(dotted: str, code_folder: Path | None = None) -> Any:
 
 @functools.cache
 def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
-    """A Config whose settings are the parameters of a class or function, except those that the training provides."""
+    """Makes a Config from the parameters of a class or function, except those that the training provides."""
     parameters = list(inspect.signature(called).parameters.values())
     if shelf == "losses" and _is_loss(called, parameters):
         return _config(called, parameters, tuple(p.name for p in parameters[:2]), LossCall)

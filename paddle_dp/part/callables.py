@@ -26,7 +26,7 @@ METHODS = {
     "losses": ("__call__",),
     "strategies": ("place",),
 }
-# The modules of Paddle whose functions are or make parts; its other functions load files, start processes …
+# The modules of Paddle with functions that are or make parts; its other functions load files, start processes …
 _OPERATIONS = (
     "paddle.nn.functional", "paddle.tensor", "paddle.incubate.nn.functional",
     "paddle.base.dygraph.generated_tensor_methods_patch",  # has gelu, tanh, abs …, made when Paddle is imported

@@ -120,7 +120,7 @@ def meanings(kind: type[Any]) -> dict[str, str]:
 
 
 def settings_of(kind: Any) -> list[Setting]:
-    """A Config's settings, those of its class before its bases'."""
+    """A Config's settings, its class's before its bases'."""
     means = meanings(kind)
     if not is_dataclass(kind):
         return [

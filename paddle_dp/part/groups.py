@@ -21,8 +21,8 @@ _SETTINGS = ("frozen", "lr_scale", "weight_decay", "decay_by_depth")
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """Settings for the parameters whose names a pattern matches. The first group that matches a parameter and has a
-    setting determines that setting."""
+    """Settings for the parameters with a name that matches a pattern. The first group that matches a parameter and has
+    a setting determines that setting."""
 
     match: str
     """Pattern of parameter names: `*` matches anything (`body.0.*`, `*.bias`); or a layer's name, for all in it."""
@@ -91,7 +91,7 @@ def named_parameters(model: Any) -> list[tuple[tuple[str, ...], Any]]:
 def choose(groups: Sequence[ParameterGroup], named: Sequence[Sequence[str]]) -> list[Choice]:
     """The settings of each parameter, given by all its names.
 
-    Raises RecipeError for a group that matches no parameter, and for one whose settings are all set by earlier groups.
+    Raises RecipeError for a group that matches no parameter, and if earlier groups set all settings of a group.
     """
     chosen: list[dict[str, Any]] = [{} for _ in named]
     mistakes: list[Mistake] = []

@@ -242,7 +242,7 @@ def _unknown(shelf: str, use: str, known: list[str], home: Path | None) -> str:
 
 
 def _by_another_name(shelf: str, use: str, known: list[str], home: Path | None) -> str:
-    """The hint for the only part whose summary contains the word, as local_sgd's contains DiLoCo; else ""."""
+    """The hint for the only part with the word in its summary, as local_sgd's has DiLoCo; else ""."""
     pattern = re.compile(rf"\b{re.escape(use)}\b", re.IGNORECASE)
     suggestions = []
     for name in known:

@@ -1,4 +1,4 @@
-"""The recipe as types, whose fields are the YAML keys."""
+"""The recipe as types; their fields are the YAML keys."""
 
 from __future__ import annotations
 
@@ -156,10 +156,10 @@ class WatchSettings:
     """Limit in any other callback."""
 
     node: Duration = Duration.parse("20 s")
-    """With several machines: a machine that sends nothing for so long is lost."""
+    """Limit after which a machine that sends nothing is lost, with several machines."""
 
     rejoin: Duration = Duration.parse("300 s")
-    """With --restarts: how long the job waits for a lost machine."""
+    """Limit of waiting for a lost machine, with --restarts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ class OnShelf:
         return core_schema.with_info_plain_validator_function(self._read, serialization=settings)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        """The schema of an object whose `use` determines its other keys; a dotted name allows any keys."""
+        """The schema of an object: `use` determines its other keys; a dotted name allows any keys."""
         known = names(self.shelf)
         use = {"anyOf": [{"enum": known}, {"type": "string", "pattern": r"\."}]}
         chosen = [{"if": _uses(name), "then": self._describe(name)} for name in known]

@@ -119,7 +119,8 @@ def draw(degrees: Degrees, title: str) -> bytes:
 
 
 def frame(degrees: Degrees, split: list[str], coords: dict[str, int]) -> Frame:
-    """The frames of the axes in `split`, inside those of `coords`; stages below each other, other axes side by side."""
+    """The frames of the axes in `split` at the coordinates `coords`; stages below each other, other axes side by
+    side."""
     if not split:
         return Frame(f"rank {degrees.rank(coords)}")
     axis, inner = split[0], split[1:]

@@ -65,7 +65,7 @@ def _flops(operation: Any) -> int:
     return 0
 
 
-# The first entry whose words are all in the device's name applies.
+# The first entry with all its words in the device's name applies.
 PEAKS = (
     ("H100 PCIe", 756e12),
     ("H100 NVL", 835e12),
