@@ -63,10 +63,10 @@ class Checkpoint(Callback):
     Weights that are not finite, or differ between ranks, are never saved: the trainer's `snapshot` raises instead.
     `evaluated` chooses the best, so an evaluation may precede or follow a save.
 
-    A disk that refuses a checkpoint does not end the training, unless it was the last one: a line reports it (a short
-    one if the previous checkpoint failed for the same reason), older checkpoints stay, and the next one is tried as
-    usual. With `async` one checkpoint at a time is written in the background; the next one, the end, a request to stop
-    and an error that ends the training wait for it.
+    A disk that refuses a checkpoint, unless it is the last, does not end the training: a line reports it (a short one
+    if the previous checkpoint failed for the same reason), older checkpoints stay, and the next one is tried as usual.
+    `async` writes one checkpoint at a time in the background; the next one, the end, a request to stop and an error
+    wait for it.
     """
 
     reads = False

@@ -1,9 +1,8 @@
 """Saves a checkpoint in the background: a thread per rank writes its shards, and rank 0's thread publishes the folder.
 
-The threads use no process group, where they would interleave with training's collectives. A rank that has written its
-files leaves a small report with their checksums, which rank 0's thread polls for. So a checkpoint appears as soon as it
-is complete, even if training has failed meanwhile. All ranks call `poll` and `wait` in their main threads; these raise
-failures.
+The threads use no process group, where they would interleave with training's collectives. Each rank's thread leaves a
+report with its files' checksums, which rank 0's thread polls for. So a complete checkpoint appears even if training has
+failed meanwhile. All ranks call `poll` and `wait`, which raise failures, in their main threads.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class BackgroundSave:
     """A checkpoint that is being written as `folder`/step-…, with the same bytes as `save` writes.
 
     Collective. Until it is done, the snapshot's arrays must not change and nothing else may be saved in `folder`.
-    Rank 0's thread calls `placed` with the path once the checkpoint is in place. Raises the errors of `save` if the
-    folder cannot be made.
+    Rank 0's thread finally calls `placed` with the path. Raises as `save` does if the folder cannot be made.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Digests of tensors that do not depend on how they are split: the shards' sums add up to the whole tensor's sum.
 
 An element with the bits b (unsigned, at most 32 bits) at the position (i, j, …) of the whole tensor counts as
-b · k0(i) · k1(j) · … modulo 2^64, with odd factors drawn from the positions. A sum runs over the elements of a tensor
-or of a shard. So shards of any layout add up to the sum of the whole tensor, and only one number per shard is gathered.
+b · k0(i) · k1(j) · … modulo 2^64, with odd factors drawn from the positions. Ranks gather only one number per shard.
 This is a multilinear hash (Carter and Wegman 1979): a change of one element always changes the sum; any other
 accidental change stays undetected about once in 2^32. It is not a signature: collisions can be constructed.
 """

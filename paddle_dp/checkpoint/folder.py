@@ -217,8 +217,8 @@ def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | N
     """Deletes old checkpoints and returns them. Call it on one rank.
 
     Keeps the newest `keep`, the best, all in `spare`, the newest whole one, and the newest whole one that was equal on
-    all ranks and finite. `trusted` is a checkpoint known to be whole and good because it was saved just now; without
-    it, checkpoints are read, newest first, to find one.
+    all ranks and finite. `trusted`: a whole and good checkpoint, saved just now; without it, checkpoints are read to
+    find one.
     """
     if keep < 1:
         raise ValueError(f"keep is 1 or more, not {keep}")

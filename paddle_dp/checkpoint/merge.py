@@ -19,8 +19,8 @@ def merge(checkpoint: Path, out: Path, *, ema: bool = False) -> int:
     """Writes the whole model's tensors, under its state dict's names, into one safetensors file. Returns their number.
 
     With `ema`, averages replace the weights that have one. One tensor at a time is in memory.
-    `safetensors.paddle.load_file(out)` returns a state dict for `model.set_state_dict`. The file appears whole or not
-    at all. Raises CheckpointError for a checkpoint that is damaged or holds NaN, or if the file cannot be written.
+    `safetensors.paddle.load_file(out)` returns a state dict for `model.set_state_dict`. The file appears atomically.
+    Raises CheckpointError for a checkpoint that is damaged or holds NaN, or if the file cannot be written.
     """
     saved = load(checkpoint)
     if saved.checks is None and (bad := saved.first_nan()):
@@ -36,8 +36,8 @@ def merge(checkpoint: Path, out: Path, *, ema: bool = False) -> int:
 
 
 def write_merged(out: Path, forms: Forms, read: Callable[[str], np.ndarray]) -> None:
-    """Streams whole tensors into the file `out`, which appears whole or not at all. Raises CheckpointError if it
-    cannot be written."""
+    """Streams whole tensors into the file `out`, which appears atomically. Raises CheckpointError if it cannot be
+    written."""
     if not out.parent.is_dir():
         raise CheckpointError(f"{out} was not written: there is no folder {out.parent}.")
     partial = out.with_name(f".{out.name}.{os.getpid()}")

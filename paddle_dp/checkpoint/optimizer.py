@@ -65,8 +65,7 @@ def load_optimizer(
     """Loads the state `read(name)` of all `names` that belong to this optimizer.
 
     `read` returns this rank's part, in the tensor's shape. A parameter without a saved state has none afterwards. The
-    next step is then bitwise the saved optimizer's next step. Raises CheckpointError for the state of another optimizer
-    or model.
+    next step is bitwise the saved optimizer's. Raises CheckpointError for the state of another optimizer or model.
     """
     named = list(named_parameters)
     saved = {name for name in names if name.startswith("optimizer/")}

@@ -92,9 +92,9 @@ def names_of(model: nn.Layer) -> Tables:
 def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tuple[Translated, str]:
     """The source under a model's names, and its naming convention: "" or words for the screen.
 
-    `rename`: patterns of the source's names → new names. Among the conventions of the framework that wrote the file,
-    the one that matches most tensors is chosen; the model's names win a tie. Raises UsageError for a pattern that
-    matches nothing or gives two tensors one name, and for PaddleNLP's weights with an unknown layout.
+    `rename`: patterns of the source's names → new names. Of the writing framework's conventions, the one that matches
+    most tensors is chosen; the model's names win a tie. Raises UsageError for a pattern that matches nothing or gives
+    two tensors one name, and for PaddleNLP's weights with an unknown layout.
     """
     names = renamed(source.names, rename)
     usable = [

@@ -63,10 +63,10 @@ class NotWrittenError(CheckpointError):
 
 
 def save(snapshot: Snapshot, folder: Path, mesh: Mesh) -> Path:
-    """Saves as `folder`/step-…, whole or not at all; a failure on one rank is the same error on every rank.
+    """Saves `folder`/step-… atomically, in place of an earlier one of that step. Collective.
 
-    Collective. All ranks must see the same `folder`: on several machines a shared one. A checkpoint of the same step is
-    replaced. Raises NotWrittenError if a disk does not take it, CheckpointError for any other failure.
+    All ranks must see the same `folder`: on several machines a shared one. Raises, the same on every rank,
+    NotWrittenError if a disk does not take it, CheckpointError for any other failure.
     """
     final = Path(folder) / step_name(snapshot.step)
     partial = begin(final, mesh)

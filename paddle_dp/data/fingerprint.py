@@ -1,8 +1,8 @@
 """Fingerprints of data sets, which show if two processes, or a run and its checkpoint, read the same data.
 
-Reading everything would take as long as an epoch. So samples are read for a fraction of a second, in an order that
-spreads any number of them evenly over the data set; small data sets are read completely. For data sets of files, names
-and sizes are read in the same order, which is cheaper than decoding the files.
+Reading everything would take as long as an epoch. So samples are read for a fraction of a second, spread evenly over
+the data set; small data sets are read completely. For files, names and sizes are read, too, which is cheaper than
+decoding.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ def fingerprint(
     until all are read or `seconds` are over; then names and sizes of files, "files 0, 8, 4, …". `COLLATING` describes
     how a collate_fn treats the first samples together.
 
-    Equal data give equal text under each key that two fingerprints share; a slower process has fewer keys. If a sample
-    cannot be read, its text gives the reason. Every sample is read twice (with `take`, which is never random, once); a
-    group that differs, because it is random without a seed, gets the text `RANDOM` and is the last.
-    `in_fork` reads in a forked process, for data sets that workers will read: workers must not inherit a file that is
+    Equal data give equal text under each shared key; a slower process has fewer keys. The text of an unreadable sample
+    gives the reason. Every sample is read twice (with `take`, which is never random, once); a group that differs gets
+    the text `RANDOM` and is the last. `in_fork` reads in a forked process: workers must not inherit a file that is
     opened at the first sample. Raises UsageError for a setting that fits no sample.
     """
     return _read_in_fork(dataset, seed, timeout, seconds) if in_fork else _read(dataset, seed, seconds)

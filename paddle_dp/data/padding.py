@@ -1,7 +1,6 @@
 """Pads samples of unequal lengths to a given length, which is the same on any number of ranks.
 
-Padding to the longest sample of a batch would depend on the number of ranks, as a rank sees only its share; a model's
-result could depend on the padding.
+Padding to a batch's longest sample would depend on the number of ranks, as a rank sees only its share.
 """
 
 from __future__ import annotations

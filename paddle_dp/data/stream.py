@@ -1,7 +1,7 @@
 """Streams as data sets: sample i is the i-th that iterating yields, on any number of ranks and workers.
 
-Every reader iterates the whole stream and keeps its samples. So the ranks need not exchange where it ends, and a resume
-needs only the number of samples before it. Reading forward is cheap; going back restarts the stream.
+Every reader iterates the whole stream and keeps its samples. So ranks need not exchange its end, and a resume needs
+only the number of earlier samples. Reading forward is cheap; going back restarts the stream.
 """
 
 from __future__ import annotations

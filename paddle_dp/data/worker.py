@@ -1,9 +1,8 @@
 """A worker is a forked process that answers commands, dies with its parent, and is detected when it hangs.
 
 Paddle's workers outlive a killed rank, leave files in /dev/shm, die of a Ctrl-C that the rank would handle, and hang
-unnoticed. This one has two pipes and one page of anonymous shared memory, which leave no traces. The parent has Paddle,
-threads and buffers, so the child never returns into the parent's code, ignores the parent's signals, flushes none of
-its buffers and frees none of its objects.
+unnoticed. This one has two pipes and one page of anonymous shared memory, which leave no traces. The child never
+returns into the parent's code, ignores its signals, flushes none of its buffers and frees none of its objects.
 """
 
 from __future__ import annotations

@@ -34,9 +34,8 @@ def key(*sources: object) -> str:
 def tokens(cache: Path, name: str, make: Callable[[], Array]) -> Array:
     """The tokens `name`, memory-mapped from the folder `cache`; if they are missing, they are made and written first.
 
-    Several processes may call this at once: one makes the tokens while the others wait. If file locks do not work (some
-    network folders), every process makes them and the last rename wins. If the folder cannot be written, they stay in
-    memory.
+    Several processes may call this: one makes the tokens while the others wait. Without file locks (some network
+    folders), every process makes them. If the folder cannot be written, they stay in memory.
     """
     file = cache / f"{name}.npy"
     if (known := _read(file)) is not None:

@@ -1,8 +1,7 @@
 """Annotations, with which a recipe or a script describes how a model can be split.
 
 A prepared model has tables (`cuts`, `attention_methods`, `blocks`: docs/add-a-part.md) as attributes of its layers. An
-annotation selects layers by pattern and sets the same attributes. It calls only the model's `named_sublayers` and
-`named_parameters`, so this module does not import paddle.
+annotation selects layers by pattern and sets the same attributes. This module does not import paddle.
 """
 
 from __future__ import annotations

@@ -78,9 +78,9 @@ class OptimizerCall(Call):
 def resolve(dotted: str, code_folder: Path | None = None) -> Any:
     """The module, or the object in a module, of a dotted name. Raises ImportError if there is none.
 
-    If a package has both a file and an object of one name (paddle.vision.models.alexnet is a file, and the function in
-    it), and the file has no Config, the object is returned. The working folder is searched last, so that a user's file
-    hides no installed package, and after it `code_folder`, the code that a run keeps.
+    If a package has a file without a Config and an object of one name (paddle.vision.models.alexnet is a file and a
+    function), the object is returned. The working folder is searched last, so that a user's file hides no installed
+    package, and after it `code_folder`, the code that a run keeps.
     """
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())

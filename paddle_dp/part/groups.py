@@ -1,7 +1,7 @@
 """Groups of a model's parameters by name, which are frozen or have another learning rate or weight decay.
 
-Groups are the key `optimizer.groups` of a recipe. Names are the one-process model's in every layout. Only the model's
-`named_parameters` and `named_sublayers` are called, so this module does not import paddle.
+Groups are the key `optimizer.groups` of a recipe. Names are the one-process model's in every layout. This module does
+not import paddle.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def check_all(
 ) -> int:
     """Prints a line per recipe, and mistakes to stderr. Returns the exit status: 0, or 2 with any mistake.
 
-    The parts' modules are imported, but no part is built; modules outside the package are listed. `forecast` builds the
-    model and returns further lines; it may raise UsageError for a layout that cannot run. `extra_check` does the same
+    This process imports the parts' modules, but builds no part; modules outside the package are listed. `forecast`
+    builds the model and returns further lines; it may raise UsageError for a layout that cannot run. `extra_check` does the same
     for the initial weights and for a trial of data, model and loss.
     """
     status = 0

@@ -22,10 +22,10 @@ SIGNS = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
 def claim(folder: Path, resume: str | None) -> int | None:
     """Locks `folder` for a run. If an older run must move aside, returns its inode for `move_aside`, else None.
 
-    A new folder is readable by its owner only. With `resume` an older run stays; "newest", "best" or a step, unlike a
-    path, need one in the folder. Until `release` or the end of this process, no other process can claim the folder.
-    Raises UsageError if there is no run to resume, if the folder cannot be made or written, if a running job holds it,
-    if an older run would move aside with this job's logs in it, and as `check_files` does.
+    A new folder is readable by its owner only. With `resume` an older run stays; "newest", "best" and a step need one.
+    The lock lasts until `release` or the end of this process. Raises UsageError if there is no run to resume, the
+    folder cannot be made or written, a running job holds it, an older run would move aside with this job's logs in it,
+    and as `check_files` does.
     """
     check_files(folder)
     older = any((folder / sign).exists() for sign in SIGNS)

@@ -132,8 +132,8 @@ _RECIPE = ErrorContext(subject="a recipe", hint=_in_callbacks)
 def read_recipe(path: str | Path, overrides: Sequence[str] = (), *, tries: bool = True) -> Recipe:
     """Reads the recipe in this file, with `overrides` ("train.batch=64") applied.
 
-    Imports the modules of its parts (`foreign_code` lists those outside the package). `tries`: builds a model that the
-    recipe annotates, without memory, to check the annotation; without it, nothing is built.
+    Imports its parts' modules (`foreign_code` lists foreign ones). `tries`: builds an annotated model, without memory,
+    to check the annotation.
 
     Raises RecipeError with every mistake, each with its `file:line` or its override; InstallError if a part needs
     Paddle and it is not installed.
