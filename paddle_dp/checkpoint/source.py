@@ -71,7 +71,7 @@ class WeightsOf:
         self._checkpoint, self.folder = checkpoint, checkpoint.folder
         if "base" in checkpoint.state:
             raise CheckpointError(
-                f"{self.folder} holds an adapter without the weights that it adapts. Merge them first: paddle-dp "
+                f"{self.folder} holds an adapter without the weights that it stands on. Merge them first: paddle-dp "
                 f"merge {self.folder} -o FILE, and take FILE."
             )
         self._averaged = averages_in(checkpoint) if ema else frozenset[str]()

@@ -195,11 +195,7 @@ def _without_config(shelf: str, use: str, target: Any) -> str:
 def _hint(shelf: str, use: str, kind: type[Any], prefix: str, home: Path | None, name: str) -> str:
     """The hint for a setting that the part `use` lacks: the training provides it, or other parts have it."""
     if issubclass(kind, Call) and name in kind.training_arguments:
-        made = (
-            " A function that makes a loss takes its settings by name: def make(*, …)."
-            if shelf == "losses"
-            else ""
-        )
+        made = " A loss factory takes its settings by name: def make(*, …)." if shelf == "losses" else ""
         return f" '{name}' is given by the training.{made}"
     known = [other for other in names(shelf, home) if other != use and has_config(shelf, other, home)]
     alternatives = [other for other in known if name in _settings(shelf, other, home)]

@@ -24,8 +24,8 @@ def check_all(
     """Prints a line per recipe, and mistakes to stderr. Returns the exit status: 0, or 2 with any mistake.
 
     This process imports the parts' modules, but builds no part; modules outside the package are listed. `forecast`
-    builds the model and returns further lines; it may raise UsageError for a layout that cannot run. `extra_check` does the same
-    for the initial weights and for a trial of data, model and loss.
+    builds the model and returns further lines; it may raise UsageError for a layout that cannot run. So does
+    `extra_check`, for the initial weights and for a trial of data, model and loss.
     """
     status = 0
     for file in files:

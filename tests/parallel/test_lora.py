@@ -175,7 +175,7 @@ def test_only_the_adapter_is_trained_and_saved_and_merged_it_is_the_model(tmp_pa
         CheckpointError, match=r"an adapter that was trained on other weights than these: load\.path"
     ):
         build(file_of(tmp_path), join(), "newest", ["load"])
-    with pytest.raises(CheckpointError, match="holds an adapter without the weights that it adapts"):
+    with pytest.raises(CheckpointError, match="holds an adapter without the weights that it stands on"):
         build(file_of(tmp_path, "adapter=null", load), join(), "newest", ["adapter"])
 
 
