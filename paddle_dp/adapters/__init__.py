@@ -1,5 +1,5 @@
-"""The shelf of adapters: one a file, its file name the word after `adapter: {use: …}`.
+"""The shelf of adapters: each file is one, and its name is the value of `adapter: {use: …}`.
 
-A part adds small parameters to a model's layers, in place; they are trained, and what was there before is frozen. What
-they compute, and how they are cut, is in `parallel`.
+A part adds small parameters to a model's layers, in place. These are trained, and all others are frozen. `parallel`
+implements their computation and how they are split.
 """

@@ -1,4 +1,4 @@
-"""LoRA: the product of two thin matrices beside each chosen Linear (Hu et al., arXiv:2106.09685)."""
+"""LoRA: adds the product of two thin matrices to each chosen Linear (Hu et al., arXiv:2106.09685)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     match: tuple[str, ...]
-    """Patterns of the names of the Linear layers: `*.q`, `blocks.0.*`; `*` stands for anything."""
+    """Patterns of the names of the Linear layers: `*.q`, `blocks.0.*`; `*` matches anything."""
 
     rank: Positive = 8
-    """Columns of A and rows of B, where a weight becomes weight + `alpha` / `rank` × A B."""
+    """Columns of A and rows of B; a weight becomes weight + `alpha` / `rank` × A B."""
 
     alpha: AboveZero = 16.0
-    """Strength of what is added, `alpha` / `rank`: another `rank` needs no other learning rate."""
+    """Strength of the added product, `alpha` / `rank`: another `rank` needs no other learning rate."""
 
     def __post_init__(self) -> None:
         if not self.match:

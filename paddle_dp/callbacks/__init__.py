@@ -1,5 +1,5 @@
-"""The callbacks, a shelf: screen, dashboard, metrics file, checkpoints, evaluations, early stop, profiles.
+"""The shelf of callbacks: screen, dashboard, metrics file, checkpoints, evaluations, early stop, profiles.
 
-Each file is one callback; its name is the word behind `callbacks: [{use: …}]`. Files that begin with `_` are shared by
-several. The contract of a callback is in `train.callback`, how a checkpoint is written in `checkpoint`.
+Each file is one callback, and its name is the value of `callbacks: [{use: …}]`. Several callbacks share the files that
+begin with `_`. `train.callback` has the contract of a callback; `checkpoint` writes checkpoints.
 """

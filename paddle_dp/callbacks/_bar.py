@@ -14,14 +14,14 @@ from paddle_dp.train import Progress
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-# Seconds between two drawings. One costs about a millisecond, so five a second cost half a percent of the time.
+# Seconds between two drawings. A drawing costs about a millisecond, so five per second cost half a percent of the time.
 _PAUSE = 0.2
 _SMALLEST = 8  # columns of the bar itself
 _LEFT = "1:02:03 left"
 
 
 class Bar:
-    """Draws on `screen`, a terminal; lines printed with `print_line` stay above the bar."""
+    """A bar on `screen`, a terminal; lines printed with `print_line` stay above it."""
 
     def __init__(self, screen: TextIO, steps_per_epoch: int, total_steps: int):
         self.screen, self.steps_per_epoch, self.total_steps = screen, max(steps_per_epoch, 1), total_steps
@@ -30,14 +30,14 @@ class Bar:
         self._task = self._rich.add_task("", total=self.steps_per_epoch, text="", left="")
         self._began: tuple[float, int] | None = None
         self._drawn = 0.0
-        self._last = ""  # the line of the last step that was shown: it stays when the bar goes
+        self._last = ""  # the line of the last step shown, which stays when the bar is removed
 
     def start(self, progress: Progress) -> None:
         self._began = (time.perf_counter(), progress.step)
         self._rich.start()
 
     def show(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        """Draws the numbers, unless it was drawn just before; those of the last step also stay as a line."""
+        """Draws the numbers, unless the bar was drawn just before; the last step's also stay as a line."""
         now, self._last = time.perf_counter(), _lines.step(progress, metrics)
         if now - self._drawn < _PAUSE and progress.step < self.total_steps:
             return
@@ -59,7 +59,7 @@ class Bar:
         self._rich.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Removes the bar; printed lines stay, and the numbers of the last step that it showed."""
+        """Removes the bar; printed lines and the numbers of the last step stay."""
         self._print_last()
         self._rich.stop()
 
@@ -82,7 +82,7 @@ class Bar:
             column = Column(no_wrap=True, overflow="ellipsis", **settings)
             return TextColumn(field, markup=False, table_column=column)
 
-        is_stdout = self.screen is sys.stdout  # then other output of the process goes above the bar, too
+        is_stdout = self.screen is sys.stdout  # the process's other output then appears above the bar, too
         return RichProgress(
             text("{task.description}", min_width=len(self._epoch(self.epochs))),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=_SMALLEST)),
@@ -100,12 +100,12 @@ class Bar:
         return f"epoch {number}/{self.epochs}"
 
     def _room(self) -> int:
-        """The columns for the numbers, beside the epoch, the smallest bar, and the time that is left."""
+        """The columns for the numbers, next to the epoch, the smallest bar, and the time left."""
         others = (len(self._epoch(self.epochs)), _SMALLEST, len(_LEFT))
         return self._rich.console.width - sum(others) - len(others)
 
     def _fit(self) -> None:
-        """Sets the width: rich asks stdin, stdout and stderr, and the terminal may be none of them."""
+        """Sets the width: rich queries stdin, stdout and stderr, and the terminal may be none of them."""
         try:
             width, height = os.get_terminal_size(self.screen.fileno())
         except (OSError, ValueError):

@@ -10,13 +10,13 @@ import numpy as np
 if TYPE_CHECKING:
     from paddle_dp.train import Evaluation
 
-# The most classes for which numbers in cells, and names on axes, are legible.
+# The largest numbers of classes with legible numbers in cells, and with legible names on axes.
 _MAX_CELLS, _MAX_NAMES = 20, 40
 
 
 def draw(evaluation: Evaluation, title: str) -> bytes:
-    """A PNG of `found.confusion`: true classes down, predicted across, shaded by the share of the true class."""
-    # Not pyplot, which may open a window system and keeps every figure in a global list.
+    """A PNG of `evaluation.confusion`: true classes down, predicted across, shaded by the share of the true class."""
+    # pyplot may open a window system, and keeps every figure in a global list.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,6 +1,7 @@
-"""Records when each rank computes and when its gradients travel, on a clock that is common to all ranks, and draws it.
+"""Records the times of each rank's computation and gradient messages, on one clock for all ranks, and draws them.
 
-The picture shows one step of data-parallel ranks: what each of them computed, and what it gave to the link meanwhile.
+The picture shows one step of data-parallel ranks: the phases of each rank, and the gradients that it hands over
+meanwhile.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ COLOURS = {
     "wait": "#e4c1d0", "given": "#1f2933", "link": "#8d99ae",
 }  # fmt: skip
 OTHER = "#d5d9df"
-MOST_NAMED = 24  # buckets of a rank
-ROOM = 0.05  # of the picture's width, for a label with a size
-WIDTH, LANE = 11.0, 1.05  # inches; inches of a rank
+MOST_NAMED = 24  # buckets per rank
+ROOM = 0.05  # share of the picture's width that a label with a size needs
+WIDTH, LANE = 11.0, 1.05  # inches; inches per rank
 
 
 @dataclass(frozen=True)
 class TimelineRow:
-    """What a rank did from `start` to `stop`, seconds after the step's begin: `kind` is «work», in the phase `label`;
-    «wait», for others; «given», a gradient or a bucket that was handed over; «link», a message under way."""
+    """A rank's activity from `start` to `stop`, in seconds since the step began. `kind`: «work» in the phase `label`;
+    «wait» for other ranks; «given», a gradient or bucket that was handed over; «link», a message in transit."""
 
     rank: int
     kind: str
@@ -46,7 +47,7 @@ class TimelineRow:
 
 
 def trace(rows: Sequence[TimelineRow], degrees: Degrees) -> dict[str, Any]:
-    """In the Trace Event Format, which Perfetto reads: a process for each rank, a thread for each of its lanes."""
+    """The rows in the Trace Event Format, which Perfetto reads: a process per rank, a thread per lane."""
     lanes = {
         "work": (1, "computes"),
         "wait": (1, "computes"),
@@ -79,8 +80,8 @@ def _called(rank: int, degrees: Degrees) -> str:
 
 
 def draw(rows: Sequence[TimelineRow], title: str, degrees: Degrees) -> bytes:
-    """A PNG: for each rank a lane of what it computes, a line of what it hands over, and one of its link."""
-    # Not pyplot: no window system is asked for, and nothing stays in a global list of figures.
+    """A PNG with three lanes per rank: its computation, the gradients that it hands over, and its link."""
+    # pyplot may open a window system, and keeps every figure in a global list.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -123,13 +124,13 @@ def draw(rows: Sequence[TimelineRow], title: str, degrees: Degrees) -> bytes:
 
 
 def _named(rows: Sequence[TimelineRow]) -> list[TimelineRow]:
-    """The buckets whose numbers have room on the picture: each rank's, where these are few."""
+    """The buckets that get a number in the picture: all, or none if there are too many."""
     buckets = [row for row in rows if row.kind == "given" and row.label.startswith("bucket")]
     return buckets if len(buckets) <= MOST_NAMED * (1 + max(row.rank for row in rows)) else []
 
 
 def _label(row: TimelineRow, end: float) -> str:
-    """A bucket's number, and its size where the bar has room for it."""
+    """A bucket's number, and its size if the bar has room for it."""
     number, _, size = row.label.removeprefix("bucket ").partition(", ")
     return f"{number}: {size}" if row.stop - row.start > ROOM * end else number
 
@@ -158,7 +159,7 @@ def _legend(figure: Any, rows: Sequence[TimelineRow]) -> None:
 
 class ExchangeTimeline(Callback):
     """Writes <run>/timeline.png and timeline.json at the end of the training: a trace of the step of median length, for
-    ui.perfetto.dev. Each step of the window begins when all ranks have come to it."""
+    ui.perfetto.dev. All ranks begin each step of the window together."""
 
     reads = False
 
@@ -167,7 +168,7 @@ class ExchangeTimeline(Callback):
         self._first = 0
         self._film: ExchangeTrace | None = None
         self._zero = 0.0
-        self.recorded: list[tuple[int, list[TimelineRow]]] = []  # steps, with what each rank did
+        self.recorded: list[tuple[int, list[TimelineRow]]] = []  # (step, all ranks' rows)
 
     def start(self, moment: Moment) -> None:
         self._first = moment.progress.step + self._start
@@ -182,18 +183,18 @@ class ExchangeTimeline(Callback):
             self._finish()
 
     def _begin(self, moment: Moment) -> None:
-        """Before an update of the window, unless the training measures itself in it. Collective."""
+        """Starts recording before an update of the window, unless a measurement is under way. Collective."""
         due = moment.progress.step >= self._first and len(self.recorded) < self._steps
         if not due or heartbeat.tape is not None:
             return
         moment.trainer.learner.exchange.trace()
         self._film = ExchangeTrace(*_waits(self.run.mesh.device))
-        self.run.mesh.sum([1.0])  # all begin together
+        self.run.mesh.sum([1.0])  # a barrier, after which all ranks begin
         self._zero = time.monotonic()
         heartbeat.begin_tape(self._film)
 
     def _end(self, moment: Moment) -> None:
-        """After it. Collective."""
+        """Ends recording after the update and gathers all ranks' rows. Collective."""
         film, self._film = self._film, None
         if film is None or heartbeat.tape is not film:  # a measurement has begun meanwhile
             return
@@ -236,13 +237,14 @@ def _numbered(rows_by_rank: list[list[list[Any]]]) -> list[list[Any]]:
 
 
 def _end_around(time: float, film: ExchangeTrace) -> float:
-    """When that ended in the midst of which the device had computed all."""
+    """The end of the span during which the device finished computing, at `time`."""
     spans = [*((start, stop) for _, start, stop in film.spans), *((w[3], w[4]) for w in film.waits)]
     return max((stop for start, stop in spans if start <= time <= stop), default=time)
 
 
 def _waits(device: str) -> tuple[Any, Any]:
-    """What a film waits for before each reading of the clock, and what when all is computed and some still travels."""
+    """Two functions that a trace calls before it reads the clock: one waits for all work of the device, the other only
+    for its computation. None on CPUs."""
     if device == "cpu":
         return None, None
     import paddle

@@ -1,4 +1,4 @@
-"""Small files of a run, replaced as a whole, that a full disk does not turn into the end of the training."""
+"""Writes small files of a run, each replaced as a whole; a full disk does not end the training."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from paddle_dp.checkpoint.disk import replace
 
 
 class Files:
-    """Writes files; those that a disk does not take are kept in memory, and tried again with the next one."""
+    """Writes files. Files that a disk refuses stay in memory and are tried again with the next one."""
 
     def __init__(self) -> None:
         self._pending: dict[Path, bytes] = {}
         self._reported: set[Path] = set()
 
     def write(self, path: Path, content: bytes) -> None:
-        """Replaces the file, and makes its folder. One line on stderr says if it could not be written."""
+        """Replaces the file, and makes its folder. Prints one line to stderr if it could not be written."""
         self._pending[path] = content
         for target in list(self._pending):
             try:

@@ -1,4 +1,4 @@
-"""A log file that grows by whole entries, and that never ends a training."""
+"""A log file that grows by whole entries and never ends a training."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MAX_BYTES_WAITING = 64 * 2**20  # bytes of entries that wait in memory
 class Journal:
     """Appends each entry whole or not at all, unbuffered: a kill -9 loses nothing.
 
-    A full disk does not end the training: one line on stderr says so, and entries are kept in memory, the last 64 MiB
-    of them, until they can be written. Raises OSError if the file cannot be opened.
+    A full disk does not end the training: one line on stderr reports it, and the last 64 MiB of entries wait in memory
+    until they can be written. Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, path: Path):
@@ -30,7 +30,7 @@ class Journal:
         self._size = os.fstat(self._file).st_size
 
     def add(self, entry: bytes) -> None:
-        """Appends `entry`, after those that could not be written before."""
+        """Appends `entry`, after the entries that are still waiting."""
         self._waiting.append(entry)
         self._size_waiting += len(entry)
         self._write()
@@ -49,7 +49,7 @@ class Journal:
                 self._size_waiting -= len(entry)
             self._reported = False
         except OSError as error:
-            # Half an entry would make every later one unreadable.
+            # Half an entry would make all later entries unreadable.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
             if not self._reported:
@@ -62,7 +62,7 @@ class Journal:
         print(f"{self.path} {message}", file=sys.stderr, flush=True)
 
     def __del__(self) -> None:
-        # Nothing is buffered, so there is no close() that a caller must not forget; what waits is tried once more.
+        # Nothing is buffered, so there is no close() to forget; waiting entries are tried once more.
         if self._file == _CLOSED:
             return
         if self._waiting:

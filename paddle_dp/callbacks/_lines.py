@@ -14,7 +14,7 @@ from paddle_dp.train import Evaluation, Progress, Run, Training
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
 
-# Numbers of a step that are not scores: the line shows them in another place, or only metrics.jsonl has them.
+# Numbers of a step that are not scores: the line shows them elsewhere, or only metrics.jsonl has them.
 _NO_SCORES = {
     "loss",
     "lr",
@@ -29,11 +29,11 @@ _NO_SCORES = {
     "tokens_per_second",
     "waiting",
 }
-_WAITING = 0.1  # share of the time spent waiting for data from which on the line shows it
+_WAITING = 0.1  # share of time spent waiting for data from which on the line shows it
 
 
 def start(run: Run, progress: Progress, total_steps: int) -> str:
-    """The first line: what is trained, how long and on what."""
+    """The first line: the run's name, length, ranks and device, and changes."""
     mesh, sampler = run.mesh, run.train_loader.sampler
     epochs = total_steps / max(run.steps_per_epoch, 1)
     in_epochs = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"
@@ -79,7 +79,7 @@ def at(progress: Progress) -> str:
 
 
 def speed(metrics: Mapping[str, float]) -> list[str]:
-    """["lr 3.0e-03", "1234 samples/s"], for texts tokens/s, and the share of time waiting for data if it is large."""
+    """["lr 3.0e-03", "1234 samples/s"]; also tokens/s for texts, and the share of time waiting for data if large."""
     parts = [f"lr {metrics['lr']:.1e}", f"{metrics['samples_per_second']:.0f} samples/s"]
     parts += [f"{metrics['tokens_per_second']:.0f} tokens/s"] if "tokens_per_second" in metrics else []
     waiting = metrics.get("waiting", 0.0)
@@ -87,10 +87,8 @@ def speed(metrics: Mapping[str, float]) -> list[str]:
 
 
 def short(metrics: Mapping[str, float], room: int) -> str:
-    """loss 1.2345  acc1 0.5312  lr 3.0e-03  1234/s: one score only, and what fits into so many columns: the rate goes
-    first, then the score.
-
-    For texts, tokens: 5678 tok/s.
+    """loss 1.2345  acc1 0.5312  lr 3.0e-03  1234/s: at most `room` columns if possible. The learning rate is dropped
+    first, then the score. For texts the speed is in tokens: 5678 tok/s.
     """
     tokens = metrics.get("tokens_per_second")
     pace = f"{tokens:.0f} tok/s" if tokens is not None else f"{metrics['samples_per_second']:.0f}/s"
@@ -115,14 +113,14 @@ def duration(seconds: float) -> str:
 
 
 def left_out(count: int, steps: int) -> str:
-    """Of how many updates nothing was learned."""
+    """The line on the updates that the guard left out."""
     return f"{count} of {steps} update{'s' * (steps != 1)} {'was' if count == 1 else 'were'} left out by the guard"
 
 
 @dataclass(frozen=True)
 class Took:
-    """What a training took: `seconds` for its `steps`, which came behind step `first`; `sent`: bytes that `sender` has
-    sent in a step."""
+    """The cost of a training: `seconds` for its `steps` after step `first`; `sent`: bytes that `sender` sent per
+    step."""
 
     steps: int
     seconds: float
@@ -131,7 +129,7 @@ class Took:
     first: int = 0
 
     def __str__(self) -> str:
-        """«460 steps in 6.4 s, 0.34 MB a step sent by each rank»: a MB of a million bytes, as links are measured."""
+        """«460 steps in 6.4 s, 0.34 MB a step sent by each rank»; here 1 MB is a million bytes, as for links."""
         steps = f"{self.steps} step{'s' * (self.steps != 1)} in {duration(self.seconds)}"
         return (
             steps if self.sent is None else f"{steps}, {self.sent / 1e6:.3g} MB a step sent by {self.sender}"
@@ -139,14 +137,14 @@ class Took:
 
 
 def mean(counted_numbers: Sequence[tuple[int, float]]) -> float | None:
-    """The mean over steps of (how many steps, a number of each of them); None without any."""
+    """The mean over steps, from pairs (number of steps, value of each of them); None without steps."""
     steps = sum(count for count, _ in counted_numbers)
     return sum(count * number for count, number in counted_numbers) / steps if steps else None
 
 
 def known(run: Run, training: Training, first: int) -> Iterable[str]:
-    """What a training knows of itself when it begins, at step `first`, and the proof that it is one process's, or how
-    to get one. Nothing is said of one process without copies."""
+    """Yields the training's facts at its start, at step `first`, and the proof that it equals one process, or the
+    command for a proof. Yields nothing for one process without copies."""
     if _is_alone(run):
         return
     yield f"  {'; '.join(training.facts)}"
@@ -157,11 +155,11 @@ def known(run: Run, training: Training, first: int) -> Iterable[str]:
 def summary(
     run: Run, took: Took, evaluation: Evaluation | None, saved: Path | None, training: Training
 ) -> Iterable[str]:
-    """The last lines: results, and commands for what to do next."""
+    """Yields the last lines: results, and commands for the next steps."""
     if evaluation is not None:  # its numbers are on the screen already
         yield f"  {evaluation.counted}"
     if took.steps and not _is_alone(run):
-        is_distributed = run.mesh.ranks > 1  # their weights were compared, or the training would have failed
+        is_distributed = run.mesh.ranks > 1  # their weights were compared, and a difference is an error
         equal = [f"shared weights bit-equal after step {took.first + took.steps}"] if is_distributed else []
         yield f"  {'; '.join([*equal, *training.facts])}"
         yield from _caveats(run, training)
@@ -178,7 +176,7 @@ def _is_alone(run: Run) -> bool:
 
 
 def _caveats(run: Run, training: Training) -> Iterable[str]:
-    """What differs from one process, and what could not be known."""
+    """Yields the differences from one process, and the doubts that could not be checked."""
     if training.differences:
         copies = run.mesh.ranks == 1
         yield f"  not as {'one process without copies' if copies else 'one process'} computes it:"
@@ -187,7 +185,7 @@ def _caveats(run: Run, training: Training) -> Iterable[str]:
 
 
 def _proof(run: Run, first: int) -> Iterable[str]:
-    """The verdict of `paddle-dp verify` on this training, or the command that gives one."""
+    """Yields the verdict of `paddle-dp verify` on this training, or the command that gives one."""
     if run.proof is not None:
         proof = run.proof()
         since = f"; these are the updates since step {first}" if first and proof.verdict else ""
@@ -207,7 +205,7 @@ _PROOF_FOR_SCRIPT = (
 
 
 def _two_ranks(run: Run, recipe: Recipe) -> list[str]:
-    """["--ranks", "2"], with a layout that two ranks can have where the run's needs others."""
+    """["--ranks", "2"], with strategy data_parallel if the run's strategy refuses two ranks."""
     try:
         recipe.strategy.refuse(recipe, 2, run.mesh.computes_on)
     except UsageError:

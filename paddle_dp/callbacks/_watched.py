@@ -1,4 +1,4 @@
-"""The number of the evaluations that a callback watches, and whether one value of it is better than another."""
+"""The number of the evaluations that a callback watches, and the comparison of two of its values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _COSTS = ("loss", "error", "perplexity", "distance", "mse", "mae", "rmse")
 
 
 def smaller_is_better(name: str) -> bool:
-    """Whether «name» is a cost: loss, error_rate, val_mse are; acc1, f1, iou are not."""
+    """True if `name` is a cost: loss, error_rate, val_mse are; acc1, f1, iou are not."""
     return any(word in _COSTS for word in name.lower().replace("-", "_").split("_"))
 
 
 def better(name: str, value: float, than: float | None, by: float = 0.0) -> bool:
-    """Whether `value` is better than `than` by more than `by`; any is better than None, none that is not finite is."""
+    """True if `value` is better than `than` by more than `by`. Any finite value is better than None or a value that is
+    not finite; other values never are."""
     if not math.isfinite(value):
         return False
     if than is None or not math.isfinite(than):
@@ -34,7 +35,7 @@ def refuse_unknown(name: str, moment: Moment, setting: str) -> None:
 
 
 def read(name: str, evaluation: Evaluation, setting: str) -> float:
-    """The number `name`. Raises UsageError that names the recipe's `setting` if there is no such number."""
+    """The number `name`. Raises UsageError that names the recipe's `setting` if the evaluation lacks it."""
     if name not in evaluation.numbers:
         raise UsageError(_unknown(name, evaluation.numbers, setting))
     return float(evaluation.numbers[name])

@@ -18,13 +18,13 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 from paddle_dp.units import Every, Positive
 
-_WAITED = 0.2  # seconds of waiting for the checkpoint before that are worth a line
+_WAITED = 0.2  # seconds of waiting for the previous checkpoint that are worth a line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     every: Every | None = Every.parse("1 epoch")
-    """How often to save; null: at the end (and the best) only."""
+    """How often to save; null saves only at the end (and the best)."""
 
     keep: Positive = 3
     """Number of the newest checkpoints to keep."""
@@ -33,7 +33,7 @@ class Config:
     """Keep the best, too, by this number of the evaluations, such as acc1 or loss."""
 
     async_: bool = False
-    """Copy to memory, as much as a rank saves, and write in the background while the training goes on."""
+    """Copy a rank's part to memory and write it in the background while the training continues."""
 
     def build(self, run: Run) -> Callback:
         return Checkpoint(run, self)
@@ -41,8 +41,8 @@ class Config:
 
 @dataclass(kw_only=True)
 class _Writing:
-    """A checkpoint that is being written in the background: of which moment, since when training was stalled, and what
-    is to be told of it."""
+    """A checkpoint that is being written in the background: its progress, the seconds that training was stalled, and
+    the numbers to report."""
 
     save: BackgroundSave = field(init=False)
     progress: Progress
@@ -50,23 +50,23 @@ class _Writing:
     waited: float
     best: Mapping[str, Any] | None  # the numbers that make it the best
     best_before: float | None
-    next_look: int  # the step after which the ranks ask each other whether it is done
+    next_look: int  # the step after which the ranks poll next
 
     def look_later(self, step: int) -> None:
-        """The gap doubles: the ranks ask as often as there are bits in the number of steps."""
+        """Doubles the gap to the next poll, so that the number of polls is logarithmic in the steps."""
         self.next_look = step + max(step - self.progress.step, 1)
 
 
 class Checkpoint(Callback):
     """Saves on all ranks together, at most once per step, in <run>/checkpoints.
 
-    Weights that are not finite, or differ between ranks, are never saved: the trainer's `snapshot` raises instead. The
-    best is chosen in `evaluated`, so an evaluation may come before or after a save.
+    Weights that are not finite, or differ between ranks, are never saved: the trainer's `snapshot` raises instead.
+    `evaluated` chooses the best, so an evaluation may precede or follow a save.
 
-    A disk that does not take a checkpoint does not end the training, unless that was the last one: it is said on the
-    screen (in short where the one before was refused for the same reason), older ones stay, and the next one is tried
-    as ever. With `async` one checkpoint at a time is written in the background: the next one waits for it, and so do
-    the end, a request to stop and an error that ends the training.
+    A disk that refuses a checkpoint, unless it is the last, does not end the training: a line reports it (a short one
+    if the previous checkpoint failed for the same reason), older checkpoints stay, and the next one is tried as usual.
+    `async` writes one checkpoint at a time in the background; the next one, the end, a request to stop and an error
+    wait for it.
     """
 
     reads = False
@@ -79,7 +79,7 @@ class Checkpoint(Callback):
         self._writing: _Writing | None = None
         self._memory = HostMemory() if config.async_ else None
         self._waits = 0
-        self._refused_for = ""  # why the disk did not take the last one; "" if it did
+        self._refused_for = ""  # why the disk refused the last checkpoint; "" if it did not
 
     def due_at_step(self, step: int) -> bool:
         looks = self._writing is not None and step >= self._writing.next_look
@@ -114,7 +114,7 @@ class Checkpoint(Callback):
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         name = self.config.best
-        # A model whose loss is not finite is never the best, whatever its accuracy.
+        # A model with a loss that is not finite is never the best, even with a better accuracy.
         if name is None or evaluation.not_finite:
             return
         value = _watched.read(name, evaluation, "checkpoint.best")
@@ -127,7 +127,7 @@ class Checkpoint(Callback):
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         if self._saved and self._saved[0] != moment.progress.step and refusal.action == "rewind":
-            self._saved = None  # a later one, which was damaged: its step comes again
+            self._saved = None  # a damaged, later one: the rewind skipped it, and its step is repeated
 
     def interrupted(self, moment: Moment) -> None:
         self._save_now(moment)
@@ -136,13 +136,13 @@ class Checkpoint(Callback):
         self._save_now(moment)
 
     def failed(self, moment: Moment, error: BaseException) -> None:
-        """The checkpoint under way is of a time when all was well; but a second Ctrl-C waits for nothing."""
+        """Waits for the checkpoint in the background, which predates the error; a second Ctrl-C does not wait."""
         if self._writing is not None and isinstance(error, Exception):
             with heartbeat.within("checkpoint", "the one that was being written"):
                 self._writing.save.finish_alone()
 
     def _save_now(self, moment: Moment) -> None:
-        """Saves, and returns when it is in place. Raises NotWrittenError: what is not saved now is lost."""
+        """Saves and waits until the checkpoint is in place. Raises NotWrittenError, since nothing is saved later."""
         self._finish(moment)
         self._save(moment, last=True)
 
@@ -153,15 +153,15 @@ class Checkpoint(Callback):
         best_before: float | None = None,
         last: bool = False,
     ) -> None:
-        """Saves this step's checkpoint, unless it is there or under way. Collective.
+        """Saves this step's checkpoint, unless it exists or is being written. Collective.
 
-        `best`: the numbers that make it the best. `last`: at once, and a failure is an error.
+        `best`: the numbers that make it the best. `last`: saves in the foreground, and a failure is an error.
         """
         step, writing = moment.progress.step, self._writing
         if writing is not None and writing.save.step == step:
             if best is not None:
                 writing.best, writing.best_before = best, best_before
-                self._finish(moment, wait=False)  # where it is in place already, nobody else names it
+                self._finish(moment, wait=False)  # if it is in place already, `_placed` did not name it
             return
         if self._saved and self._saved[0] == step:
             self._name_best(self._saved[1], best)
@@ -201,7 +201,7 @@ class Checkpoint(Callback):
         writing.stalled, self._writing = stalled, writing
 
     def _finish(self, moment: Moment, wait: bool = True) -> None:
-        """Tells of the checkpoint under way, if it is done; with `wait`, when it is. Collective."""
+        """Reports the checkpoint in the background if it is done; `wait` waits for it. Collective."""
         writing = self._writing
         if writing is None:
             return
@@ -238,8 +238,8 @@ class Checkpoint(Callback):
     def _tell_failure(
         self, moment: Moment, error: NotWrittenError, progress: Progress, best: float | None
     ) -> None:
-        """The training goes on; `best` is the best number of those that are saved. All is said of the first in a row
-        for that reason, and a short sentence of those that follow it."""
+        """Reports a failed save; the training continues. `best` is the best number among the saved checkpoints. The
+        first failure for a reason gets the full message, those that follow a short one."""
         self._best = best
         at_the_end = (
             moment.name in ("end", "interrupted") or moment.progress.step >= moment.trainer.total_steps
@@ -257,7 +257,7 @@ class Checkpoint(Callback):
         moment.trainer.tell_save_failed(error, progress)
 
     def _placed(self, writing: _Writing, path: Path) -> None:
-        """In a thread, as soon as it is in place: a kill may come before the next look at it."""
+        """Names and prunes in the writing thread, because a kill may precede the next poll."""
         self._name_best(path, writing.best)
         if writing.best is None:
             self._tidy(path)
@@ -272,7 +272,7 @@ class Checkpoint(Callback):
         self._tidy(path)  # the previous best may be deleted
 
     def _tidy(self, path: Path) -> None:
-        """Deletes old checkpoints, after that at `path` is in place."""
+        """Deletes old checkpoints after the one at `path` is in place."""
         if self.run.mesh.is_main:
             try:
                 checkpoints.prune(self.folder, self.config.keep, trusted=path)
@@ -295,7 +295,7 @@ class Checkpoint(Callback):
             print(line, file=sys.stderr, flush=True)
 
     def _remembered(self, step: int) -> float | None:
-        """The best number so far, unless it was recorded after the step we resume from."""
+        """The best number so far, or None if it was recorded after `step`, from which the run resumes."""
         best = checkpoints.best(self.folder)
         if best is None or checkpoints.step_of(best) > step:
             return None

@@ -21,22 +21,22 @@ from paddle_dp.units import Every
 @dataclass(frozen=True, kw_only=True)
 class Config:
     every: Every = Every.parse("10 steps")
-    """How often a line is written, or the bar's numbers are updated."""
+    """How often to write a line or update the bar's numbers."""
 
     def build(self, run: Run) -> Callback:
         return Console(run, self.every)
 
 
 class Sink(Protocol):
-    """Where the console writes: lines on stdout, or a bar on a terminal."""
+    """A target of the console: lines on stdout, or a bar on a terminal."""
 
     def start(self, progress: Progress) -> None: ...
 
     def show(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        """The numbers of a step."""
+        """Shows the numbers of a step."""
 
     def print_line(self, text: str) -> None:
-        """A line."""
+        """Prints a line."""
 
     def close(self) -> None: ...
 
@@ -45,7 +45,7 @@ class Lines:
     """Plain lines on stdout."""
 
     def start(self, progress: Progress) -> None:
-        """Nothing to open."""
+        """Does nothing: stdout is open."""
 
     def show(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         self.print_line(_lines.step(progress, metrics))
@@ -54,11 +54,11 @@ class Lines:
         print(text, flush=True)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: stdout stays open."""
 
 
 class Console(Callback):
-    """Writes lines to stdout; draws a bar if that is a terminal, or on the terminal that the launcher names
+    """Writes lines to stdout, or draws a bar if that is a terminal; the launcher may name a terminal for the bar
     (PADDLE_DP_TTY).
 
     Only the main rank writes; the others have no sinks.
@@ -72,9 +72,9 @@ class Console(Callback):
         self._began, self._first, self._read = 0.0, 0, 0
         self._evaluation: Evaluation | None = None
         self._saved: Path | None = None
-        # Steps, and what was sent in each: some strategies send in a few only.
+        # (number of steps, bytes sent per step): some strategies send in few steps only.
         self._sent: list[tuple[int, float]] = []
-        self._left_out: set[int] = set()  # steps whose updates the guard left out
+        self._left_out: set[int] = set()  # steps of updates that the guard left out
 
     def start(self, moment: Moment) -> None:
         self._began, self._first = time.perf_counter(), moment.progress.step
@@ -107,7 +107,7 @@ class Console(Callback):
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         if refusal.action == "skip":
             self._left_out.add(refusal.step)
-        else:  # these steps come again, and so does the batch that was refused
+        else:  # these steps are repeated, the refused batch included
             self._read = moment.progress.step
             self._left_out = {step for step in self._left_out if step <= moment.progress.step}
 
@@ -134,7 +134,7 @@ class Console(Callback):
         if screen is None:
             return [Lines()]
         bar = Bar(screen, self.run.steps_per_epoch, moment.trainer.total_steps)
-        # On a terminal from the launcher, stdout is a log file, which gets the lines, too.
+        # With a terminal from the launcher, stdout is a log file, which gets the lines, too.
         return [bar] if screen is sys.stdout else [bar, Lines()]
 
     def _print_line(self, text: str) -> None:
@@ -144,7 +144,7 @@ class Console(Callback):
         self._on_each(lambda sink: sink.close())
 
     def _on_each(self, call: Callable[[Sink], None]) -> None:
-        """A screen that cannot be written does not end the training: a line is lost, a bar is not drawn any more."""
+        """Calls each sink. A screen that cannot be written does not end the training: a line is lost, a bar removed."""
         for sink in list(self._sinks):
             try:
                 call(sink)
@@ -154,11 +154,11 @@ class Console(Callback):
 
 
 def terminal() -> TextIO | None:
-    """The terminal to draw on: that in PADDLE_DP_TTY, else stdout if it is one; None otherwise."""
+    """The terminal to draw on: the one that PADDLE_DP_TTY names, else stdout if it is one; None otherwise."""
     named = os.environ.get("PADDLE_DP_TTY")
     if named:
         try:
-            # A file is neither made nor emptied.
+            # These flags neither create nor truncate a file.
             file = os.open(named, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
         except OSError:
             return None

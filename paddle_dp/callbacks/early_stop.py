@@ -28,7 +28,7 @@ class Config:
 
 
 class EarlyStop(Callback):
-    """Decides the same on every rank, since evaluations are equal; keeps its history in a file for a resume."""
+    """Decides the same on every rank, because evaluations are equal; keeps its history in a file for a resume."""
 
     reads = False
 

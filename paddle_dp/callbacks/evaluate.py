@@ -18,10 +18,10 @@ class Config:
     """How often to evaluate."""
 
     per_class: bool = True
-    """Precision, recall and F1 of each class, for classifiers."""
+    """Write precision, recall and F1 of each class, for classifiers."""
 
     confusion: bool = True
-    """The confusion matrix, for classifiers; at the end of training also as <run>/confusion.png."""
+    """Write the confusion matrix, for classifiers; at the end of training also as <run>/confusion.png."""
 
     def build(self, run: Run) -> Callback:
         return Evaluate(run, self)
@@ -50,17 +50,17 @@ class Evaluate(Callback):
         self._evaluate(moment)
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
-        if refusal.action == "rewind":  # steps that were evaluated come again
+        if refusal.action == "rewind":  # evaluated steps are repeated
             self._step = -1
 
     def end(self, moment: Moment) -> None:
-        """Evaluates, and draws the picture once: that may take longer than the evaluation."""
+        """Evaluates, and draws the picture only now, because that may take longer than the evaluation."""
         self._evaluate(moment)
         if self.run.mesh.is_main and self.config.confusion and self._evaluation.confusion is not None:
             self._files.write(self.run.folder / "confusion.png", draw(self._evaluation, f"step {self._step}"))
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
-        """Writes evaluation.json, also after an evaluation that another caller did."""
+        """Writes evaluation.json, also after another caller's evaluation."""
         self._step, self._evaluation = moment.progress.step, evaluation
         if not self.run.mesh.is_main:
             return

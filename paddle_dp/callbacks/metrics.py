@@ -21,15 +21,15 @@ from paddle_dp.train.evaluation import as_json
 from paddle_dp.train.judge import as_fields
 from paddle_dp.units import Every
 
-# A line of a step as it is written here; json takes three times as long, which counts in a file of 2 GB.
+# A step's line as written here; parsing with json takes three times as long, which matters in a file of 2 GB.
 _STEP = re.compile(rb'\{"event": "step", "epoch": \d+, "step": (\d+), [^{}]*\}\n')
-_CHUNK = 1 << 20  # bytes that are written at once
+_CHUNK = 1 << 20  # bytes written at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     every: Every = Every.parse("10 steps")
-    """How often a step is written; evaluations, checkpoints, starts and ends always are."""
+    """How often to write a step; evaluations, checkpoints, starts and ends are always written."""
 
     def build(self, run: Run) -> Callback:
         return Metrics(run, self.every)
@@ -48,7 +48,7 @@ class Metrics(Callback):
         self.run, self.every = run, every
         self.path = run.folder / "metrics.jsonl"
         self._journal: Journal | None = None
-        self._written: set[tuple[str, int]] = set()  # events of before the resume
+        self._written: set[tuple[str, int]] = set()  # events from before the resume
         self._began = time.time()
 
     def start(self, moment: Moment) -> None:
@@ -68,14 +68,14 @@ class Metrics(Callback):
         self._write(moment, {**facts, **lengths})
 
     def _open(self, step: int) -> None:
-        """Opens the journal, without what it says on steps after this one."""
+        """Opens the journal and drops its lines of steps after `step`."""
         self._written = set()
         replace(self.path, self._lines_until(step))
         self._journal = Journal(self.path)
 
     def _lines_until(self, step: int) -> Iterator[bytes]:
-        """The complete lines of the file up to `step`, some at a time, for there may be millions: later steps will be
-        done again."""
+        """Yields the file's complete lines up to `step`, in chunks, as there may be millions. Later steps will be
+        repeated."""
         if not self.path.exists():
             return
         lines, size = [], 0
@@ -108,7 +108,7 @@ class Metrics(Callback):
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         if self._journal is not None and refusal.action == "rewind":
-            with contextlib.suppress(OSError):  # a full disk: steps that come again stand there twice
+            with contextlib.suppress(OSError):  # on a full disk, repeated steps appear twice
                 self._open(moment.progress.step)
         self._write(moment, as_fields(refusal))
 
@@ -132,7 +132,7 @@ class Metrics(Callback):
 
     def _write(self, moment: Moment, more: Mapping[str, Any]) -> None:
         now, progress = time.time(), moment.progress
-        # A resumed run may repeat events of the very step from which it continues.
+        # A resumed run may repeat events of the step from which it continues.
         if self._journal is None or (moment.name, progress.step) in self._written:
             return
         line: dict[str, Any] = {

@@ -1,8 +1,8 @@
 """Records a window of steps with paddle.profiler: a trace for ui.perfetto.dev, and a table of operator times.
 
 The trace is rewritten into the Trace Event Format that Perfetto reads (docs.google.com/document/d/
-1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): Paddle 3.3.1 writes text for the thread's number (tid "123(C++)"), the
-duration into every name ("relu[3.1 us]", so that nothing can be summed by name), and an empty event at the end.
+1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): Paddle 3.3.1 writes a text as the thread's number (tid "123(C++)"), the
+duration into every name ("relu[3.1 us]", which prevents sums by name), and an empty event at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DURATION = re.compile(r"\[[0-9.]+ [a-z]+\]$")
 
 
 def tidy(path: Path) -> int:
-    """Rewrites the trace at `path`; returns its number of slices."""
+    """Rewrites the trace at `path`. Returns its number of slices."""
     content = json.loads(path.read_text())
     content["traceEvents"] = tidied(content["traceEvents"])
     path.write_text(json.dumps(content))
@@ -31,7 +31,7 @@ def tidy(path: Path) -> int:
 
 
 def tidied(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events with one name per operator and a number per thread (their names stay, as `thread_name`)."""
+    """The events with one name per operator and a number per thread (threads keep their `thread_name`)."""
     threads: dict[Any, int] = {}
     return [
         {
@@ -47,10 +47,10 @@ def tidied(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     start: Count = 10
-    """Steps before the window: the first ones are slower."""
+    """Number of steps before the window: the first steps are slower."""
 
     steps: Positive = 10
-    """Steps of the window."""
+    """Number of steps in the window."""
 
     all_ranks: bool = False
     """Record all ranks, not only rank 0."""
@@ -108,7 +108,7 @@ class Profile(Callback):
         kinds = {"cpu": target.CPU, "gpu": target.GPU, "xpu": target.XPU}
         here = kinds.get(self.run.mesh.device.partition(":")[0], target.CUSTOM_DEVICE)
         targets = list(dict.fromkeys([target.CPU, here]))
-        # Without a scheduler, which the profiler would call at every step of the training.
+        # The profiler would call a scheduler at every step of the training, so it gets none.
         self._profiler = profiler.Profiler(targets=targets, on_trace_ready=lambda _: None)
         self._profiler.start()
 
@@ -117,7 +117,7 @@ class Profile(Callback):
         recorded.stop()
         try:
             self._write(recorded)
-        except OSError as error:  # the training goes on without it
+        except OSError as error:  # the training continues without it
             print(f"{self.folder} was not written: {error.strerror}.", file=sys.stderr, flush=True)
 
     def _write(self, recorded: Any) -> None:

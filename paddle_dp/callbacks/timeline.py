@@ -1,6 +1,6 @@
-"""Records when each rank does what: a picture of one batch; of a pipeline its stages, else compute and exchange.
+"""Records the activity of each rank over time and draws one batch: a pipeline's stages, else compute and exchange.
 
-The picture of a pipeline's batch shows what each stage did when, above what the schedule predicts.
+The picture of a pipeline's batch shows each stage's measured activity above the schedule's prediction.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 INK, QUIET, GROUND = "#1f2933", "#7b8794", "#f3f4f6"
-FORWARD, BACKWARD = ("#9cc5eb", "#3f7fbf"), ("#f9cf9a", "#e08a3c")  # of a rank's first and last stage
-WIDTH, LANE, BAR = 11.0, 0.62, 0.78  # inches, inches of a stage, share of it that a bar fills
+FORWARD, BACKWARD = ("#9cc5eb", "#3f7fbf"), ("#f9cf9a", "#e08a3c")  # a rank's first and last stage
+WIDTH, LANE, BAR = 11.0, 0.62, 0.78  # inches, inches per stage, share of the lane that a bar fills
 
 
 def draw(spans: Sequence[WorkSpan], title: str, schedule: str, virtual_stages: int = 1) -> bytes:
     """A PNG of a batch's spans, above the same batch with equal stages and sends that take no time."""
-    # Not pyplot: no window system is asked for, and nothing stays in a global list of figures.
+    # pyplot may open a window system, and keeps every figure in a global list.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -64,7 +64,7 @@ def draw(spans: Sequence[WorkSpan], title: str, schedule: str, virtual_stages: i
 
 
 def _equal(spans: Sequence[WorkSpan]) -> Callable[[int, Work], float]:
-    """Durations for the prediction: every forward takes the mean forward's time, every backward the mean backward's."""
+    """The durations for the prediction: the mean time of all forwards, and of all backwards."""
     lengths = {
         kind: mean(span.stop - span.start for span in spans if span.work.kind == kind)
         for kind in ("forward", "backward")
@@ -73,7 +73,7 @@ def _equal(spans: Sequence[WorkSpan]) -> Callable[[int, Work], float]:
 
 
 def _lanes(axes: Any, spans: Sequence[WorkSpan], stages: int, virtual_stages: int, end: float) -> None:
-    """One lane per stage: grey when it is idle, a numbered bar for each forward or backward."""
+    """Draws one lane per stage: grey when idle, a numbered bar for each forward or backward."""
     length = max(span.stop for span in spans)
     for stage, share in enumerate(idle(spans, stages)):
         axes.barh(stage, length * 1e3, height=BAR, color=GROUND, zorder=1)
@@ -123,7 +123,7 @@ def _label(kind: str, chunk: int, virtual_stages: int) -> str:
 
 
 def shade(colours: tuple[str, str], chunk: int, virtual_stages: int) -> tuple[float, float, float]:
-    """The colour of a rank's stage number `chunk`, from light for its first to strong for its last."""
+    """The colour of a rank's stage number `chunk`, from light (first) to strong (last)."""
     from matplotlib.colors import to_rgb
 
     far = chunk / (virtual_stages - 1) if virtual_stages > 1 else 0.35
@@ -134,16 +134,16 @@ def shade(colours: tuple[str, str], chunk: int, virtual_stages: int) -> tuple[fl
 @dataclass(frozen=True, kw_only=True)
 class Config:
     start: Count = 10
-    """Steps before the window: the first ones are slower."""
+    """Number of steps before the window: the first steps are slower."""
 
     steps: Positive = 10
-    """Steps of the window."""
+    """Number of steps in the window."""
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError for one rank. Called before any process starts."""
         if ranks == 1:
             raise UsageError(
-                "callback timeline shows what ranks exchange, and the stages of a pipeline, and there is one rank: "
+                "callback timeline shows the ranks' exchange and a pipeline's stages, and there is one rank: "
                 "give --ranks 2, or leave the callback out."
             )
 
@@ -220,7 +220,7 @@ def _recorder(moment: Moment) -> PipelineRecorder:
 
 
 def _typical(batches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the batches that other programs disturbed least, the one with the median idle time."""
+    """The batch with the median idle time, among the batches that other programs disturbed least."""
     calmest = max(batch["calm"] for batch in batches)
     calm = [batch for batch in batches if batch["calm"] > calmest - 0.03]
     return sorted(calm, key=lambda batch: sum(batch["idle"]))[len(calm) // 2]

@@ -1,7 +1,6 @@
 """Checkpoints: saved whole or not at all, under whole-model names, and loaded in any layout.
 
-What a training puts into one is the subject of `train.state`, how a model is split that of `parallel`, and how often to
-save that of the `checkpoint` callback.
+`train.state` defines their content, `parallel` splits the model, and the `checkpoint` callback decides when to save.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Saves a checkpoint in the background: a thread of each rank writes its shards, and rank 0's puts them into place.
+"""Saves a checkpoint in the background: a thread per rank writes its shards, and rank 0's thread publishes the folder.
 
-The threads exchange nothing over process groups, where they would get between training's own exchanges. A rank that has
-written its files leaves a small one with their checksums, for which rank 0's thread looks: so a checkpoint appears as
-soon as it is whole, also when training has failed meanwhile. Whether it did is asked for by `poll` and `wait`, which
-all ranks call in their main threads.
+The threads use no process group, where they would interleave with training's collectives. Each rank's thread leaves a
+report with its files' checksums, which rank 0's thread polls for. So a complete checkpoint appears even if training has
+failed meanwhile. All ranks call `poll` and `wait`, which raise failures, in their main threads.
 """
 
 from __future__ import annotations
@@ -23,23 +22,22 @@ from paddle_dp.checkpoint.saving import Snapshot, begin, failure_of, finish, rai
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
 
-_LONGEST_PAUSE = 0.5  # seconds between two looks for the other ranks' files
+_LONGEST_PAUSE = 0.5  # seconds between two polls for the other ranks' reports
 
 
 class _AbandonedError(Exception):
-    """Rank 0 does not wait any longer for a rank: that one's failure is the cause."""
+    """Rank 0 stops waiting for a rank that has failed."""
 
 
 def _nothing(path: Path) -> None:
-    """What is done after a checkpoint is in place, by default."""
+    """The default `placed` callback: does nothing."""
 
 
 class BackgroundSave:
-    """A checkpoint that is being written as `folder`/step-…, with the bytes that `save` would write.
+    """A checkpoint that is being written as `folder`/step-…, with the same bytes as `save` writes.
 
-    Made by all ranks together. The snapshot's arrays must not change before it is done, and nothing else may be saved
-    there. `placed` is called with its path, in rank 0's thread, when it is in place. Raises what `save` raises if its
-    folder cannot be made.
+    Collective. Until it is done, the snapshot's arrays must not change and nothing else may be saved in `folder`.
+    Rank 0's thread finally calls `placed` with the path. Raises as `save` does if the folder cannot be made.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class BackgroundSave:
         self.step, self.mesh, self._placed = snapshot.step, mesh, placed
         self.path = Path(folder) / step_name(snapshot.step)
         self.seconds = 0.0
-        """From the beginning to the end on this rank; of rank 0, until the checkpoint was in place."""
+        """Seconds this rank's thread took; on rank 0, until the checkpoint was in place."""
         self._partial = begin(self.path, mesh, slow=False)
         self._failure: list[str] | None = None
         self._done = False
@@ -83,7 +81,7 @@ class BackgroundSave:
         self._placed(self.path)
 
     def _report_of(self, rank: int) -> dict[str, list[int]]:
-        """What another rank has written, as soon as it has."""
+        """Waits for another rank's report and returns it."""
         pause = 0.01
         while True:
             try:
@@ -95,10 +93,10 @@ class BackgroundSave:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     def poll(self) -> bool:
-        """Whether it is saved. Collective, at the cost of one small exchange.
+        """True if the checkpoint is saved. Collective: one small gather.
 
-        Raises, the same on every rank and after all threads have ended, NotWrittenError if a disk did not take it, and
-        CheckpointError for any other failure. Nothing is left of it then.
+        After all threads have ended, raises the same error on every rank: NotWrittenError if a disk did not take the
+        checkpoint, CheckpointError for any other failure. The partial folder is then removed.
         """
         rows: list[Any] = self.mesh.gather([not self._thread.is_alive(), self._failure])
         failures = [failure for _, failure in rows]
@@ -112,10 +110,10 @@ class BackgroundSave:
         return True
 
     def wait(self) -> None:
-        """Returns when it is saved. Collective. Raises what `poll` raises."""
+        """Waits until the checkpoint is saved. Collective. Raises the errors of `poll`."""
         if self.poll():
             return
-        # Rank 0's thread may be waiting for a rank that has failed: that is known after all have written, or failed.
+        # Rank 0's thread may wait for a rank that has failed; the poll after this barrier tells it to stop.
         self._written.wait()
         self.mesh.wait("checkpoint written")
         if self.poll():
@@ -125,9 +123,11 @@ class BackgroundSave:
         self.poll()
 
     def finish_alone(self, rank_seconds: float = 60.0, peer_seconds: float = 3.0) -> bool:
-        """Waits for this rank's part, and on rank 0 for the others', for so many seconds. Not collective: for the time
-        after a failure of the training, when others may be gone. Returns whether this rank has done its part; rank 0,
-        whether the checkpoint is in place."""
+        """Waits up to `rank_seconds` for this rank's files and, on rank 0, up to `peer_seconds` for the other ranks'.
+
+        Not collective: called after training has failed, when other ranks may be gone. Returns True if this rank's
+        files are written; on rank 0, if the checkpoint is in place.
+        """
         self._written.wait(rank_seconds)
         self._thread.join(peer_seconds if self.mesh.is_main and self.mesh.ranks > 1 else rank_seconds)
         self._abandoned.set()

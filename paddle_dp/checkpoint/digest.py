@@ -1,11 +1,9 @@
-"""Digests of tensors that do not depend on how they are split: each rank's parts add up to the whole's.
+"""Digests of tensors that do not depend on how they are split: the shards' sums add up to the whole tensor's sum.
 
-An element with the bits b (as unsigned numbers of 32 bits at most) at the position (i, j, …) of the whole tensor counts
-as b · k0(i) · k1(j) · … modulo 2^64, with odd factors drawn from the positions; a tensor's sum is that over its
-elements, and a shard's over its own. So shards of any layout, added, give the sum of the whole tensor, and nothing is
-gathered but a number a shard. It is a multilinear hash (Carter and Wegman 1979): a change of a single element always
-changes the sum, any other change by accident goes unseen once in some 2^32 times. It is no signature: who wants to can
-make two tensors alike.
+An element with the bits b (unsigned, at most 32 bits) at the position (i, j, …) of the whole tensor counts as
+b · k0(i) · k1(j) · … modulo 2^64, with odd factors drawn from the positions. Ranks gather only one number per shard.
+This is a multilinear hash (Carter and Wegman 1979): a change of one element always changes the sum; any other
+accidental change stays undetected about once in 2^32. It is not a signature: collisions can be constructed.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import numpy as np
 from paddle_dp.checkpoint.shards import Box, ShardInfo, TensorShard
 
 MODULUS = 2**64
-_BLOCK = 2**17  # elements at a time: they stay in the processor's cache
+_BLOCK = 2**17  # elements per block, which fits the processor's cache
 _COLUMNS = 2**14
 _UINT64 = np.uint64
 Uint64Array = np.ndarray
@@ -29,7 +27,7 @@ Uint64Array = np.ndarray
 
 @dataclass(frozen=True)
 class TensorSum:
-    """What identifies a whole tensor's content: its type, shape and sum."""
+    """The dtype, shape and sum that identify a whole tensor's content."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,7 +35,7 @@ class TensorSum:
 
 
 def sum_of(array: np.ndarray, offset: Iterable[int] = ()) -> int:
-    """The sum of a shard that starts at `offset` (default: 0 in every dim) of its tensor."""
+    """The sum of a shard at `offset` (default: 0 in every dim) in its tensor."""
     if array.size == 0:
         return 0
     array = np.atleast_1d(array)
@@ -52,7 +50,7 @@ def sum_of(array: np.ndarray, offset: Iterable[int] = ()) -> int:
 
 
 def _sum(bits: Uint64Array, factors: list[Uint64Array]) -> int:
-    """As a matrix: its rows times the factors of the trailing dims, then of the leading ones."""
+    """Sums a block as a matrix of leading × trailing dims, weighted by both dims' factors."""
     split = _split(bits.shape)
     outer, inner = _product(factors[:split]), _product(factors[split:])
     found = np.einsum("ij,j->i", bits.reshape(len(outer), len(inner)), inner) * outer
@@ -60,14 +58,14 @@ def _sum(bits: Uint64Array, factors: list[Uint64Array]) -> int:
 
 
 def shard_sum(shard: TensorShard) -> int:
-    """The part of its tensor's sum that is a shard's."""
+    """The shard's contribution to its tensor's sum."""
     return sum_of(shard.array, shard.offset)
 
 
 def tensor_sums(shards: Iterable[ShardInfo]) -> dict[str, TensorSum] | None:
-    """The tensors' sums, from those that their shards were saved with; None if an older version saved any without.
+    """Adds up the sums that were saved with the shards; None if a shard has none (an older version saved it).
 
-    A box that several ranks have saved counts once.
+    A box that several ranks saved counts once.
     """
     sums: dict[str, TensorSum] = {}
     counted: set[tuple[str, Box]] = set()
@@ -83,20 +81,20 @@ def tensor_sums(shards: Iterable[ShardInfo]) -> dict[str, TensorSum] | None:
 
 
 def digest(tensors: Mapping[str, TensorSum]) -> str:
-    """32 hexadecimal digits for a set of tensors, by their names, types, shapes and sums."""
+    """32 hexadecimal digits of a set of tensors: their names, dtypes, shapes and sums."""
     lines = [f"{name} {t.dtype} {list(t.shape)} {t.sum:016x}" for name, t in sorted(tensors.items())]
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 
 def digests_of(tensors: Mapping[str, TensorSum]) -> dict[str, str]:
-    """The digests of a checkpoint's "model", "optimizer" and "ema", each where it has any."""
+    """The digests of a checkpoint's "model", "optimizer" and "ema" tensors; groups without tensors are left out."""
     words = ("model", "optimizer", "ema")
     parts = {word: {n: t for n, t in tensors.items() if n.startswith(f"{word}/")} for word in words}
     return {word: digest(part) for word, part in parts.items() if part}
 
 
 def _bits(array: np.ndarray) -> Uint64Array:
-    """The elements' bits, with one dim more: two words for elements of 64 bits, else one."""
+    """The elements' bits, [*shape, words]: two words per element of 64 bits, else one."""
     array = np.ascontiguousarray(array)
     size = array.dtype.itemsize
     kind = np.dtype(f"<u{min(size, 4)}")
@@ -104,7 +102,7 @@ def _bits(array: np.ndarray) -> Uint64Array:
 
 
 def _split(shape: tuple[int, ...]) -> int:
-    """How many leading dims are the matrix's rows: the last dim is always its columns, others while they stay short."""
+    """The number of leading dims that form the matrix's rows; the columns are the last dims, up to `_COLUMNS` long."""
     split = max(0, len(shape) - 2)
     while split and math.prod(shape[split - 1 :]) <= _COLUMNS:
         split -= 1
@@ -121,5 +119,5 @@ def _factors(dim: int, start: int, length: int) -> Uint64Array:
 
 
 def _product(factors: list[Uint64Array]) -> Uint64Array:
-    """The products of the factors of several dims, in the order of their elements."""
+    """The outer product of the factors of several dims, flattened in row-major order."""
     return reduce(lambda a, b: (a[:, None] * b[None, :]).reshape(-1), factors, np.ones(1, _UINT64))

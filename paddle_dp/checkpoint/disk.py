@@ -1,4 +1,4 @@
-"""Writes files that are flushed to the disk when a call returns, with the checksum of what was to be written."""
+"""Writes files that are flushed to the disk when a call returns, with the checksum of the intended bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK = 16 * 2**20
 class Digest:
     """The size of a file and the CRC-32 of its bytes.
 
-    CRC-32 finds damage by disks and copies (it is no signature), and costs half of SHA-256:
+    CRC-32 finds damage by disks and copies (it is not a signature) and costs half as much as SHA-256:
     python -m timeit -s "import zlib; b = bytes(500_000_000)" "zlib.crc32(b)"
     """
 
@@ -27,7 +27,7 @@ class Digest:
 
 
 def write(path: Path, buffers: Iterable[bytes | memoryview]) -> Digest:
-    """Writes a new file and flushes it to the disk. The digest is that of `buffers`, not of what the disk returns."""
+    """Writes a new file and flushes it to the disk. Returns the digest of `buffers`; the file is not read back."""
     size = crc = 0
     with open(path, "xb", buffering=0) as file:
         for chunk in _chunks(buffers):
@@ -35,7 +35,7 @@ def write(path: Path, buffers: Iterable[bytes | memoryview]) -> Digest:
             written = 0
             while written < len(chunk):
                 written += file.write(chunk[written:])
-            del chunk  # the last one of a large part keeps it in memory
+            del chunk  # the last chunk would keep a large buffer in memory
         os.fsync(file.fileno())
     return Digest(size, crc)
 
@@ -49,9 +49,9 @@ def _chunks(buffers: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
 
 
 def open_regular(path: Path) -> io.FileIO:
-    """A file, open for reading, unbuffered.
+    """Opens a file for reading, unbuffered.
 
-    Raises OSError for a link, which may lead out of the folder, and for a pipe or a device, which may have no end.
+    Raises OSError for a link, which may lead out of the folder, and for a pipe or a device, which may be endless.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -61,7 +61,7 @@ def open_regular(path: Path) -> io.FileIO:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a file. Raises what `open_regular` raises, and OSError for one of more than `most` bytes."""
+    """The content of a file. Raises OSError as `open_regular` does, and if the file has more than `most` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -70,9 +70,9 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def digest_of(path: Path, size: int | None = None) -> Digest:
-    """The size and checksum of a file, by reading it, unless its size is not the expected one: then the checksum is 0.
+    """Reads a file and returns its size and checksum. If it has not the expected `size`, it is not read: checksum 0.
 
-    Raises what `open_regular` raises.
+    Raises OSError as `open_regular` does.
     """
     length = crc = 0
     with open_regular(path) as file:

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: puts a new one into place, finds one, prunes old ones, cleans up after a kill."""
+"""The folder of a run's checkpoints: publishes a new one, finds one, prunes old ones, cleans up after a kill."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BEST = "best.json"
 
 
 class NoSuchCheckpointError(UsageError, CheckpointError):
-    """A checkpoint that somebody named, and that is not there."""
+    """The checkpoint that was asked for does not exist."""
 
 
 def publish(partial: Path, final: Path) -> None:
@@ -53,7 +53,10 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def clean(folder: Path) -> list[Path]:
-    """Removes unfinished folders of killed jobs, and returns them. Call it on one rank, while no rank saves."""
+    """Removes the unfinished folders of killed jobs and returns them. Call it on one rank, while no rank saves.
+
+    A checkpoint that was being replaced is restored.
+    """
     if not Path(folder).is_dir():
         return []
     removed = []
@@ -68,9 +71,9 @@ def clean(folder: Path) -> list[Path]:
 
 
 def check(checkpoint: Path) -> None:
-    """Raises UnusableError unless every byte of a checkpoint is as written, and its weights were good.
+    """Raises UnusableError unless every byte of a checkpoint is as written and its checks passed when it was saved.
 
-    If the manifest has no checks (an older version saved it), the numbers are checked for NaN now.
+    If the manifest has no checks (an older version saved it), the tensors are searched for NaN now.
     """
     manifest = read_manifest(checkpoint)
     manifest.verify(checkpoint)
@@ -90,10 +93,10 @@ def newest(
     until: int | None = None,
     but: Collection[Path] = (),
 ) -> Path | None:
-    """The newest checkpoint that is whole, equal on all ranks and finite, or None. `report` gets a line for each one
-    that was skipped. `until`: of no later step than this; `but`: none of these.
+    """The newest checkpoint that is whole, equal on all ranks and finite, or None.
 
-    With a mesh (collective) rank 0 searches, and all ranks get its answer.
+    `report` gets a line for each skipped checkpoint. `until` is the latest step allowed; `but` lists checkpoints to
+    ignore. With a mesh (collective) rank 0 searches, and all ranks get its answer.
     """
     if mesh is None or mesh.ranks == 1:
         return _newest(Path(folder), report, until, but)
@@ -124,7 +127,7 @@ def _newest(
 
 
 def find(spec: str | Path, folder: Path, mesh: Mesh | None = None) -> Path:
-    """A checkpoint by `spec`: "newest", "best", a step ("123"), or the path of a checkpoint or of a run.
+    """Finds a checkpoint by `spec`: "newest", "best", a step ("123"), or the path of a checkpoint or of a run.
 
     `folder` holds the run's checkpoints. Collective if a mesh is given. Raises CheckpointError.
     """
@@ -143,7 +146,7 @@ def find(spec: str | Path, folder: Path, mesh: Mesh | None = None) -> Path:
 
 
 def _missing_message(spec: str, folder: Path) -> str:
-    """Why there is no such checkpoint in a run's folder, and what there is."""
+    """The error text: why a run's folder has no such checkpoint, and which steps it has."""
     there = [path.name for path in checkpoints(folder)]
     if not there:
         return f"There is no checkpoint in {folder}."
@@ -153,7 +156,7 @@ def _missing_message(spec: str, folder: Path) -> str:
             "new run, or name a checkpoint of another one by its path."
         )
     steps = ", ".join(str(step_of(folder / name)) for name in there)
-    hint = f"What is there: step {steps}. Give newest, a step or a path."
+    hint = f"Saved: step {steps}. Give newest, a step or a path."
     if spec != "best":
         return f"There is no checkpoint of step {spec} in {folder}. {hint}"
     if (folder / _BEST).exists():
@@ -177,7 +180,8 @@ def find_at(path: Path, mesh: Mesh | None = None) -> Path:
 
 
 def set_best(folder: Path, checkpoint: Path, numbers: Mapping[str, Any]) -> None:
-    """Names a checkpoint of this folder in best.json, with the numbers that made it the best."""
+    """Records a checkpoint of this folder in best.json, with the numbers that made it the best. Raises
+    CheckpointError if the file cannot be written."""
     step_of(checkpoint)
     content = json_codec.encode({"checkpoint": checkpoint.name, "numbers": dict(numbers)}, _BEST)
     try:
@@ -187,7 +191,7 @@ def set_best(folder: Path, checkpoint: Path, numbers: Mapping[str, Any]) -> None
 
 
 def best(folder: Path) -> Path | None:
-    """The checkpoint that best.json names, or None if there is none, or it was deleted."""
+    """The checkpoint that best.json names; None without one, or if it was deleted."""
     content = _read_best(Path(folder))
     path = Path(folder) / content["checkpoint"] if content else None
     return path if path and path.is_dir() else None
@@ -210,11 +214,11 @@ def _read_best(folder: Path) -> dict[str, Any] | None:
 
 
 def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | None = None) -> list[Path]:
-    """Deletes checkpoints, and returns them. It keeps the newest `keep`, the best one, those in `spare`, the newest
-    whole one, and the newest whole one that was found equal on all ranks and finite.
+    """Deletes old checkpoints and returns them. Call it on one rank.
 
-    `trusted` is a checkpoint known to be whole and good, since it was saved just now; without it the newest ones are
-    read to find one. Call it on one rank.
+    Keeps the newest `keep`, the best, all in `spare`, the newest whole one, and the newest whole one that was equal on
+    all ranks and finite. `trusted`: a whole and good checkpoint, saved just now; without it, checkpoints are read to
+    find one.
     """
     if keep < 1:
         raise ValueError(f"keep is 1 or more, not {keep}")
@@ -224,10 +228,10 @@ def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | N
     whole = trusted or next(filter(_is_complete, reversed(saved)), None)
     good = trusted or newest_good(folder)
     stay = {path.name for path in (*saved[-keep:], *spare, best(folder), whole, good) if path is not None}
-    # A link was made by the user, and is left alone.
+    # The user made a link, so it stays.
     deleted = [path for path in saved if path.name not in stay and not path.is_symlink()]
     for path in deleted:
-        # Renamed first: a kill in between must not leave half a checkpoint under a valid name.
+        # Renaming comes first: a kill during removal must not leave half a checkpoint under a valid name.
         hidden = path.with_name(f".{path.name}.deleted-{os.getpid()}-{os.urandom(4).hex()}")
         try:
             path.rename(hidden)

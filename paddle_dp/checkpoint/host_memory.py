@@ -1,7 +1,7 @@
-"""Host memory that one snapshot after the other is copied into.
+"""Host memory that successive snapshots reuse.
 
-Fresh memory is handed out by the kernel page by page, at the first write to each: a copy of 500 MB into 123 new arrays
-took 0.5 s on a busy machine, and into memory that was written before 0.06 s.
+The kernel provides new memory page by page, at the first write: copying 500 MB into 123 new arrays took 0.5 s on a
+busy machine, and 0.06 s into memory that had been written before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class HostMemory:
         self._blocks: dict[str, np.ndarray] = {}
 
     def room(self, name: str, size: int, tensors: int) -> Room:
-        """Room for so many tensors of `size` bytes together, under a name of the caller's; kept for the next time."""
+        """Room for `tensors` tensors of `size` bytes in total. The caller's `name` identifies the reused block."""
         required = size + tensors * _ALIGNED
         block = self._blocks.get(name)
         if block is None or block.size < required:
@@ -28,13 +28,13 @@ class HostMemory:
 
 
 class Room:
-    """A part of host memory, taken piece by piece."""
+    """A block of host memory, allocated piece by piece."""
 
     def __init__(self, block: np.ndarray):
         self._block, self._offset = block, 0
 
     def take(self, size: int) -> np.ndarray:
-        """The next `size` bytes, uint8 [size]. Raises ValueError if there are not so many."""
+        """The next `size` bytes, uint8 [size]. Raises ValueError if fewer are left."""
         start = -(-self._offset // _ALIGNED) * _ALIGNED
         if start + size > self._block.size:
             raise ValueError(f"{size} bytes, where {self._block.size - start} are left")

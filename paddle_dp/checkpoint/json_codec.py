@@ -1,4 +1,4 @@
-"""JSON that decodes to what was encoded: plain values only, NaN and infinity included."""
+"""Lossless JSON of plain values, NaN and infinity included."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 import numpy as np
 
-# Key of an encoded NaN or infinity: JSON has neither, and other readers refuse the NaN that Python writes.
+# The key of an encoded NaN or infinity: JSON has neither, and other readers refuse Python's NaN literal.
 _FLOAT = "$float"
 MOST_BYTES, _MOST_GROUPS, _MOST_DIMS = 64 * 2**20, 500_000, 32
 
 
 def encode(value: Any, name: str = "state") -> bytes:
-    """`value` as standard JSON. Raises TypeError, with its place under `name`, for a value that is not plain."""
+    """`value` as standard JSON. Raises TypeError, with the path below `name`, for a value that is not plain."""
     return (json.dumps(_plain(value, name), allow_nan=False, indent=1) + "\n").encode()
 
 
 def decode(text: bytes) -> Any:
     """The value that was encoded; tuples become lists. Raises ValueError for anything but standard JSON, and for more
-    of it than a checkpoint has: an empty list is two characters in a file and 64 bytes in memory."""
+    than a checkpoint contains: an empty list is two characters in a file and 64 bytes in memory."""
     if len(text) > MOST_BYTES or text.count(b"[") + text.count(b"{") > _MOST_GROUPS:
         raise ValueError("has more in it than any checkpoint")
     collecting = gc.isenabled()
-    gc.disable()  # nothing here is garbage, and to look at half a million lists again and again takes seconds
+    gc.disable()  # nothing here is garbage, and scanning half a million lists repeatedly takes seconds
     try:
         return json.loads(text, object_hook=_decode_float, parse_constant=_refuse)
     except RecursionError:
@@ -37,21 +37,21 @@ def decode(text: bytes) -> Any:
 
 
 def mapping(value: Any, name: str) -> dict[str, Any]:
-    """`value`, if it is a mapping. Raises ValueError."""
+    """Returns `value` if it is a mapping, else raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} is no group of values")
     return value
 
 
 def natural(value: Any, name: str) -> int:
-    """`value`, if it is a whole number that is not negative and that the sizes of files allow. Raises ValueError."""
+    """Returns `value` if it is an integer in [0, 2^62), else raises ValueError."""
     if type(value) is not int or not 0 <= value < 2**62:
         raise ValueError(f"{name} is {str(value)[:30]!r}, which is no size")
     return value
 
 
 def naturals(value: Any, name: str) -> tuple[int, ...]:
-    """`value`, if it is a list of such numbers, of which no tensor has more than 32. Raises ValueError."""
+    """Returns `value` as a tuple if it is a list of at most 32 (a tensor's dims) naturals, else raises ValueError."""
     if not isinstance(value, list) or len(value) > _MOST_DIMS:
         raise ValueError(f"{name} is no list of sizes")
     return tuple(natural(one, name) for one in value)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint: checks its files, and reads any box of any of its tensors."""
+"""Loads a checkpoint: verifies its files and reads any box of any of its tensors."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 def load(folder: Path, mesh: Mesh | None = None, *, verify: bool = True) -> Checkpoint:
-    """Opens a checkpoint after checking every byte. Raises CheckpointError if it is damaged.
+    """Opens a checkpoint after verifying every byte. Raises CheckpointError if it is damaged.
 
-    With a mesh (collective) the ranks share the checking, and an error is raised on all of them.
-    `verify=False` is for a checkpoint that was just verified.
+    With a mesh (collective) the ranks share the work, and an error is raised on all of them.
+    `verify=False` suits a checkpoint that was just verified.
     """
     folder = Path(folder)
     if mesh is None or mesh.ranks == 1:
@@ -71,13 +71,13 @@ def _open(folder: Path, names: Sequence[str] | None) -> Checkpoint:
 
 
 class Checkpoint:
-    """A checkpoint on disk: `state`, each rank's own state, and tensors by their whole-model names.
+    """A checkpoint on disk: the shared `state`, each rank's state, and tensors by their whole-model names.
 
-    `checks`: what was checked before it was written; None if an older version saved it.
+    `checks`: the results of the checks before saving; None if an older version saved it.
     """
 
     def __init__(self, folder: Path, manifest: Manifest):
-        """Use `load`, which checks the files first."""
+        """Use `load` instead, which verifies the files first."""
         self.folder = folder
         self.ranks, self.checks = manifest.ranks, manifest.checks
         state = json_codec.decode(read_bytes(folder / STATE, json_codec.MOST_BYTES))
@@ -97,7 +97,7 @@ class Checkpoint:
         return tuple(sorted(self._shards))
 
     def rank_state(self, rank: int) -> dict[str, Any] | None:
-        """The state that `rank` alone saved; None if there was no such rank."""
+        """The state that only `rank` saved; None if there was no such rank."""
         if not 0 <= rank < self.ranks:
             return None
         with content_of(self.folder):
@@ -107,17 +107,17 @@ class Checkpoint:
         return self._shards_of(name)[0].global_shape
 
     def dtype(self, name: str) -> str:
-        """Paddle's name of the dtype. `read` gives bfloat16 as uint16, as `paddle.Tensor.numpy()` does."""
+        """Paddle's name of the dtype. `read` returns bfloat16 as uint16, as `paddle.Tensor.numpy()` does."""
         return self._shards_of(name)[0].dtype
 
     def read(
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
-        """A box of a tensor (default: all of it), from all shards that hold parts of it, as a new array."""
+        """Reads a box of a tensor (default: the whole) into a new array, from all shards that overlap it."""
         shards = self._shards_of(name)
         target = self._box(shards[0], offset, shape)
         takes, _ = assemble(target, [shard.box for shard in shards])
-        if len(takes) == 1:  # one shard holds all of it: saves a copy
+        if len(takes) == 1:  # one shard holds the whole box, which saves a copy
             array = self._slice(shards[takes[0][0]], target)
             return array if array.flags.c_contiguous else array.copy()
         result = np.empty(target.shape, np.dtype(DTYPES[shards[0].dtype][1]))
@@ -126,18 +126,18 @@ class Checkpoint:
         return result
 
     def digests(self) -> dict[str, str] | None:
-        """The digest of the model's tensors, and that of the optimizer's, from the sums they were saved with, which do
-        not depend on the layout; None if an older version saved without."""
+        """The digests of the model's, the optimizer's and the average's tensors, from the saved sums. They do not
+        depend on the layout. None if an older version saved without sums."""
         sums = tensor_sums(shard for shards in self._shards.values() for shard in shards)
         return None if sums is None else digests_of(sums)
 
     def computed_digests(self) -> dict[str, str]:
-        """The same, from the tensors' bits, all of which are read."""
+        """The same digests, computed from the tensors, all of which are read."""
         sums = {n: TensorSum(self.dtype(n), self.shape(n), sum_of(self.read(n))) for n in self.names}
         return digests_of(sums)
 
     def first_nan(self) -> str | None:
-        """The first tensor of the model or of the optimizer that holds NaN, or None; one at a time is in memory."""
+        """The name of the first tensor that holds NaN, or None. One tensor at a time is in memory."""
         return next((name for name in self.names if self._has_nan(name)), None)
 
     def _has_nan(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The names of checkpoints and of their files, and the manifest: the list of a checkpoint's files with checksums.
+"""The names of checkpoints and their files, and the manifest, which lists a checkpoint's files with checksums.
 
 A folder without a manifest is not a checkpoint.
 """
@@ -20,10 +20,10 @@ from paddle_dp.errors import CheckpointError, PaddleDPError
 
 MANIFEST, STATE = "manifest.json", "state.json"
 STEP = re.compile(r"step-([0-9]{8,})")
-# Folders that a killed job leaves: a save, a replacement or a removal that did not finish.
+# Folders that a killed job leaves: an unfinished save, replacement or removal.
 LEFTOVER = re.compile(r"\.(step-[0-9]{8,})\.(partial|replaced|deleted)-.+")
 _FORMAT, _VERSION = "paddle_dp checkpoint", 1
-# The only names that a manifest may hold: a name from a file is never trusted as a path.
+# The only names that a manifest may list: a name from a file is never trusted as a path.
 _NAME = re.compile(r"state\.json|rank-[0-9]{5,}\.(?:safetensors|json)")
 
 
@@ -36,12 +36,12 @@ def index_name(rank: int) -> str:
 
 
 def step_name(step: int) -> str:
-    """The name of the checkpoint of this step."""
+    """The name of this step's checkpoint."""
     return f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int:
-    """The step in a checkpoint's name."""
+    """The step in a checkpoint's name. Raises CheckpointError for another name."""
     match = STEP.fullmatch(path.name)
     if not match:
         raise CheckpointError(f"{path} is not a checkpoint: its name is not like {step_name(123)}.")
@@ -60,7 +60,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 class UnusableError(CheckpointError):
-    """A checkpoint that exists but cannot be loaded, with the reason `why`; the message says what to use instead."""
+    """A checkpoint that exists but cannot be loaded, for the reason `why`; the message suggests another one."""
 
     def __init__(self, folder: Path, why: str):
         self.folder, self.why = folder, why
@@ -69,8 +69,8 @@ class UnusableError(CheckpointError):
 
 @contextmanager
 def content_of(folder: Path) -> Iterator[None]:
-    """Around what reads the content of a checkpoint, which somebody else may have written: any error of content that is
-    not as expected becomes an UnusableError."""
+    """Turns any error while a checkpoint's content is read into an UnusableError: another program may have written
+    it."""
     try:
         yield
     except PaddleDPError:
@@ -84,15 +84,15 @@ def _instead_of(folder: Path) -> str:
     if not STEP.fullmatch(folder.name):
         return "Give another one."
     older = [path for path in checkpoints(folder.parent) if step_of(path) < step_of(folder)]
-    return f"Use the next older one: {older[-1]}" if older else "There is no older one beside it."
+    return f"Use the next older one: {older[-1]}" if older else "There is no older one in its folder."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """The results of the checks before a checkpoint was written, after update `step`.
+    """The results of the checks before a checkpoint was written, made after update `step`.
 
-    `agreed`: all replicas of each tensor were equal bit by bit. `finite`: no weight, buffer or optimizer state was NaN
-    or infinite.
+    `agreed`: all replicas of each tensor were bitwise equal. `finite`: no weight, buffer or optimizer state was NaN or
+    infinite.
     """
 
     agreed: bool
@@ -113,7 +113,7 @@ class Checks:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The number of ranks that saved, every file's size and checksum, and the checks before it; None without any."""
+    """The number of ranks that saved, every file's size and checksum, and the checks' results (None: not made)."""
 
     ranks: int
     files: dict[str, Digest]
@@ -133,7 +133,7 @@ class Manifest:
         write(folder / MANIFEST, [json_codec.encode({**content, "crc32": _crc(content)})])
 
     def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
-        """Reads every file (or those in `names`). Raises UnusableError for the first that is not as written."""
+        """Reads every file (or only `names`). Raises UnusableError for the first that is not as written."""
         for name in sorted(self.files if names is None else names):
             try:
                 actual = digest_of(folder / name, self.files[name].size)
@@ -180,7 +180,7 @@ def _checked(content: dict[str, Any], folder: Path) -> Manifest:
         for name, s in content["files"].items()
     }
     ranks = natural(content["ranks"], "the number of ranks")
-    # One more than there can be files of is enough to find one that is missing.
+    # A damaged `ranks` may be huge; as many ranks as there are files suffice to find a missing file.
     expected = (f(r) for r in range(min(ranks, len(files))) for f in (tensors_name, index_name))
     for name in itertools.chain([STATE], expected):
         if name not in files:

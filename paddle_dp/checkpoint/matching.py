@@ -1,4 +1,4 @@
-"""Which tensors of a source are loaded into a model, which are left, and the table that says so."""
+"""Matches the tensors of a source with a model's and prints the table of the match."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """Names of tensors: those that are loaded, those that are `other` in shape there and here, those of the source that
-    are `left_over`, and those of the model that stay `initial`."""
+    """Names of tensors by their fate: `loaded`, `other` (shapes differ), `left_over` (only in the source), `initial`
+    (only in the model)."""
 
     loaded: tuple[str, ...]
     other: tuple[str, ...]
@@ -32,10 +32,11 @@ class Match:
 
 
 def match(there: Shapes, here: Shapes, settings: Load, called: Callable[[str], str] = str) -> Match:
-    """Which tensors of a source are loaded into a model. `called`: what one of the model is called in the source.
+    """Matches a source's shapes (`there`) with a model's (`here`). `called` maps a model's name to the source's.
 
-    Raises UsageError for a pattern that matches nothing, when nothing or less than half of what is meant fits, and,
-    unless `wanted.strict` is false, when anything that is meant is missing, left over or of another shape.
+    Only tensors that `settings.only` selects count. Raises UsageError for a pattern that matches nothing, if less than
+    half of the selected numbers fit, and, unless `settings.strict` is false, if a selected tensor is missing, left over
+    or of another shape.
     """
     check_patterns(settings.only, there, f"in {settings.path}")
     check_patterns(settings.only, here, "in this model")
@@ -66,8 +67,8 @@ def _refuse(
     ]
     if wrong and settings.strict:
         raise UsageError(
-            f"load.path {settings.path}: {_first(wrong, '; ')}. Name what is meant with load.only, or set "
-            "load.strict=false to load what fits."
+            f"load.path {settings.path}: {_first(wrong, '; ')}. Name the tensors to load with load.only, or set "
+            "load.strict=false to load those that fit."
         )
     meant = sum(math.prod(here[name]) for name in (*matched.loaded, *matched.other, *matched.initial))
     fits = sum(math.prod(here[name]) for name in matched.loaded)
@@ -84,7 +85,8 @@ def _named(name: str, called: Callable[[str], str]) -> str:
 
 
 def outlook(source: Opened, model: nn.Layer, settings: Load) -> list[str]:
-    """The table of what would be loaded into a model, which may be built without memory. Raises as `match` does."""
+    """The table of the tensors that would be loaded into a model, which may be on the meta device. Raises as `match`
+    does."""
     weights, convention = translated(source, names_of(model), settings.rename)
     here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     there = {name: weights.shape(name) for name in weights.names}
@@ -94,7 +96,7 @@ def outlook(source: Opened, model: nn.Layer, settings: Load) -> list[str]:
 def table(
     matched: Match, there: Shapes, here: Shapes, settings: Load, weights: Translated, convention: str
 ) -> list[str]:
-    """The lines on the screen. `convention`: whose names the source has."""
+    """The table's lines for the screen. `convention`: the source's naming convention, or ""."""
     only = f", only {', '.join(settings.only)}" if settings.only else ""
     others = [f"{name} ({list(there[name])} there, {list(here[name])} here)" for name in matched.other]
     rows = [

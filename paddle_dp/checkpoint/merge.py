@@ -16,12 +16,11 @@ _MODEL, _EMA = "model/", "ema/"
 
 
 def merge(checkpoint: Path, out: Path, *, ema: bool = False) -> int:
-    """Writes the whole model's tensors, under its own names, into one safetensors file; returns their number. With
-    `ema`, the averages in place of the weights that have one.
+    """Writes the whole model's tensors, under its state dict's names, into one safetensors file. Returns their number.
 
-    One tensor at a time is in memory. `safetensors.paddle.load_file(out)` gives a state dict for
-    `model.set_state_dict`. The file appears whole or not at all. Raises CheckpointError for a checkpoint that is
-    damaged or holds NaN, or if the file cannot be written.
+    With `ema`, averages replace the weights that have one. One tensor at a time is in memory.
+    `safetensors.paddle.load_file(out)` returns a state dict for `model.set_state_dict`. The file appears atomically.
+    Raises CheckpointError for a checkpoint that is damaged or holds NaN, or if the file cannot be written.
     """
     saved = load(checkpoint)
     if saved.checks is None and (bad := saved.first_nan()):
@@ -37,8 +36,8 @@ def merge(checkpoint: Path, out: Path, *, ema: bool = False) -> int:
 
 
 def write_merged(out: Path, forms: Forms, read: Callable[[str], np.ndarray]) -> None:
-    """Writes whole tensors, by `stream_tensors`, into the file `out`, which appears whole or not at all. Raises
-    CheckpointError if it cannot be written."""
+    """Streams whole tensors into the file `out`, which appears atomically. Raises CheckpointError if it cannot be
+    written."""
     if not out.parent.is_dir():
         raise CheckpointError(f"{out} was not written: there is no folder {out.parent}.")
     partial = out.with_name(f".{out.name}.{os.getpid()}")
@@ -52,7 +51,7 @@ def write_merged(out: Path, forms: Forms, read: Callable[[str], np.ndarray]) -> 
 
 
 def averages_in(saved: Checkpoint) -> frozenset[str]:
-    """The names of the weights of which a checkpoint holds averages. Raises CheckpointError if there are none."""
+    """The names of the weights with an average in the checkpoint. Raises CheckpointError if there are none."""
     names = frozenset(name.removeprefix(_EMA) for name in saved.names if name.startswith(_EMA))
     if not names:
         raise CheckpointError(f"{saved.folder} holds no averages of weights: it was trained without `ema:`.")
@@ -60,5 +59,5 @@ def averages_in(saved: Checkpoint) -> frozenset[str]:
 
 
 def is_adapter(checkpoint: Path) -> bool:
-    """Whether a checkpoint holds an adapter alone, without the weights that it stands on."""
+    """True if a checkpoint holds only an adapter, without the weights that it adapts."""
     return "base" in load(checkpoint, verify=False).state

@@ -1,7 +1,7 @@
 """Optimizer states under names that are the same in every layout and process: optimizer/<parameter>/<accumulator>.
 
-Paddle names a state after the parameter's name in this process and a counter ("linear_7.w_0_moment1_0"), creates it at
-the first step that needs it, and refuses a loaded state that lacks one for a parameter which had no gradient before.
+Paddle names a state after the parameter's name in this process and a counter ("linear_7.w_0_moment1_0"). It creates the
+state at the first step that needs it, and refuses to load a state that lacks a parameter without a gradient so far.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def optimizer_name(parameter: str, accumulator: str) -> str:
 def optimizer_tensors(optimizer: Any, named_parameters: Named) -> dict[str, paddle.Tensor]:
     """The live tensors of an optimizer's state by their layout-free names; empty before its first step.
 
-    A parameter that never had a gradient has none. The schedule is not among them, since it is not a tensor.
+    A parameter that never had a gradient has none. The schedule is not a tensor and is left out.
     """
     state = dict(optimizer.state_dict())
     state.pop("LR_Scheduler", None)
@@ -51,7 +51,7 @@ def optimizer_tensors(optimizer: Any, named_parameters: Named) -> dict[str, padd
 
 def _split(key: str, owners: dict[str, str]) -> tuple[str, str]:
     """("linear_0.w_0_fp32_master_0_moment1_0") → ("fc1.weight", "moment1")."""
-    # The longest name wins: a parameter's master weight starts with the parameter's own name.
+    # The longest name wins: a master weight's name starts with its parameter's name.
     for length in range(len(key), 0, -1):
         match = _COUNTED.fullmatch(key, length) if key[:length] in owners else None
         if match:
@@ -62,11 +62,10 @@ def _split(key: str, owners: dict[str, str]) -> tuple[str, str]:
 def load_optimizer(
     optimizer: Any, named_parameters: Named, read: Callable[[str], np.ndarray], names: Collection[str]
 ) -> None:
-    """Loads the state `read(name)` of all `names` that are this optimizer's.
+    """Loads the state `read(name)` of all `names` that belong to this optimizer.
 
-    A parameter without a saved state has none afterwards. `read` gives this rank's part, in the tensor's shape. The
-    next step is then bitwise the step that the saved optimizer would have done. Raises CheckpointError for the state
-    of another optimizer or model.
+    `read` returns this rank's part, in the tensor's shape. A parameter without a saved state has none afterwards. The
+    next step is bitwise the saved optimizer's. Raises CheckpointError for the state of another optimizer or model.
     """
     named = list(named_parameters)
     saved = {name for name in names if name.startswith("optimizer/")}
@@ -83,7 +82,7 @@ def load_optimizer(
         raise CheckpointError(f"{kind} keeps {name}, which the checkpoint lacks: another optimizer saved it.")
     for name, tensor in tensors.items():
         array = read(name)
-        if array.dtype == np.float32 and dtype_of(tensor) == "float64":  # a proof goes on in float64
+        if array.dtype == np.float32 and dtype_of(tensor) == "float64":  # a proof continues in float64
             array = array.astype("float64")
         put(tensor, array, name)
 
@@ -91,8 +90,8 @@ def load_optimizer(
 def _create_states(optimizer: Any, parameters: list[paddle.Tensor]) -> None:
     """Creates the states of these parameters now, as the first step would.
 
-    Private to Paddle (3.0 to 3.3): `_create_accumulators`. The public way, `set_state_dict` before the first step,
-    would have to guess the counters in the names, and fails at a parameter that gets its first gradient later.
+    Uses Paddle's private `_create_accumulators` (3.0 to 3.3). The public `set_state_dict` before the first step would
+    have to guess the counters in the names, and fails for a parameter that gets its first gradient later.
     """
     from paddle.base import framework
 
@@ -101,8 +100,8 @@ def _create_states(optimizer: Any, parameters: list[paddle.Tensor]) -> None:
 
 
 def _forget_states(optimizer: Any, parameters: list[paddle.Tensor]) -> None:
-    """Removes the states of these parameters, which got their first gradient after the checkpoint that a running
-    training goes back to: the next step creates them again."""
+    """Removes the states of parameters that got their first gradient after the checkpoint to which a running training
+    rewinds. The next step creates them again."""
     masters = optimizer.state_dict().get("master_weights", {})
     for parameter in parameters:
         names = {parameter.name}

@@ -1,6 +1,7 @@
-"""Which names a source's tensors have: a model's own, PyTorch's of the same layers, or those of published weights.
+"""Detects the naming convention of a source's tensors: the model's, PyTorch's, or one of published weights.
 
-The last are said by the model (`PublishedNames`), as plain data; `checkpoint.translated` says in which words.
+The model lists the names of published weights as plain data (`PublishedNames`), in the format of
+`checkpoint.translated`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 PYTORCH, HUGGING_FACE = "PyTorch's", "Hugging Face's"
 INNER = "Hugging Face's, of the model without its head"
 PADDLE_NLP, PADDLE_NLP_INNER = "PaddleNLP's", "PaddleNLP's, of the model without its head"
-PADDLE_CONVENTIONS = ("", PADDLE_NLP, PADDLE_NLP_INNER)  # whose Linear is [inputs, outputs]
-# Names in PaddleNLP of weights whose layout no table here says, and what they are.
+PADDLE_CONVENTIONS = ("", PADDLE_NLP, PADDLE_NLP_INNER)  # their Linear is [inputs, outputs]
+# PaddleNLP's names of weights with a layout that no table here describes, and a description of each.
 UNKNOWN = {
     "*.self_attn.qkv_proj.*": "q, k and v fused (fuse_attention_qkv)",
     "*.mlp.gate_up_fused_proj.*": "two products fused (fuse_attention_ffn)",
@@ -36,42 +37,42 @@ class PublishedNames(Protocol):
     """A model that knows the names of its tensors in Hugging Face's transformers."""
 
     def hugging_face(self) -> Names:
-        """Our names → theirs. Under the key "": patterns of their tensors that this model has no use for."""
+        """Our names → theirs. The key "" holds patterns of their tensors that this model does not use."""
         ...
 
 
 @runtime_checkable
 class OtherVersions(Protocol):
-    """Of such a model, patterns of names that another version of transformers has → those of the table."""
+    """A model with `PublishedNames` that maps patterns of another transformers version's names to the table's names."""
 
     hugging_face_versions: Mapping[str, str]
 
 
 @runtime_checkable
 class InPaddleNLP(Protocol):
-    """Of such a model, patterns of names in transformers → what PaddleNLP calls these. What is transposed in the table
-    for transformers is not in PaddleNLP, unless the name there says so."""
+    """A model with `PublishedNames` that maps patterns of transformers' names to PaddleNLP's names. A tensor that the
+    table for transformers transposes is not transposed in PaddleNLP, unless its name here ends in .T."""
 
     paddle_nlp: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The names that a model's tensors have: whose → ours → theirs; "" are its own. `passed_over`: whose → patterns of
-    their tensors that this model has no use for. `versions`: `OtherVersions`."""
+    """A model's tensor names: convention → ours → theirs; the convention "" is the model's. `passed_over`: convention →
+    patterns of their tensors that this model does not use. `versions`: see `OtherVersions`."""
 
     names: Mapping[str, Names]
     passed_over: Mapping[str, Sequence[str]]
     versions: Mapping[str, str]
 
     def current_names(self, convention: str, names: Mapping[str, str]) -> dict[str, str]:
-        """A source's names (new → its own), as the table has them where another version wrote them."""
+        """Replaces the keys of `names` that another version wrote by the table's names; the values stay."""
         versions = self.versions if convention in (HUGGING_FACE, INNER) else {}
         return {_first(name, versions)[0]: old for name, old in names.items()}
 
 
 def names_of(model: nn.Layer) -> Tables:
-    """All names that are known for this model, which is not placed yet."""
+    """All known naming tables of a model that is not placed yet."""
     tables: dict[str, Names] = {"": {name: name for name in model.state_dict()}, PYTORCH: torch_names(model)}
     passed_over: dict[str, Sequence[str]] = {PYTORCH: ("num_batches_tracked", "*.num_batches_tracked")}
     if isinstance(model, PublishedNames):
@@ -89,12 +90,11 @@ def names_of(model: nn.Layer) -> Tables:
 
 
 def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tuple[Translated, str]:
-    """The source under a model's names, and whose names it has: "" or words for the screen.
+    """The source under a model's names, and its naming convention: "" or words for the screen.
 
-    `rename`: patterns of the source's names → what these are to be. Of the model's own names, PyTorch's, Hugging Face's
-    and PaddleNLP's, those are taken that most tensors have, of who wrote the file; where as many have them, its own.
-    Raises UsageError for a pattern that means nothing or gives two tensors one name, and for weights of PaddleNLP's
-    whose layout is not known.
+    `rename`: patterns of the source's names → new names. Of the writing framework's conventions, the one that matches
+    most tensors is chosen; the model's names win a tie. Raises UsageError for a pattern that matches nothing or gives
+    two tensors one name, and for PaddleNLP's weights with an unknown layout.
     """
     names = renamed(source.names, rename)
     usable = [
@@ -115,15 +115,15 @@ def translated(source: Opened, tables: Tables, rename: Mapping[str, str]) -> tup
 
 
 def _refuse_unknown(there: Iterable[str], table: Names, from_torch: bool | None) -> None:
-    """Raises UsageError for names of PaddleNLP's that the table has not, and whose layout is known not to be known."""
+    """Raises UsageError for names of `UNKNOWN` that the table lacks."""
     known = {name for origin in origins_of(table).values() for name in origin.names}
     for name in there if not from_torch else ():
         for pattern, what in UNKNOWN.items():
             if name not in known and fnmatchcase(name, pattern):
                 raise UsageError(
                     f"load: {name} is PaddleNLP's, of {what}, whose layout is not known here; known are its Llama and "
-                    "BERT, not fused. Save the model with transformers' names and load that, or give the names of what "
-                    "fits in load.rename, and load.only without the rest."
+                    "BERT, not fused. Save the model with transformers' names and load that, or rename the tensors "
+                    "that fit with load.rename, and select only these with load.only."
                 )
 
 
@@ -132,8 +132,8 @@ def _fits(table: Names, there: set[str]) -> int:
 
 
 def torch_names(model: nn.Layer) -> dict[str, str]:
-    """The names and forms that PyTorch's layers have where this model has Paddle's: Linear is transposed, and
-    BatchNorm's statistics are called otherwise."""
+    """The names and forms in PyTorch of this model's tensors: Linear is transposed, and BatchNorm's statistics have
+    other names."""
     from paddle import nn
 
     table = {name: name for name in model.state_dict()}
@@ -148,7 +148,7 @@ def torch_names(model: nn.Layer) -> dict[str, str]:
 
 
 def _in_paddle_nlp(published: Names, patterns: Mapping[str, str]) -> Names:
-    """The table of the same weights in PaddleNLP."""
+    """The same table with PaddleNLP's names."""
 
     def called(piece: str) -> str:
         return _first(piece.removesuffix(".T"), patterns)[0]
@@ -160,7 +160,7 @@ def _in_paddle_nlp(published: Names, patterns: Mapping[str, str]) -> Names:
 
 
 def _without_prefix(table: Names) -> Names:
-    """The table of the same weights saved by the model inside: GPT2Model has no «transformer.» before its names."""
+    """The same table for the inner model, saved without its head: GPT2Model's names lack «transformer.»."""
     firsts = Counter(name.partition(".")[0] for origin in origins_of(table).values() for name in origin.names)
     prefix = f"{firsts.most_common(1)[0][0]}."
 
@@ -174,9 +174,9 @@ def _without_prefix(table: Names) -> Names:
 
 
 def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """The new name of each tensor → its name. Each is renamed by the first pattern that fits; what its stars stand for
-    takes the place of those in the new name. Raises UsageError for a pattern that means nothing, stars that do not
-    match, or two tensors with one name."""
+    """Maps each tensor's new name to its old name. The first pattern that fits renames it; the text that its stars
+    match replaces the stars of the new name. Raises UsageError for a pattern that matches nothing, or for two tensors
+    with one name."""
     names, used, old_names = list(names), set[str](), dict[str, str]()
     for old in names:
         new, pattern = _first(old, rename)
@@ -194,7 +194,7 @@ def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
 
 
 def _first(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
-    """The new name by the first pattern that fits, and that pattern; the name and "" where none does."""
+    """The new name by the first pattern that fits, and that pattern; the old name and "" if none fits."""
     for pattern, wanted in rename.items():
         if (stood := _stars(name, pattern)) is not None:
             segments = wanted.split("*")
@@ -203,7 +203,7 @@ def _first(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _stars(name: str, pattern: str) -> list[str] | None:
-    """What the stars of a pattern stand for in a name, each as little as it can; None where it does not fit."""
+    """The texts that a pattern's stars match in a name, each as short as possible; None if the pattern does not fit."""
     segments = pattern.split("*")
     if len(segments) == 1:
         return [] if name == pattern else None

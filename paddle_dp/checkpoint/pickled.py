@@ -1,9 +1,9 @@
-"""Weights in pickle files, `.pdparams` of Paddle and `.bin`, `.pt`, `.pth` of PyTorch, read without running code.
+"""Reads weights from pickle files without running code: Paddle's `.pdparams` and PyTorch's `.bin`, `.pt` and `.pth`.
 
-The pickle is read by `paddle_dp.unpickle`, which calls nothing but what is listed here; the numbers stay in the file,
-of which each rank reads its own slices. PyTorch writes a zip archive: the pickle is one file of it, and each storage
-another, uncompressed (https://docs.pytorch.org/docs/stable/notes/serialization.html); before version 1.6 it wrote five
-pickles and then the storages.
+`paddle_dp.unpickle` reads the pickle and calls only the functions listed here. The numbers stay in the file; each rank
+reads its slices. PyTorch writes a zip archive with one uncompressed file for the pickle and one per storage
+(https://docs.pytorch.org/docs/stable/notes/serialization.html). Before version 1.6 it wrote five pickles and then the
+storages.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _STORAGES = {
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
     "ByteStorage": "uint8", "BoolStorage": "bool",
 }  # fmt: skip
-# Paddle's bfloat16 is uint16 there.
+# In Paddle's pickles uint16 stands for bfloat16.
 _NUMPY = {code: name for name, (_, code) in DTYPES.items() if name != "uint16"}
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Numbers of one dtype in a row, which tensors are views of."""
+    """A flat array of `size` numbers, of which tensors are views."""
 
     dtype: str
     key: str
@@ -44,7 +44,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor: the numbers of a storage from `offset`, with `strides` between those along each dim."""
+    """A tensor as a view of a storage; `offset` and `strides` count numbers."""
 
     storage: Storage
     offset: int
@@ -54,7 +54,7 @@ class View:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A tensor in a file, from the byte `start`; `strides` count numbers. `array`: all of it, where it was read."""
+    """A tensor in a file, at the byte `start`; `strides` count numbers. `array`: its content, if it was read."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -64,9 +64,9 @@ class Numbers:
 
 
 class PickledFile:
-    """The tensors of one pickle file; of dicts in dicts, under names with dots.
+    """The tensors of one pickle file; nested dicts give names with dots.
 
-    Raises CheckpointError for a file that is damaged, asks for more than weights need, or cannot be read.
+    Raises CheckpointError for a file that is damaged, calls functions that weights do not need, or cannot be read.
     """
 
     def __init__(self, path: Path):
@@ -116,7 +116,7 @@ class PickledFile:
 
 
 def _read(file: BinaryIO) -> tuple[bool, dict[str, Numbers]]:
-    """Whether PyTorch wrote the file, and its tensors by name."""
+    """Returns (True if PyTorch wrote the file, its tensors by name)."""
     if file.read(4) == b"PK\x03\x04":
         return True, _read_zip(file)
     file.seek(0)
@@ -127,7 +127,7 @@ def _read(file: BinaryIO) -> tuple[bool, dict[str, Numbers]]:
 
 
 def _machine(leave: bool = False, persistent: Any = None) -> Machine:
-    """The machine for weights: containers may lie in each other, and what they stand for is counted by `_flat`."""
+    """The unpickling machine for weights: containers may be nested; `_flat` limits the number of values."""
     functions = {**ARRAYS, **_CONTAINERS, **_TORCH}
     return Machine(functions, nested=True, most=20 * _MOST, persistent=persistent, leave=leave)
 
@@ -145,7 +145,7 @@ def _read_paddle(file: BinaryIO) -> dict[str, Numbers]:
 
 
 def _joined(tensors: dict[str, Numbers], loaded: Any) -> dict[str, Numbers]:
-    """The same, with what Paddle cut into parts, because old pickles take 4 GiB at most, whole again."""
+    """Joins the tensors that Paddle has split, because old pickles hold 4 GiB at most."""
     parts = loaded.get("UnpackBigParamInfor@@", {}) if isinstance(loaded, dict) else {}
     for name, layout in of(dict, parts).items():
         arrays = [tensors.pop(part).array for part in of(list, layout["slices"])]
@@ -183,7 +183,7 @@ def _read_zip(file: BinaryIO) -> dict[str, Numbers]:
 
 
 def _begin(file: BinaryIO, info: zipfile.ZipInfo) -> int:
-    """Where the content of an archive's member begins: behind its own header, whose length only itself says."""
+    """The offset of a member's content: after its local header, which alone states its length."""
     file.seek(info.header_offset)
     header = file.read(30)
     if header[:4] != b"PK\x03\x04":
@@ -197,14 +197,14 @@ def _begin(file: BinaryIO, info: zipfile.ZipInfo) -> int:
 
 
 def _read_old_torch(file: BinaryIO) -> dict[str, Numbers] | None:
-    """The tensors of a file of PyTorch before 1.6; None if it is none."""
+    """The tensors of a file by PyTorch before 1.6; None for another file."""
     try:
         magic = _machine().run(file)
-    except Exception:  # noqa: BLE001 - Paddle's pickle is read once more, which says what is wrong
+    except Exception:  # noqa: BLE001 - `_read_paddle` reads it again and reports the fault
         return None
     if magic != _LEGACY:
         return None
-    _machine().run(file), _machine().run(file)  # the version, and what machine it was
+    _machine().run(file), _machine().run(file)  # the version and the machine's properties
     loaded = _machine(persistent=_storage).run(file)
     keys = of(list, _machine().run(file))
     sizes = {view.storage.key: view.storage for _, view in _views(loaded)}
@@ -234,7 +234,7 @@ def _read_old_torch(file: BinaryIO) -> dict[str, Numbers] | None:
 
 
 def _views(loaded: Any) -> Iterator[tuple[str, View]]:
-    """The tensors, each within its storage. Raises ValueError for one that is not, or has more numbers than that."""
+    """Yields the tensors. Raises ValueError for one that exceeds its storage."""
     for name, value in _flat(loaded):
         if not isinstance(value, View):
             continue
@@ -248,7 +248,7 @@ def _views(loaded: Any) -> Iterator[tuple[str, View]]:
 
 
 def _flat(loaded: Any) -> Iterator[tuple[str, Any]]:
-    """The values in dicts within dicts, and in pairs of a name and an array, by their keys with dots."""
+    """Yields the values in nested dicts, and in pairs of a name and an array, with their dotted keys."""
     count, left = 0, [("", loaded)]
     while left:
         name, value = left.pop()
@@ -264,7 +264,7 @@ def _flat(loaded: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _storage(persistent_id: Any) -> Storage:
-    """A storage, from the persistent id by which a pickle names it."""
+    """The storage of a pickle's persistent id."""
     word, kind, key, _, size = of(tuple, persistent_id)[:5]
     if word != "storage" or of(Named, kind).name.removeprefix("torch ") not in _STORAGES:
         raise ValueError(f"it holds {kind}, which this version does not know")
@@ -288,12 +288,12 @@ def _parameter(view: View, *_: Any) -> View:
 
 
 def _dict(pairs: Any = ()) -> dict[str, Any]:
-    """What an OrderedDict is made of: nothing, or old pickles' list of pairs."""
+    """The dict for an OrderedDict, which is created empty or, in old pickles, from a list of pairs."""
     return {str(of(SCALARS, key)): value for key, value in pairs}
 
 
 def _pair(pair: Any) -> tuple[Any, ...]:
-    """How paddle.save writes a tensor among other things: tuple((name, array))."""
+    """The pair tuple((name, array)), as paddle.save writes a tensor within other objects."""
     return tuple(of(tuple, pair))
 
 
@@ -315,7 +315,7 @@ _TORCH: dict[str, Function] = {
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of numbers that lie row by row."""
+    """Row-major strides, in numbers."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 

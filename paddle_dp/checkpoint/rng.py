@@ -1,4 +1,4 @@
-"""The states of all random generators of this process, saved as JSON and restored."""
+"""Saves the states of all random generators of this process as JSON, and restores them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 
 def rng_state() -> dict[str, Any]:
-    """The states of the generators of Paddle, NumPy and Python, as plain values.
+    """The states of Paddle's, NumPy's and Python's generators, as plain values.
 
-    Of Paddle: those of the CPU, of the current device, and of fleet's tracker for tensor parallelism.
+    Paddle has generators for the CPU, for the current device, and in fleet's tracker for tensor parallelism.
     """
     import paddle
 
@@ -24,7 +24,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def load_rng_state(state: dict[str, Any]) -> bool:
-    """Restores the generators; False if the devices are others, so that random numbers cannot continue exactly."""
+    """Restores the generators. Returns False if the devices differ, so random numbers cannot continue exactly."""
     import paddle
 
     exact = state["paddle"].keys() == set(_kinds())
@@ -50,7 +50,7 @@ def _tracker() -> Any:
 
 
 def _tracked() -> dict[str, list[Any]]:
-    """The states of the tracker's generators by name; empty without tensor parallelism."""
+    """The states of fleet's tracker by name; empty without tensor parallelism."""
     states: dict[str, list[Any]] = _tracker().get_states_tracker()
     return states
 
@@ -65,20 +65,20 @@ def _load_tracked(saved: dict[str, list[Any]]) -> bool:
 
 
 def _kinds() -> list[str]:
-    """The device types whose generators are saved: the CPU, and that of the current device."""
+    """The device types with saved generators: the CPU and the current device's type."""
     import paddle
 
     return sorted({"cpu", paddle.get_device().partition(":")[0]})
 
 
 def _generator_fields(state: Any) -> dict[str, Any]:
-    # Pickling is the only way to read it: (device, seed, offset, the characters of the C++ engine's text).
+    # Only the pickle protocol exposes it: (device, seed, offset, the characters of the C++ engine's text).
     device, seed, offset, engine = state.__getstate__()
     return {"device": device, "seed": seed, "offset": offset, "engine": bytes(engine).decode()}
 
 
 def _generator(values: dict[str, Any], like: Any) -> Any:
-    # __setstate__ works on an object that was never initialised only; on any other it does nothing (3.3.1).
+    # __setstate__ does nothing on an object that was initialised before (3.3.1).
     kind: Any = type(like)
     state = kind.__new__(kind)
     state.__setstate__((values["device"], values["seed"], values["offset"], list(values["engine"].encode())))

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One rank's part of a checkpoint: its shards, the state that all ranks share, and its own state.
+    """One rank's part of a checkpoint: its shards, the state that all ranks share, and this rank's state.
 
     `state["progress"]["step"]` names the checkpoint. `state` and `rank_state` hold plain JSON values. The keys of
-    `tensors` are free (a shard has its tensor's name): a rank may save several shards of one tensor. `checks`: what was
-    checked just before; None for nothing.
+    `tensors` are arbitrary (a shard has its tensor's name), so a rank may save several shards of one tensor. `checks`:
+    the results of the checks just before; None if none were made.
     """
 
     tensors: Mapping[str, TensorShard]
@@ -52,8 +52,10 @@ class Snapshot:
 
 
 class NotWrittenError(CheckpointError):
-    """A checkpoint that a disk did not take, or not whole: a training can go on without it. `message` is the message
-    without what to do about it, `reason` the system's words alone, «No space left on device»."""
+    """A disk did not take the checkpoint, or not all of it. Training can continue without it.
+
+    `message` lacks the advice; `reason` is the system's text alone, «No space left on device».
+    """
 
     def __init__(self, message: str, advice: str, reason: str = ""):
         self.message, self.advice, self.reason = message, advice, reason
@@ -61,16 +63,16 @@ class NotWrittenError(CheckpointError):
 
 
 def save(snapshot: Snapshot, folder: Path, mesh: Mesh) -> Path:
-    """Saves as `folder`/step-…, whole or not at all; a failure on one rank is the same error on every rank.
+    """Saves `folder`/step-… atomically, in place of an earlier one of that step. Collective.
 
-    Collective. `folder` must be one folder for all ranks: on several machines a shared one. A checkpoint of the same
-    step is replaced. Raises NotWrittenError if a disk does not take it, CheckpointError for any other failure.
+    All ranks must see the same `folder`: on several machines a shared one. Raises, the same on every rank,
+    NotWrittenError if a disk does not take it, CheckpointError for any other failure.
     """
     final = Path(folder) / step_name(snapshot.step)
     partial = begin(final, mesh)
     try:
         reports = _together(mesh, final, lambda: write_rank(snapshot, partial, mesh.rank))
-        if mesh.is_main:  # nothing of a model is on a rank that may be lost
+        if mesh.is_main:  # a lost rank held no part of the model, but its files must exist
             nothing = Snapshot(tensors={}, state={})
             reports += [write_rank(nothing, partial, rank) for rank in sorted(mesh.lost)]
         _together(mesh, final, lambda: finish(snapshot, partial, final, reports) if mesh.is_main else None)
@@ -83,27 +85,27 @@ def save(snapshot: Snapshot, folder: Path, mesh: Mesh) -> Path:
 
 
 def begin(final: Path, mesh: Mesh, slow: bool = True) -> Path:
-    """The hidden folder, made by rank 0, in which the ranks write what will be `final`. Collective."""
+    """Makes, on rank 0, the hidden folder for the ranks' files; it becomes `final` later. Collective."""
     return final.parent / _together(mesh, final, lambda: _begin(final) if mesh.is_main else None, slow)[0]
 
 
 def _together(mesh: Mesh, final: Path, work: Callable[[], Any], slow: bool = True) -> list[Any]:
-    """Every rank's result by rank, or the first failing rank's error on all of them."""
+    """Returns every rank's result of `work` by rank, or raises the first failing rank's error on all. Collective."""
     try:
         report = {"result": work()}
     except Exception as error:  # noqa: BLE001 - if one rank raised alone, the others would wait for it
         report = {"error": failure_of(error, final, mesh)}
-    if slow:  # a disk may take longer than a collective waits; but this barrier costs tens of milliseconds
+    if slow:  # a disk may take longer than a collective's timeout; this barrier costs tens of milliseconds
         mesh.wait("checkpoint")
     if mesh.is_main and "error" not in report and not final.parent.is_dir():
-        report["error"] = _deleted(final)  # whatever the others saw of it
+        report["error"] = _deleted(final)  # this error precedes the other ranks'
     reports = mesh.gather(report)
     raise_first([r.get("error") for r in reports])
     return [r["result"] for r in reports]
 
 
 def raise_first(failures: Iterable[Sequence[str] | None]) -> None:
-    """Raises the first of the ranks' failures, as `failure_of` gives them, if there is one."""
+    """Raises the first of the ranks' failures (results of `failure_of`), if any."""
     for failure in filter(None, failures):
         message, *advice = failure
         raise NotWrittenError(message, *advice) if advice else CheckpointError(message)
@@ -117,7 +119,7 @@ def _begin(final: Path) -> str:
 
 
 def write_rank(snapshot: Snapshot, partial: Path, rank: int) -> dict[str, list[int]]:
-    """Writes a rank's shards and their index; returns the size and checksum of each file."""
+    """Writes a rank's shards and their index. Returns [size, CRC-32] of each file."""
     shards, index = index_of(snapshot.tensors.values())
     for key, shard in shards.items():
         index[key]["sum"] = f"{shard_sum(shard):016x}"
@@ -130,7 +132,7 @@ def write_rank(snapshot: Snapshot, partial: Path, rank: int) -> dict[str, list[i
 
 
 def finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[dict[str, list[int]]]) -> None:
-    """Checks that all files are there, writes the manifest, and renames the folder."""
+    """Checks that all files exist, writes the manifest, and renames the folder."""
     files = {name: Digest(*numbers) for report in reports for name, numbers in report.items()}
     for name, digest in files.items():
         path = partial / name
@@ -147,8 +149,7 @@ def finish(snapshot: Snapshot, partial: Path, final: Path, reports: Iterable[dic
 
 
 def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
-    """What failed, where, and the free space; and if it was a disk, as a second text what to do about it, and
-    as a third the system's words."""
+    """The error's texts: [message]; for a disk's failure [message, advice, the system's text]."""
     if not isinstance(error, OSError):
         kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
         return [f"The checkpoint {final} was not saved: {kind}{error} (rank {mesh.rank})."]
@@ -166,7 +167,9 @@ def failure_of(error: Exception, final: Path, mesh: Mesh) -> list[str]:
     except CheckpointError:  # a folder that may not even be read
         saved = False
     if saved:
-        advice = f"Make room and resume, or go on in another folder: --resume {final.parent.parent} --output-dir DIR."
+        advice = (
+            f"Make room and resume, or continue elsewhere: --resume {final.parent.parent} --output-dir DIR."
+        )
     where = f" ({Path(os.fsdecode(error.filename)).name})" if isinstance(error.filename, str | bytes) else ""
     return [
         f"The checkpoint {final} was not saved: {error.strerror or error}{where}, on rank {mesh.rank} of "
@@ -182,9 +185,9 @@ def _deleted(final: Path) -> list[str]:
 
 
 def still_not(step: int, reason: str, folder: Path) -> str:
-    """A sentence on a checkpoint that a disk did not take, as it did not take the one before, for the same `reason`.
+    """A sentence for a checkpoint that a disk refused for the same `reason` as the one before.
 
-    What it needs is known from the size of the newest checkpoint in the folder, if there is one.
+    The room that it needs is estimated by the size of the newest checkpoint in the folder, if any.
     """
     if reason != os.strerror(errno.ENOSPC):
         return f"{step_name(step)}: not saved either: {reason}."

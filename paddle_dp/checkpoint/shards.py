@@ -1,6 +1,6 @@
-"""Shards: which box of which tensor a rank saved, and which parts of shards make up a box that another layout reads.
+"""Shards, the boxes of tensors that ranks save, and their assembly into the boxes that another layout reads.
 
-Each rank's `rank-….json` has the index of its shards, under the key `pieces` (of file version 1).
+Each rank's `rank-….json` has the index of its shards, under the key `pieces` (file version 1).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from paddle_dp.errors import CheckpointError
 
 Ints = tuple[int, ...]
 
-# The name of a dtype in Paddle, in a safetensors file, and as little-endian NumPy.
-# NumPy has no bfloat16: its bits are kept as uint16, and the name says what they are.
+# A dtype's name in Paddle, in a safetensors file, and in little-endian NumPy.
+# NumPy has no bfloat16, so its bits are kept as uint16; only the name distinguishes them.
 DTYPES: dict[str, tuple[str, str]] = {
     "float64": ("F64", "<f8"), "float32": ("F32", "<f4"), "float16": ("F16", "<f2"), "bfloat16": ("BF16", "<u2"),
     "int64": ("I64", "<i8"), "int32": ("I32", "<i4"), "int16": ("I16", "<i2"), "int8": ("I8", "<i1"),
@@ -33,7 +33,7 @@ DTYPES: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle of a tensor: where it starts and how far it goes along every dim."""
+    """A rectangle of a tensor: its offset and its length in every dim."""
 
     offset: Ints
     shape: Ints
@@ -87,7 +87,8 @@ def full_box(shape: Iterable[int]) -> Box:
 
 
 def assemble(target: Box, boxes: Iterable[Box]) -> tuple[list[tuple[int, Box]], list[Box]]:
-    """The parts of `boxes`, (number, part), that make up `target`, each element once; and the missing parts."""
+    """Covers `target` with parts of `boxes`, each element once. Returns [(index of the box, part)] and the missing
+    parts."""
     missing = [target] if target.size else []
     takes: list[tuple[int, Box]] = []
     for number, box in enumerate(boxes):
@@ -100,9 +101,9 @@ def assemble(target: Box, boxes: Iterable[Box]) -> tuple[list[tuple[int, Box]], 
 
 @dataclass(frozen=True, eq=False)
 class TensorShard:
-    """A box of a tensor of shape `global_shape`: `array` starts at `offset` in it.
+    """A box of a tensor of shape `global_shape`: `array`, which starts at `offset`.
 
-    `dtype` is Paddle's name, by default the array's. bfloat16 is given as the uint16 array of its bits, as
+    `dtype` is Paddle's name, by default the array's. bfloat16 is the uint16 array of its bits, as
     `paddle.Tensor.numpy()` returns it, with dtype="bfloat16".
     """
 
@@ -145,8 +146,8 @@ class TensorShard:
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """One saved shard: its box of the tensor, and its key in the file of a rank. `sum`: its part of the tensor's sum
-    (checkpoint.digest); None if an older version saved it."""
+    """One saved shard: its box of the tensor and its key in the file of `rank`. `sum`: its contribution to the tensor's
+    sum (checkpoint.digest); None if an older version saved it."""
 
     rank: int
     key: str
@@ -158,7 +159,7 @@ class ShardInfo:
 
 
 def index_of(shards: Iterable[TensorShard]) -> tuple[dict[str, TensorShard], dict[str, Any]]:
-    """A rank's shards by their key in its file, and the same as JSON. A whole tensor's key is its name."""
+    """A rank's shards by their key in its file, and their index as JSON values. A whole tensor's key is its name."""
     keyed = {}
     for shard in shards:
         is_whole = shard.box == full_box(shard.global_shape)
@@ -181,13 +182,13 @@ def _json(shard: TensorShard) -> dict[str, Any]:
 
 
 def read_index(folder: Path, rank: int) -> list[ShardInfo]:
-    """The shards that a rank saved. Raises ValueError or KeyError for a file that makes no sense."""
+    """The shards that a rank saved. Raises ValueError or KeyError for an invalid file."""
     pieces = json_codec.mapping(read_rank_file(folder, rank)["pieces"], "pieces")
     return [_info(rank, key, json_codec.mapping(value, key)) for key, value in pieces.items()]
 
 
 def read_rank_file(folder: Path, rank: int) -> dict[str, Any]:
-    """What a rank wrote beside its tensors. Raises ValueError for a file that makes no sense."""
+    """The JSON file that a rank wrote next to its tensors. Raises ValueError for an invalid file."""
     content = read_bytes(folder / index_name(rank), json_codec.MOST_BYTES)
     return json_codec.mapping(json_codec.decode(content), index_name(rank))
 
@@ -208,7 +209,7 @@ def _info(rank: int, key: str, value: dict[str, Any]) -> ShardInfo:
 
 
 def by_name(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]]:
-    """All ranks' shards of each tensor."""
+    """All ranks' shards by tensor."""
     names: dict[str, list[ShardInfo]] = {}
     for info in (info for index in indexes for info in index):
         names.setdefault(info.name, []).append(info)
@@ -216,7 +217,8 @@ def by_name(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]
 
 
 def check_complete(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]]:
-    """The shards by tensor. Raises CheckpointError if ranks disagree about one, or no rank has a part of it."""
+    """The shards by tensor. Raises CheckpointError if ranks disagree about a tensor's shape or dtype, or a part of it
+    is missing."""
     names = by_name(indexes)
     for name, infos in names.items():
         first = infos[0]

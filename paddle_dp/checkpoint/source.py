@@ -1,8 +1,7 @@
-"""Where weights come from: something that reads any box of a tensor by its name.
+"""Sources of weights, which read any box of a tensor by its name.
 
-A checkpoint of ours is one, of any layout, and so are safetensors and pickle files (`checkpoint.pickled`), alone or
-several with an index, as in a folder of Hugging Face's. Other names than the model's are another source around these
-(`checkpoint.translated`).
+Sources are a checkpoint of any layout, safetensors files and pickle files (`checkpoint.pickled`), single or with an
+index as in a Hugging Face folder. `checkpoint.translated` wraps a source with other names than the model's.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from paddle_dp.checkpoint.tensor_file import read_header, read_metadata, read_ro
 from paddle_dp.errors import CheckpointError, UsageError, did_you_mean, similar
 
 _MODEL, _EMA = "model/", "ema/"
-# In a folder, the first of these that is there, as Hugging Face's libraries look for them.
+# The first of these that exists in a folder is read, in the order of Hugging Face's libraries.
 _IN_FOLDER = (
     "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin",
 )  # fmt: skip
@@ -36,7 +35,7 @@ _KINDS = (
 
 
 class WeightSource(Protocol):
-    """Tensors by name. `folder`: where they are, for messages."""
+    """Tensors by name. `folder`: their path, for messages."""
 
     folder: Path
 
@@ -50,19 +49,21 @@ class WeightSource(Protocol):
     def read(
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
-        """The box of this shape at `offset`, by default the whole tensor, as a new array; bfloat16 as uint16."""
+        """Reads the box of this shape at `offset` (default: the whole tensor) as a new array; bfloat16 as uint16."""
         ...
 
 
 class Opened(WeightSource, Protocol):
-    """A source on disk. `from_torch`: whether PyTorch wrote it, where that is known: its Linear is [outputs,
-    inputs]."""
+    """A source on disk. `from_torch`: True if PyTorch wrote it, so Linear is [outputs, inputs]; None if unknown."""
 
     from_torch: bool | None
 
 
 class WeightsOf:
-    """The weights and buffers of a checkpoint; with `ema`, the averages in place of the weights that have one."""
+    """The weights and buffers of a checkpoint; with `ema`, averages replace the weights that have one.
+
+    Raises CheckpointError for an adapter's checkpoint, and with `ema` for one without averages.
+    """
 
     from_torch: bool | None = False
 
@@ -95,10 +96,10 @@ class WeightsOf:
 
 
 class SafetensorsFile:
-    """One safetensors file. Raises CheckpointError if it is none, or cannot be read."""
+    """One safetensors file. Raises CheckpointError if it has another format or cannot be read."""
 
     def __init__(self, path: Path):
-        self.folder, self._file = path, path.resolve()  # a hub's cache is made of links
+        self.folder, self._file = path, path.resolve()  # a hub's cache consists of links
         try:
             with content_of(path):
                 self._infos = read_header(self._file)
@@ -130,10 +131,9 @@ class SafetensorsFile:
 
 
 class IndexedFiles:
-    """Several files of weights with an index: which tensor is in which of them.
+    """Several files of weights with an index that maps tensors to files.
 
-    Raises CheckpointError for an index that makes no sense, a file that is missing, or a tensor that is not where it is
-    said to be.
+    Raises CheckpointError for an invalid index, a missing file, or a tensor that its file lacks.
     """
 
     def __init__(self, index: Path):
@@ -149,7 +149,7 @@ class IndexedFiles:
         self._sources: dict[str, Opened] = {}
         for file in sorted(set(self._files.values())):
             if not (index.parent / file).is_file():
-                raise CheckpointError(f"{index} names {file}, and there is no such file beside it.")
+                raise CheckpointError(f"{index} names {file}, and there is no such file next to it.")
             self._sources[file] = _opened(index.parent / file)
         there = {file: set(source.names) for file, source in self._sources.items()}
         for name, file in self._files.items():
@@ -181,7 +181,7 @@ def _weight_map(content: Mapping[str, object]) -> dict[str, str]:
     files = json_codec.mapping(content["weight_map"], "weight_map")
     for name, file in files.items():
         if not isinstance(file, str) or Path(file).name != file or Path(file).suffix not in _OPENERS:
-            raise ValueError(f"{name} is to be in {str(file)[:80]!r}, which is no file beside the index")
+            raise ValueError(f"{name} is to be in {str(file)[:80]!r}, which is no file next to the index")
     return files
 
 
@@ -196,10 +196,10 @@ def _opened(file: Path) -> Opened:
 
 
 def source(path: Path) -> Opened:
-    """The weights at `path`: a checkpoint, a run (its newest), RUN/best, RUN/STEP, a file, or a folder of Hugging
-    Face's.
+    """Opens the weights at `path`: a checkpoint, a run (its newest), RUN/best, RUN/STEP, a file, or a Hugging Face
+    folder.
 
-    A checkpoint is verified, every byte of it. Raises CheckpointError, UsageError if there is none.
+    Every byte of a checkpoint is verified. Raises CheckpointError; UsageError if nothing is there.
     """
     if (file := _file(path)) is not None:
         return file
@@ -209,10 +209,11 @@ def source(path: Path) -> Opened:
 
 
 def outline(path: Path) -> Opened:
-    """As `source`, without reading a checkpoint's bytes: names and shapes are known, and a damaged tensor is not seen.
+    """Like `source`, but does not verify a checkpoint's bytes: names and shapes are known, a damaged tensor is not
+    detected.
 
-    Of a run that is its newest checkpoint that can be opened. Raises CheckpointError, OSError, UsageError if there is
-    none.
+    For a run, opens the newest checkpoint that can be opened. Raises CheckpointError, OSError; UsageError if nothing is
+    there.
     """
     if (file := _file(path)) is not None:
         return file
@@ -227,11 +228,11 @@ def outline(path: Path) -> Opened:
 
 
 def _file(path: Path) -> Opened | None:
-    """The file of weights at `path`, or the one in a folder of Hugging Face's; None where `path` is to be a
-    checkpoint's. UsageError if nothing is there, or of another format."""
+    """Opens the file of weights at `path`, or the one in a Hugging Face folder; None if `path` must be a checkpoint's.
+    Raises UsageError if nothing is there, or for an unknown format."""
     known = path.suffix in _OPENERS or path.name.endswith(".index.json")
     if path.is_file() and not known:
-        raise UsageError(f"load.path: {path} is of no format that is known. What is, is {_KINDS}.")
+        raise UsageError(f"load.path: {path} has no known format. Give {_KINDS}.")
     if known and not path.is_dir():
         if not path.is_file():
             raise UsageError(f"load.path: there is no file {path}.")
@@ -239,12 +240,12 @@ def _file(path: Path) -> Opened | None:
     if inside := next((path / name for name in _IN_FOLDER if (path / name).is_file()), None):
         return _opened(inside)
     if not path.exists() and not (path.name in ("best", "newest") or path.name.isdecimal()):
-        raise UsageError(f"load.path: there is no {path}. It is {_KINDS}.")
+        raise UsageError(f"load.path: there is no {path}. Give {_KINDS}.")
     return None
 
 
 def _candidates(path: Path) -> list[Path]:
-    """The checkpoints that `path` may mean, one at least, the best first."""
+    """The checkpoints that `path` may mean, at least one, preferred first."""
     if not path.exists() and path.name != "newest":
         return [find(path.name, path.parent / "checkpoints")]
     if (path / MANIFEST).exists():
@@ -254,7 +255,7 @@ def _candidates(path: Path) -> list[Path]:
 
 
 def check_patterns(only: Iterable[str], names: Iterable[str], location: str) -> None:
-    """Raises UsageError for a pattern of load.only that matches none of these tensors' names."""
+    """Raises UsageError for a pattern of load.only that matches none of `names`."""
     names = list(names)
     for pattern in only:
         if not any(fits(name, pattern) for name in names):
@@ -264,5 +265,5 @@ def check_patterns(only: Iterable[str], names: Iterable[str], location: str) -> 
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a tensor's name is meant: by a pattern with stars, or by the layer that it is in."""
+    """True if a tensor's name matches a pattern with stars, or lies in the layer `pattern`."""
     return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")

@@ -1,8 +1,8 @@
-"""Reads and writes tensors in the safetensors format, with a checksum, and without mapping the file.
+"""Reads and writes tensors in the safetensors format, with a checksum and without mapping the file.
 
-The safetensors package reports no errno, does no fsync and computes no checksum when it writes, maps the file when it
-reads (a file overwritten in place would change live weights), and needs ml_dtypes for bfloat16 in NumPy. The format is
-eight bytes, a JSON header and the raw numbers: https://huggingface.co/docs/safetensors/index#format
+The safetensors package writes without errno, fsync and checksum. It maps the file when it reads, so a file overwritten
+in place would change live weights, and it needs ml_dtypes for bfloat16 in NumPy. The format is eight bytes, a JSON
+header and the raw numbers: https://huggingface.co/docs/safetensors/index#format
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paddle_dp.checkpoint import json_codec
 from paddle_dp.checkpoint.disk import Digest, open_regular, write
 from paddle_dp.checkpoint.shards import DTYPES, TensorShard
 
-Forms = Mapping[str, tuple[str, tuple[int, ...]]]  # of tensors by key: dtype and shape
+Forms = Mapping[str, tuple[str, tuple[int, ...]]]  # key → (dtype, shape)
 _LABELS = {code: label for label, (code, _) in DTYPES.items()}
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 
@@ -48,7 +48,7 @@ class TensorInfo:
 def write_tensors(
     path: Path, shards: Mapping[str, TensorShard], metadata: Mapping[str, str] | None = None
 ) -> Digest:
-    """Writes the shards' arrays under the given keys; the file is flushed to the disk when this returns."""
+    """Writes the shards' arrays under the given keys and flushes the file to the disk."""
     forms = {key: (shard.dtype, tuple(shard.array.shape)) for key, shard in shards.items()}
     return stream_tensors(path, forms, lambda key: shards[key].array, metadata)
 
@@ -59,8 +59,8 @@ def stream_tensors(
     read: Callable[[str], np.ndarray],
     metadata: Mapping[str, str] | None = None,
 ) -> Digest:
-    """Writes tensors of the given dtypes and shapes, each as `read(key)` returns it when its turn comes: one of them at
-    a time is in memory. The file is flushed to the disk when this returns."""
+    """Writes tensors of the given dtypes and shapes and flushes the file to the disk. `read(key)` is called for one
+    tensor at a time, so only one is in memory."""
     # Largest element sizes first, so that every tensor is aligned.
     keys = sorted(forms, key=lambda key: (-np.dtype(DTYPES[forms[key][0]][1]).itemsize, key))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -91,7 +91,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     header.pop("__metadata__", None)
     infos = {key: _info(key, json_codec.mapping(value, key), 8 + length) for key, value in header.items()}
     end = 8 + length
-    # Tensors that lie over each other would take more memory than the file has bytes.
+    # Overlapping tensors could take more memory than the file has bytes.
     for key, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
         if info.start < end or info.start + info.nbytes > size:
             raise ValueError(f"describes {key} wrongly")
@@ -100,13 +100,13 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """What a file says of itself: a library that writes one says for which framework, as `format`."""
+    """A file's metadata; `format` names the framework that it was written for."""
     header, _, _ = _header(path)
     return json_codec.mapping(header.get("__metadata__", {}), "__metadata__")
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int, int]:
-    """The header, its length, and the file's size."""
+    """The header, its length and the file's size, both in bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
@@ -130,7 +130,7 @@ def _info(key: str, value: Any, base: int) -> TensorInfo:
 
 
 def read_rows(path: Path, info: TensorInfo, rows: slice | None = None) -> np.ndarray:
-    """The tensor, or some rows of its first dim, as a new array."""
+    """Reads the tensor, or some rows of its first dim, as a new array. Raises OSError if the file is too short."""
     shape, start = info.shape, info.start
     if rows is not None and shape:
         start += rows.start * math.prod(shape[1:]) * info.numpy.itemsize

@@ -1,4 +1,4 @@
-"""Converts Paddle's tensors to a checkpoint's shards, and loads them back."""
+"""Converts Paddle tensors to a checkpoint's shards, and loads them back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def dtype_of(tensor: paddle.Tensor) -> str:
-    """The name of a tensor's dtype, as in a shard: "float32", "bfloat16"."""
+    """A tensor's dtype as a shard names it: "float32", "bfloat16"."""
     return str(tensor.dtype).rpartition(".")[2]
 
 
@@ -30,9 +30,9 @@ def tensor_shard(
     offset: Sequence[int] | None = None,
     room: Room | None = None,
 ) -> TensorShard:
-    """A host copy of a tensor: the box at `offset` of a tensor of `global_shape` (default: the whole one).
+    """Copies a tensor to the host as the box at `offset` of a tensor of `global_shape` (default: the whole tensor).
 
-    The copy of a tensor of the CPU is put into `room`, if that is given.
+    If `room` is given, a contiguous CPU tensor is copied into it.
     """
     array = _host_copy(tensor.detach(), room)
     return TensorShard(
@@ -45,15 +45,15 @@ def tensor_shard(
 
 
 def nbytes(tensor: paddle.Tensor) -> int:
-    """The size of a tensor's numbers."""
+    """A tensor's size in bytes."""
     return int(tensor.size * tensor.element_size())
 
 
 def _host_copy(tensor: paddle.Tensor, room: Room | None) -> np.ndarray:
-    """The tensor's numbers in memory of their own, which training does not change."""
+    """Copies the tensor's numbers into memory that training does not change."""
     size, address = nbytes(tensor), tensor.data_ptr()
     if size and address and tensor.place.is_cpu_place() and tensor.is_contiguous():
-        # Tensor.numpy() copies, too, and takes several times as long (3.3.1).
+        # Tensor.numpy() takes several times as long (3.3.1).
         memory: Any = (ctypes.c_char * size).from_address(address)
         copy = np.empty(size, np.uint8) if room is None else room.take(size)
         np.copyto(copy, np.frombuffer(memory, np.uint8))
@@ -69,11 +69,11 @@ def fill(
     global_shape: Sequence[int] | None = None,
     offset: Sequence[int] | None = None,
 ) -> None:
-    """Loads `name` of the checkpoint into a tensor, in place; with `global_shape`, the box at `offset` of it.
+    """Loads `name` of the checkpoint into a tensor, in place; with `global_shape`, loads its box at `offset`.
 
-    16-bit floats may be loaded into float32 or float64, which is exact (precision level O2 saves them on a GPU).
-    float64 may be loaded into float32, rounded, and float32 into float64: the run's precision was changed.
-    Raises CheckpointError if the checkpoint's tensor has another shape or any other dtype.
+    16-bit floats (saved by precision level O2 on a GPU) load exactly into float32 or float64. If the run's precision
+    was changed, float64 loads into float32, rounded, and float32 into float64. Raises CheckpointError for another shape
+    or any other dtype.
     """
     whole = tuple(tensor.shape if global_shape is None else global_shape)
     if checkpoint.shape(name) != whole:
@@ -95,14 +95,15 @@ def fill(
 
 
 def _widened(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The same numbers in float32; bfloat16, given as its bits, is the upper half of a float32."""
+    """Converts 16-bit floats to float32. The bits of a bfloat16 are the upper half of a float32."""
     if dtype == "bfloat16":
         return np.asarray(array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return array.astype(np.float32)
 
 
 def put(tensor: paddle.Tensor, array: np.ndarray, name: str) -> None:
-    """Copies an array (bfloat16 as uint16) into a tensor of the same shape and dtype, on any device."""
+    """Copies an array (bfloat16 as uint16) into a tensor of the same shape and dtype, on any device. Raises
+    CheckpointError if they differ."""
     here = np.dtype(DTYPES[dtype_of(tensor)][1])
     if (array.shape, array.dtype) != (tuple(tensor.shape), here):
         raise CheckpointError(

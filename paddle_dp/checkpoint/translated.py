@@ -1,14 +1,14 @@
-"""A source of weights under a model's own names, which has them under others, transposed, or apart.
+"""Presents a source's weights under a model's names, where the source renames, transposes or splits them.
 
-Where a tensor is there is said by plain data, which a model gives (`names_of` in `checkpoint.other_names`):
+The model describes each tensor's origin as plain data (`names_of` in `checkpoint.other_names`):
 
-| said                                   | is                                                                      |
+| description                            | origin                                                                  |
 |----------------------------------------|-------------------------------------------------------------------------|
 | `"a.weight"`                           | that tensor                                                             |
 | `"a.weight.T"`                         | the same, transposed: PyTorch's Linear is [outputs, inputs]             |
 | `"a.weight[0]"`                        | the same, without its first dim, which is 1                             |
 | `(("q.weight.T", "k.weight.T", "v.weight.T"), 16)` | the three joined along the last dim, head by head of width 16: [q, k, v] of one head together |
-| `(("qkv.weight",), 16)`                | likewise, where one tensor has all of q, then all of k, then all of v   |
+| `(("qkv.weight",), 16)`                | likewise, if one tensor has all of q, then all of k, then all of v      |
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Names = Mapping[str, NameSpec]
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of a source, as it is to be seen."""
+    """A tensor of a source, and how to transform it."""
 
     name: str
     transposed: bool = False
-    first: bool = False  # without its first dim
+    first: bool = False  # drops the first dim, of length 1
 
     @staticmethod
     def parse(spec: str) -> Piece:
@@ -41,7 +41,7 @@ class Piece:
     def shape(self, source: WeightSource) -> tuple[int, ...]:
         shape = source.shape(self.name)
         if self.first and shape[:1] != (1,):
-            return shape  # which does not fit, and is named so
+            return shape  # a misfit, which the caller reports
         return shape[::-1] if self.transposed else shape[1:] if self.first else shape
 
     def read(self, source: WeightSource, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
@@ -52,13 +52,13 @@ class Piece:
         return source.read(self.name, offset, shape)
 
     def written(self, array: np.ndarray) -> np.ndarray:
-        """The whole tensor as the other side has it."""
+        """Converts the model's whole tensor to the source's form."""
         return np.ascontiguousarray(array.T) if self.transposed else array[None] if self.first else array
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The pieces that a tensor of a model is made of; `head_width`: joined head by head."""
+    """The pieces of a model's tensor. With `head_width`, q, k and v are joined head by head."""
 
     pieces: tuple[Piece, ...]
     head_width: int | None = None
@@ -76,7 +76,7 @@ class Origin:
 
     def shape(self, source: WeightSource) -> tuple[int, ...]:
         shapes = [piece.shape(source) for piece in self.pieces]
-        if len(shapes) == 1 or len(set(shapes)) > 1:  # unequal ones do not fit, and are named so
+        if len(shapes) == 1 or len(set(shapes)) > 1:  # unequal shapes do not fit; the caller reports them
             return shapes[0]
         return (*shapes[0][:-1], 3 * shapes[0][-1])
 
@@ -84,7 +84,7 @@ class Origin:
         if self.head_width is None:
             return self.pieces[0].read(source, offset, shape)
         width, (*above, start), (*sizes, columns) = self.head_width, offset, shape
-        # The heads of which at least a part is asked for.
+        # The heads that the box overlaps.
         heads = range(start // (3 * width), -(-(start + columns) // (3 * width)))
         third = self.shape(source)[-1] // 3
         each = self.pieces if len(self.pieces) == 3 else self.pieces * 3
@@ -98,7 +98,7 @@ class Origin:
         return np.ascontiguousarray(joined.reshape(*sizes, -1)[..., at : at + columns])
 
     def written(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """The tensors of the other side, from the whole tensor of the model."""
+        """Converts the model's whole tensor to the source's tensors, by name."""
         if self.head_width is None:
             return {self.pieces[0].name: self.pieces[0].written(array)}
         above = array.shape[:-1]
@@ -113,9 +113,9 @@ class Origin:
 
 
 class Translated:
-    """`source` under a model's names: those of `origins` whose pieces are all there, and as they are what is left.
+    """`source` under a model's names. Tensors that no complete origin uses keep their names.
 
-    `passed_over`: names of the source that the model has no use for.
+    `passed_over`: names of the source that the model does not use.
     """
 
     def __init__(self, source: WeightSource, origins: Mapping[str, Origin], passed_over: Sequence[str] = ()):
@@ -131,7 +131,7 @@ class Translated:
         return tuple(sorted(self._origins))
 
     def called(self, name: str) -> str:
-        """The names that a tensor has in the source."""
+        """A tensor's names in the source, joined by « + »."""
         inner = self._source.called if isinstance(self._source, Translated) else str
         return " + ".join(map(inner, self._origins[name].names))
 
@@ -151,5 +151,5 @@ class Translated:
 
 
 def origins_of(names: Names) -> dict[str, Origin]:
-    """The table that a model gives, read."""
+    """Parses the table that a model gives."""
     return {name: Origin.parse(spec) for name, spec in names.items()}

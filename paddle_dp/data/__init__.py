@@ -1,7 +1,6 @@
-"""Reads data: which rank reads which samples (`sampler`, pure arithmetic), and batches of tensors (`loader`).
+"""Reads data: `sampler` assigns samples to ranks by pure arithmetic, `loader` makes batches of tensors.
 
-The data sets themselves are in `datasets/`, the coordinates of ranks in `mesh/`, and what a batch is used for in
-`parallel/`.
+`datasets/` has the data sets, `mesh/` the coordinates of ranks, and `parallel/` consumes the batches.
 """
 
 from paddle_dp.batch import Batch, MicroBatch

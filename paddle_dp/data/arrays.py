@@ -1,4 +1,4 @@
-"""What a data set gives, as arrays: one for inputs and one for targets, or structures of them."""
+"""Converts a data set's samples to arrays: one for inputs and one for targets, or structures of arrays."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _UNKNOWN = (np.uint32, np.uint64, np.longdouble, np.clongdouble)  # to Paddle 3.
 
 
 def pair_of(sample: Any) -> Pair:
-    """Input and target, each an array or a structure of arrays. Raises DataError, whose text goes on a sample's name,
-    «is no array: …»."""
+    """A sample's input and target, each an array or a structure of arrays. Raises DataError; its text continues a
+    sample's name, «is no array: …»."""
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         what = f"{len(sample)} parts" if isinstance(sample, (tuple, list)) else type(sample).__name__
         several = ": of several inputs, make one dict or tuple, ((a, b), target)" if "parts" in what else ""
@@ -41,14 +41,14 @@ def pair_of(sample: Any) -> Pair:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is an array that any tensor holds as it is; cheap, for what is asked for each batch."""
+    """True for an array that a tensor can hold without conversion. Cheap enough for every batch."""
     return type(value) is np.ndarray and value.dtype in _PLAIN
 
 
 def as_arrays(value: Any) -> Arrays:
-    """A part of a sample as an array, or as a structure of arrays: a dict, or a tuple or list with arrays in it.
+    """Converts a part of a sample to an array, or to a structure of arrays: a dict, or a tuple or list with arrays.
 
-    A list of plain numbers is an array. Two arrays are never made one: they are two inputs.
+    A list of plain numbers becomes one array. Arrays are never merged: two arrays are two inputs. Raises ValueError.
     """
     if isinstance(value, Mapping):
         named = {str(key): as_arrays(value[key]) for key in value}
@@ -61,19 +61,19 @@ def as_arrays(value: Any) -> Arrays:
 
 
 def _are_of_types(values: Sequence[Any]) -> bool:
-    """Whether NumPy's numbers have different types, as a class and a weight: an array would make them one."""
+    """True if NumPy scalars differ in dtype, as a class and a weight do: one array would convert them."""
     return len({value.dtype for value in values if isinstance(value, np.generic)}) > 1
 
 
 def _holds_array(value: Any) -> bool:
-    """Whether an entry of a tuple is an array, or has one in it."""
+    """True if an entry of a tuple is or contains an array."""
     if isinstance(value, (tuple, list)):
         return any(map(_holds_array, value))
     return isinstance(value, Mapping) or (hasattr(value, "__array__") and not isinstance(value, np.generic))
 
 
 def as_array(value: Any) -> Array:
-    """A part of a sample as an array in the machine's order of bytes; a Python float, and a list of them, becomes
+    """Converts a part of a sample to an array in the machine's byte order. A Python float or a list of floats becomes
     float32, as in Paddle. Raises ValueError for uint16."""
     array = np.asarray(value, dtype=np.float32 if isinstance(value, float) else None)
     if array.dtype == np.uint16 and isinstance(value, (np.ndarray, np.generic)):

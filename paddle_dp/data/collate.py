@@ -1,8 +1,8 @@
-"""A data set's own way to make a batch: `collate_fn(samples) → (inputs, targets)`, as `paddle.io.DataLoader` takes it.
+"""Batches made by a data set: `collate_fn(samples) → (inputs, targets)`, as `paddle.io.DataLoader` takes it.
 
-A global batch is cut into micro-batches, and each of them among the ranks. So there are two ways that are the same on
-any number of ranks: each sample is collated by itself, and may not depend on the others; or all ranks collate the
-whole global batch, and each keeps its rows.
+A global batch is cut into micro-batches, and each micro-batch among the ranks. Two ways give the same result on any
+number of ranks: each sample is collated alone and must not depend on others; or all ranks collate the whole global
+batch, and each keeps its rows.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from paddle_dp.errors import DataError
 from paddle_dp.structure import leaves, mapped
 
 CollateFn = Callable[[list[Any]], Any]
-NEIGHBOUR_DEPENDENCE = "what collate_fn makes of a sample depends on the samples beside it"
+NEIGHBOUR_DEPENDENCE = "the result of collate_fn for a sample depends on the other samples"
 
 
 @runtime_checkable
 class Collates(Protocol):
-    """A data set that makes a batch of its samples itself."""
+    """A data set that makes batches of its samples itself."""
 
     def collate_fn(self, samples: list[Any], /) -> Any:
-        """(inputs, targets), whose arrays have one row for each of the samples, in their order."""
+        """Returns (inputs, targets); each array has one row per sample, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uncollated:
-    """What a data set gave, and what makes it a row; `is_global_batch`: of a whole global batch, not alone."""
+    """A data set's sample before `collate` makes a row of it; `is_global_batch`: together with its global batch."""
 
     sample: Any
     collate: CollateFn
@@ -40,7 +40,7 @@ class Uncollated:
 
 
 def collated(samples: Sequence[Uncollated]) -> Pair:
-    """Inputs [n, …] and targets [n, …] of n samples. Raises DataError, whose text goes on the samples' names."""
+    """Inputs [n, …] and targets [n, …] of n samples. Raises DataError; its text continues the samples' names."""
     try:
         batch = samples[0].collate([one.sample for one in samples])
     except Exception as error:
@@ -48,11 +48,11 @@ def collated(samples: Sequence[Uncollated]) -> Pair:
     try:
         pair = pair_of(batch)
     except DataError as error:
-        raise DataError(f"cannot be collated: what collate_fn returned {error}") from error.__cause__
+        raise DataError(f"cannot be collated: the result of collate_fn {error}") from error.__cause__
     if any(leaf.shape[:1] != (len(samples),) for leaf in leaves(pair)):
         raise DataError(
             f"cannot be collated: collate_fn made {describe(pair)} of {len(samples)}. Every array needs one row for "
-            "each sample, in their order: a batch is cut into micro-batches, and those among the ranks."
+            "each sample, in their order: a batch is cut into micro-batches, and these among the ranks."
         )
     return pair
 
@@ -64,10 +64,10 @@ def row(pair: Pair, number: int) -> Pair:
 
 
 def neighbour_dependence(samples: Sequence[Uncollated], seed: int) -> str:
-    """A sentence if a sample's row is another one when another sample of the batch changes; "" otherwise.
+    """A message if a sample's row changes when another sample of the batch changes; "" otherwise.
 
-    Each of the samples is replaced by its neighbour, with the same random numbers. What cannot be collated is left to
-    the reader's own error.
+    Each sample in turn is replaced by its neighbour, with the same random numbers. Samples that cannot be collated give
+    "": the reader raises an error for them.
     """
     if len(samples) < 2 or samples[0].is_global_batch:
         return ""
@@ -107,5 +107,5 @@ def _equal(first: Pair, other: Pair) -> bool:
 
 def _difference(first: Pair, other: Pair) -> str:
     if describe(first) != describe(other):
-        return f"{describe(first)} beside some, {describe(other)} beside others"
+        return f"{describe(first)} with some, {describe(other)} with others"
     return "the same shapes with other numbers"

@@ -1,8 +1,8 @@
-"""Fingerprints of data sets, to see whether two processes, or a run and its checkpoint, read the same data.
+"""Fingerprints of data sets, which show if two processes, or a run and its checkpoint, read the same data.
 
-Reading everything would take as long as an epoch, so samples are read for a fraction of a second only, in an order that
-spreads any number of them evenly over the data set: small data sets whole, of others as many as there is time for. Of
-data sets of files, names and sizes are read in the same order, too: that is cheaper than decoding the files.
+Reading everything would take as long as an epoch. So samples are read for a fraction of a second, spread evenly over
+the data set; small data sets are read completely. For files, names and sizes are read, too, which is cheaper than
+decoding.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from paddle_dp.structure import leaves
 COLLATING = "collating"
 UNREAD = "cannot be read"
 RANDOM = "is another one each time it is read"
-SECONDS = 0.2  # spent on samples; names and sizes of files get another quarter of it
-_PATIENCE = 5  # times these, on a machine that is busy with other things
-_COLLATED_SAMPLES = 8  # samples that are collated together, to see whether one's row depends on the others
-_TAKE_BYTES = 2**22  # of samples in one call of `take`
+SECONDS = 0.2  # time for samples; names and sizes of files get another quarter of it
+_PATIENCE = 5  # times SECONDS at most, on a busy machine
+_COLLATED_SAMPLES = 8  # samples that are collated together, to test if a row depends on the others
+_TAKE_BYTES = 2**22  # bytes of samples per call of `take`
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -42,21 +42,22 @@ def fingerprint(
     dataset: Dataset, seed: int, in_fork: bool = False, timeout: float = 120.0, seconds: float = SECONDS
 ) -> dict[str, str]:
     """{"sample 0": "inputs float32[1, 64] 1f0c2a77, targets int64[1] 7b21e4d0", …, "samples 12, 9, 6, 3": "0e11c5aa"}:
-    what epoch 0 reads. First four samples with dtype, shape and CRC-32, then groups of samples, each half as large as
-    all before it together, until all are read or `seconds` are over; then names and sizes of files, "files 0, 8, 4, …".
-    `COLLATING`: what a collate_fn does with the first samples together.
+    a description of epoch 0.
 
-    Equal data give equal text under each key that two fingerprints have in common; a slower process has fewer keys. If
-    a sample cannot be read, its text says why. Every sample is read twice (with `take`, which is never random, once); a
-    group that differs, since it is random without a seed, has the text `RANDOM` and is the last.
-    `in_fork` reads in a forked process, for data sets that workers will read: they must not inherit a file that is
+    Four samples have dtype, shape and CRC-32. Then follow groups of samples, each half as large as all before it,
+    until all are read or `seconds` are over; then names and sizes of files, "files 0, 8, 4, …". `COLLATING` describes
+    how a collate_fn treats the first samples together.
+
+    Equal data give equal text under each shared key; a slower process has fewer keys. The text of an unreadable sample
+    gives the reason. Every sample is read twice (with `take`, which is never random, once); a group that differs gets
+    the text `RANDOM` and is the last. `in_fork` reads in a forked process: workers must not inherit a file that is
     opened at the first sample. Raises UsageError for a setting that fits no sample.
     """
     return _read_in_fork(dataset, seed, timeout, seconds) if in_fork else _read(dataset, seed, seconds)
 
 
 def common(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The keys of both, without samples that one of them could not read or found random."""
+    """The keys of both, without samples that one of them found unreadable or random."""
     unknown = (UNREAD, RANDOM)
     return [
         key
@@ -66,8 +67,8 @@ def common(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 
 def order(samples: int) -> Iterator[Indices]:
-    """Groups of indices that together cover every sample: four single ones, the first and the last among them, then
-    four or more at a time, each group spread over the data set by steps of the golden section (Weyl's sequence).
+    """Yields groups of indices that together cover every sample: four single ones, the first and the last among them,
+    then four or more at a time, spread over the data set by steps of the golden section (Weyl's sequence).
     """
     for index in sorted({0, samples // 3, 2 * samples // 3, samples - 1}) if samples else []:
         yield np.array([index])
@@ -77,14 +78,14 @@ def order(samples: int) -> Iterator[Indices]:
     done = 0
     while done < samples:
         more = min(max(4, done // 2), samples - done)
-        # `start` in Python integers, which do not overflow; the steps within a group fit into 64 bits.
+        # `start` uses Python integers, which do not overflow; the steps within a group fit into 64 bits.
         start, steps = done * stride % samples, np.arange(1, more + 1, dtype=np.int64)
         yield (start + steps * (stride % samples) % samples) % samples
         done += more
 
 
 def in_order(samples: int) -> Iterator[Indices]:
-    """Groups of indices that cover every sample of a stream, one after another, each as large as all before it."""
+    """Yields consecutive groups of indices that cover a stream, each as large as all before it."""
     done = 0
     while done < samples:
         more = 1 if done < 4 else min(done, samples - done)
@@ -106,7 +107,7 @@ def _read(dataset: Dataset, seed: int, seconds: float) -> dict[str, str]:
 
 
 def _collating(dataset: Dataset, seed: int) -> dict[str, str]:
-    """{COLLATING: what the data set's collate_fn does with the first samples}; {} for a data set without one."""
+    """{COLLATING: how the data set's collate_fn treats the first samples}; {} without a collate_fn."""
     indices = range(min(_COLLATED_SAMPLES, len(dataset)))
     try:
         with restoring_globals():
@@ -127,9 +128,9 @@ def _collating(dataset: Dataset, seed: int) -> dict[str, str]:
 def _walk(
     groups: Iterator[Indices], unit: str, text_of: Callable[[Indices], str], seconds: float
 ) -> dict[str, str]:
-    """`text_of` one group after another, while the next is likely to be done in time.
+    """Calls `text_of` for one group after another, while the next is likely to finish in time.
 
-    The median group's time a sample is what counts: on a busy machine one group may take as long as all others.
+    The estimate uses the median group's time per sample: on a busy machine one group may take as long as all others.
     """
     texts: dict[str, str] = {}
     began, done = time.perf_counter(), 0
@@ -178,7 +179,7 @@ def _samples(dataset: Dataset, seed: int, indices: Indices) -> str:
 
 
 def _slices(dataset: Any, indices: Indices) -> Iterator[Indices]:
-    """The indices in slices of about `_TAKE_BYTES` of samples, judged by the size of the first."""
+    """Splits the indices into slices of about `_TAKE_BYTES`, estimated by the size of the first sample."""
     inputs, targets = read_samples(dataset, indices[:1], 0, 0)
     size = max(1, sum(np.asarray(leaf).nbytes for leaf in leaves((inputs, targets))))
     step = max(1, _TAKE_BYTES // size)
@@ -187,11 +188,11 @@ def _slices(dataset: Any, indices: Indices) -> Iterator[Indices]:
 
 
 def _files(name_of: Callable[[int], str], indices: Indices) -> str:
-    """The CRC-32 of sizes and of names with one folder: equal for a copy in another place."""
+    """The CRC-32 of the files' sizes and names, each with one folder, so a copy elsewhere gives the same."""
     try:
         paths = [name_of(index) for index in indices.tolist()]
         lines = [f"{'/'.join(PurePath(path).parts[-2:])} {os.path.getsize(path)}" for path in paths]
-    except Exception as error:  # noqa: BLE001 - name_of is optional, and may be no file's path
+    except Exception as error:  # noqa: BLE001 - name_of may return no file's path
         return f"{UNREAD}: {error}"
     return f"{zlib.crc32(chr(10).join(lines).encode(errors='surrogateescape')):08x}"
 
@@ -206,8 +207,8 @@ def _described(data: Any) -> str:
 
 
 def _crc(data: Any, crc: int) -> int:
-    """`crc` continued over a part of samples, nested or not. Stacked samples and single ones give different sums; a
-    data set is always read in the same way.
+    """Continues `crc` over a part of samples, nested or not. Stacked and single samples give different sums, but a data
+    set is always read in the same way.
     """
     if isinstance(data, Mapping):
         for key, value in data.items():
@@ -222,7 +223,7 @@ def _crc(data: Any, crc: int) -> int:
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> Any:
-    """The array's memory, without a copy but for types that are not NumPy's own, such as bfloat16."""
+    """The array's memory; only types foreign to NumPy, such as bfloat16, are copied."""
     return array.reshape(-1).view(np.uint8) if array.size and array.dtype.kind != "V" else array.tobytes()
 
 

@@ -1,7 +1,7 @@
-"""Reads whole global batches, for a collate_fn that looks at all of their samples, and keeps this data rank's rows.
+"""Reads whole global batches, for a collate_fn that sees all of their samples, and keeps this data rank's rows.
 
-Every data rank reads every sample: that is what it costs to be the same on any number of ranks. Worker processes make
-one batch each, whose arrays may have another shape each time, so they come through a pipe.
+Every data rank reads every sample, which makes the result equal on any number of ranks. Each worker process makes whole
+batches. Their arrays may change shape from batch to batch, so they pass through a pipe.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from paddle_dp.structure import leaves, mapped, structure_of, unflatten
 
 
 class GlobalBatches(Pooled["BatchPool"]):
-    """A source of batches that are collated whole, here (`workers=0`) or ahead; see Loader for the settings."""
+    """A source of batches that are collated whole, in this process (`workers=0`) or ahead; see Loader for settings."""
 
     def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
-        """The micro-batches of each of the parts of global batches."""
+        """Yields the micro-batches of each share."""
         pairs = self._prefetched(epoch, shares) if self.workers else self._here(epoch, shares)
         for (k, sampler), (inputs, targets) in pairs:
-            # A rank without a sample reads the first one of the batch for the collectives, as anywhere.
+            # A rank without a sample computes with the batch's first one, so that it joins the collectives.
             slices = [
                 (slice(first, stop) if stop > first else slice(0, 1), stop - first)
                 for first, stop in sampler.cuts(sampler.size(k))
@@ -65,7 +65,7 @@ class GlobalBatches(Pooled["BatchPool"]):
 
 
 class BatchPool(Pool):
-    """Workers that take turns to make a whole batch each."""
+    """Workers that make whole batches in turn."""
 
     def __init__(self, dataset: Dataset, sampler: Sampler, workers: int, timeout: float):
         super().__init__(dataset, sampler.seed, timeout)
@@ -79,14 +79,14 @@ class BatchPool(Pool):
             raise
 
     def begin(self, epoch: int, k: int) -> None:
-        """Has global batch `k` made."""
+        """Starts global batch `k` in the next worker."""
         number = self._begun % len(self._workers)
         self._begun += 1
         self._workers[number].send(command(epoch, k, 0, 0))
         self._pending.append((epoch, number))
 
     def finish(self) -> Pair:
-        """Waits for the batch that was begun first."""
+        """Waits for the oldest batch that was begun and returns it."""
         if self.ended:
             raise RuntimeError("this iterator was ended by a newer read, or by the loader's close()")
         epoch, number = self._pending[0]
@@ -97,7 +97,7 @@ class BatchPool(Pool):
 
 
 def batch_main(dataset: Dataset, sampler: Sampler) -> WorkerMain:
-    """Answers a command with the arrays of a global batch."""
+    """A worker's main function that answers a command with the arrays of a global batch."""
 
     def make(epoch: int, k: int, _first: int, _stop: int, progress: Progress) -> Reply:
         def at(index: int) -> None:

@@ -1,9 +1,9 @@
-"""Reads a data set as batches of tensors, in a sampler's order, from any (epoch, batch) on.
+"""Reads a data set as batches of tensors, in a sampler's order, starting at any (epoch, batch).
 
     loader = Loader(dataset, Sampler(len(dataset), batch=64))
     for batch in loader.read(epoch=3, start=17): ...
 
-Starting in the middle of an epoch costs nothing: no sample before it is read.
+Starting in the middle of an epoch costs nothing: earlier samples are not read.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ if TYPE_CHECKING:
 
 
 class Loader:
-    """Batches of `dataset` in the order of `sampler`, read here (`num_workers=0`) or ahead by worker processes.
+    """Batches of `dataset` in the order of `sampler`, read in this process (`num_workers=0`) or ahead by workers.
 
-    Workers keep `prefetch` batches under way and live from the first `read` until `close`; the batches are the same
-    with and without them. `timeout`: seconds that one sample may take before its worker counts as hung.
-    `global_batches`: the data set's collate_fn is given whole global batches, which every rank reads.
-    A data set `ReadByMain` is read by rank 0, which sends the other ranks their samples; every rank reads the same
-    batches in the same order then. `reads`: the sampler of what this rank reads itself; None: nothing.
+    Workers keep `prefetch` batches in flight and live from the first `read` until `close`; they do not change batches.
+    `timeout`: seconds after which a worker counts as hung at a sample. `global_batches`: the collate_fn receives whole
+    global batches, which every rank reads. Rank 0 reads a `ReadByMain` data set for all ranks, which must then read the
+    same batches in the same order. `reads`: the sampler of the samples that this rank reads itself, or None.
     """
 
     def __init__(  # noqa: PLR0913 - settings of a recipe, as keywords
@@ -80,10 +79,10 @@ class Loader:
 
     @classmethod
     def plain(cls, dataset: Dataset, batch: int, mesh: Mesh | None = None, **settings: Any) -> Loader:
-        """A loader of global batches of `batch` samples, this rank's slice of each when `mesh` has several.
+        """A loader of global batches of `batch` samples; with a `mesh`, of this rank's slice of each.
 
-        Settings are those of `Sampler` (seed, shuffle, drop_last, micro_batches) and of `Loader` (num_workers,
-        prefetch, timeout, global_batches, device).
+        `settings` belong to `Sampler` (seed, shuffle, drop_last, micro_batches) or to `Loader` (num_workers, prefetch,
+        timeout, global_batches, device).
         """
         names = ("seed", "shuffle", "drop_last", "micro_batches")
         of_sampler = {name: settings.pop(name) for name in names if name in settings}
@@ -91,21 +90,23 @@ class Loader:
 
     @property
     def batches(self) -> int:
-        """The number of global batches of an epoch."""
+        """The number of global batches per epoch."""
         return self.sampler.batches
 
     def read(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of `epoch` from global batch `start` on; none if `start` is the end of the epoch.
+        """Yields the batches of `epoch` from global batch `start` on; none if `start` is the end of the epoch.
 
-        On an accelerator each batch is read, and its copy begun, while the one before is still to be computed with.
+        On an accelerator the next batch is read and its copy started before the current one is returned.
         """
         if epoch < 0 or not 0 <= start <= self.batches:
             raise ValueError(f"start: batch {start} of epoch {epoch} is not one of 0 to {self.batches}")
         return self.read_shares(epoch, ((k, self.sampler.dp_rank) for k in range(start, self.batches)))
 
     def read_shares(self, epoch: int, shares: Iterator[tuple[int, int]]) -> Iterator[Batch]:
-        """Shares of global batches, (batch, dp_rank), whichever ranks they would fall to: each is asked for when it is
-        to be read, and the next one before that on an accelerator, the next `prefetch` with workers."""
+        """Yields the batches of `shares`, (global batch, dp_rank), for any data rank.
+
+        A share is taken when it is read: one batch ahead on an accelerator, `prefetch` batches ahead with workers.
+        """
         if isinstance(self.dataset, Stream):
             self.dataset.begin()
         device = self._device if self._device is not None else current_device()
@@ -143,7 +144,7 @@ class Loader:
             yield Batch(micro_batches, size, k, epoch, time.perf_counter() - begun, sampler.seed)
 
     def workers_busy(self) -> float:
-        """The CPU seconds of the workers that live now, so far; 0 without workers."""
+        """The CPU seconds so far of the running workers; 0 without workers."""
         return self._source.workers_busy()
 
     def close(self) -> None:

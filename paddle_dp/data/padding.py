@@ -1,7 +1,6 @@
-"""Samples of unequal lengths, padded to a length that is given: the same on any number of ranks.
+"""Pads samples of unequal lengths to a given length, which is the same on any number of ranks.
 
-Not to the longest of a batch: a rank's share of a batch has another longest sample on each number of ranks, and what a
-model makes of padding would be another number.
+Padding to a batch's longest sample would depend on the number of ranks, as a rank sees only its share.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ Pads = Mapping[str, Pad]
 
 
 def pad(sample: Any, pads: Pads) -> Any:
-    """(input, target) with the arrays that `pads` names padded at the end of their first dim.
+    """Pads the arrays that `pads` names at the end of their first dim, in a sample (input, target).
 
-    Names are those of a sample's structure: «inputs» and «targets» where these are single arrays, «inputs.ids» or just
-    «ids» of a dict, «inputs[0]» of a tuple. Raises DataError for an array that is longer than its padding makes it,
-    UsageError for a name that no array has. What is no sample is left to the reader's own error.
+    A name follows the sample's structure: «inputs» or «targets» for a single array, «inputs.ids» or «ids» in a dict,
+    «inputs[0]» in a tuple. Raises DataError for an array longer than its padded length, UsageError for a name that no
+    array has. Anything but a pair is returned as it is; the reader raises an error for it.
     """
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         return sample
@@ -67,7 +66,7 @@ def _padded(leaf: Array, to: Pad, name: str) -> Array:
 
 
 def _value(leaf: Array, to: Pad, name: str) -> Array:
-    """What is filled in, in the array's dtype. Raises UsageError where that dtype has no such number."""
+    """The fill value in the array's dtype. Raises UsageError if that dtype cannot represent it."""
     with np.errstate(all="ignore"):
         value = np.asarray(to.value).astype(leaf.dtype)
     if leaf.dtype.kind in "biu" and value != to.value:
@@ -79,7 +78,7 @@ def _value(leaf: Array, to: Pad, name: str) -> Array:
 
 
 def _with(inputs: Arrays, masks: dict[str, Array]) -> Arrays:
-    """The inputs with masks beside them. Raises UsageError where they have no names."""
+    """Adds the masks to the inputs. Raises UsageError if the inputs are no dict or have the same name already."""
     if not masks:
         return inputs
     if not isinstance(inputs, dict):

@@ -1,6 +1,4 @@
-"""A data set, or a stream, as a loader reads it: each sample prepared (padded, say), and batches as the data set makes
-them.
-"""
+"""Prepares a data set or a stream for a loader: pads its samples or attaches its collate_fn."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from paddle_dp.recipe.schema import LoaderSettings
 
 
 class Transformed:
-    """`dataset` whose samples are what `do` makes of them; the names of its classes are kept."""
+    """`dataset` with `do` applied to each sample; it keeps the names of its classes."""
 
     def __init__(self, dataset: Any, do: Callable[[Any], Any]):
         self.dataset, self.do = dataset, do
@@ -32,7 +30,7 @@ class Transformed:
 
 
 class TransformedNamed(Transformed):
-    """The same of a data set whose samples have names."""
+    """`Transformed` for a data set with named samples."""
 
     def name_of(self, index: int) -> str:
         name: str = self.dataset.name_of(index)
@@ -40,16 +38,17 @@ class TransformedNamed(Transformed):
 
 
 def each(dataset: Any, do: Callable[[Any], Any]) -> Any:
-    """The data set, which may be a `Stream`, with `do` done to its samples."""
+    """The data set or `Stream` with `do` applied to each sample."""
     if isinstance(dataset, Stream):
         return dataset.then(do)
     return (TransformedNamed if isinstance(dataset, Named) else Transformed)(dataset, do)
 
 
 def prepared(dataset: Any, settings: LoaderSettings, collate_fn: CollateFn | None = None) -> Any:
-    """The data set, which may be a `Stream`, as `settings` say; None, and one to which nothing is done, as it is.
+    """Applies `settings` to a data set or `Stream`; None and a data set without such settings are returned unchanged.
 
-    `collate_fn`: in place of the data set's own. Raises UsageError for padding of samples that a collate_fn takes.
+    `collate_fn` replaces the data set's. Raises UsageError for padding together with a collate_fn, and for
+    loader.collate: batch without one.
     """
     if dataset is None:
         return None
@@ -57,7 +56,7 @@ def prepared(dataset: Any, settings: LoaderSettings, collate_fn: CollateFn | Non
     if collate is None:
         if settings.collate == "batch":
             raise UsageError(
-                "loader.collate: batch says what a collate_fn is given, and there is none: give the data set a method "
+                "loader.collate: batch needs a collate_fn, and there is none: give the data set a method "
                 "collate_fn(samples) → (inputs, targets), or leave loader.collate out."
             )
         return each(dataset, partial(pad, pads=settings.pad)) if settings.pad else dataset
@@ -70,6 +69,6 @@ def prepared(dataset: Any, settings: LoaderSettings, collate_fn: CollateFn | Non
 
 
 def _collate_of(dataset: Any) -> CollateFn | None:
-    """Its own, or None."""
+    """The data set's collate_fn, or None."""
     source = dataset.source if isinstance(dataset, Stream) else dataset
     return source.collate_fn if isinstance(source, Collates) else None

@@ -1,8 +1,8 @@
-"""Random numbers per sample, seeded by (seed, epoch, index): augmentation that no layout and no worker changes.
+"""Random numbers per sample, seeded by (seed, epoch, index): augmentation is independent of layout and workers.
 
-A data set's transforms draw from Python's `random` and from `numpy.random`. Both are seeded before each sample, so a
-sample is augmented alike in any worker, on any number of ranks and in a resumed run; both are restored afterwards, so
-that reading data does not change what the rest of the program draws.
+A data set's transforms draw from Python's `random` and `numpy.random`. Both are seeded before each sample, so a sample
+is augmented equally in any worker, on any number of ranks and in a resumed run. Both are restored afterwards, so
+reading data does not change the random numbers of other code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MASK64 = 2**64 - 1
 
 
 def _mixed(bits: int) -> int:
-    """SplitMix64's finalizer (Steele, Lea, Flood 2014): every bit in may change every bit out."""
+    """SplitMix64's finalizer (Steele, Lea, Flood 2014): every input bit may change every output bit."""
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK64
     return bits ^ (bits >> 31)

@@ -1,4 +1,4 @@
-"""Reads samples of a map-style data set as arrays, one or a batch, with errors that name the sample."""
+"""Reads samples of a map-style data set as arrays, single or as a batch, with errors that name the sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paddle_dp.structure import leaves, mapped
 
 
 class Dataset(Protocol):
-    """A data set: `len(ds)` and `ds[i] -> (input, target)`. `Stacked`, `Named` and `Classified` are optional."""
+    """A data set has `len(ds)` and `ds[i] -> (input, target)`. `Stacked`, `Named` and `Classified` are optional."""
 
     def __len__(self) -> int: ...
 
@@ -31,12 +31,12 @@ class Stacked(Protocol):
     """A data set in memory that reads many samples at once."""
 
     def take(self, indices: Any, /) -> Any:
-        """(inputs, targets) of these samples, stacked: what `ds[i]` gives, and never random."""
+        """(inputs, targets) of these samples, stacked. Equal to `ds[i]` row by row, and never random."""
 
 
 @runtime_checkable
 class Named(Protocol):
-    """A data set whose samples have names, for messages."""
+    """A data set with names of samples, for messages."""
 
     def name_of(self, index: int, /) -> str:
         """The name of a sample, usually its file's path."""
@@ -51,17 +51,17 @@ class Classified(Protocol):
 
 
 def is_stacked(dataset: Dataset) -> bool:
-    """Whether it has `take`: samples are read many at a time, and are the same each time."""
+    """True if the data set has `take`, which reads many samples at once and is never random."""
     return isinstance(dataset, Stacked)
 
 
 def file_names(dataset: Dataset) -> Callable[[int], str] | None:
-    """Its `name_of`, or None."""
+    """The data set's `name_of`, or None."""
     return dataset.name_of if isinstance(dataset, Named) else None
 
 
 def class_names(dataset: Dataset) -> tuple[str, ...]:
-    """The names of its classes, or (). An array `classes` has targets rather than names."""
+    """The names of the data set's classes, or (). An array `classes` holds targets, not names."""
     if isinstance(dataset, Stream):
         return class_names(dataset.source)
     if not isinstance(dataset, Classified) or isinstance(dataset.classes, np.ndarray):
@@ -74,12 +74,12 @@ def name(dataset: Dataset, index: int) -> str:
     name_of = file_names(dataset)
     try:
         return f"sample {index} ({name_of(index)})" if name_of else f"sample {index}"
-    except Exception:  # noqa: BLE001 - the name is for a message: it must not hide the error in it
+    except Exception:  # noqa: BLE001 - an error here must not hide the error that names the sample
         return f"sample {index}"
 
 
 def read_seeded(dataset: Dataset, seed: int, epoch: int, index: int) -> Pair:
-    """`read_sample`, with random numbers that only (seed, epoch, index) decide."""
+    """Reads a sample with random numbers that depend only on (seed, epoch, index). Raises as `read_sample` does."""
     sample = _raw_seeded_sample(dataset, seed, epoch, index)
     if isinstance(sample, Uncollated):
         _seed_batch(dataset, seed, epoch, index)
@@ -87,26 +87,26 @@ def read_seeded(dataset: Dataset, seed: int, epoch: int, index: int) -> Pair:
 
 
 def read_sample(dataset: Dataset, index: int) -> Pair:
-    """`dataset[index]` as input and target, each an array or a structure of arrays. Raises DataError, with the
-    sample's name, if it cannot be read."""
+    """`dataset[index]` as input and target, each an array or a structure of arrays. Raises DataError with the sample's
+    name if it cannot be read."""
     return _pair(dataset, index, raw_sample(dataset, index))
 
 
 def raw_sample(dataset: Dataset, index: int) -> Any:
-    """`dataset[index]`, whatever it is. Raises DataError, with the sample's name, if it cannot be read, UsageError for
-    a setting that cannot be."""
+    """`dataset[index]`, unconverted. Raises DataError with the sample's name if it cannot be read, UsageError for an
+    invalid setting."""
     try:
         return dataset[index]
     except DataError as error:
         raise DataError(f"sample {index}: {error}") from error
-    except UsageError:  # of a setting, which is the same for every sample
+    except UsageError:  # it concerns a setting, not this sample
         raise
     except Exception as error:
         raise DataError(f"{name(dataset, index)}: {type(error).__name__}: {error}") from error
 
 
 def uncollated_samples(dataset: Dataset, indices: Iterable[int], seed: int, epoch: int) -> list[Uncollated]:
-    """These samples before they are collated; [] for a data set without a collate_fn."""
+    """The samples before collating; [] for a data set without a collate_fn."""
     samples: list[Uncollated] = []
     for index in indices:
         if is_stacked(dataset):
@@ -126,7 +126,7 @@ def _raw_seeded_sample(dataset: Dataset, seed: int, epoch: int, index: int) -> A
 
 
 def _seed_batch(dataset: Dataset, seed: int, epoch: int, first: int) -> None:
-    """For the collating of samples of which this is the first: other numbers than any sample's."""
+    """Seeds the collating of a batch by its first sample, with a seed that no sample uses."""
     seed_sample(seed, epoch, len(dataset) + first)
 
 
@@ -138,12 +138,12 @@ def _pair(dataset: Dataset, index: int, sample: Any) -> Pair:
 
 
 def read_samples(dataset: Dataset, indices: Indices, seed: int, epoch: int) -> Pair:
-    """The samples stacked: inputs [n, ...] and targets [n, ...], each read with random numbers of its own."""
+    """Reads samples, each seeded separately, and stacks them: inputs [n, ...] and targets [n, ...]."""
     return reader(dataset)(dataset, indices, seed, epoch)
 
 
 def reader(dataset: Dataset) -> Callable[[Dataset, Indices, int, int], Pair]:
-    """`read_samples` for this data set, by one `take` or one by one; to ask which takes 20 µs."""
+    """The implementation of `read_samples` for this data set: one `take`, or one by one. The choice takes 20 µs."""
     return _read_stacked if is_stacked(dataset) else _read_each
 
 
@@ -173,7 +173,7 @@ def read_batch(
     epoch: int,
     at: Callable[[int], None] = heartbeat.at,
 ) -> Pair:
-    """The samples collated as one batch, each read with random numbers of its own; `at` is told of each."""
+    """Reads samples, each seeded separately, and collates them as one batch. `at` is called with each index before."""
     samples = []
     for index in indices.tolist():
         at(index)
@@ -186,7 +186,7 @@ def read_batch(
 
 
 def take(dataset: Any, indices: Indices) -> Pair:
-    """`dataset.take(indices)`: inputs and targets whose arrays have len(indices) rows."""
+    """`dataset.take(indices)`: inputs and targets, with len(indices) rows per array. Raises DataError."""
     try:
         inputs, targets = dataset.take(indices)
     except Exception as error:
@@ -195,7 +195,7 @@ def take(dataset: Any, indices: Indices) -> Pair:
         try:
             inputs, targets = pair_of((inputs, targets))
         except DataError as error:
-            raise DataError(f"samples {_first_few(indices)}: what take gave {error}") from error.__cause__
+            raise DataError(f"samples {_first_few(indices)}: the result of take {error}") from error.__cause__
     counts = [_rows(part) for part in (inputs, targets)]
     if counts != [len(indices)] * 2:
         got = f"{counts[0]} inputs and {counts[1]} targets"
@@ -204,7 +204,7 @@ def take(dataset: Any, indices: Indices) -> Pair:
 
 
 def _rows(arrays: Arrays) -> int:
-    """The rows of all its arrays; -1 where these differ, or one has none."""
+    """The number of rows of all arrays; -1 if they differ or one is a scalar."""
     if isinstance(arrays, np.ndarray):
         return len(arrays) if arrays.ndim else -1
     counts = {len(leaf) if leaf.ndim else -1 for leaf in leaves(arrays)}
@@ -212,7 +212,7 @@ def _rows(arrays: Arrays) -> int:
 
 
 def stack(dataset: Dataset, indices: Indices, samples: Sequence[Arrays]) -> Arrays:
-    """The arrays along a new first dim. Raises DataError that names the first of another structure, shape or dtype."""
+    """Stacks the samples along a new first dim. Raises DataError for the first of another structure, shape or dtype."""
     first = samples[0]
     for index, sample in zip(indices.tolist(), samples, strict=True):
         if not _alike(sample, first):
@@ -239,28 +239,28 @@ def _first_few(indices: Indices) -> str:
 
 
 MicroArrays = tuple[Arrays, Arrays, int]
-"""One micro-batch in arrays: inputs, targets, and how many of the samples count (see MicroBatch)."""
+"""One micro-batch as arrays: inputs, targets, and the number of samples that count (see MicroBatch)."""
 
 
 BatchShare = tuple[int, Sampler]
-"""A data rank's share of one global batch: its number, and whose share."""
+"""A data rank's share of one global batch: the batch's index, and the data rank's sampler."""
 
 
 class BatchSource(Protocol):
     """The arrays of one data rank's samples, batch by batch."""
 
     def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
-        """The micro-batches of each of the parts of global batches; valid until the next one is taken."""
+        """Yields the micro-batches of each share; they are valid until the next share is taken."""
 
     def workers_busy(self) -> float:
-        """The CPU seconds of its processes so far."""
+        """The CPU seconds of the workers so far."""
         ...
 
     def close(self) -> None: ...
 
 
 class InProcess:
-    """Reads in the training process itself, when a batch is taken."""
+    """Reads in the training process when a batch is taken."""
 
     def __init__(self, dataset: Dataset, sampler: Sampler):
         self.dataset, self.sampler = dataset, sampler

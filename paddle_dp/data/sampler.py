@@ -1,11 +1,11 @@
-"""Which rank reads which samples: every sample of an epoch exactly once, computed from (seed, epoch, dp_rank, dp_size).
+"""Assigns every sample of an epoch to exactly one rank, computed from (seed, epoch, dp_rank, dp_size).
 
     order of an epoch         a permutation that depends on seed and epoch only
     global batch k            the k-th run of `batch` samples of that order, on any number of ranks
     micro-batch j of it       the j-th of `micro_batches` consecutive slices, on any number of ranks
     a data rank's slice       dp_rank's slice of that micro-batch; sizes differ by one sample at most, may be 0
 
-Nothing is padded, repeated or dropped, but for an incomplete last batch under `drop_last`.
+Nothing is padded, repeated or dropped, except an incomplete last batch under `drop_last`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Indices = NDArray[np.int64]
 
 
 def cut(things: int, number: int, count: int) -> tuple[int, int]:
-    """Start and stop of part number `number` when `things` things are cut into `count` consecutive parts."""
+    """Start and stop of part `number` when `things` items are cut into `count` consecutive parts."""
     return number * things // count, (number + 1) * things // count
 
 
 @lru_cache(maxsize=64)
 def _cuts(size: int, micro_batches: int, dp_rank: int, dp_size: int) -> list[tuple[int, int]]:
-    """`Sampler.cuts`; an epoch has batches of at most two sizes, so the cache makes it free."""
+    """See `Sampler.cuts`. An epoch has at most two batch sizes, so the cache makes this free."""
     cuts: list[tuple[int, int]] = []
     for micro_batch in range(micro_batches if dp_rank >= 0 else 0):
         start, stop = cut(size, micro_batch, micro_batches)
@@ -42,7 +42,7 @@ def _cuts(size: int, micro_batches: int, dp_rank: int, dp_size: int) -> list[tup
 def _order(samples: int, seed: int, epoch: int) -> Indices:
     """The permutation of `samples` for (seed, epoch), read-only.
 
-    It sorts the raw stream of Philox instead of calling `Generator.permutation`: NumPy promises that raw streams never
+    It sorts Philox's raw stream instead of calling `Generator.permutation`: NumPy guarantees that raw streams never
     change, so a run resumed under a newer NumPy continues the same epoch.
     """
     raw = np.random.Philox(np.random.SeedSequence((seed % 2**64, epoch))).random_raw(samples)
@@ -60,8 +60,10 @@ def _in_order(samples: int) -> Indices:
 
 @dataclass(frozen=True)
 class Sampler:
-    """The samples that data rank `dp_rank` of `dp_size` reads of `samples`, in global batches of `batch`; `dp_rank`
-    −1, of a rank that only serves the others, reads none, and has no micro-batches."""
+    """The samples that data rank `dp_rank` of `dp_size` reads of `samples`, in global batches of `batch`.
+
+    A rank that only serves others has `dp_rank` −1: it reads no samples and has no micro-batches.
+    """
 
     samples: int
     batch: int
@@ -87,22 +89,22 @@ class Sampler:
 
     @property
     def batches(self) -> int:
-        """The number of global batches of an epoch."""
+        """The number of global batches per epoch."""
         return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
 
     @property
     def rows(self) -> int:
-        """The most samples, dummies included, that this data rank reads for one global batch."""
+        """The largest number of samples, dummies included, that this data rank reads for one global batch."""
         sizes = {self.size(0), self.size(self.batches - 1)}
         return max(sum(max(stop - start, 1) for start, stop in self.cuts(size)) for size in sizes)
 
     @property
     def most_rows(self) -> int:
-        """The same of the data rank that reads the most."""
+        """The largest `rows` of all data ranks."""
         return max(replace(self, dp_rank=dp_rank).rows for dp_rank in (0, self.dp_size - 1))
 
     def size(self, k: int) -> int:
-        """The number of samples of global batch `k`: `batch`, or what is left for the last one."""
+        """The number of samples of global batch `k`: `batch`, or the remainder for the last one."""
         if not 0 <= k < self.batches:
             raise IndexError(f"global batch {k}: an epoch has batches 0 to {self.batches - 1}")
         return min(self.batch, self.samples - k * self.batch)
@@ -112,7 +114,7 @@ class Sampler:
         return _order(self.samples, self.seed, epoch) if self.shuffle else _in_order(self.samples)
 
     def global_batch(self, epoch: int, k: int) -> Indices:
-        """The samples of global batch `k`, over all ranks."""
+        """The samples of global batch `k` on all ranks."""
         size = self.size(k)
         return self.order(epoch)[k * self.batch : k * self.batch + size]
 
@@ -124,23 +126,23 @@ class Sampler:
     def reads(self, epoch: int, k: int) -> list[tuple[Indices, int]]:
         """For each micro-batch of global batch `k`: the samples to read, and how many of them count.
 
-        Where `local_batch` has none, that is a dummy, the first sample of the global batch, and 0.
+        If `local_batch` has none, the first sample of the global batch is read as a dummy, and the count is 0.
         """
         batch = self.global_batch(epoch, k)
         cuts = self.cuts(len(batch))
         return [(batch[start:stop], stop - start) if stop > start else (batch[:1], 0) for start, stop in cuts]
 
     def cuts(self, size: int) -> list[tuple[int, int]]:
-        """Start and stop of this data rank's slice of each micro-batch, in a global batch of `size` samples."""
+        """Start and stop of this data rank's slice of each micro-batch in a global batch of `size` samples."""
         return _cuts(size, self.micro_batches, self.dp_rank, self.dp_size)
 
     def samples_of_rank(self, dp_rank: int, dp_size: int) -> int:
-        """How many samples of a full global batch a data rank reads."""
+        """The number of samples of a full global batch that a data rank reads."""
         cuts = _cuts(min(self.batch, self.samples), self.micro_batches, dp_rank, dp_size)
         return sum(stop - start for start, stop in cuts)
 
     @classmethod
     def for_mesh(cls, samples: int, batch: int, mesh: Any = None, **settings: Any) -> Sampler:
-        """The sampler of the rank that `mesh` describes; without a mesh, of a single process."""
+        """The sampler of this rank of `mesh`; without a mesh, of a single process."""
         coords = {} if mesh is None else {"dp_rank": mesh.dp_rank, "dp_size": mesh.dp_size}
         return cls(samples, batch, **coords, **settings)

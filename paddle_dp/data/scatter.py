@@ -1,8 +1,8 @@
-"""One rank reads for all: rank 0 reads each global batch and sends every rank its slice (`dataset.reading: scatter`).
+"""Rank 0 reads each global batch and sends every rank its slice (`dataset.reading: scatter`).
 
-What a rank gets is what it would have read itself, to the bit: samples do not depend on who reads them. Rank 0 reads
-and sends `prefetch` batches before it computes with one, so that sending, and reading in worker processes, go on beside
-the computation. It waits for a rank that is far behind, which tells it what it has taken.
+A rank receives bitwise the samples that it would have read itself. Rank 0 reads and sends `prefetch` batches ahead, so
+that sending, and reading in worker processes, overlap with the computation. Each rank acknowledges the batches that it
+has taken; rank 0 waits for a rank that lags.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from paddle_dp.mesh import Mesh, transport
 from paddle_dp.structure import leaves, mapped, structure_of, unflatten
 
 Delivered = Callable[[Indices], None]
-"""Is told the numbers of the samples that this rank has got, a batch at a time, dummies among them."""
+"""A callback that gets the indices of the samples this rank has received, batch by batch, dummies included."""
 
 _LENGTH = struct.Struct("<Q")
-_RECEIPT = struct.Struct("<qq")  # which read, which batch
+_RECEIPT = struct.Struct("<qq")  # number of the read, batch
 _ALIGNED = 64
-_CHANNELS = itertools.count(-1000, -1)  # of scattered data sets, which all ranks make in the same order
+_CHANNELS = itertools.count(-1000, -1)  # all ranks create scattered data sets in the same order
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A data set of `samples` samples that only rank 0 can read; `stream`: in its own order."""
+    """Stands for a data set that only rank 0 can read; `stream`: its order is fixed."""
 
     samples: int
     classes: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Elsewhere:
 
     @classmethod
     def for_rank(cls, dataset: Any, mesh: Mesh) -> Any:
-        """What stands on this rank for rank 0's `dataset`: on rank 0 itself. None for None. Collective."""
+        """Returns `dataset` on rank 0 and its stand-in on other ranks; None if rank 0 has None. Collective."""
         facts: list[Any] | None = None
         if dataset is not None:
             facts = [len(dataset), list(map(str, class_names(dataset))), isinstance(dataset, Stream)]
@@ -74,13 +74,12 @@ class ReadByMain:
 
 
 def is_in_order(dataset: Any) -> bool:
-    """Whether a data set's samples are read in its own order."""
+    """True if a data set's samples can be read only in its order."""
     return isinstance(dataset, Stream) or (isinstance(dataset, Elsewhere) and dataset.stream)
 
 
 class Scatterer:
-    """Rank 0's source: reads whole global batches with `source`, keeps its own slices, by `sampler`, and sends those of
-    other ranks."""
+    """Rank 0's source: reads whole global batches with `source`, keeps rank 0's slices and sends the others."""
 
     def __init__(self, source: BatchSource, sampler: Sampler, shared: ReadByMain, prefetch: int):
         self._source, self._prefetch, self._delivered, mesh = source, prefetch, shared.delivered, shared.mesh
@@ -92,10 +91,10 @@ class Scatterer:
         }
         self._channel, self._reads = next(_CHANNELS), 0
         self._peers = range(1, mesh.ranks)
-        self._received: dict[int, int] = {}  # the last batch of this read that a rank has taken
+        self._received: dict[int, int] = {}  # rank → the last batch of this read that it has taken
 
     def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
-        """This rank's micro-batches. An error in reading is raised in the turn of the batch that it concerns."""
+        """Yields rank 0's micro-batches. A reading error is raised when its batch is due, not when it is prefetched."""
         self._reads, self._received = self._reads + 1, {}
         begun: deque[int] = deque()
 
@@ -115,7 +114,7 @@ class Scatterer:
                         break
                     k = begun.popleft()
                     ready.append((k, self._scattered(arrays, epoch, k)))
-                except Exception as raised:  # noqa: BLE001 - whatever a data set raises, in its turn
+                except Exception as raised:  # noqa: BLE001 - a data set may raise anything; raised when due
                     error = raised
             if not ready:
                 if error is not None:
@@ -136,12 +135,12 @@ class Scatterer:
                 packed[dp_rank] = pack(slices, key, _indices(self._samplers[dp_rank], epoch, k))
             self._wait_for(rank, k)
             transport.endpoint().send(self._channel, rank, *packed[dp_rank])
-        # Copies: a source's arrays are its own, for its next batch.
+        # The source reuses its arrays for the next batch, so they are copied.
         own = self._slices(micro_batches, self._dp_ranks[0], k)
         return [(mapped(np.array, inputs), mapped(np.array, targets), n) for inputs, targets, n in own]
 
     def _slices(self, micro_batches: list[MicroArrays], dp_rank: int, k: int) -> list[MicroArrays]:
-        """A data rank's part of each micro-batch; where it has none, the first sample of the batch as a dummy."""
+        """A data rank's part of each micro-batch; an empty part becomes a dummy, the first sample of the batch."""
         size = self._global_sampler.size(k)
         slices: list[MicroArrays] = []
         cuts = zip(self._global_sampler.cuts(size), self._samplers[dp_rank].cuts(size), strict=True)
@@ -152,7 +151,7 @@ class Scatterer:
         return slices
 
     def _wait_for(self, rank: int, k: int) -> None:
-        """Until a rank is not more than 2 × `prefetch` + 2 batches behind."""
+        """Waits until a rank lags at most 2 × `prefetch` + 2 batches."""
         endpoint, behind = transport.endpoint(), 2 * self._prefetch + 2
         while endpoint.arrived(self._channel, rank) or self._received[rank] < k - behind:
             read, taken = _RECEIPT.unpack(endpoint.receive(self._channel, rank))
@@ -167,7 +166,7 @@ class Scatterer:
 
 
 class Received:
-    """Another rank's source: what rank 0 sends. Raises DataError where that is another batch than is due here."""
+    """The other ranks' source: receives batches from rank 0. Raises DataError for another batch than is due."""
 
     def __init__(self, sampler: Sampler, delivered: Delivered | None = None):
         self._sampler, self._channel, self._reads, self._delivered = sampler, next(_CHANNELS), 0, delivered
@@ -177,7 +176,7 @@ class Received:
         endpoint = transport.endpoint()
         for k, _ in shares:
             key, micro_batches, indices = unpack(endpoint.receive(self._channel, 0))
-            while key[0] < self._reads:  # of a read that was left before its end
+            while key[0] < self._reads:  # left from a read that was abandoned
                 key, micro_batches, indices = unpack(endpoint.receive(self._channel, 0))
             expected = _indices(self._sampler, epoch, k)
             if key != (self._reads, epoch, k) or not np.array_equal(indices, expected):
@@ -198,12 +197,12 @@ class Received:
 
 
 def _indices(sampler: Sampler, epoch: int, k: int) -> Indices:
-    """The samples that a rank gets of a global batch, in the order of its micro-batches."""
+    """The samples of a global batch that a rank receives, in the order of its micro-batches."""
     return np.concatenate([indices for indices, _ in sampler.reads(epoch, k)])
 
 
 def pack(micro_batches: list[MicroArrays], key: tuple[int, int, int], indices: Array) -> list[memoryview]:
-    """A message: its `key` and form as JSON, then the arrays, in memory of their own."""
+    """Packs a message: `key` and the arrays' forms as JSON, then copies of the arrays."""
     buffers = [np.ascontiguousarray(indices, np.int64)]
     forms = []
     for inputs, targets, count in micro_batches:
@@ -221,7 +220,7 @@ def pack(micro_batches: list[MicroArrays], key: tuple[int, int, int], indices: A
 
 
 def unpack(message: bytearray) -> tuple[tuple[int, int, int], list[MicroArrays], Array]:
-    """The key, the micro-batches and the samples' numbers of a message, whose memory they use."""
+    """The key, the micro-batches and the samples' indices of a message; the arrays are views of it."""
     (length,) = _LENGTH.unpack_from(message)
     at = _LENGTH.size + length
     head = json.loads(bytes(message[_LENGTH.size : at]))
@@ -245,7 +244,7 @@ def _rows(arrays: Arrays, rows: slice) -> Arrays:
 
 
 def share(mesh: Mesh, sample: Arrays | None) -> Arrays:
-    """Rank 0's arrays on every rank. Collective."""
+    """Sends rank 0's arrays to every rank and returns them. Collective."""
     channel = next(_CHANNELS)
     if mesh.is_main:
         message = pack([(sample, (), 0)], (0, 0, 0), np.zeros(0, np.int64))

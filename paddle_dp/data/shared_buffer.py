@@ -1,6 +1,6 @@
 """Slots of shared memory that workers fill with stacked samples, so that no sample passes through a pipe.
 
-The memory is anonymous: there is no file in /dev/shm to be left behind, and no size limit of a file system.
+The memory is anonymous: it leaves no file in /dev/shm and has no file system's size limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALIGNED = 64
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """dtype and shape of one part of every sample."""
+    """The dtype and shape of one array of every sample."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """dtypes and shapes of every sample of a data set, (input, target); a slot has room for these."""
+    """The dtypes and shapes of every sample (input, target) of a data set; slots have room for these."""
 
     arrays: tuple[ArraySpec, ...]
     structure: Structure = field(default_factory=lambda: [None, None])
@@ -49,7 +49,7 @@ class SampleSpec:
         return cls(tuple(ArraySpec.from_array(leaf) for leaf in leaves(pair)), structure_of(pair))
 
     def difference(self, pair: Pair) -> str | None:
-        """How a sample differs from the spec, «uint8[8, 1], not uint8[8, 3]»; None if it does not."""
+        """A sample's difference from the spec, «uint8[8, 1], not uint8[8, 3]»; None if there is none."""
         same = structure_of(pair) == self.structure
         if same and all(
             ArraySpec.from_array(leaf) == spec for leaf, spec in zip(leaves(pair), self.arrays, strict=True)
@@ -58,29 +58,29 @@ class SampleSpec:
         for part, spec in zip(pair, unflatten(self.structure, list(self.arrays)), strict=True):
             if (found := describe(part)) != (wanted := _spoken(spec)):
                 return f"{found}, not {wanted}"
-        return "in another order of bytes"
+        return "in another byte order"
 
 
 class Slot(NamedTuple):
-    """Room for one batch: indices [rows]; inputs and targets, whose arrays are [rows, ...]."""
+    """Room for one batch: indices [rows]; arrays of inputs and targets [rows, ...]."""
 
     indices: Array
     inputs: Arrays
     targets: Arrays
 
     def rows(self, first: int, stop: int) -> Slot:
-        """Some of its rows."""
+        """A view of some rows."""
         return Slot(*(mapped(lambda array: array[first:stop], part) for part in self))
 
     def fill(self, row: int | slice, inputs: Arrays, targets: Arrays) -> None:
-        """Writes one sample, or several, into its rows."""
+        """Writes one sample into a row, or several samples into a slice of rows."""
         for part, values in ((self.inputs, inputs), (self.targets, targets)):
             for array, value in zip(leaves(part), leaves(values), strict=True):
                 array[row] = value
 
 
 class SharedBuffer:
-    """`slots` slots of `rows` samples each, shared with every process forked after it was made."""
+    """`slots` slots of `rows` samples each, shared with every process that is forked later."""
 
     def __init__(self, spec: SampleSpec, rows: int, slots: int):
         self.spec = spec
@@ -98,7 +98,7 @@ class SharedBuffer:
 
 
 def _spoken(spec: Any) -> str:
-    """As `describe` says it of arrays."""
+    """Formats a spec as `describe` formats arrays."""
     if isinstance(spec, dict):
         return "{" + ", ".join(f"{key}: {_spoken(spec[key])}" for key in sorted(spec)) + "}"
     if isinstance(spec, tuple):

@@ -1,7 +1,7 @@
-"""Streams as data sets: sample i is the i-th that iterating gives, on any number of ranks and workers.
+"""Streams as data sets: sample i is the i-th that iterating yields, on any number of ranks and workers.
 
-Every reader iterates the whole stream and keeps what is its own, so that the ranks need no word on where it ends, and a
-resume needs nothing but the number of samples before it. Reading on is cheap; going back begins the stream again.
+Every reader iterates the whole stream and keeps its samples. So ranks need not exchange its end, and a resume needs
+only the number of earlier samples. Reading forward is cheap; going back restarts the stream.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from typing import Any, Protocol, runtime_checkable
 from paddle_dp.data.randomness import restoring_globals, seed_sample
 from paddle_dp.errors import DataError, UsageError
 
-QUIET_SECONDS = 2.0  # seconds of counting after which it is said
-MORE = "Let it give as many in each epoch; or set loader.samples to what an epoch of the training is to have."
+QUIET_SECONDS = 2.0  # seconds of counting, after which a line is printed
+MORE = "Let it give as many in each epoch; or set loader.samples to the samples of one epoch of the training."
 LARGEST = 10**8  # samples that are counted; a longer stream probably has no end
 
 
 @runtime_checkable
 class OfEpoch(Protocol):
-    """A stream that is another one in each epoch."""
+    """A stream that differs between epochs."""
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Called before it is iterated for an epoch."""
+        """Is called before the stream is iterated for an epoch."""
 
 
 @runtime_checkable
 class FromPosition(Protocol):
-    """A stream that can begin in the middle."""
+    """A stream that can start in the middle."""
 
     def iterate_from(self, position: int, /) -> Iterator[Any]:
-        """Its samples from `position` on."""
+        """Yields the samples from `position` on."""
         ...
 
 
 class Once:
-    """An iterator that can be read only once. Samples that are looked at before `begin` are kept, and given again."""
+    """An iterator that can be read only once. Samples read before `begin` are kept and yielded again."""
 
     def __init__(self, iterator: Iterator[Any]):
         self._iterator, self._buffer, self._passed, self._begun = iterator, deque[Any](), 0, False
 
     def begin(self) -> None:
-        """From now on each sample is given once."""
+        """Stops keeping samples: each is yielded once from now on."""
         self._begun = True
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate_from(0)
 
     def iterate_from(self, position: int) -> Iterator[Any]:
-        """Its samples from `position` on. Raises DataError for what it has given already."""
+        """Yields the samples from `position` on. Raises DataError for samples that are gone."""
         if position < self._passed:
             raise DataError(
                 f"this stream can be read only once, and its first {self._passed} samples have been: let it be "
@@ -77,9 +77,9 @@ class Once:
 
 
 class Stream:
-    """`source` as a data set of `samples` samples, which are read in order; also where they are asked for in another.
+    """`source` as a data set of `samples` samples, read in order even if they are requested in another.
 
-    A sample is read with random numbers of its own, as of any data set, and so are those that are passed over.
+    Every sample is seeded separately, as in any data set; so are the samples that are skipped.
     """
 
     def __init__(
@@ -89,60 +89,60 @@ class Stream:
         each: Callable[[Any], Any] | None = None,
         length_source: str | None = None,
     ):
-        """`each` is what is done to a sample that is read, such as padding. `length_source`: the samples are all that
-        it has; who said so, for the message where it has more."""
+        """`each` is applied to a sample that is read, such as padding. `length_source`: `samples` is the stream's whole
+        length; the text gives the origin of that number, for the error if the stream has more."""
         self.source, self.each, self._samples, self._length_source = source, each, samples, length_source
         self._key: tuple[int, int, int] | None = None  # process, seed and epoch of the iterator
         self._iterator: Iterator[Any] = iter(())
-        self._next = 0  # the index of the sample that it gives next
-        self._last: Any = None  # the sample before
-        self._seed_and_epoch = (0, 0)  # seed and epoch
+        self._next = 0  # the index of the iterator's next sample
+        self._last: Any = None  # the previous sample
+        self._seed_and_epoch = (0, 0)
 
     def at_epoch(self, seed: int, epoch: int) -> Stream:
-        """This one; from now on `stream[i]` is of this epoch."""
+        """Returns this stream; from now on `stream[i]` belongs to this epoch."""
         self._seed_and_epoch = seed, epoch
         return self
 
     def then(self, do: Callable[[Any], Any]) -> Stream:
-        """This one with `do` done to each sample, after what is done already."""
+        """A stream that also applies `do` to each sample, last."""
         before = self.each
         both = do if before is None else lambda sample: do(before(sample))
         return Stream(self.source, self._samples, both, self._length_source)
 
     @property
     def is_once(self) -> bool:
-        """Whether it can be read only once."""
+        """True if it can be read only once."""
         return isinstance(self.source, Once)
 
     def begin(self) -> None:
-        """The training begins to read."""
+        """Is called when training begins to read."""
         if isinstance(self.source, Once):
             self.source.begin()
             self.forget()
 
     def forget(self) -> None:
-        """The next sample is read from the stream's beginning, whichever it is."""
+        """Restarts the stream at the next sample that is read."""
         self._key = None
 
     def __len__(self) -> int:
         return self._samples
 
     def __getitem__(self, index: int) -> Any:
-        """Raises DataError where the stream ends before it, and IndexError for what is none of its samples."""
+        """Raises DataError if the stream ends too early, IndexError for an index out of range."""
         if not 0 <= index < self._samples:
             raise IndexError(f"{index} is not one of {self._samples} samples")
         seed, epoch = self._seed_and_epoch
-        key = os.getpid(), seed, epoch  # a forked worker must not go on with its parent's files
+        key = os.getpid(), seed, epoch  # a forked worker must not share its parent's open files
         if key != self._key or index < self._next - 1:
             self._begin(key, index)
         while self._next <= index:
             seed_sample(seed, epoch, self._next)
-            self._key = None  # unless it gives one: what has failed is begun anew
+            self._key = None  # a stream that has failed is restarted
             try:
                 self._last = next(self._iterator)
             except StopIteration:
                 raise DataError(
-                    f"the stream ended after {self._next} samples of epoch {epoch}, and {self._samples} were to come: "
+                    f"the stream ended after {self._next} samples of epoch {epoch}, and {self._samples} were expected: "
                     "let it give as many in each epoch, or set loader.samples to a number that it always has"
                 ) from None
             self._key = key
@@ -152,7 +152,7 @@ class Stream:
         return self._last if self.each is None else self.each(self._last)
 
     def _check_end(self, length_source: str, epoch: int) -> None:
-        """Raises DataError if there is a sample more: it would never be read, and nobody be told."""
+        """Raises DataError if the stream has another sample, which would silently never be read."""
         seed_sample(self._seed_and_epoch[0], epoch, self._next)
         try:
             next(self._iterator)
@@ -160,7 +160,7 @@ class Stream:
             return
         self._key = None
         raise DataError(
-            f"the stream has more than {self._samples} samples in epoch {epoch}, and the rest would never be read: "
+            f"the stream has more than {self._samples} samples in epoch {epoch}, and the others would never be read: "
             f"{length_source}. {MORE}"
         )
 
@@ -177,7 +177,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class FreshIterable:
-    """What `make` makes, anew for each time that it is iterated."""
+    """An iterable that calls `make` each time it is iterated."""
 
     make: Callable[[], Iterable[Any]]
 
@@ -188,12 +188,12 @@ class FreshIterable:
 def as_dataset(
     source: Any, samples: int | None, name: str, recreate: Callable[[], Any] | None = None, once: bool = False
 ) -> Any:
-    """A data set as it is; a stream, such as a paddle.io.IterableDataset, an object with `__iter__` alone, or a
-    function that makes a generator, as a Stream of `samples` samples, or of as many as it has, which are counted.
+    """Wraps a stream as a Stream; a data set is returned as it is.
 
-    `name` is its name in messages. `recreate` makes it once more, for an iterator, which can be read only once;
-    `once`: one process reads it, and may do so once. Raises UsageError for an iterator without either, for one of which
-    `samples` is not known, and for a stream without an end where `samples` is None.
+    A stream is a paddle.io.IterableDataset, an object with `__iter__` alone, or a generator function. It has `samples`
+    samples; if that is None, they are counted. `name` is its name in messages. `recreate` makes a new iterator, because
+    one can be read only once; `once`: a single process reads it, once. Raises UsageError for an iterator with neither,
+    for one to be read once without `samples`, and for an endless stream without `samples`.
     """
     if not is_stream(source):
         return source
@@ -205,7 +205,7 @@ def as_dataset(
         if not samples:
             raise UsageError(
                 f"{name}: {type(source).__name__} can be read only once, so its samples cannot be counted: set "
-                "loader.samples to those that are to be read."
+                "loader.samples to the number that is to be read."
             )
         source = Once(source)
     if isinstance(source, Iterator):
@@ -223,7 +223,7 @@ def as_dataset(
 
 
 def is_stream(source: Any) -> bool:
-    """Whether it can only be iterated; or is a function without arguments that makes a generator."""
+    """True for a source that can only be iterated, and for a generator function."""
     from paddle.io import IterableDataset
 
     if isinstance(source, IterableDataset) or inspect.isgeneratorfunction(source):
@@ -232,7 +232,7 @@ def is_stream(source: Any) -> bool:
 
 
 def _length(source: Any) -> int:
-    """What it says of itself; 0 where it does not."""
+    """The source's len(), or 0 if it has none."""
     try:
         return len(source)
     except (TypeError, RuntimeError):  # Paddle's IterableDataset raises the second
@@ -258,7 +258,7 @@ def _counted(source: Any, name: str) -> int:
 
 
 def _with_sample_number(source: Iterable[Any], name: str) -> Iterator[Any]:
-    """Its samples. Raises DataError, with the number of the sample, for what it raises."""
+    """Yields the samples. Turns an error of the source into a DataError with the sample's number."""
     number = 0
     try:
         for number, sample in enumerate(source, start=1):  # noqa: B007 - it is for the message

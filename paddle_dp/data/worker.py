@@ -1,9 +1,8 @@
-"""A worker: a forked process that answers commands, dies with its parent, and is found out when it hangs.
+"""A worker is a forked process that answers commands, dies with its parent, and is detected when it hangs.
 
-Paddle's own workers outlive a killed rank, leave files in /dev/shm, die of a Ctrl-C that the rank would handle, and
-hang unnoticed. This one has two pipes and one page of anonymous shared memory, which leave nothing behind. It is forked
-from a process with Paddle, threads and buffers: the child never returns into the parent's code, ignores the parent's
-signals, flushes none of its buffers and frees none of its objects.
+Paddle's workers outlive a killed rank, leave files in /dev/shm, die of a Ctrl-C that the rank would handle, and hang
+unnoticed. This one has two pipes and one page of anonymous shared memory, which leave no traces. The child never
+returns into the parent's code, ignores its signals, flushes none of its buffers and frees none of its objects.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from paddle_dp.mesh.heartbeat import heartbeat
 
 _LENGTH = struct.Struct("<q")
 _TICK = 1.0  # seconds between two checks of a silent worker
-_parents_ends: set[int] = set()  # of the pipes to all workers: a worker must not keep another's open
+_parents_ends: set[int] = set()  # descriptors of all workers' pipes: a worker must not keep another's open
 
 Reply = dict[str, Any]
-"""JSON; under "arrays", a list of arrays of numbers, which go beside the text."""
+"""JSON; the list of arrays under "arrays" is sent in binary after the text."""
 Progress = np.ndarray[Any, Any]
 Answer = Callable[[Reply], None]
 WorkerMain = Callable[[BinaryIO, Answer, Progress], None]
@@ -44,15 +43,15 @@ WorkerMain = Callable[[BinaryIO, Answer, Progress], None]
 
 
 class WorkerHungError(Exception):
-    """The worker lives and has made no progress for longer than allowed."""
+    """The worker lives, but has made no progress for longer than allowed."""
 
 
 class WorkerEndedError(Exception):
-    """The worker has ended; the text says how."""
+    """The worker has ended; the text explains how."""
 
 
 class Worker:
-    """A forked process that runs `serve`. It shows that it does not hang by changing `progress`, int64 [2], shared."""
+    """A forked process that runs `serve`. It changes the shared `progress`, int64 [2], as a sign of life."""
 
     def __init__(self, serve: WorkerMain):
         self.progress: Progress = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=np.int64, count=2)
@@ -67,7 +66,7 @@ class Worker:
         self._poll.register(self._replies, select.POLLIN)
 
     def send(self, command: bytes) -> None:
-        """Sends a command; `receive` raises if the worker is gone."""
+        """Sends a command. If the worker is gone, the next `receive` raises."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._commands, command)
 
@@ -91,7 +90,7 @@ class Worker:
         return reply
 
     def busy_seconds(self) -> float:
-        """The CPU seconds of this process so far; 0 where the system does not say (proc(5): fields 14 and 15)."""
+        """The worker's CPU seconds so far; 0 if unknown (proc(5): fields 14 and 15)."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -102,7 +101,7 @@ class Worker:
         return np.frombuffer(self._exactly(prod(shape) * np.dtype(dtype).itemsize), dtype).reshape(shape)
 
     def _exactly(self, size: int) -> bytearray:
-        """The next bytes. Raises WorkerEndedError where there are fewer."""
+        """Reads `size` bytes. Raises WorkerEndedError if the pipe ends earlier."""
         content = bytearray(size)
         rest = memoryview(content)
         while rest:
@@ -114,11 +113,11 @@ class Worker:
         return content
 
     def end(self) -> None:
-        """Kills the worker and whatever it started; waits a second for it, since one blocked in the kernel stays."""
+        """Kills the worker and its children; waits one second at most, since a worker blocked in the kernel stays."""
         if self._commands < 0:
             return
         if not self._reaped():
-            for kill in (os.killpg, os.kill):  # its session, or itself if it has not made one yet
+            for kill in (os.killpg, os.kill):  # its session, or the process if it has not made one yet
                 with contextlib.suppress(ProcessLookupError):
                     kill(self.pid, signal.SIGKILL)
             self._await_end(1.0)
@@ -150,7 +149,7 @@ class Worker:
 
 
 def _run(serve: WorkerMain, commands: int, replies: int, progress: Progress) -> None:
-    _parents_ends.clear()  # closed by now: a worker of this worker's own may get pipes with their numbers
+    _parents_ends.clear()  # they are closed; a worker of this worker may reuse the numbers
 
     def reply(content: Reply) -> None:
         arrays = [np.ascontiguousarray(array) for array in content.get("arrays", ())]
@@ -166,22 +165,22 @@ def _run(serve: WorkerMain, commands: int, replies: int, progress: Progress) -> 
 
 
 def _write(pipe: int, content: Any) -> None:
-    """All of it, also what a pipe takes in parts."""
+    """Writes all of `content`, in several parts if the pipe is full."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(pipe, rest) :]
 
 
 _PR_SET_PDEATHSIG = 1
-_never_collected: list[Any] = []  # objects that must not be collected in a child
+_never_collected: list[Any] = []  # objects that a child must not free
 
 
 def fork(main: Callable[[], None], close: Iterable[int] = ()) -> int:
     """Forks a child that closes the descriptors `close`, runs `main` and exits; returns its process id."""
-    # Linux sends PDEATHSIG when the *thread* that forked ends, so it is set only if the main thread forks.
+    # Linux sends PDEATHSIG when the forking *thread* ends, so it is set only if the main thread forks.
     libc = ctypes.CDLL(None) if threading.current_thread() is threading.main_thread() else None
     parent = os.getpid()
-    with warnings.catch_warnings():  # Python 3.12 warns of a fork with threads: see the top of this file
+    with warnings.catch_warnings():  # Python 3.12 warns of a fork with threads: see the module's docstring
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
@@ -202,11 +201,11 @@ def fork(main: Callable[[], None], close: Iterable[int] = ()) -> int:
 def _detach(libc: ctypes.CDLL | None, parent: int) -> None:
     """Detaches a forked child from its parent's objects, signals and streams; it still dies with the parent."""
     heartbeat.detach()
-    gc.freeze()  # the parent's objects are not collected here: no tensor is freed, no file flushed
-    os.setsid()  # a Ctrl-C goes to the parent's group only; the parent ends its workers itself
+    gc.freeze()  # keeps the parent's objects: no tensor is freed, no file flushed
+    os.setsid()  # a Ctrl-C reaches the parent's group only; the parent ends its workers itself
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A scheduler sends them to all processes of a job.
+    # A scheduler sends these signals to all processes of a job.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the rank still reads; afterwards it ends its workers itself
     if libc is not None and sys.platform == "linux":
@@ -215,6 +214,6 @@ def _detach(libc: ctypes.CDLL | None, parent: int) -> None:
         os._exit(1)
     _never_collected.extend(
         (sys.stdout, sys.stderr)
-    )  # their buffers hold text that only the parent is to write
+    )  # their buffers hold text that only the parent may write
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

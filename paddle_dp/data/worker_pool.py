@@ -1,8 +1,8 @@
 """Reads ahead in worker processes: the same batches in the same order, earlier.
 
 The workers of a loader share a buffer of `prefetch` + 1 slots and fill each slot together, every worker some of its
-rows. They are forked at the first read and live from epoch to epoch. A read that fails, or is left before its end, ends
-them; the next read forks new ones.
+rows. They are forked at the first read and live across epochs. A read that fails or is abandoned ends them; the next
+read forks new ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ P = TypeVar("P", bound="Pool")
 
 
 class Pooled(Generic[P]):
-    """A source of batches that keeps the pool of `workers` processes which read ahead; see Loader for the settings."""
+    """A source of batches that keeps a pool of `workers` reading processes; see Loader for the settings."""
 
     def __init__(self, dataset: Dataset, sampler: Sampler, workers: int, prefetch: int, timeout: float):
         self.dataset, self.sampler = dataset, sampler
@@ -55,7 +55,7 @@ class Pooled(Generic[P]):
         self._pool: P | None = None
 
     def _idle(self, start: Callable[[], P]) -> P:
-        """The pool, started now unless there is an idle one."""
+        """Returns the idle pool, or starts one."""
         if self._pool is None or self._pool.busy or self._pool.ended:
             self.close()
             self._pool = start()
@@ -75,7 +75,7 @@ class Prefetched(Pooled["WorkerPool"]):
     """A source of batches that `workers` processes read ahead; see Loader for the settings."""
 
     def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
-        """The micro-batches of each of the parts of global batches; views, valid until the next batch is taken."""
+        """Yields the micro-batches of each share: views, valid until the next share is taken."""
         reads = (sampler.reads(epoch, k) for k, sampler in shares)
         first = next(reads, None)
         if first is None:
@@ -105,7 +105,7 @@ class Prefetched(Pooled["WorkerPool"]):
                 pool.end()
 
     def _idle_pool(self, epoch: int, index: int) -> WorkerPool:
-        """The pool; `index` is a sample that it will read."""
+        """Returns an idle pool; `index` is a sample that it will read."""
 
         def start() -> WorkerPool:
             pool = self._pool = WorkerPool(self.dataset, self.sampler.seed, self.timeout)
@@ -125,16 +125,16 @@ class Pool:
     def __init__(self, dataset: Dataset, seed: int, timeout: float):
         self.dataset, self.seed, self.timeout = dataset, seed, timeout
         self._workers: list[Worker] = []
-        self._pending: deque[Any] = deque()  # the batches under way, oldest first
+        self._pending: deque[Any] = deque()  # the batches in flight, oldest first
 
     @property
     def busy(self) -> bool:
-        """Whether a batch is being read."""
+        """True while a batch is being read."""
         return bool(self._pending)
 
     @property
     def ended(self) -> bool:
-        """Whether there are no workers: before `start` and after `end`."""
+        """True before `start` and after `end`, without workers."""
         return not self._workers
 
     def busy_seconds(self) -> float:
@@ -142,13 +142,13 @@ class Pool:
         return sum(worker.busy_seconds() for worker in self._workers)
 
     def end(self) -> None:
-        """Ends all workers at once, whatever they are doing."""
+        """Kills all workers."""
         while self._workers:
             self._workers.pop().end()
         self._pending.clear()
 
     def _receive(self, number: int, epoch: int) -> Reply:
-        """The worker's next reply. Raises DataError with the worker, the sample and the reason if it failed."""
+        """Returns the worker's next reply. Raises DataError with the worker, the sample and the reason if it failed."""
         worker = self._workers[number]
         try:
             reply = worker.receive(self.timeout)
@@ -191,8 +191,8 @@ class WorkerPool(Pool):
     def _spec_of(self, epoch: int, index: int) -> SampleSpec:
         """The dtypes and shapes of a sample, read in a forked process.
 
-        If it were read here, all workers would inherit a file that the data set opens at its first sample, and would
-        share one position in it.
+        If it were read here, all workers would inherit a file that the data set opens at its first sample, and share
+        its position.
         """
         self._workers.append(Worker(spec_main(self.dataset, self.seed, index)))
         self._workers[0].send(command(epoch, 0, 0, 1))
@@ -202,7 +202,7 @@ class WorkerPool(Pool):
         return SampleSpec(arrays, reply["structure"])
 
     def begin(self, epoch: int, indices: Indices) -> None:
-        """Has the next slot filled with these samples; parts go round, so that all workers get equal work."""
+        """Starts filling the next slot with these samples. The parts rotate, so that all workers get equal work."""
         slot, workers = self._begun % len(self._buffer.slots), len(self._workers)
         self._buffer.slots[slot].indices[: len(indices)] = indices
         filling: deque[int] = deque()
@@ -215,7 +215,7 @@ class WorkerPool(Pool):
         self._begun += 1
 
     def finish(self) -> Pair:
-        """Waits for the oldest slot that was begun; its inputs and targets."""
+        """Waits for the oldest slot that was begun and returns its inputs and targets."""
         if self.ended:
             raise RuntimeError("this iterator was ended by a newer read, or by the loader's close()")
         epoch, slot, filling = self._pending[0]
@@ -230,12 +230,12 @@ _COMMAND = struct.Struct("<qqqq")
 
 
 def command(epoch: int, slot: int, first: int, stop: int) -> bytes:
-    """«Fill rows `first` to `stop` of `slot` with the samples whose indices stand there, as of `epoch`»."""
+    """The command to fill rows `first` to `stop` of `slot` with the samples of its indices, in `epoch`."""
     return _COMMAND.pack(epoch, slot, first, stop)
 
 
 def spec_main(dataset: Dataset, seed: int, index: int) -> WorkerMain:
-    """Answers any command with the dtypes and shapes of sample `index`."""
+    """A main function that answers any command with the dtypes and shapes of sample `index`."""
 
     def read_spec(epoch: int, slot: int, first: int, stop: int, progress: Progress) -> Reply:
         progress[:] = 1, index
@@ -247,7 +247,7 @@ def spec_main(dataset: Dataset, seed: int, index: int) -> WorkerMain:
 
 
 def fill_main(dataset: Dataset, seed: int, buffer: SharedBuffer) -> WorkerMain:
-    """Fills the rows that a command names, then answers it."""
+    """A main function that fills the rows of each command, then answers it."""
     fill_rows = _fill_stacked if is_stacked(dataset) else _fill_each
 
     def fill(epoch: int, slot: int, first: int, stop: int, progress: Progress) -> Reply:
@@ -278,7 +278,7 @@ def _fill_each(
 
 
 def _rows(arrays: Arrays, rows: int | slice) -> Arrays:
-    """One row of every array, or several."""
+    """One or several rows of every array."""
     return mapped(lambda array: array[rows], arrays)
 
 
@@ -306,6 +306,6 @@ def answering(do: Callable[[int, int, int, int, Progress], Reply]) -> WorkerMain
 
 
 def _stay_on_cpu() -> None:
-    """A forked process cannot use its parent's GPU, so tensors that a transform makes go to the CPU."""
+    """Puts tensors that a transform makes on the CPU: a forked process cannot use its parent's GPU."""
     if "paddle" in sys.modules:
         sys.modules["paddle"].set_device("cpu")

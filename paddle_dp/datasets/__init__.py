@@ -1,5 +1,5 @@
-"""The data sets, a shelf: each file is one; its name is the word behind `dataset: {use: …}`.
+"""The shelf of data sets: each file is one, and its name is the value of `dataset: {use: …}`.
 
-A file holds one frozen `Config` whose `build(split)` gives `len(ds)` and `ds[i] -> (input, target)` as arrays. Order,
-batches and workers are the subject of `data/`. Files that begin with `_` are shared by several data sets.
+A file holds one frozen `Config`; its `build(split)` returns a data set with `len(ds)` and `ds[i] -> (input, target)` as
+arrays. `data/` handles order, batches and workers. Several data sets share the files that begin with `_`.
 """

@@ -1,4 +1,4 @@
-"""Files in a .tar.gz or .tar, unpacked into memory up to a bound."""
+"""Unpacks a .tar.gz or .tar into memory, up to a size limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paddle_dp.errors import DataError
 
 
 class _Bounded:
-    """A stream that ends with an error after so many bytes, however few it was packed into."""
+    """A stream that raises ValueError after `largest` unpacked bytes."""
 
     def __init__(self, stream: IO[bytes], largest: int):
         self._stream, self._left, self._largest = stream, largest, largest
@@ -26,8 +26,8 @@ class _Bounded:
 
 
 def unpacked(path: Path, largest: int) -> dict[str, bytes]:
-    """The files of an archive by their names without folders. Raises DataError, with the archive's name, for one that
-    cannot be read, or unpacks to more than `largest` bytes."""
+    """The files of an archive by their names without folders. Raises DataError, with the archive's name, if it cannot
+    be read or unpacks to more than `largest` bytes."""
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -42,7 +42,7 @@ def unpacked(path: Path, largest: int) -> dict[str, bytes]:
 def _files(archive: tarfile.TarFile, largest: int) -> dict[str, bytes]:
     contents: dict[str, bytes] = {}
     for member in archive:
-        largest -= member.size  # of a sparse file all, also what is not stored
+        largest -= member.size  # counts a sparse file's holes, too
         if largest < 0:
             raise ValueError(f"{member.name} is too large for this data set")
         if member.isfile() and (stream := archive.extractfile(member)) is not None:

@@ -1,4 +1,4 @@
-"""Data sets of two arrays in memory, and their split by class."""
+"""A data set of two arrays in memory, and its split by class."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Arrays:
 
 
 def stratified(labels: Array, fraction: float, seed: int) -> Array:
-    """A mask bool [n] of the samples to hold out: ceil(fraction · n) of them, each class in proportion.
+    """The mask bool [n] of the samples to hold out: ceil(fraction · n), each class in proportion. Deterministic.
 
-    Each class gives the integer part of its proportion; those with the largest remainders give one more (Hare quota),
-    so that the sizes are those of scikit-learn's train_test_split. Deterministic.
+    Each class gives the integer part of its quota; the classes with the largest remainders give one more (Hare quota),
+    so the sizes equal those that scikit-learn's train_test_split gives.
     """
     classes, counts = np.unique(labels, return_counts=True)
     quota = counts * fraction
@@ -47,7 +47,7 @@ def stratified(labels: Array, fraction: float, seed: int) -> Array:
 
 
 def checked_split(split: str) -> str:
-    """`split`, if it is «train» or «test». Raises ValueError for another."""
+    """Returns `split` if it is «train» or «test», else raises ValueError."""
     if split not in ("train", "test"):
         raise ValueError(f"split: '{split}' is neither 'train' nor 'test'")
     return split

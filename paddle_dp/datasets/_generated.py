@@ -12,7 +12,7 @@ Draw = Callable[[np.random.Generator], tuple[Array, Any]]
 
 
 class Generated:
-    """`samples` samples, each drawn by `draw` from its own generator, which differs between splits."""
+    """`samples` samples, each drawn by `draw` from a generator seeded by (seed, split, index)."""
 
     def __init__(self, draw: Draw, samples: int, seed: int, split: str):
         self._draw, self._samples = draw, samples

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 View = Callable[["Image"], Any]
-# Of Pillow's decoders these; some of the others run programs, or follow paths in the file.
+# The allowed decoders of Pillow; some others run programs, or follow paths in the file.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -25,7 +25,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
-    """How images become arrays; a data set of image files adds its `path` to these settings."""
+    """Settings that turn images into arrays; a data set of image files adds its `path`."""
 
     size: Positive = 224
     """Height and width of the model's input, in pixels."""
@@ -59,7 +59,7 @@ class Views:
             raise ValueError("std: every channel is divided by it: give numbers above 0")
 
     def images(self, split: str, files: Sequence[Path], labels: Array, classes: tuple[str, ...]) -> Images:
-        """These files as the data set of `split`, with its transforms."""
+        """The data set of these files with the transforms of `split`."""
         view = self._train_view() if checked_split(split) == "train" else self._test_view()
         return Images(files, labels, classes, lambda image: self._normalised(view(image)))
 
@@ -87,14 +87,14 @@ class Views:
         return view
 
     def _normalised(self, image: Image) -> Array:
-        """float32 [3, size, size]. NumPy, so that a worker makes no tensor as `transforms.ToTensor` would."""
+        """Normalises to float32 [3, size, size] with NumPy: `transforms.ToTensor` would make a tensor in a worker."""
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         pixels = (np.asarray(image, np.float32) - 255 * mean) / (255 * std)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 class Images:
-    """Image files and their labels; each is decoded when it is read."""
+    """Image files and their labels; an image is decoded when it is read. Raises InstallError without Pillow."""
 
     def __init__(self, files: Sequence[Path], labels: Array, classes: tuple[str, ...], view: View):
         self.files, self.labels, self.classes, self._view = files, labels, classes, view
@@ -120,7 +120,7 @@ class Images:
         return self._view(image), self.labels[index]
 
     def _check(self, file: Image) -> None:
-        """Raises ValueError for an image of more pixels than Pillow takes without a warning, before it is decoded."""
+        """Raises ValueError, before decoding, for an image with more pixels than Pillow accepts without a warning."""
         width, height = file.size
         if (largest := self._image.MAX_IMAGE_PIXELS) and width * height > largest:
             raise ValueError(

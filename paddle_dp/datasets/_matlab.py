@@ -1,7 +1,7 @@
-"""Lists of numbers from MATLAB's .mat files (level 5, as MATLAB and SciPy write), bounded before they are unpacked.
+"""Reads lists of numbers from MATLAB's .mat files (level 5, as MATLAB and SciPy write), up to a size limit.
 
-Layout: «MAT-File Format», The MathWorks, chapter 1. SciPy's own reader ends the process on some damaged files of a few
-hundred bytes, and unpacks whatever a file says.
+Layout: «MAT-File Format», The MathWorks, chapter 1. SciPy's reader crashes the process on some damaged files of a few
+hundred bytes, and unpacks without a limit.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 from paddle_dp.datasets._arrays import Array
 from paddle_dp.errors import DataError
 
-LARGEST = 16 << 20  # bytes of a file, and of all that it unpacks to
+LARGEST = 16 << 20  # bytes of a file, and of its unpacked content
 _MATRIX, _COMPRESSED = 14, 15
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-_CLASSES = range(6, 16)  # of arrays: double, single, and integers of 8 to 64 bits
+_CLASSES = range(6, 16)  # array classes: double, single, and integers of 8 to 64 bits
 _COMPLEX = 0x0800
 
 
 def read_integers(path: Path, name: str) -> Array:
-    """The array called `name` in a .mat file, as int64 [n]. Raises DataError, with the file's path, if it has none."""
+    """The array `name` in a .mat file, as int64 [n]. Raises DataError, with the file's path, if there is none."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
@@ -42,7 +42,7 @@ def read_integers(path: Path, name: str) -> Array:
 
 @dataclass(frozen=True)
 class _Element:
-    """A piece of data: its type, its bytes, and the order of bytes in a number ("<" or ">")."""
+    """A data element: its type, its bytes, and its byte order ("<" or ">")."""
 
     kind: int
     data: bytes
@@ -73,7 +73,7 @@ def _find(content: bytes, name: str) -> Array:
 
 
 def _matrices(content: bytes, order: str) -> Iterator[bytes]:
-    """The arrays of a file, unpacked; no more than LARGEST bytes of them."""
+    """Yields the arrays of a file, unpacked, up to LARGEST bytes in total."""
     left = LARGEST
     for element in _elements(content, order):
         if element.kind == _MATRIX:
@@ -87,12 +87,12 @@ def _matrices(content: bytes, order: str) -> Iterator[bytes]:
 
 
 def _elements(data: bytes, order: str) -> Iterator[Any]:
-    """The pieces one after another: a tag of type and size, the bytes, and padding to 8 bytes."""
+    """Yields the elements: each is a tag of type and size, the bytes, and padding to 8 bytes."""
     at = 0
     while at + 8 <= len(data):
         kind, size = struct.unpack_from(f"{order}II", data, at)
         start = at + 8
-        if kind >> 16:  # four bytes or fewer stand in the tag itself
+        if kind >> 16:  # the tag itself holds four bytes or fewer
             kind, size, start = kind & 0xFFFF, kind >> 16, at + 4
         if start + size > len(data) or (start == at + 4 and size > 4):
             raise ValueError("it is cut short, or damaged")

@@ -1,4 +1,4 @@
-"""Paths of data sets on this machine, with errors that say what to put there."""
+"""Paths of data sets on this machine, with errors that describe the missing files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from paddle_dp.errors import DataError, UsageError
 
 
 class MissingDataError(DataError, UsageError):
-    """The data are not where the recipe says; another setting would help, hence also a UsageError."""
+    """The data are missing at the recipe's path. Another setting would help, so this is also a UsageError."""
 
 
 def existing_path(path: str | None, description: str, setting: str = "path") -> Path:
-    """`path` as an existing Path. Raises MissingDataError that says what `setting` must be."""
+    """`path` as an existing Path. Raises MissingDataError, which describes the value that `setting` needs."""
     if path is None:
         raise MissingDataError(
             f"dataset.{setting} is not given: give {description} (dataset.{setting}=/where/it/is)"

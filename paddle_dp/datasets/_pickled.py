@@ -1,4 +1,4 @@
-"""Reads old pickle files of arrays, numbers and texts as data: nothing in them is called."""
+"""Reads old pickle files of arrays, numbers and texts as data, without calling anything in them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MOST = 2_000_000  # operations; that file has some 250 thousand
 
 
 def read_pickled(content: bytes, location: str) -> dict[str, Any]:
-    """The dict in a pickle: its values are arrays, numbers, texts, or lists of numbers and texts. Raises DataError for
-    anything else."""
+    """The dict in a pickle: its values are arrays, numbers, texts, or lists of these. Raises DataError for anything
+    else."""
     try:
         if len(content) > LARGEST:
             raise ValueError(f"it is larger than {LARGEST >> 20} MB")

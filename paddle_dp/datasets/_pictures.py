@@ -11,7 +11,7 @@ from paddle_dp.datasets._arrays import Array
 
 
 class Pictures:
-    """Pictures uint8 [n, channels, height, width], normalised by `mean` and `std` of each channel, scaled to 0..1."""
+    """Pictures uint8 [n, channels, height, width], scaled to 0..1 and normalised by each channel's `mean` and `std`."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class Pictures:
         return self.normalised(self.pixels[indices]), self.labels[indices]
 
     def normalised(self, pixels: Array) -> Array:
-        """float32, of the same shape."""
+        """Normalises pixels to float32 of the same shape."""
         return (pixels.astype(np.float32) - self._mean) / self._std
 
 
 class AugmentedPictures:
     """The same pictures, randomly shifted by up to `pad` pixels, padded with 0, and flipped with probability `flip`.
 
-    It has no `take`, since random numbers are seeded per sample.
+    It has no `take`, because random numbers are seeded per sample.
     """
 
     def __init__(self, pictures: Pictures, pad: int, flip: float):

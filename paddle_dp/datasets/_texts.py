@@ -1,6 +1,6 @@
-"""Finds text files, chooses the held-out ones by their names alone, and reads the documents in one.
+"""Finds text files, chooses the held-out ones by their names alone, and reads the documents of a file.
 
-A file whose bytes are not its text (a table, an archive) is refused: its syntax would be trained like words.
+Files other than plain text (a table, an archive) are refused: their syntax would be trained like words.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from paddle_dp.datasets._paths import MissingDataError, existing_path
 
 Named = tuple[str, Path]
-"""A file, with its name relative to the folder that was given: equal on every machine."""
+"""A file with its name relative to the given folder, which is equal on every machine."""
 
 _BY_PANDAS = "write it as one document a line: pandas.read_{}('{}').to_json('data.jsonl', orient='records', lines=True)"
 _UNPACK = "unpack it: {} '{}'"
-# What a file that is not its own text is, and what to do with it: by suffix, and by its first bytes.
+# Files that are not plain text, by suffix: the kind, the advice, and a word for the advice.
 _CONTAINERS = {
     ".json": ("JSON", f"call it .jsonl if each of its lines is an object; else {_BY_PANDAS}", "json"),
     ".csv": ("a table", _BY_PANDAS, "csv"),
@@ -43,12 +43,12 @@ _BEGINNINGS = {
     b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst", b"PK\x03\x04": ".zip",
     b"PAR1": ".parquet", b"ARROW1": ".arrow", b"%PDF-": ".pdf",
 }  # fmt: skip
-_LOOKED_AT = 1 << 13  # bytes of a file in which a byte 0 is looked for, which no text has
+_LOOKED_AT = 1 << 13  # bytes of a file that are searched for a zero byte, which no text has
 _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 def text_files(path: str | None) -> list[Named]:
-    """The files of `path` (a folder, a file or a glob) in the order of their names; Python's own without a path."""
+    """The files of `path` (a folder, a file or a glob) sorted by name; without a path, Python's standard library."""
     if path is None:
         root = Path(sysconfig.get_paths()["stdlib"])
         files = _below(root, ".py", _NOT_SOURCE)
@@ -71,12 +71,12 @@ def text_files(path: str | None) -> list[Named]:
 
 
 def holds_lines(file: Path) -> bool:
-    """Whether each line of the file is a JSON object with a document in it."""
+    """True if each line of the file is a JSON object with a document (by its suffix)."""
     return file.suffix.lower() in (".jsonl", ".ndjson")
 
 
 def _refuse_container(file: Path, suffix: str, glob_of: str | None = None) -> None:
-    """Raises MissingDataError for a file that is not its own text. `glob_of`: the folder or glob it was found in."""
+    """Raises MissingDataError for a file that is not plain text. `glob_of`: the folder or glob it was found in."""
     if suffix not in _CONTAINERS:
         return
     kind, how, command = _CONTAINERS[suffix]
@@ -89,9 +89,9 @@ def _refuse_container(file: Path, suffix: str, glob_of: str | None = None) -> No
 
 
 def documents(file: Path, field: str) -> list[bytes]:
-    """The documents of a file: the `field` of each line of a .jsonl file, else all of it.
+    """The documents of a file: the `field` of each line of a .jsonl file, else the whole file.
 
-    Raises MissingDataError for a file that is no text, and a line that is not JSON or has no such field.
+    Raises MissingDataError for a file that is no text, and for a line that is not JSON or lacks the field.
     """
     _refuse_container(file, file.suffix.lower())
     text = file.read_bytes()
@@ -110,10 +110,10 @@ def documents(file: Path, field: str) -> list[bytes]:
 
 
 def _document(label: str, line: bytes, field: str) -> bytes:
-    """The text in one line of a .jsonl file."""
+    """The text of one line of a .jsonl file. `label` names the line in errors."""
     try:
         record = json.loads(line)
-    except ValueError as error:  # of UTF-8, too
+    except ValueError as error:  # JSON's and UTF-8's errors
         raise MissingDataError(
             f"{label}: this line is not JSON: {error}. A .jsonl file has one object a line."
         ) from None
@@ -136,7 +136,7 @@ def _document(label: str, line: bytes, field: str) -> bytes:
 
 
 def _below(root: Path, suffix: str, without: set[str]) -> list[Named]:
-    """The files below `root` whose names end in `suffix`; hidden files and folders are left out."""
+    """The files below `root` with names ending in `suffix`, without hidden files and folders."""
     paths = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in without and name[0] != "."]
@@ -156,7 +156,7 @@ def _named(root: Path, files: Iterable[Path]) -> list[Named]:
 
 
 def first_bytes(files: list[Named], limit: int) -> list[Named]:
-    """The first files that together have at most `limit` bytes; the first that would exceed it ends the list."""
+    """The first files that together have at most `limit` bytes. Raises MissingDataError if the first one is larger."""
     total, selected = 0, []
     for name, file in files:
         total += file.stat().st_size
@@ -169,7 +169,7 @@ def first_bytes(files: list[Named], limit: int) -> list[Named]:
 
 
 def choose_test_files(files: list[Named], fraction: float) -> set[str]:
-    """The names of ceil(fraction · files) files, but never of all: those with the smallest hashes.
+    """The names of the ceil(fraction · files) files with the smallest hashes, but never of all files.
 
     A file's hash does not depend on the other files, so a new file changes the split of few others.
     """

@@ -1,4 +1,4 @@
-"""Token files on disk: made once from texts, then memory-mapped by every process that reads them."""
+"""Token files on disk: made once from texts, then memory-mapped by every reading process."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def folder(path: str | None) -> Path:
 
 
 def key(*sources: object) -> str:
-    """A file name for the tokens that are made from `sources` (JSON values)."""
+    """The file name of the tokens that are made from `sources` (JSON values)."""
     return hashlib.sha256(json.dumps([VERSION, *sources]).encode()).hexdigest()[:24]
 
 
 def tokens(cache: Path, name: str, make: Callable[[], Array]) -> Array:
-    """The tokens called `name`, memory-mapped from the folder `cache`; made and written first if they are missing.
+    """The tokens `name`, memory-mapped from the folder `cache`; if they are missing, they are made and written first.
 
-    Several processes may call it at once: one makes the tokens while the others wait. If file locks do not work (some
-    network folders), each makes its own and the last rename wins. If the folder cannot be written, they stay in memory.
+    Several processes may call this: one makes the tokens while the others wait. Without file locks (some network
+    folders), every process makes them. If the folder cannot be written, they stay in memory.
     """
     file = cache / f"{name}.npy"
     if (known := _read(file)) is not None:
@@ -53,14 +53,14 @@ def tokens(cache: Path, name: str, make: Callable[[], Array]) -> Array:
 def _read(file: Path) -> Array | None:
     try:
         read: Array = np.load(file, mmap_mode="r", allow_pickle=False)
-    # Missing, or cut short: some disks lose the end of a renamed file.
+    # The file is missing or cut short: some disks lose the end of a renamed file.
     except (OSError, ValueError, EOFError):
         return None
     return read
 
 
 def _write(file: Path, array: Array) -> Array:
-    """Writes `array` to `file` and maps it; `array` itself if the disk refuses."""
+    """Writes `array` to `file` and maps it; returns `array` itself if the disk refuses."""
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.stem}.", delete=False) as out:
@@ -79,7 +79,7 @@ def _write(file: Path, array: Array) -> Array:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Holds the file lock `lock`; without effect on a file system that has no locks."""
+    """Holds the file lock `lock`; has no effect on a file system without locks."""
     with lock.open("w") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, or a trained one from a file."""
+"""Tokenizers: bytes, or a trained tokenizer from a file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 class Tokenizer(Protocol):
-    """`vocab`: the number of tokens. `end`: the token that ends a text, or None. `identity`: a text that differs
-    between tokenizers, and between versions of a file."""
+    """Converts text to tokens. `vocab`: the number of tokens. `end`: the token that ends a text, or None. `identity`: a
+    text that differs between tokenizers and between versions of a file."""
 
     vocab: int
     end: int | None
@@ -73,7 +73,7 @@ class Trained:
 
 
 def tokenizer(name: str) -> Tokenizer:
-    """The tokenizer `name`: «bytes», or a file's path."""
+    """The tokenizer `name`: «bytes» or a file's path."""
     if name == "bytes":
         return EachByte()
     return Trained(existing_path(name, "a tokenizer.json or a sentencepiece model", setting="tokenizer"))

@@ -1,4 +1,4 @@
-"""Shared by the data sets of texts: their files, the split, and windows of tokens of equal length."""
+"""The base of the text data sets: their files, the split, and windows of tokens of equal length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Windows:
     def __init__(self, tokens: Array, length: int, files: tuple[Path, ...], tokenizer: Tokenizer):
         self.tokens, self.length, self.files, self.tokenizer = tokens, length, files, tokenizer
         count, step = len(self), tokens.strides[0]
-        # Every window as a row of the same memory: a gather of rows copies each at once, 8 times as fast as by tokens.
+        # Windows are rows of one view: gathering rows is 8 times as fast as gathering tokens.
         self._rows = as_strided(
             np.asarray(tokens), (count, length + 1), (length * step, step), writeable=False
         )
@@ -47,7 +47,7 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """The text files, and how they become tokens."""
+    """The text files and their tokenization."""
 
     path: str | None = None
     """A folder, a file or a glob: of texts, or of .jsonl files with a document a line. Tables and archives are
@@ -96,8 +96,8 @@ class TextConfig:
         return data
 
     def all_windows(self, path: Path) -> Iterator[tuple[Array, Array]]:
-        """All windows of each document of a file, also the incomplete one at the end: input and target int64 [up to
-        `length`]."""
+        """Yields all windows of each document of a file, input and target int64 [up to `length`], the incomplete last
+        one included. Raises DataError for a document without a token to predict."""
         by = tokenizer(self.tokenizer)
         try:
             documents = _texts.documents(path, self.field)
@@ -112,7 +112,7 @@ class TextConfig:
                 yield window[:-1], window[1:]
 
     def _texts(self, split: str) -> tuple[tuple[Path, ...], tuple[float, float]]:
-        """The files of a split, and the part of each to read: start and stop, from 0 to 1."""
+        """The files of a split, and the part of each to read: start and stop in [0, 1]."""
         files = _texts.text_files(self.path)
         if self.limit:
             files = _texts.first_bytes(files, self.limit.count)
@@ -124,8 +124,8 @@ class TextConfig:
 
 
 def _encode(files: tuple[Path, ...], span: tuple[float, float], by: Tokenizer, field: str) -> Array:
-    """The tokens of all documents in the files' order, each followed by the token that ends a text. `span`: of a
-    single file, the share of its documents, or of its bytes if it is one document."""
+    """The tokens of all documents in the files' order, each followed by the token that ends a text. `span`: the part of
+    each file to read, in documents, or in bytes if the file is one document."""
     end = np.zeros(0, np.int64) if by.end is None else np.array([by.end])
     pieces = [np.zeros(0, np.int64)]
     for file in files:

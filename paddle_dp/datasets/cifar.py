@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 60000 pictures of 32x32, from their «python version»."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), 60000 pictures of 32x32 pixels, from their «python version»."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Config:
             raise ValueError("std: every channel is divided by it: give numbers above 0")
 
     def read_file(self, path: Path) -> list[tuple[Array, None]]:
-        """An image of any size, resized to 32x32, as a held-out sample's input. Raises DataError with the path."""
+        """Reads an image of any size as a held-out sample's input, resized to 32x32. Raises DataError with the path."""
         pixels = np.asarray(Images([path], np.zeros(1, np.int64), (), _small)[0][0])
         pictures = Pictures(pixels[None], np.zeros(1, np.int64), (), self.mean, self.std)
         return [(pictures[0][0], None)]
@@ -82,7 +82,7 @@ class Config:
 
 
 def _small(image: Image) -> Array:
-    """uint8 [3, 32, 32]."""
+    """Resizes an image to uint8 [3, 32, 32]."""
     return np.asarray(image.resize((32, 32)), np.uint8).transpose(2, 0, 1)
 
 
@@ -97,7 +97,7 @@ def _files(path: Path) -> dict[str, bytes | Path]:
 
 
 def _read(files: dict[str, bytes | Path], names: Iterable[str], *keys: str) -> Iterable[dict[str, Any]]:
-    """The dict in each of these files. Raises DataError if a file or one of `keys` is missing."""
+    """Yields the dict in each of these files. Raises DataError if a file or one of `keys` is missing."""
     for name in names:
         if name not in files:
             raise DataError(f"the data set has no file {name}; it has {', '.join(sorted(files))}")
@@ -109,7 +109,7 @@ def _read(files: dict[str, bytes | Path], names: Iterable[str], *keys: str) -> I
 
 
 def _bytes(file: Path) -> bytes:
-    """The file's content; of a larger one as much as shows that it is."""
+    """The file's content, at most LARGEST + 1 bytes: `read_pickled` refuses a larger file."""
     with file.open("rb") as stream:
         return stream.read(LARGEST + 1)
 

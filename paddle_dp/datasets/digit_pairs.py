@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Pairs:
-    """`pairs` [n, 2] numbers of samples, as two inputs and 1 for the same class, else 0."""
+    """A data set of `pairs` [n, 2] (indices of samples): two inputs, and the target 1 for the same class, else 0."""
 
     def __init__(self, samples: Any, pairs: Array):
         self.samples, self.pairs = samples, pairs
@@ -46,7 +46,7 @@ class Config:
     """Seed of the choice of held-out samples, and of pairs."""
 
     def build(self, split: str) -> Pairs:
-        """Inputs two of float32 [64] in 0..1, targets int64: 1 for two of one digit, else 0; each about half."""
+        """Inputs: two arrays float32 [64] in 0..1. Targets: int64, 1 for the same digit, else 0; each about half."""
         samples = digits.Config(held_out=self.held_out, seed=self.seed).build(split)
         draw = np.random.Generator(np.random.Philox(key=[self.seed % 2**64, int(split == "test")]))
         count = self.pairs if split == "train" else max(self.pairs // 5, 1)

@@ -25,10 +25,10 @@ class Config:
     """Samples are images, [channels, size, size] instead of [64]."""
 
     size: Positive = PIXELS
-    """Height and width of an image, a multiple of 8: each pixel is repeated. 32 is what a ResNet asks for."""
+    """Height and width of an image, a multiple of 8: each pixel is repeated. A ResNet needs 32."""
 
     channels: Positive = 1
-    """The grey image is repeated so often; 3 for a model of coloured images."""
+    """Number of copies of the grey image; 3 for a model of colour images."""
 
     seed: int = 0
     """Seed of the choice of held-out samples."""
@@ -53,7 +53,7 @@ class Config:
         return Arrays(inputs, digits[chosen], classes=tuple("0123456789"))
 
     def _images(self, pixels: np.ndarray) -> np.ndarray:
-        """[n, channels, size, size] of pixels [n, 64]."""
+        """Converts pixels [n, 64] to images [n, channels, size, size]."""
         grey = pixels.reshape(-1, 1, PIXELS, PIXELS)
         large = grey.repeat(self.size // PIXELS, axis=2).repeat(self.size // PIXELS, axis=3)
         return large.repeat(self.channels, axis=1)
@@ -62,7 +62,7 @@ class Config:
 def _table() -> tuple[np.ndarray, np.ndarray]:
     """Pixels float32 [1797, 64] in 0..1 and digits int64 [1797], from scikit-learn's file.
 
-    scikit-learn itself is not imported: that takes two seconds.
+    Importing scikit-learn itself would take two seconds.
     """
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:

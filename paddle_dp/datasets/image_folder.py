@@ -41,9 +41,7 @@ def _classes(folder: Path) -> tuple[str, ...]:
     """The names of the class folders, sorted."""
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
     if not names:
-        raise DataError(
-            f"{folder} has no class folders: put the images of each class into a folder of its own"
-        )
+        raise DataError(f"{folder} has no class folders: put the images of each class into a separate folder")
     return tuple(names)
 
 

@@ -16,9 +16,9 @@ IGNORED = -100  # the target of a token that is not chosen: loss.ignore_index
 class MaskedWindows:
     """Windows of `texts`; a share of each window's tokens, at least one, is chosen as targets.
 
-    Of the chosen, 80 % become `mask`, 10 % a random token, and 10 % stay (Devlin et al., arXiv:1810.04805). In training
-    they are chosen anew in every epoch, from NumPy's global generator, which the loader seeds by (seed, epoch,
-    sample); in held-out samples they are always the same (`fixed`).
+    80 % of these become `mask`, 10 % a random token, and 10 % stay (Devlin et al., arXiv:1810.04805). Training chooses
+    again in every epoch with NumPy's global generator, which the loader seeds by (seed, epoch, sample). `fixed` keeps
+    the choice, for held-out samples.
     """
 
     def __init__(self, texts: Windows, share: float, mask: int, fixed: bool):
@@ -51,7 +51,7 @@ class Config(TextConfig):
     """The mask token; by default one more than the tokenizer's last, so the model's vocab must be one larger."""
 
     def build(self, split: str) -> MaskedWindows:
-        """Inputs int64 [length], and targets int64 [length], -100 where no token is to be predicted."""
+        """Inputs int64 [length]; targets int64 [length], -100 where no token is to be predicted."""
         texts = self.windows(split)
         vocab = texts.tokenizer.vocab
         return MaskedWindows(

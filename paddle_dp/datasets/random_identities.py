@@ -1,4 +1,4 @@
-"""Synthetic identities: each is a random point, each sample a noisy view of one; for very many classes."""
+"""Synthetic identities for very many classes: each is a random point, each sample a noisy view of a point."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Config:
         return Generated(self._draw, samples, self.seed, split)
 
     def point(self, identity: int) -> Array:
-        """The point of an identity, float32 [features], computed from (seed, identity)."""
+        """An identity's point, float32 [features], computed from (seed, identity)."""
         bits = np.random.Philox(key=[self.seed % 2**64, identity], counter=[0, 0, 0, POINTS])
         return np.random.Generator(bits).standard_normal(self.features, dtype=np.float32)
 

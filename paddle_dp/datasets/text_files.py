@@ -1,4 +1,4 @@
-"""Text or .jsonl files as windows of tokens, for next-token prediction; by default Python's own sources."""
+"""Text or .jsonl files as windows of tokens, for next-token prediction; by default Python's standard library."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ class Config(TextConfig):
         return self.windows(split)
 
     def read_file(self, path: Path) -> Iterator[tuple[Array, Array]]:
-        """The file's windows, as a held-out text's; the last one may be shorter. Raises DataError for a file without a
-        token to predict, or one that is no text."""
+        """Yields the file's windows as held-out samples; the last one may be shorter. Raises DataError for a file
+        without a token to predict, or one that is no text."""
         return self.all_windows(path)

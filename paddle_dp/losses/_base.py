@@ -1,4 +1,4 @@
-"""Shared by the losses: totals in float32 under every precision, and targets in the shape of the outputs."""
+"""The base of the losses: totals in float32 under every precision, and targets in the shape of the outputs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ R = TypeVar("R")
 
 
 def full_precision(method: Callable[P, R]) -> Callable[P, R]:
-    """`method` with autocast disabled around it, at almost no cost where it is disabled already.
+    """Disables autocast around `method`, at almost no cost if it is disabled already.
 
-    Casting the outputs alone is not enough: at level O2 autocast would cast them back before the sum.
+    Casting only the outputs is not enough: at level O2 autocast would cast them back before the sum.
     """
 
     @wraps(method)
@@ -35,14 +35,14 @@ def full_precision(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def widened(numbers: paddle.Tensor) -> paddle.Tensor:
-    """`numbers` in float32 at least."""
+    """Converts `numbers` to float32, unless they are float64."""
     import paddle
 
     return numbers if numbers.dtype in (paddle.float32, paddle.float64) else numbers.astype("float32")
 
 
 def one_tensor(outputs: Any, loss: str) -> paddle.Tensor:
-    """`outputs`, if they are one tensor. Raises LossError, with what to do, for a tuple of tensors."""
+    """Returns `outputs` if they are one tensor; else raises LossError with advice."""
     import paddle
 
     if isinstance(outputs, paddle.Tensor):
@@ -50,13 +50,14 @@ def one_tensor(outputs: Any, loss: str) -> paddle.Tensor:
     several = f"{len(outputs)} outputs" if isinstance(outputs, Sized) else "outputs"
     raise LossError(
         f"the model returns a {type(outputs).__name__} of {several}, and {loss} takes one tensor. Return the scores "
-        "alone from forward, or use a loss of your own, which gets what forward returned: "
+        "alone from forward, or write a loss, which gets the result of forward: "
         "loss: {use: my_module.my_loss}."
     )
 
 
 def paired(outputs: paddle.Tensor, targets: paddle.Tensor, loss: str) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Both in float32 and of one shape. Raises LossError rather than broadcast [n, 1] against [n] to [n, n]."""
+    """Converts both to float32 and one shape. Raises LossError if the sizes differ; it never broadcasts [n, 1] and [n]
+    to [n, n]."""
     outputs = one_tensor(outputs, loss)
     if outputs.shape != targets.shape:
         if outputs.size != targets.size or outputs.shape[0] != targets.shape[0]:

@@ -1,4 +1,4 @@
-"""Operations over all classes that a loss needs: here for whole scores, in `parallel.tensor` for cut ones."""
+"""A loss's operations over all classes: here for whole scores, in `parallel.tensor` for split scores."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ NEVER = -(2**31)  # no class is ignored; Paddle's default, -100, would silently 
 
 
 class Classes(Protocol):
-    """Operations on scores [..., classes on this rank]; the result is the same on every rank of the tensor axis."""
+    """Operations on scores [..., classes on this rank]; results are equal on every rank of the tensor axis."""
 
     refuses: bool
-    """Whether `total` raises IndexError, on CPUs, for a number that is no class; others give NaN."""
+    """True if `total` raises IndexError, on CPUs, for a number that is no class; otherwise it gives NaN."""
 
     def local_range(self, width: int) -> tuple[int, int]:
-        """The number of the first of the `width` classes on this rank, and how many classes there are in all."""
+        """The number of the first of the `width` classes on this rank, and the number of all classes."""
         ...
 
     def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
-        """The sum of -log softmax(scores) at the class `numbers` [...], without those that are `ignored`."""
+        """The sum of -log softmax(scores) at the class `numbers` [...], without the `ignored` number."""
         ...
 
     def all_reduce(self, partial_sums: paddle.Tensor) -> paddle.Tensor:
-        """Sums over the classes on this rank, summed over the ranks."""
+        """Adds up the ranks' sums over their classes. Collective if the classes are split."""
         ...
 
     def highest(self, scores: paddle.Tensor) -> paddle.Tensor:
-        """The number of the highest score [...], the first of equals."""
+        """The class number of the highest score [...]; the first among equals."""
         ...
 
     def best(self, scores: paddle.Tensor, k: int) -> paddle.Tensor:
-        """The numbers of the k highest scores [..., k], the highest first."""
+        """The class numbers of the k highest scores [..., k], the highest first."""
         ...
 
 
@@ -49,7 +49,7 @@ class AllClasses:
         return 0, width
 
     def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
-        """As F.cross_entropy, which also makes a mask for weights that are none here: 6 µs of its 15."""
+        """Calls the kernel of F.cross_entropy, which would also make an unused weight mask: 6 µs of its 15."""
         import paddle
 
         kernel, labels = paddle._C_ops.cross_entropy_with_softmax, numbers.unsqueeze(-1)
@@ -67,10 +67,10 @@ class AllClasses:
 
 
 class Exact(AllClasses):
-    """All classes are on this rank, and losses are exact also above 64 and over a million classes.
+    """All classes are on this rank, and losses are exact above 64 and with a million classes, too.
 
-    On CPUs (3.3.1) Paddle's losses are cut off at 64, and its sums, also logsumexp's, are sequential: over a million
-    classes they are off by 1e-3. Here they are computed in float64.
+    On CPUs (3.3.1) Paddle cuts losses off at 64, and its sums, logsumexp's included, are sequential: with a million
+    classes they are off by 1e-3. Here sums are computed in float64.
     """
 
     refuses = False
@@ -87,9 +87,9 @@ class Exact(AllClasses):
 
 
 def check_range(numbers: paddle.Tensor, classes: int, ignored: int) -> None:
-    """Raises TargetError for a class number [n, …] that is neither one of `classes` nor the ignored one.
+    """Raises TargetError for a class number [n, …] outside 0 … `classes` - 1 that is not the ignored one.
 
-    On CPUs only: on an accelerator the check would wait for the device in every step, and Paddle's own kernels abort.
+    Checks on CPUs only: on an accelerator it would wait for the device in every step, and Paddle's kernels abort.
     """
     if not numbers.place.is_cpu_place():
         return
@@ -114,9 +114,8 @@ def check_range(numbers: paddle.Tensor, classes: int, ignored: int) -> None:
 def gather_target(
     scores: paddle.Tensor, numbers: paddle.Tensor, first: int
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """The score of each target [...] among the columns from class `first` on; its column [..., 1]; whether it is here.
-
-    Where the target is not among the columns, score and column are arbitrary.
+    """Looks targets up in columns that start at class `first`. Returns (score [...], column [..., 1], bool [...]: the
+    target is in these columns); for other targets score and column are arbitrary.
     """
     local = numbers - first
     here = (local >= 0).logical_and(local < scores.shape[-1])

@@ -1,4 +1,4 @@
-"""Losses that compare the samples of a batch: which samples, on which ranks, and how far they are apart."""
+"""The base of losses that compare the samples of a batch: sets of samples, and distances."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Across = Literal["ranks", "rank"]
-_NEAR = 1e-12  # the smallest squared distance whose root has a gradient
+_NEAR = 1e-12  # lower bound of squared distances: the root has no gradient at 0
 
 
 class Samples(Protocol):
-    """The samples with which those of this rank are compared; `parallel.GatheredSamples` has those of all ranks."""
+    """The samples that this rank's samples are compared with; `parallel.GatheredSamples` has all ranks' samples."""
 
     def gather(self, *rows: paddle.Tensor) -> tuple[list[paddle.Tensor], int]:
-        """Each of `rows` [n, …] of all samples, [N, …], with exact gradients; and where this rank's n begin among
-        them, or N where they are not among them (a dummy's)."""
+        """Gathers each of `rows` [n, …] to [N, …], with exact gradients. Also returns the index of this rank's first
+        row, or N for a dummy, which is not included."""
         ...
 
 
@@ -33,10 +33,10 @@ class LocalSamples:
 
 
 class ComparesSamples:
-    """A total over this rank's samples of the micro-batch (the anchors), each compared with all of its samples.
+    """A total over this rank's samples of the micro-batch (the anchors), each compared with other samples.
 
-    The samples are those of the global micro-batch, which is the same set on any number of ranks, under `across:
-    ranks`, and those that this rank has of it under `across: rank`. A pair never reaches into another micro-batch.
+    `across: ranks` compares with the global micro-batch, the same set on any number of ranks; `across: rank` compares
+    with this rank's samples of it. Both samples of a pair belong to one micro-batch.
     """
 
     def __init__(self, across: Across):
@@ -44,18 +44,19 @@ class ComparesSamples:
         self.samples: Samples = LocalSamples()
 
     def across(self, samples: Samples) -> Self:
-        """The same loss, which compares with these samples."""
+        """A copy of the loss that compares with these samples."""
         other = copy(self)
         other.samples = samples
         return other
 
     def num_classes(self, outputs: paddle.Tensor) -> int:
-        """0: outputs are no scores of classes."""
+        """Returns 0: outputs are no class scores."""
         return 0
 
 
 def embeddings(outputs: object, loss: str, normalize: bool) -> paddle.Tensor:
-    """Outputs [n, d] in float32 at least, of length 1 where asked. Raises LossError for outputs of another form."""
+    """Checks and widens outputs [n, d] to float32; `normalize` scales them to length 1. Raises LossError for another
+    form."""
     import paddle
 
     if not isinstance(outputs, paddle.Tensor) or outputs.ndim != 2:
@@ -66,8 +67,8 @@ def embeddings(outputs: object, loss: str, normalize: bool) -> paddle.Tensor:
 
 
 def class_numbers(targets: object, rows: int, loss: str) -> paddle.Tensor:
-    """Targets as [n], of a dtype that any backend gathers: gloo has no int16, and ends the process there. Raises
-    LossError unless there is one class number for each of `rows` embeddings."""
+    """Targets as int64 [n], which every backend gathers: gloo ends the process for int16. Raises LossError unless there
+    is one class number for each of `rows` embeddings."""
     import paddle
 
     if not isinstance(targets, paddle.Tensor) or targets.is_floating_point() or targets.size != rows:
@@ -77,20 +78,21 @@ def class_numbers(targets: object, rows: int, loss: str) -> paddle.Tensor:
 
 
 def squared_distances(anchors: paddle.Tensor, candidates: paddle.Tensor) -> paddle.Tensor:
-    """|a|² + |b|² - 2ab of anchors [n, d] and others [N, d]: [n, N]. Two that are equal may be below 0 by rounding."""
+    """|a|² + |b|² - 2ab of anchors [n, d] and candidates [N, d]: [n, N]. Rounding may make the distance of equals
+    negative."""
     squares = anchors.square().sum(-1, keepdim=True), candidates.square().sum(-1)
     return squares[0] + squares[1] - 2 * anchors.matmul(candidates, transpose_y=True)
 
 
 def itself(anchors: int, candidates: int, first: int) -> paddle.Tensor:
-    """Which of the others an anchor is itself, bool [n, N]; `first` of them is the first anchor."""
+    """The mask bool [n, N] of the candidates that are the anchors themselves; the first anchor is candidate `first`."""
     import paddle
 
     return (paddle.arange(first, first + anchors).unsqueeze(-1) == paddle.arange(candidates)).astype("bool")
 
 
 def margin_losses(squares: paddle.Tensor, same: paddle.Tensor, margin: float) -> paddle.Tensor:
-    """d² where `same` is 1, max(0, margin - d)² where it is 0, for squared distances; all of one shape.
+    """d² where `same` is 1, max(0, margin - d)² where it is 0, from squared distances of the same shape.
 
     (Hadsell, Chopra and LeCun, CVPR 2006, eq. 4, without its factor ½.)
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class BinaryCrossEntropy:
-    """Total over samples: outputs [n] or [n, labels] before the sigmoid, targets 0 or 1 (or between)."""
+    """Total over samples: outputs [n] or [n, labels] before the sigmoid, targets 0 to 1."""
 
     counts_samples = True
 
@@ -22,7 +22,7 @@ class BinaryCrossEntropy:
 
     @full_precision
     def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, int]:
-        """(total, number of samples); the total is float32 also under autocast."""
+        """(total, number of samples); the total is float32 even under autocast."""
         import paddle
         import paddle.nn.functional as F
 
@@ -33,7 +33,7 @@ class BinaryCrossEntropy:
 
     @full_precision
     def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """The share of each sample's labels that are predicted correctly, totalled over samples."""
+        """The share of correct labels per sample, totalled over samples."""
         outputs, targets = paired(outputs, targets, "binary_cross_entropy")
         hits = (outputs > 0) == (targets > 0.5)
         return {"acc1": hits.astype("float32").mean() * outputs.shape[0]}
@@ -42,7 +42,7 @@ class BinaryCrossEntropy:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     positive_weight: AboveZero = 1.0
-    """Weight of positive labels; that of negative ones is 1."""
+    """Weight of positive labels; negative labels have weight 1."""
 
     def build(self) -> BinaryCrossEntropy:
         return BinaryCrossEntropy(self.positive_weight)

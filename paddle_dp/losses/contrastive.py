@@ -1,4 +1,4 @@
-"""Contrastive loss: each sample's embedding must be nearer to those of its class than to all others of the batch."""
+"""Contrastive loss: each sample's embedding must be nearer to its class than to all other samples of the batch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from paddle_dp.units import AboveZero
 if TYPE_CHECKING:
     import paddle
 
-_FAR = -1e9  # the logit of what does not compete
+_FAR = -1e9  # the logit of a sample that does not compete
 
 
 class Contrastive(ComparesSamples):
     """Sum over anchors of the mean over its positives p of -log softmax(cosines / temperature) at p.
 
-    Outputs [n, d] with class numbers as targets [n]: positives are the others of the class, and all others compete
-    (Khosla et al., arXiv:2004.11362, eq. 2); an anchor without a positive does not count. Outputs of two such tensors,
-    one of each tower: the positive is the same sample in the other tower, all samples there compete, in both
-    directions, and targets are not read (Radford et al., arXiv:2103.00020, figure 3).
+    Outputs [n, d] with class numbers as targets [n]: positives are the other samples of the class, and all other
+    samples compete (Khosla et al., arXiv:2004.11362, eq. 2); an anchor without a positive does not count. Outputs of
+    two such tensors, one per tower: the positive is the same sample in the other tower, all samples there compete, in
+    both directions, and targets are not read (Radford et al., arXiv:2103.00020, figure 3).
     """
 
     def __init__(self, across: Across, temperature: float):
@@ -30,7 +30,7 @@ class Contrastive(ComparesSamples):
 
     @full_precision
     def __call__(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, Any]:
-        """(total, the number of anchors that count); the total is float32 also under autocast."""
+        """(total, the number of anchors that count); the total is float32 even under autocast."""
         import paddle
 
         total: Any = 0.0
@@ -47,7 +47,7 @@ class Contrastive(ComparesSamples):
 
     @full_precision
     def scores(self, outputs: Any, targets: Any) -> dict[str, paddle.Tensor]:
-        """`recall1`: the anchors that count whose nearest sample is a positive."""
+        """`recall1`: the number of counting anchors with a positive as the nearest sample."""
         recall: Any = 0.0
         directions = self._compared(outputs, targets)
         for logits, positive in directions:
@@ -56,7 +56,7 @@ class Contrastive(ComparesSamples):
         return {"recall1": recall}
 
     def _compared(self, outputs: Any, targets: Any) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """For each direction: logits [n, N], and where they are of positives, as numbers."""
+        """One pair per direction: logits [n, N]; 1.0 where the sample is a positive, else 0.0."""
         import paddle
 
         if isinstance(outputs, tuple | list) and len(outputs) == 2:
@@ -78,11 +78,11 @@ class Contrastive(ComparesSamples):
 @dataclass(frozen=True, kw_only=True)
 class Config:
     across: Across = "ranks"
-    """Whose samples are compared: `ranks`, all of the global micro-batch, as in one process; `rank`, each rank's own,
+    """The samples to compare with: `ranks`, the global micro-batch, as in one process; `rank`, each rank's samples,
     which is another loss on another number of ranks."""
 
     temperature: AboveZero = 0.1
-    """Divides the cosines: the smaller, the more the nearest ones count."""
+    """Divisor of the cosines: the smaller it is, the more the nearest samples count."""
 
     def build(self) -> Contrastive:
         return Contrastive(self.across, self.temperature)

@@ -22,7 +22,7 @@ Count = Union[int, "paddle.Tensor"]
 class CrossEntropy:
     """Total over samples: outputs [n, c] or [n, t, c], targets [n] or [n, t] of class numbers.
 
-    The t targets of a sample are averaged, so the count is the number of samples, known without reading the device.
+    The t targets of a sample are averaged. So the count is the number of samples, known without reading the device.
     """
 
     counts_samples = True
@@ -33,28 +33,29 @@ class CrossEntropy:
         self.classes: Classes = AllClasses()
 
     def parallel(self, classes: Classes) -> Self:
-        """The same loss for outputs that hold only some of the classes; `classes` computes over all of them."""
+        """A copy for outputs that hold only some of the classes; `classes` computes over all of them."""
         other = copy(self)
         other.classes = classes
         return other
 
     @full_precision
     def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
-        """(total, count); the total is float32 also under autocast."""
+        """(total, count); the total is float32 even under autocast."""
         outputs = one_tensor(outputs, self.use)
         numbers = _class_numbers(targets, outputs)
         if not self.classes.refuses:
             check_range(numbers, self.num_classes(outputs), self.ignored)
         try:
             total = self._total(self._logits(widened(outputs), numbers), numbers)
-        except IndexError:  # without a word on which target it is
+        except IndexError:  # it does not name the target
             check_range(numbers, self.num_classes(outputs), self.ignored)
             raise
         return self._per_sample(total, targets), self._count(targets)
 
     @full_precision  # a sum in bfloat16 stops growing at 256
     def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """How many targets are the highest output (acc1); with more than 5 classes, among the 5 highest (acc5)."""
+        """The number of targets that are the highest output (acc1) and, with more than 5 classes, among the 5 highest
+        (acc5)."""
         outputs, numbers = widened(outputs), _class_numbers(targets, outputs)
         hits = {"acc1": self.classes.highest(outputs) == numbers}
         if self.num_classes(outputs) > 5:
@@ -62,7 +63,7 @@ class CrossEntropy:
         return {name: self._per_sample(self._hits(hit, numbers), targets) for name, hit in hits.items()}
 
     def num_classes(self, outputs: paddle.Tensor) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return self.classes.local_range(outputs.shape[-1])[1]
 
     def predictions(self, outputs: paddle.Tensor) -> paddle.Tensor:
@@ -74,7 +75,7 @@ class CrossEntropy:
 
     def _total(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         total = self.classes.total(logits, numbers, self.ignored)
-        # Not Paddle's label_smoothing: it needs one-hot targets, as large as the outputs, and cannot ignore a class.
+        # Paddle's label_smoothing needs one-hot targets, as large as the outputs, and cannot ignore a class.
         return total + self.smoothing * self._margin(logits, numbers).sum() if self.smoothing else total
 
     def _margin(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
@@ -92,19 +93,19 @@ class CrossEntropy:
 
 
 class CrossEntropyIgnoring(CrossEntropy):
-    """Total over all targets except those equal to `ignored`, which do not count."""
+    """Total over all targets that do not equal `ignored`; only these count."""
 
     counts_samples = False
 
     def count(self, targets: paddle.Tensor) -> paddle.Tensor:
-        """How many targets count, as a 0-d tensor, so that nothing waits for the device."""
+        """The number of targets that count, as a 0-d tensor, so that nothing waits for the device."""
         return (targets != self.ignored).sum()
 
     def _margin(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         return super()._margin(logits, numbers) * (numbers != self.ignored).astype(logits.dtype)
 
     def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
-        counts = numbers != self.ignored  # an ignored class can be predicted when it is one of the outputs
+        counts = numbers != self.ignored  # the model can predict the ignored class if it is among the outputs
         return hits.logical_and(counts if hits.ndim == counts.ndim else counts.unsqueeze(-1)).sum()
 
     def _per_sample(self, totals: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
@@ -115,9 +116,9 @@ class CrossEntropyIgnoring(CrossEntropy):
 
 
 def _class_numbers(targets: paddle.Tensor, outputs: paddle.Tensor) -> paddle.Tensor:
-    """`targets` as int64, of the shape of `outputs` without the last dim.
+    """`targets` as int64 in the shape of `outputs` without the last dim.
 
-    Raises LossError for fractions: Paddle would silently truncate them.
+    Raises LossError for floating-point targets: Paddle would silently truncate them.
     """
     import paddle
 
@@ -139,7 +140,7 @@ class Config:
     """Share of each target that is spread evenly over all classes."""
 
     ignore_index: int | None = None
-    """Targets of this number do not count."""
+    """Class number of targets that do not count."""
 
     def build(self) -> CrossEntropy:
         if self.ignore_index is None:

@@ -16,16 +16,16 @@ from paddle_dp.units import AboveZero, Probability
 if TYPE_CHECKING:
     import paddle
 
-FLAT = 1e-6  # the smallest sin² used: the angle has no gradient at 0
+FLAT = 1e-6  # lower bound of sin²: the angle has no gradient at 0
 
 
 class MarginSoftmax(CrossEntropy):
-    """Total over samples of -log softmax(scale · c'), where c' is cos(a + angle) - cosine for the target's angle a,
-    and the cosine itself for every other class; outputs are the cosines.
+    """Total over samples of -log softmax(scale · c'). c' is cos(a + angle) - cosine for the target's angle a, and the
+    plain cosine for every other class. Outputs are the cosines.
 
     `angle` alone is ArcFace (Deng et al., arXiv:1801.07698, eq. 3), `cosine` alone CosFace (Wang et al.,
-    arXiv:1801.09414, eq. 4), both together eq. 4 of the former. Paddle's margin_cross_entropy gives the same total, on
-    GPUs only, and without smoothing or an ignored class; this is one formula for every device and every cut.
+    arXiv:1801.09414, eq. 4), both together eq. 4 of the former. Paddle's margin_cross_entropy gives the same total, but
+    on GPUs only, and without smoothing or an ignored class; this formula serves every device and every split.
     The loss of a target that is no class is NaN.
     """
 
@@ -52,7 +52,8 @@ class MarginSoftmax(CrossEntropy):
         return outputs.put_along_axis(column, replaced, -1, broadcast=False) * self.scale
 
     def _check(self, outputs: paddle.Tensor) -> None:
-        """Checks the first outputs only: checking all would wait for the device in every step."""
+        """Raises LossError if the first outputs are no cosines. Later checks would wait for the device in every
+        step."""
         if self._checked or not outputs.size:
             return
         largest = float(outputs.abs().max())
@@ -65,16 +66,16 @@ class MarginSoftmax(CrossEntropy):
 
 
 class MarginSoftmaxIgnoring(MarginSoftmax, CrossEntropyIgnoring):
-    """The same over all targets except those equal to `ignored`, which do not count."""
+    """`MarginSoftmax` over the targets that do not equal `ignored`; only these count."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     angle: Annotated[float, Ge(0), Le(pi / 2)] = 0.5
-    """ArcFace's margin: added to the target's angle, in radians."""
+    """ArcFace's margin in radians, added to the target's angle."""
 
     cosine: Annotated[float, Ge(0), Le(1)] = 0.0
-    """CosFace's margin: taken from the target's cosine."""
+    """CosFace's margin, subtracted from the target's cosine."""
 
     scale: AboveZero = 64.0
     """Factor of all cosines."""
@@ -83,7 +84,7 @@ class Config:
     """Share of each target that is spread evenly over all classes."""
 
     ignore_index: int | None = None
-    """Targets of this number do not count."""
+    """Class number of targets that do not count."""
 
     def build(self) -> MarginSoftmax:
         return MarginSoftmax(self) if self.ignore_index is None else MarginSoftmaxIgnoring(self)

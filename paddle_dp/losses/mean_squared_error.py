@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class MeanSquaredError:
-    """Total over samples: outputs [n, …] of any shape, targets of as many numbers."""
+    """Total over samples: outputs [n, …] of any shape, targets of the same size."""
 
     counts_samples = True
 
     @full_precision
     def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, int]:
-        """(total, number of samples); the total is float32 also under autocast."""
+        """(total, number of samples); the total is float32 even under autocast."""
         import paddle.nn.functional as F
 
         outputs, targets = paired(outputs, targets, "mean_squared_error")
@@ -27,7 +27,7 @@ class MeanSquaredError:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Nothing to set."""
+    """This loss has no settings."""
 
     def build(self) -> MeanSquaredError:
         return MeanSquaredError()

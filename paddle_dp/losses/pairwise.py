@@ -1,4 +1,4 @@
-"""Margin loss over all pairs of the batch: those of one class are drawn together, all others pushed apart."""
+"""Margin loss over all pairs of the batch: it draws pairs of one class together and pushes all others apart."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Pairwise(ComparesSamples):
-    """Sum over the ordered pairs of two samples: d² where they are of one class, else max(0, margin - d)², d their
-    distance (Hadsell, Chopra and LeCun, CVPR 2006, eq. 4, without its factor ½).
+    """Sum over ordered pairs of two samples at distance d: d² within a class, else max(0, margin - d)² (Hadsell, Chopra
+    and LeCun, CVPR 2006, eq. 4, without its factor ½).
 
-    Outputs [n, d] with class numbers as targets [n]. Pairs that a data set gives are for loss `siamese`.
+    Outputs [n, d] with class numbers as targets [n]. Loss `siamese` takes a data set's pairs.
     """
 
     def __init__(self, across: Across, margin: float):
@@ -34,19 +34,20 @@ class Pairwise(ComparesSamples):
 
     @full_precision
     def __call__(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """(total, the number of pairs); the total is float32 also under autocast."""
+        """(total, the number of pairs); the total is float32 even under autocast."""
         squares, same, counts = self._compared(outputs, targets)
         return (margin_losses(squares, same, self.margin) * counts).sum(), counts.sum()
 
     @full_precision
     def scores(self, outputs: Any, targets: Any) -> dict[str, paddle.Tensor]:
-        """`acc1`: the pairs whose distance is below half the margin just if they are of one class."""
+        """`acc1`: the number of pairs that the threshold of half the margin classifies correctly."""
         squares, same, counts = self._compared(outputs, targets)
         right = (squares < (self.margin / 2) ** 2).astype(same.dtype) == same
         return {"acc1": (right.astype(counts.dtype) * counts).sum()}
 
     def _compared(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """Of anchors and samples [n, N]: squared distances, 1 where they are of one class, 1 where they are two."""
+        """Three tensors [anchors, samples]: squared distances; 1 for one class, else 0; 1 for different samples, else
+        0."""
         anchors = embeddings(outputs, "pairwise", False)
         classes = class_numbers(targets, len(anchors), "pairwise")
         (others, of_others), first = self.samples.gather(anchors, classes)
@@ -59,11 +60,11 @@ class Pairwise(ComparesSamples):
 @dataclass(frozen=True, kw_only=True)
 class Config:
     across: Across = "ranks"
-    """Whose samples are compared: `ranks`, all of the global micro-batch, as in one process; `rank`, each rank's own,
+    """The samples to compare with: `ranks`, the global micro-batch, as in one process; `rank`, each rank's samples,
     which is another loss on another number of ranks."""
 
     margin: AboveZero = 1.0
-    """From this distance on, two of different classes are far enough apart."""
+    """Distance from which on two samples of different classes are far enough apart."""
 
     def build(self) -> Pairwise:
         return Pairwise(self.across, self.margin)

@@ -1,4 +1,4 @@
-"""Triplet loss: the farthest sample of an anchor's class must be nearer than the nearest of another, by a margin."""
+"""Triplet loss: the farthest sample of an anchor's class must be nearer, by a margin, than any of another class."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _FAR = 1e9  # farther than anything
 class Triplet(ComparesSamples):
     """Sum over anchors of max(0, d(farthest positive) - d(nearest negative) + margin), d the squared distance.
 
-    Outputs [n, d] with class numbers as targets [n]. Squared distances of embeddings of length 1 as in FaceNet (Schroff
-    et al., arXiv:1503.03832, eq. 1); the hardest two of the batch for each anchor (Hermans et al., arXiv:1703.07737,
-    eq. 5). An anchor without a positive, or without a negative, does not count.
+    Outputs [n, d] with class numbers as targets [n]. The distances are FaceNet's, with embeddings of length 1 (Schroff
+    et al., arXiv:1503.03832, eq. 1). Each anchor uses its hardest positive and negative of the batch (Hermans et al.,
+    arXiv:1703.07737, eq. 5). An anchor without a positive, or without a negative, does not count.
     """
 
     def __init__(self, across: Across, margin: float, normalize: bool):
@@ -36,18 +36,19 @@ class Triplet(ComparesSamples):
 
     @full_precision
     def __call__(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """(total, the number of anchors that count); the total is float32 also under autocast."""
+        """(total, the number of anchors that count); the total is float32 even under autocast."""
         farthest, nearest, counts = self._hardest(outputs, targets)
         return ((farthest - nearest + self.margin).clip(min=0.0) * counts).sum(), counts.sum()
 
     @full_precision
     def scores(self, outputs: Any, targets: Any) -> dict[str, paddle.Tensor]:
-        """`apart`: the anchors that count whose positives are all nearer than every negative."""
+        """`apart`: the number of counting anchors with all positives nearer than every negative."""
         farthest, nearest, counts = self._hardest(outputs, targets)
         return {"apart": ((farthest < nearest).astype(counts.dtype) * counts).sum()}
 
     def _hardest(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """For each anchor [n]: how far are the farthest positive and the nearest negative; 1 if it counts."""
+        """Three tensors [n]: the squared distances of the farthest positive and the nearest negative; 1 if the anchor
+        counts, else 0."""
         import paddle
 
         anchors = embeddings(outputs, "triplet", self.normalize)
@@ -66,14 +67,14 @@ class Triplet(ComparesSamples):
 @dataclass(frozen=True, kw_only=True)
 class Config:
     across: Across = "ranks"
-    """Whose samples are compared: `ranks`, all of the global micro-batch, as in one process; `rank`, each rank's own,
+    """The samples to compare with: `ranks`, the global micro-batch, as in one process; `rank`, each rank's samples,
     which is another loss on another number of ranks."""
 
     margin: AboveZero = 0.2
-    """By how much the nearest negative must be farther than the farthest positive, in squared distances."""
+    """Smallest difference between the squared distances of the nearest negative and the farthest positive."""
 
     normalize: bool = True
-    """Embeddings are divided by their length first."""
+    """Divide embeddings by their length first."""
 
     def build(self) -> Triplet:
         return Triplet(self.across, self.margin, self.normalize)

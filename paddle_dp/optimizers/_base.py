@@ -1,6 +1,6 @@
-"""Shared by the optimizers: which parameters decay, and how gradients are clipped.
+"""The base of the optimizers: selects the parameters that decay, and clips gradients.
 
-No parameter groups: `paddle.optimizer` clips each group by the group's own norm, not by the global one.
+Paddle's parameter groups are not used: `paddle.optimizer` clips each group by the group's norm, not by the global one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OptimizerConfig:
     """Strength of the decay of weights towards 0; biases and norms do not decay."""
 
     decay_all: bool = False
-    """Biases and norms decay, too."""
+    """Decay biases and norms, too."""
 
     clip: AboveZero | None = None
     """Upper bound of the norm of all gradients together."""
@@ -47,7 +47,7 @@ class OptimizerConfig:
             "learning_rate": learning_rate,
             "parameters": parameters,
             "grad_clip": self._clip(),
-            # Paddle checks it for every parameter at every step, 50 µs for a small model: set it only where needed.
+            # Paddle checks it for every parameter at every step, 50 µs for a small model, so it is set only if needed.
             "multi_precision": any(parameter.dtype in (float16, bfloat16) for parameter in parameters),
         }
 
@@ -56,9 +56,9 @@ class OptimizerConfig:
         return [parameter for _, parameter in named_parameters if self.decay_all or parameter.ndim > 1]
 
     def decay_by_regularizer(self, named_parameters: Named) -> None:
-        """Sets L2 decay as the regularizer of the parameters that decay; as exact as `weight_decay=`, which is for all.
+        """Sets L2 decay as the regularizer of the parameters that decay; as exact as `weight_decay=`, which decays all.
 
-        A regularizer of the model's own stays; one from an earlier call is replaced.
+        A regularizer that the model has set stays; one from an earlier call is replaced.
         """
         from paddle.regularizer import L2Decay
 

@@ -32,7 +32,7 @@ class Config(OptimizerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.weight_decay and not self.always_adapt:
-            # paddle.optimizer.Lamb adapts only what decays: without decay it is Adam.
+            # paddle.optimizer.Lamb adapts only parameters that decay: without decay it is Adam.
             raise ValueError("weight_decay: without it no layer's rate is adapted; set always_adapt: true")
 
     def build(self, learning_rate: Any, named_parameters: Named) -> Optimizer:

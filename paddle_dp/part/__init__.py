@@ -1,7 +1,7 @@
 """Finds and builds parts: `use: name` → file on a shelf → Config → build().
 
-Names, settings and their mistakes are read here for every shelf. A whole recipe, with its lines and overrides, is read
-in `recipe/`; the parts themselves are in the shelves' folders.
+This package resolves names and checks settings for every shelf. `recipe/` reads a whole recipe, with its lines and
+overrides; the shelves' folders hold the parts.
 """
 
 from paddle_dp.part.annotation import Annotation, annotate

@@ -1,7 +1,7 @@
-"""The words of other tools, as one table: whose each is, and what it is in a recipe.
+"""A table of other tools' words: the tool, and the recipe's key for each.
 
-A hint that leads to another training is worse than none: where theirs multiplies and ours splits, the row says so.
-Words from recipes before 0.1.0 are here, too.
+A hint that leads to a different training is worse than none, so a row states where meanings differ, such as multiplying
+and splitting a batch. Words of recipes before 0.1.0 are included.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _FLOOR = (
 _SHARE = "a number of steps or epochs, not a share: 0.1 of '10 epochs' is '1 epoch'"
 _UNITS = "a length with its unit, such as '3 epochs' or '5000 steps'"
 _EVERY = "with its unit, such as '500 steps' or '1 epoch'"
-_LEVEL = "precision: {dtype: bfloat16, level: O2} is Paddle's O2; weights in float32 are kept beside it"
+_LEVEL = "precision: {dtype: bfloat16, level: O2} is Paddle's O2; weights in float32 are kept, too"
 _STAGE3 = "strategy: {use: hybrid, sharding: N, sharding_stage: 3} is FSDP and ZeRO-3; 2 shards gradients and states"
-_STAGE = "strategy: {use: hybrid, sharding: N, sharding_stage: 1, 2 or 3} is what DeepSpeed calls ZeRO"
+_STAGE = "strategy: {use: hybrid, sharding: N, sharding_stage: 1, 2 or 3} is DeepSpeed's ZeRO"
 _DATA = "the data set is a part: dataset: {use: …, path: …} (paddle-dp parts datasets)"
 _BEST = (
     "of the evaluations' numbers, such as loss or acc1; costs should fall, all others rise, by their names"
 )
 _NONE = "there is none"
-_EVAL_BATCH = "evaluation takes train.batch samples at a time over all ranks, and has no batch of its own"
+_EVAL_BATCH = "evaluation takes train.batch samples at a time over all ranks, and has no separate batch"
 _LOGS = "a run writes runs/NAME: metrics.jsonl, logs and VisualDL (paddle-dp dashboard runs)"
 _DEVICE = "a rank takes the device that is there; train.device: cpu or gpu asks for one"
 _LAUNCH = "a command's option, not a recipe's key: paddle-dp train RECIPE --ranks N"
@@ -38,7 +38,7 @@ _HOW = "how a checkpoint is continued is the command's business: paddle-dp train
 _EXACT = "an update is exact over ranks as it is, so there is nothing to set"
 
 # ruff: noqa: E501 - a row of the table is a line
-# words | whose | the key in a recipe, or - | what else to know. {…}: a text above.
+# words | tools | the key in a recipe, or - | a note. {…}: a text above.
 _ROWS = """
 lr base_lr max_lr peak_lr                 | torch, Paddle    | schedule.learning_rate |
 learning_rate                             | HF               | schedule.learning_rate |
@@ -85,7 +85,7 @@ weight_decay                              | HF               | optimizer.weight_
 no_weight_decay_name no_weight_decay no_decay | PaddleClas   | optimizer.groups       | a list: {match: ['*.bias'], weight_decay: 0}
 layer_decay                               | PaddleClas       | optimizer.groups       | docs/fine-tuning.md, layer-wise decay
 optim optimizer_name                      | HF               | optimizer.use          | adamw, lamb, momentum, sgd, or a class of paddle.optimizer
-adafactor optim_args optim_target_modules | HF               | optimizer.use          | paddle.optimizer's classes and those of your own: use: package.Class
+adafactor optim_args optim_target_modules | HF               | optimizer.use          | paddle.optimizer's classes and yours: use: package.Class
 label_smoothing_factor ls_epsilon         | HF, PaddleClas   | loss.label_smoothing   | of loss cross_entropy
 loss_type criterion                       | PaddleNLP, torch | loss.use               |
 dp dp_degree data_parallel_degree data_parallel_size | fleet, PaddleNLP, Megatron | strategy.data | of strategy hybrid
@@ -103,7 +103,7 @@ zero zero_stage stage                     | DeepSpeed        | strategy.sharding
 ddp ddp_backend distributed distributed_backend accelerator parallelism_config tensor_parallel_config pipeline_parallel_config sharding_parallel_config hybrid_configs | torch, HF, Lightning, fleet | strategy | a part: data_parallel is DDP; hybrid has tensor, pipeline, sharding and sequence
 ddp_find_unused_parameters                | HF               | strategy.find_unused_parameters | of strategy data_parallel; hybrid takes them as they are
 ddp_bucket_cap_mb bucket_cap_mb           | torch, HF        | strategy.comm_buffer_size | with its unit: '25 MB'
-ddp_broadcast_buffers broadcast_buffers   | torch, HF        | -                      | all ranks go on with the first one's buffers
+ddp_broadcast_buffers broadcast_buffers   | torch, HF        | -                      | all ranks continue with the first one's buffers
 ddp_timeout nccl_timeout                  | torch, HF        | train.patience         | with its unit: '600 s'; and watch.patience
 sync_batchnorm convert_sync_batchnorm sync_bn use_sync_bn | Lightning, torch | strategy.sync_batch_norm | true unless switched off
 average_tokens_across_devices             | HF               | -                      | {_EXACT}
@@ -113,12 +113,12 @@ recompute_num_layers recompute_interval   | Megatron, PaddleNLP | strategy.recom
 offload_optimizer cpu_offload             | DeepSpeed, torch | strategy.offload       | of strategy hybrid
 torch_compile torch_compile_backend torch_compile_mode torchdynamo to_static jit_mode_eval use_cinn | HF, torch, Paddle | train.compile | true or false
 load_best_model_at_end save_best_only     | HF, Keras        | callbacks.checkpoint.best | {_BEST}; evaluate --checkpoint best takes it
-metric_for_best_model monitor             | HF, Lightning    | callbacks.checkpoint.best | {_BEST}. early_stop.watch is what ends a training
+metric_for_best_model monitor             | HF, Lightning    | callbacks.checkpoint.best | {_BEST}. early_stop.watch ends a training
 greater_is_better mode                    | HF, Lightning    | -                      | {_BEST}
 early_stopping_patience                   | HF               | callbacks.early_stop.patience | evaluations without improvement
 early_stopping_threshold min_delta        | HF, Lightning    | callbacks.early_stop.by |
 save_steps save_interval save_epoch_interval save_strategy every_n_epochs every_n_train_steps save_freq | HF, PaddleClas, Lightning | callbacks.checkpoint.every | {_EVERY}
-save_total_limit save_top_k max_to_keep keep_checkpoint_max | HF, Lightning | callbacks.checkpoint.keep | the newest so many; the best is kept beside them
+save_total_limit save_top_k max_to_keep keep_checkpoint_max | HF, Lightning | callbacks.checkpoint.keep | the newest so many; the best is kept, too
 save_safetensors save_on_each_node save_only_model save_checkpoint_format | HF, PaddleNLP | callbacks.checkpoint | a checkpoint is whole, in safetensors; paddle-dp export and merge write the model alone
 restore_callback_states_from_checkpoint ignore_data_skip resume_from_checkpoint resume checkpoints | HF, PaddleClas | - | {_HOW}
 overwrite_output_dir                      | HF               | -                      | an earlier run of the name moves to runs/NAME.1; nothing is overwritten
@@ -130,7 +130,7 @@ logging_nan_inf_filter detect_anomaly     | HF, Lightning    | guard.non_finite 
 terminate_on_nan                          | Lightning        | guard.non_finite       | stop
 report_to logger tensorboard wandb mlflow use_visualdl use_tensorboard vdl project trackio_space_id logging_dir | HF, Lightning, PaddleClas | callbacks.dashboard | VisualDL is the only one; metrics.jsonl of a run is for all others
 disable_tqdm enable_progress_bar log_level log_level_replica log_on_each_node skip_memory_metrics | HF, Lightning | callbacks.console | leave it out of callbacks for no bar
-include_tokens_per_second include_num_input_tokens_seen | HF    | -                      | the console and metrics.jsonl say samples a second
+include_tokens_per_second include_num_input_tokens_seen | HF    | -                      | the console and metrics.jsonl show samples a second
 save_dir log_dir default_root_dir output  | Paddle, Lightning | output_dir            |
 run_name exp_name experiment_name         | HF               | name                   |
 do_train do_eval do_predict               | HF               | -                      | verbs: paddle-dp train, evaluate, predict
@@ -142,7 +142,7 @@ input_dir data_dir data_path dataset_path train_file image_root train_dataset_pa
 cls_label_path file_list class_id_map_file | PaddleClas      | -                      | image_folder reads train/CLASS and val/CLASS; lists are for a data set of your own (docs/add-a-part.md)
 batch_transform_ops transform_ops mixup cutmix | PaddleClas  | -                      | augmentation that mixes samples is a data set's of your own with loader.collate: batch (docs/add-a-part.md)
 class_num num_classes class_dim           | PaddleClas, torch | model.classes         |
-topk                                      | PaddleClas       | -                      | acc1 and acc5 are what a classifier's evaluations give
+topk                                      | PaddleClas       | -                      | a classifier's evaluations give acc1 and acc5
 use_ema ema_decay                         | PaddleClas       | ema.decay              |
 neftune_noise_alpha use_liger_kernel liger_kernel_config use_flash_attention use_ipex torch_empty_cache_steps hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token debug tpu_num_cores tpu_metrics_debug use_legacy_prediction_loop ray_scope fuse_attention_qkv fuse_attention_ffn use_fused_rms_norm use_fused_rope | HF, PaddleNLP | - | {_NONE}
 device use_gpu use_cpu no_cuda use_mps_device place | Paddle, HF | train.device       | {_DEVICE}
@@ -153,7 +153,7 @@ Global Arch DataLoader Metric Infer SSLD | PaddleClas       | -                 
 
 @dataclass(frozen=True)
 class Alias:
-    """A word of other tools. `key`: the recipe's key, "" without one; `note`: what else to know, a clause."""
+    """A word of other tools. `key`: the recipe's key, or ""; `note`: a clause with further information."""
 
     name: str
     tool: str
@@ -180,7 +180,7 @@ def _aliases() -> Iterator[Alias]:
             yield Alias(alias, tool, key.removeprefix("-"), note)
 
 
-# Keys that are looked for in another group than theirs, under their own names.
+# Keys that users look for in another group, under the same names.
 _MOVED_KEYS = """
 schedule.learning_rate schedule.warmup schedule.floor train.length train.batch train.micro_batches train.precision
 train.seed train.drop_last train.dropout train.compile train.max_time loader.num_workers loader.pad optimizer.clip
@@ -190,7 +190,7 @@ strategy.find_unused_parameters
 """
 FOREIGN = {key.rpartition(".")[2]: Alias(key.rpartition(".")[2], "", key, "") for key in _MOVED_KEYS.split()}
 FOREIGN |= {found.name.lower(): found for found in _aliases()}
-# A part's `use` in other tools, by shelf: the part here, or what to do.
+# A part's `use` in other tools, by shelf: the part here, or advice.
 PARTS = {
     "losses": {
         "mse": "mean_squared_error", "mse_loss": "mean_squared_error", "l2": "mean_squared_error",
@@ -218,7 +218,7 @@ PARTS = {
         "text": "text_files", "json": "text_files", "jsonl": "text_files", "cifar10": "cifar", "cifar100": "cifar",
     },
 }  # fmt: skip
-# Options and verbs of launchers and of other command lines: what to type here.
+# Options and verbs of launchers and other command lines, and their equivalents here.
 OPTIONS = {
     "--nproc_per_node": "--ranks N", "--nproc-per-node": "--ranks N", "--num_processes": "--ranks N",
     "--num_gpus": "--ranks N", "--nprocs": "--ranks N", "--gpus": "--devices 0,1",
@@ -242,7 +242,7 @@ VERBS = {
     "torchrun": "launch", "spawn": "launch", "env": "doctor", "info": "doctor", "init": "new", "create": "new",
     "help": "--help", "list": "parts", "convert": "export", "save": "export", "chat": "generate", "profile": "why",
 }  # fmt: skip
-# Keys of recipes from before 0.1.0, and today's.
+# Keys of recipes before 0.1.0, and today's keys.
 RENAMED = {
     "out": "output_dir",
     "schedule.peak": "schedule.learning_rate",
@@ -264,6 +264,6 @@ RENAMED_VALUES = {"columns": "colwise", "rows": "rowwise", "vocabulary": "vocab"
 
 
 def find_alias(name: str, exactly: bool = False) -> Alias | None:
-    """The row of another tool's word, also if one letter of it is wrong (unless `exactly`); None for an unknown one."""
+    """The row of another tool's word, found despite a typing error unless `exactly`; None for an unknown word."""
     word = name.lower().replace("-", "_")
     return FOREIGN.get(word) or (None if exactly else FOREIGN.get(near(word, FOREIGN) or ""))

@@ -1,8 +1,7 @@
-"""Annotations: how a recipe, or a script, says that a model without tables of its own can be split.
+"""Annotations, with which a recipe or a script describes how a model can be split.
 
-A model's own tables (`cuts`, `attention_methods`, `blocks`: docs/add-a-part.md) are attributes of its layers. An
-annotation selects layers by pattern and sets the same attributes. Of a model it uses `named_sublayers` and
-`named_parameters` only, so it does not import paddle.
+A prepared model has tables (`cuts`, `attention_methods`, `blocks`: docs/add-a-part.md) as attributes of its layers. An
+annotation selects layers by pattern and sets the same attributes. This module does not import paddle.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from paddle_dp.part.messages import Keys, show
 Model = TypeVar("Model")
 Way = Literal["colwise", "heads", "rowwise", "channels", "vocab", "classes"]
 CONVOLUTIONS = ("Conv1D", "Conv2D", "Conv3D")
-# Layers that treat each channel by itself, by the name of their class or of one above it.
+# Layers that treat each channel separately, by the name of their class or a base class.
 CHANNELWISE = (
     "BatchNorm", "BatchNorm1D", "BatchNorm2D", "BatchNorm3D", "SyncBatchNorm",
     "Dropout", "Dropout2D", "Dropout3D", "AlphaDropout", "FeatureAlphaDropout",
 )  # fmt: skip
-# What can be cut this way, by the name of its class or of one above it; any layer with parameters where none stands.
+# The layers that can be cut in each way, by the name of their class or a base class; (): any layer with parameters.
 CUTTABLE: dict[str, tuple[str, ...]] = {
     "colwise": ("Linear", "Dropout", "AlphaDropout"),
     "heads": ("Linear",),
@@ -36,37 +35,39 @@ CUTTABLE: dict[str, tuple[str, ...]] = {
     "vocab": (),
     "classes": (),
 }
-COUNTED = ("colwise", "heads")  # what a whole number may say how many there are of
+COUNTED = ("colwise", "heads")  # ways that also divide a whole number, which counts columns or heads
 LISTS = ("LayerList", "LayerDict", "ParameterList", "ParameterDict")  # they hold layers, and have no forward
 
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """`cuts`: pattern of a layer (or of a whole number that counts what is cut, as `…self_attn.num_heads`) → way.
-    `attention_methods`: pattern of a layer → its method in which tokens meet.
+    """A recipe's description of how a model's layers can be split.
+
+    `cuts`: pattern of a layer (or of a whole number that counts heads or columns, as `…self_attn.num_heads`) → way.
+    `attention_methods`: pattern of a layer → its method that mixes tokens.
     `blocks`: the layers whose chain is the model's forward, in order: patterns, functions (`{use: paddle.flatten,
-    start_axis: 1}`), and lists of them that stay together."""
+    start_axis: 1}`), and lists of these that stay together."""
 
     cuts: dict[str, Way] = field(default_factory=dict)
-    """Pattern of layers, or of a number that counts what is cut (`….num_heads`), to the way to cut it."""
+    """Pattern of layers, or of a number that counts heads or columns (`….num_heads`), to the way to cut them."""
 
     attention_methods: dict[str, str] = field(default_factory=dict)
-    """Pattern of layers to their method in which tokens meet."""
+    """Pattern of layers to their method that mixes tokens."""
 
     blocks: tuple[Any, ...] = ()
-    """The layers whose chain is the forward: patterns, functions, and lists of them that stay together."""
+    """The layers whose chain is the forward: patterns, functions, and lists of these that stay together."""
 
     branches: dict[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    """Pattern of layers to their branches: each the names of its layers, one behind the other."""
+    """Pattern of layers to their branches: each lists the names of its layers in order."""
 
 
 KEYS = ("cuts", "attention_methods", "blocks", "branches")
 
 
 def annotate(model: Model, annotation: Annotation, prefix: str = "model") -> Model:
-    """The model itself, its layers with the tables that the annotation gives them.
+    """Sets the annotation's tables on the model's layers, and returns the model.
 
-    Raises RecipeError with every pattern that means no layer, or one that cannot be cut so.
+    Raises RecipeError with every pattern that matches no layer, or one that cannot be cut this way.
     """
     layers = _Layers(model, prefix)
     layers.cut(annotation.cuts)
@@ -81,14 +82,14 @@ def annotate(model: Model, annotation: Annotation, prefix: str = "model") -> Mod
 
 
 def cuts_of(layer: Any) -> dict[str, str]:
-    """A layer's `cuts` table, its own or its recipe's: attribute (a layer, a number that counts them) → way."""
+    """A layer's `cuts` table, from its class or the recipe: attribute (a layer, or a number that counts) → way."""
     return dict(getattr(layer, "cuts", {}))
 
 
 @dataclass(frozen=True)
 class Cut:
-    """An entry of a layer's `cuts` table: the attribute, the way to cut it, and its value, which is a layer or a number
-    that counts what is cut."""
+    """An entry of a layer's `cuts` table: the attribute, the way to cut it, and its value: a layer, or a number that
+    counts heads or columns."""
 
     name: str
     way: str
@@ -96,8 +97,8 @@ class Cut:
 
 
 def cut_entries(layer: Any) -> list[Cut]:
-    """The entries of a layer's `cuts` table. Raises UsageError for a way that there is not, and for an attribute that
-    the layer has not."""
+    """The entries of a layer's `cuts` table. Raises UsageError for an unknown way, and for an attribute that the layer
+    lacks."""
     table, kind = cuts_of(layer), type(layer).__name__
     for name, way in table.items():
         if way not in CUTTABLE:
@@ -114,12 +115,12 @@ def attention_methods_of(layer: Any) -> tuple[str, ...]:
 
 
 def block_table_of(model: Any) -> Any:
-    """What a recipe's annotation, or else the model's own attribute, says its `blocks` are; None where neither does."""
+    """The model's `blocks` from the recipe's annotation, else from its attribute; None without either."""
     return getattr(model, "annotated_blocks", None) or getattr(model, "blocks", None)
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """The names that a pattern means, in their order; `*` stands for one word between dots, or a part of one."""
+    """The names that a pattern matches, in their order; `*` matches one word between dots, or a part of one."""
     segments = pattern.split(".")
     return [
         name
@@ -129,14 +130,14 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 class _Layers:
-    """A model's layers by name, and the mistakes that were made in naming them."""
+    """A model's layers by name, and the mistakes of the annotation so far."""
 
     def __init__(self, model: Any, prefix: str):
         self.model, self.prefix, self.mistakes = model, prefix, list[Mistake]()
         self.named: dict[str, Any] = {"": model, **dict(model.named_sublayers(remove_duplicate=False))}
 
     def cut(self, cuts: Mapping[str, Way]) -> None:
-        """Gives the parents of what the patterns mean their `cuts` tables."""
+        """Sets `cuts` on the parents of the matched layers and numbers."""
         tables: dict[str, dict[str, str]] = {}
         for pattern, way in cuts.items():
             layer_names = self._layers(pattern) or self._numbers(pattern)
@@ -156,7 +157,7 @@ class _Layers:
             layer.cuts = {**cuts_of(layer), **table}
 
     def attend(self, attention_methods: Mapping[str, str]) -> None:
-        """Gives layers their `attention_methods`."""
+        """Sets the layers' `attention_methods`."""
         for pattern, method in attention_methods.items():
             layer_names = self._layers(pattern)
             if not layer_names:
@@ -172,7 +173,7 @@ class _Layers:
                 layer.attention_methods = tuple(dict.fromkeys((*attention_methods_of(layer), method)))
 
     def branch(self, branches: Mapping[str, Sequence[Sequence[str]]]) -> None:
-        """Gives layers their `branches`."""
+        """Sets the layers' `branches`."""
         for pattern, chains in branches.items():
             layer_names = self._layers(pattern)
             if not layer_names:
@@ -185,7 +186,7 @@ class _Layers:
                 self.named[name].branches = tuple(map(tuple, chains))
 
     def chain(self, blocks: Sequence[Any]) -> tuple[Any, ...]:
-        """The blocks with patterns expanded: a layer's name, a function, or a tuple of these."""
+        """The blocks with patterns expanded; each is a layer's name, a function, or a tuple of these."""
         elements: list[Any] = []
         for number, block in enumerate(blocks):
             path: Keys = ("blocks", number)
@@ -233,20 +234,18 @@ class _Layers:
             if isinstance(function, type):
                 block = function(**settings)
             else:
-                signature(function).bind(None, **settings)  # what it is given, and these
+                signature(function).bind(None, **settings)  # one input, and the settings
                 block = partial(function, **settings)
         except Exception as error:  # noqa: BLE001 - the user's function, and their arguments
             self._complain(path, f"{use} cannot be used: {error}")
             return []
         if any(True for _ in getattr(block, "parameters", list)()):
-            self._complain(
-                path, f"{use} has weights of its own, which the model does not know: name its layers"
-            )
+            self._complain(path, f"{use} has weights, which the model does not know: name its layers")
             return []
         return [block]
 
     def _all_in(self, blocks: Iterable[Any]) -> None:
-        """Complains where a parameter is in no block: its gradient would never be there."""
+        """Complains about a parameter in no block: it would never get a gradient."""
         names = [e for b in blocks for e in (b if isinstance(b, tuple) else (b,)) if isinstance(e, str)]
         inside = {id(p) for name in names for p in self.named[name].parameters()}
         outside = [name for name, p in self.model.named_parameters() if id(p) not in inside]
@@ -260,7 +259,7 @@ class _Layers:
         return matching(pattern, (name for name in self.named if name))
 
     def _numbers(self, pattern: str) -> list[str]:
-        """Whole numbers that a pattern means: attributes of layers."""
+        """The whole numbers that a pattern matches: attributes of layers."""
         parent, _, word = pattern.rpartition(".")
         owners = self._layers(parent) if parent else [""]
         names = [(owner, vars(self.named[owner]).get(word)) for owner in owners]
@@ -275,7 +274,7 @@ class _Layers:
         return None
 
     def _nothing(self, pattern: str) -> str:
-        """«no layer is called 'a.c': a holds b. Did you mean 'b'?»: where the names part."""
+        """The message «no layer is called 'a.c'. Did you mean 'b'?», with the names where the pattern fails."""
         segments = pattern.split(".")
         for known in range(len(segments) - 1, -1, -1):
             holders = matching(".".join(segments[:known]), self.named) if known else [""]
@@ -302,6 +301,6 @@ def _kind(layer: Any) -> str:
 
 
 def named_in(settings: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
-    """The settings that are annotations: a model that has a setting of such a name (`fields`) keeps it for itself."""
+    """The settings that are annotations. A key that is also a setting of the model (`fields`) belongs to the model."""
     taken = set(fields)
     return {key: settings[key] for key in KEYS if key in settings and key not in taken}

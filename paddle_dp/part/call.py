@@ -1,4 +1,4 @@
-"""Any importable class or function as a part: `use: package.module.Class`, its parameters are its settings."""
+"""Makes a part of any importable class or function: `use: package.module.Class`; its parameters are its settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, get_type_hints
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.errors import PydanticUserError
 
-# The arguments with which the training calls build(), by shelf: by position, or by name for schedules. (Paddle's own
+# The arguments with which the training calls build(), by shelf: by position, or by name for schedules. (Paddle's
 # optimizers are called by name, too: OptimizerCall.)
 TRAINING_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "datasets": ("split",),
@@ -36,10 +36,10 @@ class Call(BaseModel):
     called: ClassVar[Callable[..., Any]]
     training_arguments: ClassVar[
         tuple[str, ...]
-    ] = ()  # parameters that the training gives, which are no settings
+    ] = ()  # parameters that the training provides; they are no settings
 
     def recipe_settings(self) -> dict[str, Any]:
-        """The settings that the recipe gives, without defaults."""
+        """The settings in the recipe, without defaults."""
         return {name: value for name, value in self if name in self.model_fields_set}
 
     def build(self, *arguments: Any, **named: Any) -> Any:
@@ -47,7 +47,7 @@ class Call(BaseModel):
 
 
 class ScheduleCall(Call):
-    """The Config of a schedule, such as paddle.optimizer.lr.StepDecay, which need not ask how long the training is."""
+    """The Config of a schedule such as paddle.optimizer.lr.StepDecay, which need not take the training's length."""
 
     def build(self, *arguments: Any, **named: Any) -> Any:
         return super().build(
@@ -64,8 +64,8 @@ class LossCall(Call):
 
 
 class OptimizerCall(Call):
-    """The Config of a class such as paddle.optimizer.Adam, whose parameters are tensors without their names.
-    `training_arguments`: what it calls the learning rate and them."""
+    """The Config of a class such as paddle.optimizer.Adam, which takes the model's parameters without names.
+    `training_arguments`: its names for the learning rate and for the parameters."""
 
     def build(self, *arguments: Any, **named: Any) -> Any:
         learning_rate, named_parameters = arguments
@@ -78,9 +78,9 @@ class OptimizerCall(Call):
 def resolve(dotted: str, code_folder: Path | None = None) -> Any:
     """The module, or the object in a module, of a dotted name. Raises ImportError if there is none.
 
-    If a package has both a file and an object of one name (paddle.vision.models.alexnet is a file, and the function in
-    it), and the file has no Config, it is the object. The working folder is searched last, so that a file of the user's
-    hides no installed package; and after it `code_folder`, the code that a run keeps.
+    If a package has a file without a Config and an object of one name (paddle.vision.models.alexnet is a file and a
+    function), the object is returned. The working folder is searched last, so that a user's file hides no installed
+    package, and after it `code_folder`, the code that a run keeps.
     """
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
@@ -101,7 +101,7 @@ def resolve(dotted: str, code_folder: Path | None = None) -> Any:
 
 @functools.cache
 def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
-    """A Config whose settings are the parameters of a class or function, without those that the training gives."""
+    """Makes a Config from the parameters of a class or function, except those that the training provides."""
     parameters = list(inspect.signature(called).parameters.values())
     if shelf == "losses" and _is_loss(called, parameters):
         return _config(called, parameters, tuple(p.name for p in parameters[:2]), LossCall)
@@ -123,8 +123,8 @@ def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
 
 
 def _is_loss(called: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
-    """Whether it is a loss itself: a function with two required parameters, outputs and targets. A class, or a function
-    whose settings are keywords, makes a loss instead."""
+    """True if `called` is itself a loss: a function with two required parameters, outputs and targets. A class, or a
+    function with keyword settings, makes a loss instead."""
     first = [p for p in parameters[:2] if p.kind in _POSITIONAL and p.default is p.empty]
     return not isinstance(called, type) and len(first) == 2
 
@@ -154,7 +154,7 @@ def _config(
 
 
 def _annotation(parameter: inspect.Parameter, called: Any) -> Any:
-    """The parameter's type, or Any if it is unknown or cannot come from YAML."""
+    """The parameter's type, or Any if it is unknown or YAML cannot express it."""
     annotation = parameter.annotation
     if annotation is parameter.empty:
         return Any
@@ -168,7 +168,7 @@ def _annotation(parameter: inspect.Parameter, called: Any) -> Any:
 
 
 def _in_module(annotation: str, module: str) -> Any:
-    """What an annotation that is text means in its module. Raises NameError, SyntaxError and their like."""
+    """Evaluates an annotation given as text in its module. Raises NameError, SyntaxError and the like."""
     holder = type("_Holder", (), {"__annotations__": {"it": annotation}, "__module__": module})
     return get_type_hints(holder, include_extras=True)["it"]
 
@@ -182,5 +182,5 @@ def _longest_module(dotted: str) -> tuple[Any, list[str]]:
             return import_module(name), segments[length:]
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise  # the module exists; something that it imports does not
+                raise  # the module exists; one of its imports does not
     raise ImportError(f"no package or file '{segments[0]}' is installed or stands here", name=segments[0])

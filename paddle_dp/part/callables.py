@@ -1,7 +1,7 @@
-"""What speaks against a class or function as a part of a shelf, said before anything is called.
+"""Refuses classes and functions that cannot be a part of a shelf, before anything is called.
 
-A recipe is a program (SECURITY.md): what a module does while it is imported, and what a user's own function does, is
-not known here. But `use: os.system` is never a part, nor is a class that is none of its shelf's kind.
+A recipe is a program (SECURITY.md): this module cannot know the effects of imports or of a user's function. But
+`use: os.system` is never a part, nor is a class of another kind than the shelf's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from inspect import isbuiltin, isfunction
 from types import ModuleType
 from typing import Any
 
-# Each shelf's base class by name, the package that it is in, and how a person writes it. A class has it among its
-# bases; neither has to be imported here. Where any class will do that has one of some methods, these.
+# Each shelf's base class: its name, its package, and its name in messages. Names are compared, so that nothing is
+# imported. METHODS: shelves on which a class needs one of some methods instead.
 BASES = {
     "models": ("Layer", "paddle", "paddle.nn.Layer"),
     "adapters": ("Layer", "paddle", "paddle.nn.Layer"),
@@ -26,16 +26,16 @@ METHODS = {
     "losses": ("__call__",),
     "strategies": ("place",),
 }
-# Where Paddle's own functions that make a part, or are one, stand; its others load files, start processes …
+# The modules of Paddle with functions that are or make parts; its other functions load files, start processes …
 _OPERATIONS = (
     "paddle.nn.functional", "paddle.tensor", "paddle.incubate.nn.functional",
-    "paddle.base.dygraph.generated_tensor_methods_patch",  # gelu, tanh, abs … are made there when Paddle is imported
+    "paddle.base.dygraph.generated_tensor_methods_patch",  # has gelu, tanh, abs …, made when Paddle is imported
 )  # fmt: skip
 PADDLE_MODULES = {"models": ("paddle.vision.models",), "losses": _OPERATIONS, "blocks": _OPERATIONS}
 
 
 def validate_callable(called: Any, shelf: str) -> str | None:
-    """Why `called` cannot be a part of the shelf, as the end of a sentence; None where nothing speaks against it.
+    """The reason why `called` cannot be a part of the shelf, as the end of a sentence; None if it can.
 
     `shelf` is "blocks" for a function or layer in a model's chain.
     """
@@ -58,12 +58,12 @@ def validate_callable(called: Any, shelf: str) -> str | None:
 
 
 def is_standard_library(dotted: str) -> bool:
-    """Whether a module, by its dotted name, is Python's own."""
+    """True if a dotted name belongs to Python's standard library."""
     return dotted.partition(".")[0] in sys.stdlib_module_names
 
 
 def _module_of(called: Any) -> str:
-    """Where a class or function is from; of another object, its class."""
+    """The module of a class or function; for another object, of its class."""
     owner = called if isinstance(called, type) or hasattr(called, "__qualname__") else type(called)
     # A function in C, bound to its module or to an object.
     if (module := getattr(owner, "__module__", None)) is None:

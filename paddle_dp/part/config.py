@@ -1,6 +1,6 @@
 """Inspects a Config: its settings, their types, defaults and meanings, and the pydantic adapter that checks them.
 
-Help names types in words: «number, 0 or more», «whole number or null», «one of sum, mean».
+Help describes types in words: «number, 0 or more», «whole number or null», «one of sum, mean».
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BOUNDS: dict[type, str] = {
 
 
 def describe_type(annotation: Any) -> str:
-    """The values that a setting of this type takes, in words."""
+    """Describes the values of a setting of this type in words."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     if isinstance(annotation, type) and issubclass(annotation, Quantity):
@@ -64,7 +64,7 @@ _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """The adapter that checks and writes settings of this Config; a plain dataclass is set to refuse unknown ones."""
+    """The adapter that checks and writes this Config's settings. It makes a plain dataclass refuse unknown settings."""
     if is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):
         settings = ConfigDict(extra="forbid", allow_inf_nan=False, alias_generator=in_yaml)
         kind.__pydantic_config__ = settings  # type: ignore[union-attr]
@@ -74,12 +74,12 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def in_yaml(field: str) -> str:
-    """The setting's name in YAML: a field whose name would be a keyword of Python ends in an underscore, `async_`."""
+    """The setting's name in YAML, without the underscore of a field that avoids a Python keyword, `async_`."""
     return field[:-1] if field.endswith("_") and keyword.iskeyword(field[:-1]) else field
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
-    """The settings, name → type, of a Config, or of the Config in an annotation such as `Config | None`."""
+    """The settings, name → type, of a Config, or of the Config in an annotation like `Config | None`."""
     for option in (kind, *get_args(kind)):
         if isinstance(option, type) and issubclass(option, BaseModel):
             return {name: field.annotation for name, field in option.model_fields.items()}
@@ -101,7 +101,7 @@ class Setting:
 
 @cache
 def meanings(kind: type[Any]) -> dict[str, str]:
-    """The meanings of a Config's settings by name: the string after each field, also in a base class."""
+    """The meanings of a Config's settings by name: the string after each field, base classes included."""
     meaning_by_name: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not vars(base).get("__annotations__"):
@@ -120,7 +120,7 @@ def meanings(kind: type[Any]) -> dict[str, str]:
 
 
 def settings_of(kind: Any) -> list[Setting]:
-    """A Config's settings: its own, then those of its bases."""
+    """A Config's settings, its class's before its bases'."""
     means = meanings(kind)
     if not is_dataclass(kind):
         return [

@@ -1,8 +1,7 @@
-"""Groups of a model's parameters by name: which are frozen, and learning rate and weight decay of the others.
+"""Groups of a model's parameters by name, which are frozen or have another learning rate or weight decay.
 
-As an annotation says how a model is split, groups say how its parameters are trained: `optimizer.groups` of a recipe.
-Names are those of the one-process model, whatever its layout. Of a model this uses `named_parameters` and
-`named_sublayers` only, so it does not import paddle.
+Groups are the key `optimizer.groups` of a recipe. Names are the one-process model's in every layout. This module does
+not import paddle.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ _SETTINGS = ("frozen", "lr_scale", "weight_decay", "decay_by_depth")
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """The parameters whose names a pattern matches, and what is set for them. Each setting of a parameter comes from
-    the first group that matches it and has that setting."""
+    """Settings for the parameters with a name that matches a pattern. The first group that matches a parameter and has
+    a setting determines that setting."""
 
     match: str
-    """Pattern of parameter names: `*` stands for anything (`body.0.*`, `*.bias`); or a layer's name, for all in it."""
+    """Pattern of parameter names: `*` matches anything (`body.0.*`, `*.bias`); or a layer's name, for all in it."""
 
     frozen: bool | None = None
-    """Not trained: no gradient, no optimizer state. A BatchNorm whose weight and bias are frozen keeps its statistics,
-    too. `false` exempts from a later group."""
+    """Exclude from training: no gradient, no optimizer state. A BatchNorm with frozen weight and bias keeps its
+    statistics, too. `false` exempts from a later group."""
 
     lr_scale: AboveZero | None = None
     """Factor of the schedule's learning rate."""
 
     weight_decay: Rate | None = None
-    """In place of the optimizer's weight decay, also for biases and norms."""
+    """Replacement of the optimizer's weight decay, also for biases and norms."""
 
     decay_by_depth: Fraction | None = None
     """Layer-wise decay: another factor of the rate, this number to the power of how many of the model's blocks follow
@@ -47,12 +46,12 @@ class ParameterGroup:
         if not settings:
             raise ValueError(f"match: nothing is set for '{self.match}': give {', '.join(_SETTINGS)}")
         if self.frozen and len(settings) > 1:
-            raise ValueError(f"frozen: what is frozen has no {settings[1]}: leave out one of them")
+            raise ValueError(f"frozen: frozen parameters have no {settings[1]}: leave out one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """The key beside an optimizer's own settings."""
+    """The additional key of every optimizer."""
 
     groups: tuple[ParameterGroup, ...] = ()
     """Parameters by pattern: frozen, with another learning rate or decay ([fine-tuning.md](fine-tuning.md))."""
@@ -60,7 +59,7 @@ class Groups:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What the groups set for one parameter; None where none of them does."""
+    """The groups' settings for one parameter; None if no group sets it."""
 
     frozen: bool | None = None
     lr_scale: float | None = None
@@ -69,13 +68,13 @@ class Choice:
 
 
 def matches(group: ParameterGroup, names: Iterable[str]) -> bool:
-    """Whether a parameter is in a group; a weight that layers share has several `names`."""
+    """True if a parameter is in a group. A weight that layers share has several `names`."""
     pattern = group.match
     return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for name in names)
 
 
 def named_parameters(model: Any) -> list[tuple[tuple[str, ...], Any]]:
-    """Each parameter once, with all its names, without BatchNorm's running statistics."""
+    """Each parameter once, as (all its names, parameter), without BatchNorm's running statistics."""
     running = {
         id(tensor)
         for layer in model.sublayers(include_self=True)
@@ -90,10 +89,9 @@ def named_parameters(model: Any) -> list[tuple[tuple[str, ...], Any]]:
 
 
 def choose(groups: Sequence[ParameterGroup], named: Sequence[Sequence[str]]) -> list[Choice]:
-    """What is set for each of these parameters, given by all its names.
+    """The settings of each parameter, given by all its names.
 
-    Raises RecipeError for a group that matches none, and for one of which every setting, for every parameter, is
-    already taken by a group before it.
+    Raises RecipeError for a group that matches no parameter, and if earlier groups set all settings of a group.
     """
     chosen: list[dict[str, Any]] = [{} for _ in named]
     mistakes: list[Mistake] = []
@@ -120,7 +118,7 @@ def choose(groups: Sequence[ParameterGroup], named: Sequence[Sequence[str]]) -> 
 
 
 def _known(pattern: str, named: Sequence[Sequence[str]]) -> str:
-    """A sentence on the names there are, and the one that was probably meant."""
+    """A hint with some existing names, and the name that was probably meant."""
     names = [name for of_one in named for name in of_one]
     layers = {name.rpartition(".")[0] for name in names} - {""}
     guess = similar(pattern.strip(".*"), sorted({*names, *layers}))
@@ -129,13 +127,14 @@ def _known(pattern: str, named: Sequence[Sequence[str]]) -> str:
 
 
 class Adapter(Protocol):
-    """What adds parameters to a model: a part of the shelf `adapters`."""
+    """A part of the shelf `adapters`, which adds parameters to a model."""
 
     def build(self, *arguments: Any) -> Any: ...
 
 
 def adapted(model: Any, adapter: Adapter | None, seed: int) -> tuple[Any, frozenset[str]]:
-    """The model with an adapter, and the names of the parameters that it had before; without one, it and none."""
+    """The model with the adapter built in, and the names of the parameters that it had before; without an adapter, the
+    model and no names."""
     if adapter is None:
         return model, frozenset()
     before = frozenset(name for names, _ in named_parameters(model) for name in names)
@@ -143,9 +142,9 @@ def adapted(model: Any, adapter: Adapter | None, seed: int) -> tuple[Any, frozen
 
 
 def freeze(model: Any, groups: Sequence[ParameterGroup], frozen_names: Collection[str] = ()) -> None:
-    """Freezes, in place, the parameters that the groups freeze, and the statistics of BatchNorms all of whose
-    parameters are frozen; `default`: names of parameters that are frozen unless a group says otherwise. Raises
-    RecipeError as `choose` does, and where nothing is left to train."""
+    """Freezes in place the parameters that the groups freeze, and the statistics of BatchNorms whose parameters are all
+    frozen. `frozen_names`: parameters that are frozen unless a group exempts them. Raises RecipeError as `choose` does,
+    and if every parameter is frozen."""
     named = named_parameters(model)
     for (names, parameter), choice in zip(named, choose(groups, [names for names, _ in named]), strict=True):
         frozen = choice.frozen if choice.frozen is not None else (names[0] in frozen_names or None)
@@ -174,13 +173,13 @@ def _first_frozen(groups: Sequence[ParameterGroup], name: str) -> bool | None:
 
 
 def keeps_statistics(layer: Any) -> bool:
-    """Whether a layer is one of Paddle's BatchNorms, by what it has."""
+    """True if a layer is one of Paddle's BatchNorms, by its attributes."""
     return all(hasattr(layer, word) for word in ("_mean", "_variance", "_use_global_stats"))
 
 
 def depth_scales(groups: Sequence[Choice], block_of: Mapping[int, int], blocks: int) -> list[float | None]:
-    """For each parameter, by its number, the factor of its layer-wise decay: with `block_of`, the first block that uses
-    it. None where no group asks for one. Raises UsageError's RecipeError where a block is not known."""
+    """Each parameter's factor of layer-wise decay, or None if no group asks for it. `block_of`: the parameter's index →
+    the first block that uses it. Raises RecipeError if the block is unknown."""
     scales: list[float | None] = []
     for number, choice in enumerate(groups):
         if choice.decay_by_depth is None:

@@ -1,4 +1,4 @@
-"""Builds models without memory for their weights, to inspect their layers and shapes."""
+"""Builds models without memory for weights, to inspect their layers and shapes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def lazily() -> Iterator[None]:
-    """A context in which models are built without memory for their weights; unique names, random generators and the
-    device are restored.
+    """A context in which models are built without memory for weights. Unique names, random generators and the device
+    are restored.
 
     A model that computes with its weights while it is built (spectral_norm, an LSTM in Paddle 3.3.1) raises Paddle's
     error.

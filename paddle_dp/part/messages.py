@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into sentences for a person who writes YAML."""
+"""Turns pydantic's errors into sentences for a writer of YAML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddle_dp.part.aliases import RENAMED_VALUES
 
 Keys = tuple[str | int, ...]
 
-# pydantic's name of an error → the sentence's predicate, with pydantic's numbers filled in.
+# Pydantic's name of an error → the sentence's predicate, with pydantic's numbers filled in.
 PREDICATES: dict[str, str] = {
     "int_type": "is not a whole number",
     "int_parsing": "is not a whole number",
@@ -44,20 +44,20 @@ _UNQUOTED = {"int_type": _NUMBER, "float_type": _NUMBER, "bool_type": re.compile
 
 
 def complaint(detail: dict[str, Any], key: str) -> str:
-    """`train.batch: 'abc' is not a whole number`, from one of ValidationError.errors()."""
+    """The sentence for an item of ValidationError.errors(): `train.batch: 'abc' is not a whole number`."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     words = PREDICATES[kind].format(**context) if kind in PREDICATES else f"is wrong: {detail['msg']}"
     return f"{key}: {show(value)} {words}{_hint(kind, value, context)}"
 
 
 def show(value: Any) -> str:
-    """A value as a person would write it in YAML, cut to one short line."""
+    """A value as one would write it in YAML, cut to 60 characters."""
     text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def keys_of(location: tuple[str | int, ...], values: Any, *, leaf: bool) -> Keys:
-    """The keys in pydantic's location, without the options of unions in it. `leaf`: the last key may be missing."""
+    """The keys in pydantic's location, without its union options. `leaf`: the last key may be missing."""
     path: list[str | int] = []
     for number, key in enumerate(location):
         keys = values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()

@@ -1,4 +1,4 @@
-"""A part of a recipe: the file (or class) that `use` names, with its settings read and ready to build."""
+"""A part of a recipe: the file (or class) that `use` names, with its settings, ready to build."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Refuses(Protocol):
     """A Config that checks the recipe before anything starts."""
 
     def refuse(self, recipe: Any, ranks: int, device: str) -> None:
-        """Raises UsageError for what it cannot do."""
+        """Raises UsageError if the part does not support the recipe."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a shelf with its settings; `build(…)` makes the object from the arguments that its shelf gets.
+    """A part of a shelf with its settings; `build(…)` makes the object from the arguments of its shelf.
 
-    `annotation`: how a recipe splits a model's layers; build() puts it into the model's tables. `groups`: what an
-    optimizer's settings say of groups of parameters, whatever optimizer it is. `reading`: who reads a data set.
+    `annotation`: the recipe's tables for a model, which build() sets on its layers. `groups`: the parameter groups of
+    any optimizer. `reading`: which ranks read a data set.
     """
 
     shelf: str
@@ -52,7 +52,7 @@ class Part:
     @property
     def settings(self) -> dict[str, Any]:
         """The recipe's settings for this part, defaults included, as JSON and YAML values."""
-        given_only = isinstance(self.config, Call)  # a class's own defaults may be anything
+        given_only = isinstance(self.config, Call)  # a class's defaults may be of any type
         written = adapter(type(self.config)).dump_python(
             self.config, mode="json", exclude_unset=given_only, by_alias=True
         )
@@ -69,18 +69,18 @@ class Part:
         return {"use": self.name, **written}
 
     def refuse(self, recipe: Any, ranks: int, device: str) -> None:
-        """Raises UsageError if the part cannot do what the recipe asks, on `ranks` ranks of "cpu" or "gpu".
+        """Raises UsageError if the part does not support the recipe on `ranks` ranks of "cpu" or "gpu".
 
-        A Config without a method `refuse` refuses nothing.
+        A Config without a method `refuse` supports everything.
         """
         if isinstance(self.config, Refuses):
             self.config.refuse(recipe, ranks, device)
 
     def build(self, *arguments: Any, **named: Any) -> Any:
-        """The object itself. Raises RecipeError if a model's annotation does not fit it.
+        """Builds the object. Raises RecipeError if a model's annotation does not fit it.
 
-        A model may give its parameters fixed names (`ParamAttr(name=…)`), which Paddle takes once in a process: each
-        build may take them again. Generated names go on, so that no two parameters of an optimizer share one.
+        Paddle accepts fixed parameter names (`ParamAttr(name=…)`) once per process; here each build may use them again.
+        Generated names continue, so that no two parameters of an optimizer share one.
         """
         if self.shelf == "models":
             _free_fixed_names()
@@ -89,9 +89,9 @@ class Part:
 
 
 def _free_fixed_names() -> None:
-    """Lets Paddle forget which fixed names of parameters were used in this process."""
+    """Makes Paddle forget the fixed parameter names used in this process."""
     if "paddle" not in sys.modules:
-        return  # a model without Paddle, of a test
+        return  # a test's model without Paddle
     from paddle.utils import unique_name
 
     generator, _ = unique_name.switch()
@@ -101,11 +101,10 @@ def _free_fixed_names() -> None:
 def read_part(
     shelf: str, settings: Any, prefix: str | None = None, home: Path | None = None, *, tries: bool = True
 ) -> Part:
-    """The part with these `settings` (`use` and the rest). `prefix`: their key in a recipe; `home`: the recipe's file.
+    """Reads a part's `settings`, `use` included. `prefix`: their key in a recipe; `home`: the recipe's file.
 
-    `tries`: a model's annotation is checked against its layers, which are built without memory if possible.
-    Imports that one file. Raises RecipeError with every mistake; InstallError if the part needs Paddle and it is not
-    installed.
+    `tries`: checks a model's annotation against its layers, which are built without memory if possible. Imports the
+    part's file. Raises RecipeError with every mistake; InstallError if the part needs Paddle and it is not installed.
     """
     noun = SHELVES[shelf]
     prefix = prefix or noun
@@ -132,7 +131,7 @@ def read_part(
 
 
 def _try(config: Any, annotation: Annotation) -> None:
-    """Raises RecipeError if an annotation does not fit the model. If it cannot be built here, a rank will raise it."""
+    """Raises RecipeError if an annotation does not fit the model. If it cannot be built here, a rank will check it."""
     try:
         with lazily():
             model = config.build()
@@ -142,9 +141,9 @@ def _try(config: Any, annotation: Annotation) -> None:
 
 
 def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
-    """The Config of a part: of a shelf's file, of a module (dotted), or of a class or function (dotted).
+    """The Config of a part, named by a shelf's file or by the dotted name of a module, class or function.
 
-    Raises RecipeError, at the key `use`, if there is none, it cannot be imported, or cannot be a part of this shelf.
+    Raises RecipeError, at the key `use`, if it does not exist, cannot be imported, or cannot be a part of this shelf.
     """
     noun = SHELVES[shelf]
     dotted = "." in use
@@ -154,7 +153,7 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
         raise _at_use(f"{noun} {use} is of Python's standard library, which holds no part of a training")
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"paddle\.")  # warnings of Paddle's own import
+            warnings.filterwarnings("ignore", module=r"paddle\.")  # Paddle's import warns
             target = resolve(use, copied_code(home)) if dotted else load(shelf, use, home)
     except ImportError as error:
         if (error.name or "").split(".")[0] == "paddle" and not sys.modules.get("paddle"):
@@ -176,7 +175,7 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
 
 
 def _without_config(shelf: str, use: str, target: Any) -> str:
-    """A model's name may be that of a file in the user's models/, which is no part: it hides the one shipped here."""
+    """The error for a file without a Config. A file in the user's models/ may hide a shipped model of that name."""
     noun, file = SHELVES[shelf], getattr(target, "__file__", None)
     if "." in use or file is None:
         return f"{noun} {use} holds no Config: name a class or function in it, or give it one"
@@ -194,9 +193,9 @@ def _without_config(shelf: str, use: str, target: Any) -> str:
 
 
 def _hint(shelf: str, use: str, kind: type[Any], prefix: str, home: Path | None, name: str) -> str:
-    """What is known of a setting that the part `use` has not: that the training gives it, or which parts have it."""
+    """The hint for a setting that the part `use` lacks: the training provides it, or other parts have it."""
     if issubclass(kind, Call) and name in kind.training_arguments:
-        made = " What makes a loss takes its settings by name: def make(*, …)." if shelf == "losses" else ""
+        made = " A loss factory takes its settings by name: def make(*, …)." if shelf == "losses" else ""
         return f" '{name}' is given by the training.{made}"
     known = [other for other in names(shelf, home) if other != use and has_config(shelf, other, home)]
     alternatives = [other for other in known if name in _settings(shelf, other, home)]
@@ -210,7 +209,7 @@ def _hint(shelf: str, use: str, kind: type[Any], prefix: str, home: Path | None,
 
 
 def _settings(shelf: str, use: str, home: Path | None) -> dict[str, Any]:
-    """The settings of a part by name; none of one that cannot be imported here."""
+    """The settings of a part by name; empty if it cannot be imported."""
     try:
         return fields_of(find(shelf, use, home))
     except UsageError:
@@ -239,28 +238,28 @@ def _unknown(shelf: str, use: str, known: list[str], home: Path | None) -> str:
 
 
 def _by_another_name(shelf: str, use: str, known: list[str], home: Path | None) -> str:
-    """The one part whose help has the word, as that of local_sgd has DiLoCo; "" for none, or several."""
+    """The hint for the only part with the word in its summary, as local_sgd's has DiLoCo; else ""."""
     pattern = re.compile(rf"\b{re.escape(use)}\b", re.IGNORECASE)
     suggestions = []
     for name in known:
-        with suppress(SyntaxError, ValueError):  # of a file of one's own
+        with suppress(SyntaxError, ValueError):  # a user's file may be damaged
             if pattern.search(help_line := summary(shelf, name, home)):
                 suggestions.append(f" Perhaps '{name}' is meant: {help_line}")
     return suggestions[0] if len(suggestions) == 1 else ""
 
 
 def _user_file(use: str, home: Path | None) -> str:
-    """How to name what is in a file of that name in the working folder, or beside the recipe; "" without one."""
+    """The hint for a file of that name in the working folder or next to the recipe; "" without one."""
     here, by_recipe = Path(f"{use}.py"), (home or Path()) / f"{use}.py"
     try:
         if not here.is_file() and not by_recipe.is_file():
             return ""
-    except OSError:  # longer than a file's name can be
+    except OSError:  # the name is too long for a file
         return ""
     text = (here if here.is_file() else by_recipe).read_text("utf-8", errors="replace")
     name = "Config" if "class Config" in text else "CLASS, with the name of a class or function in it"
     where = "" if here.is_file() else f", in the folder {by_recipe.parent}: modules are imported from there"
-    return f"What is in {by_recipe if where else here} is named by its module: use: {use}.{name}{where}."
+    return f"A part in {by_recipe if where else here} is named by its module: use: {use}.{name}{where}."
 
 
 def _needs_use(shelf: str, prefix: str, settings: Any, home: Path | None) -> str:

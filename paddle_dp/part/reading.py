@@ -1,4 +1,4 @@
-"""Who reads a data set: the key `reading` beside its own settings, whatever data set it is."""
+"""The key `reading` of any data set, which selects the reading ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Readers = Literal["each", "scatter"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The key beside a data set's own settings."""
+    """The additional key of every data set."""
 
     reading: Readers = "each"
-    """`each`: every rank reads its own samples. `scatter`: rank 0 reads all and sends each rank its own, for data that
-    only one machine can see ([parallelism.md](parallelism.md#who-reads-the-data))."""
+    """`each`: every rank reads its samples. `scatter`: rank 0 reads all samples and sends each rank its part, for data
+    that only one machine can see ([parallelism.md](parallelism.md#who-reads-the-data))."""

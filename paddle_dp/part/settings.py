@@ -1,7 +1,7 @@
 """Checks settings against their Config with pydantic, and reports all mistakes at once.
 
-Settings are passed as JSON, so that pydantic's strict mode takes a list for a tuple and no other value of a wrong type
-(no text for a number, no number for a text, no 1 for true).
+Settings are passed as JSON, so that pydantic's strict mode accepts a list for a tuple, but no other value of a wrong
+type (no text for a number, no number for a text, no 1 for true).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorContext:
-    """Whose settings they are: as a subject («model gpt has no setting …») and as a prefix («model.width: …»).
+    """The owner of settings in messages: a subject («model gpt has no setting …») and a prefix («model.width: …»).
 
-    `hint` knows a sentence on a setting that this owner has not, or "".
+    `hint` returns a sentence on a setting that this owner lacks, or "".
     """
 
     subject: str
@@ -46,9 +46,9 @@ class ErrorContext:
 def read_settings(
     kind: type[T], values: Any, owner: ErrorContext, home: Path | None = None, *, tries: bool = True
 ) -> T:
-    """A `kind` made from settings as YAML gives them. Raises RecipeError with every mistake and its path.
+    """Makes a `kind` from settings read from YAML. Raises RecipeError with every mistake and its path.
 
-    `home` and `tries` are for the parts in a recipe (`read_part`).
+    `home` and `tries` are passed to the parts in a recipe (`read_part`).
     """
     text = json.dumps(values, default=str)
     try:
@@ -73,7 +73,7 @@ def _mistakes(error: ValidationError, kind: Any, values: Any, owner: ErrorContex
 
 
 def _joined(same: list[Mistake]) -> Mistake:
-    """One mistake of the several that pydantic finds in one value, one for each type that it might have had."""
+    """Joins the mistakes that pydantic finds in one value, one for each type of a union."""
     first = same[0]
     rest = (m.what.removeprefix(first.what.split(": ")[0] + ": ") for m in same[1:])
     return replace(first, what=" / ".join([first.what, *rest]))
@@ -81,7 +81,7 @@ def _joined(same: list[Mistake]) -> Mistake:
 
 def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext) -> list[Mistake]:
     cause = detail.get("ctx", {}).get("error")
-    if isinstance(cause, RecipeError):  # a part inside a recipe says it in its own words
+    if isinstance(cause, RecipeError):  # a part's mistakes keep their text
         return [replace(m, path=(*path, *m.path)) for m in cause.mistakes]
     group, name = path[:-1], path[-1] if path else ""
     if detail["type"] in UNKNOWN:
@@ -99,8 +99,8 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext)
 
 
 def _known_elsewhere(path: Keys, owner: ErrorContext, takes: list[str]) -> str:
-    """Who has a setting of this name: another part, or another group of the recipe, under this word or its own. Without
-    one, which of those that are taken here was meant."""
+    """The hint for an unknown setting: another part, or another group of the recipe, has it under this or another name;
+    else the most similar setting of this owner."""
     name = str(path[-1])
     hint = owner.hint(name) if len(path) == 1 else ""
     foreign = find_alias(name, exactly=bool(hint or near(name, takes)))
@@ -112,7 +112,7 @@ def _known_elsewhere(path: Keys, owner: ErrorContext, takes: list[str]) -> str:
 
 
 def _from_post_init(text: str, kind: Any, path: Keys, owner: ErrorContext) -> Mistake:
-    """`ValueError("width: is odd")` of a whole Config is a mistake in its width."""
+    """Locates `ValueError("width: is odd")`, raised by a Config, at its setting width."""
     name, colon, rest = text.partition(": ")
     if colon and name in _takes(kind, path):
         path, text = (*path, name), rest

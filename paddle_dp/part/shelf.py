@@ -1,4 +1,4 @@
-"""The shelves as folders: where each is, the parts in it, and how one is imported."""
+"""The shelves are folders: this module lists their parts and imports them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ SHELVES: dict[str, str] = {
     "callbacks": "callback",
 }
 _PACKAGE = Path(__file__).resolve().parent.parent
-CODE = "code"  # in a run's folder: copies of the modules that its recipe needs and no package has
+CODE = "code"  # in a run's folder: copies of the recipe's modules that are not installed
 
 
 def shipped(name: str) -> Path | None:
-    """The folder of the models or the configs that come with this package: of an installed one inside of it, of a
-    clone beside it."""
+    """The folder of the models or configs that come with this package: inside an installed package, next to it in a
+    clone. None if neither exists."""
     places = (_PACKAGE / "shipped" / name, _PACKAGE.parent / name)
     return next((place for place in places if place.is_dir()), None)
 
 
 def folders(shelf: str, home: Path | None = None) -> list[Path]:
-    """The shelf's folders; a part is in the first that has it.
+    """The shelf's folders in search order.
 
-    Of models: the models/ in the working folder, or beside or above the recipe file `home`; then those that a run keeps
-    of its own; then the shipped ones.
+    For models: models/ in the working folder, or next to or above the recipe file `home`; then the run's copies; then
+    the shipped models.
     """
     if shelf != "models":
         return [_PACKAGE / shelf]
@@ -52,7 +52,7 @@ def folders(shelf: str, home: Path | None = None) -> list[Path]:
 
 
 def copied_code(home: Path | None) -> Path | None:
-    """The folder of the code that a run keeps, of which `home` is the recipe; None where it keeps none."""
+    """The folder of the code that the run with recipe `home` keeps, or None."""
     folder = None if home is None else home.resolve().parent / CODE
     return folder if folder is not None and folder.is_dir() else None
 
@@ -71,8 +71,8 @@ def summary(shelf: str, name: str, home: Path | None = None) -> str:
 
 
 def has_config(shelf: str, name: str, home: Path | None = None) -> bool:
-    """Whether a file speaks of a Config, read without importing it: in somebody's models/ there may be anything, such
-    as a setup.py."""
+    """True if a file mentions a Config. It is not imported: a user's models/ may hold other files, such as a
+    setup.py."""
     try:
         return "Config" in _source(shelf, name, home)
     except (OSError, UnicodeDecodeError):
@@ -95,7 +95,7 @@ def load(shelf: str, name: str, home: Path | None = None) -> ModuleType:
 
 
 def _make_importable(paths: Sequence[Path]) -> None:
-    """Makes the package `models` these folders, whatever sys.path says, and even if another `models` was imported."""
+    """Makes these folders the package `models`, independent of sys.path and of a `models` imported before."""
     known, search_path = sys.modules.get("models"), [str(place) for place in paths]
     if known is not None and search_path == list(getattr(known, "__path__", [])):
         return

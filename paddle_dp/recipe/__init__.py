@@ -1,7 +1,7 @@
 """Recipes: read from YAML and the command line, checked as a whole, and written with all defaults.
 
-Nothing here imports paddle or starts anything; all mistakes are reported together, each with its line. The settings of
-a single part are read in `part/`; `train/` turns a recipe into a trainer.
+Reading imports no paddle and starts nothing; all mistakes are reported together, each with its line. `part/` reads the
+settings of a single part; `train/` turns a recipe into a trainer.
 """
 
 from paddle_dp.recipe.editor import json_schema

@@ -1,4 +1,4 @@
-"""Checks recipes: prints one line for each correct one, and every mistake of the others."""
+"""Checks recipes: prints one line for each correct recipe, and every mistake of the others."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def check_all(
 ) -> int:
     """Prints a line per recipe, and mistakes to stderr. Returns the exit status: 0, or 2 with any mistake.
 
-    In this process no part is built, only the modules that hold them are imported; those outside the package are named.
-    `forecast` builds the model: it gives further lines on a recipe, and may raise UsageError for a layout that cannot
-    run. So does `extra_check`, of the weights that a recipe begins with, and of a trial of its data, model and loss.
+    This process imports the parts' modules, but builds no part; modules outside the package are listed. `forecast`
+    builds the model and returns further lines; it may raise UsageError for a layout that cannot run. So does
+    `extra_check`, for the initial weights and for a trial of data, model and loss.
     """
     status = 0
     for file in files:
@@ -69,7 +69,7 @@ def check_all(
 
 
 def _may_have_loss(recipe: Recipe) -> bool:
-    """False where a recipe names no loss, and no layer in the file of its model has one."""
+    """False if a recipe names no loss and no layer in its model's file has one."""
     if recipe.loss is not None:
         return True
     kind: Any = type(recipe.model.config)
@@ -97,5 +97,5 @@ def in_short(recipe: Recipe) -> str:
 
 
 def _tables(recipe: Recipe) -> str:
-    """«model.cuts, model.blocks»: what a recipe says of its model's layers."""
+    """«model.cuts, model.blocks»: the keys that annotate the model's layers."""
     return ", ".join(f"model.{key}" for key in KEYS if key in recipe.model.settings)

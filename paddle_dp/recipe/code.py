@@ -1,4 +1,4 @@
-"""The code that a run's parts are in, kept in the run's folder: the run can be evaluated where that code is not."""
+"""Copies the code of a run's parts into the run's folder, so that the run can be evaluated without the original."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def keep(folder: Path) -> list[Path]:
-    """Copies the source files that this process has imported from the working folder, and the models of the recipe that
-    are not shipped, into `folder`/code; returns the copies. An earlier attempt's are replaced."""
-    # Read first: a resumed run may have imported its own copies.
+    """Copies the source files that this process has imported from the working folder, and the recipe's models that are
+    not shipped, into `folder`/code. Returns the copies. They replace an earlier attempt's."""
+    # All files are read before the folder is removed: a resumed run may have imported these copies.
     copies = {folder / CODE / relative_path: file.read_bytes() for relative_path, file in _user_modules()}
     shutil.rmtree(folder / CODE, ignore_errors=True)
     for copy, content in copies.items():
@@ -25,7 +25,7 @@ def keep(folder: Path) -> list[Path]:
 
 
 def changed(recipe: Path) -> list[tuple[Path, Path]]:
-    """(file, copy) of the code beside a recipe that is another one where Python finds it first. Imports nothing."""
+    """The files that differ from their copies next to a recipe, as (file, copy). Imports nothing."""
     copies = copied_code(recipe)
     if copies is None:
         return []
@@ -46,8 +46,8 @@ def changed(recipe: Path) -> list[tuple[Path, Path]]:
 
 
 def _user_modules() -> Iterator[tuple[Path, Path]]:
-    """(place, file) of each module that is neither installed nor this package's; its place: below the folder that
-    Python found it in."""
+    """Yields (relative path, file) of each module that is neither installed nor part of this package. The path is
+    relative to the folder in which Python found it."""
     copy_folders = [Path(relative_path) for relative_path in sys.path if Path(relative_path).name == CODE]
     here, ours = Path.cwd().resolve(), [_PACKAGE, *filter(None, [shipped("models")])]
     for name, module in list(sys.modules.items()):

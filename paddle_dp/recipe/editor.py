@@ -9,7 +9,7 @@ from paddle_dp.recipe.shelf_schema import EditorSchema
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema, one variant for each part on each shelf. Imports all of them, so also paddle."""
+    """The schema with one variant for each part on each shelf. Imports all parts, and thus paddle."""
     schema = Recipe.model_json_schema(schema_generator=EditorSchema)
     schema["required"] = [key for key in schema["required"] if key not in DEFAULTS]
     for key, default in DEFAULTS.items():

@@ -1,4 +1,4 @@
-"""The modules outside this package that a recipe's parts are in: importing them runs them."""
+"""Finds the modules outside this package that hold a recipe's parts, because importing them runs them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OUR_PACKAGES = ("paddle_dp", "paddle")
 
 
 def modules(values: Any, home: Path) -> list[str]:
-    """The files of the modules that the parts in a recipe's `values` are in, each once, without importing any; a
-    module's dotted name where there is no such file. `home` is the recipe's file."""
+    """The files of the modules that hold the parts in a recipe's `values`, each once, without importing any; a module's
+    dotted name if there is no such file. `home` is the recipe's file."""
     found = (_module(use, is_model, home) for use, is_model in _uses(values, ()))
     return list(dict.fromkeys(name for name in found if name))
 
 
 def _uses(values: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str, bool]]:
-    """Every `use` in the values, and whether it may name a file of the shelf models."""
+    """Yields every `use` in the values, with True if it may name a file of the shelf models."""
     if isinstance(values, list):
         for number, value in enumerate(values):
             yield from _uses(value, (*path, number))
@@ -45,12 +45,12 @@ def _module(use: str, is_model: bool, home: Path) -> str | None:
 
 
 def _file_of(use: str, home: Path) -> str:
-    """The file of the longest module in a dotted name, found without importing a package on the way."""
+    """The file of the longest module in a dotted name, found without importing its packages."""
     first, *rest = use.split(".")
     last = [os.getcwd(), *map(str, filter(None, [copied_code(home)]))]  # searched last
     try:
         spec = find_spec(first) or PathFinder.find_spec(first, last)
-    except ValueError:  # a module without a spec, as __main__
+    except ValueError:  # a module without a spec, such as __main__
         spec = None
     if spec is None:
         return use
@@ -67,7 +67,7 @@ def _file_of(use: str, home: Path) -> str:
 
 
 def _file(stem: Path) -> Path | None:
-    """The module called `stem`: a file, or the __init__.py of a folder."""
+    """The module `stem`: a file, or the __init__.py of a folder."""
     options = (stem / "__init__.py", stem.parent / f"{stem.name}.py")
     return next((option for option in options if os.path.isfile(option)), None)
 

@@ -1,6 +1,6 @@
 """Claims a run's folder before anything starts; an older run in it is moved aside, never overwritten.
 
-It is moved once the new training has passed all checks: a start that is refused leaves the run where it is.
+It is moved after the new training has passed all checks, so a refused start leaves it in place.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from pathlib import Path
 
 from paddle_dp.errors import UsageError
 
-LOCK = ".lock"  # held while a job works in the folder; the kernel lets go, however the process ends
+LOCK = ".lock"  # held while a job works in the folder; the kernel releases it when the process ends
 _locks: dict[tuple[int, int], int] = {}  # this process's locks: descriptors by device and inode
-_FILES = (".yaml", ".json", ".jsonl", LOCK)  # what a run has as files
+_FILES = (".yaml", ".json", ".jsonl", LOCK)  # names that must be files in a run's folder
 SIGNS = ("recipe.yaml", "metrics.jsonl", "checkpoints", "visualdl")
 
 
 def claim(folder: Path, resume: str | None) -> int | None:
-    """Locks `folder` for a run, and returns what `move_aside` needs if an older run in it is to make way.
+    """Locks `folder` for a run. If an older run must move aside, returns its inode for `move_aside`, else None.
 
-    A folder made here can be read by its owner only. With `resume` an older run stays, and unless that is a path
-    ("newest", "best", a step are none), one must be there. Until `release`, or the end of this process, no other one
-    can claim the folder. Raises UsageError when there is no run to resume, when the folder cannot be made or written,
-    when it belongs to a job that is running, when an older run is to move aside with this job's own logs in it, and
-    what `check_files` raises.
+    A new folder is readable by its owner only. With `resume` an older run stays; "newest", "best" and a step need one.
+    The lock lasts until `release` or the end of this process. Raises UsageError if there is no run to resume, the
+    folder cannot be made or written, a running job holds it, an older run would move aside with this job's logs in it,
+    and as `check_files` does.
     """
     check_files(folder)
     older = any((folder / sign).exists() for sign in SIGNS)
@@ -55,10 +54,10 @@ def claim(folder: Path, resume: str | None) -> int | None:
 
 
 def check_files(folder: Path) -> None:
-    """Raises UsageError where a file in a run's folder is a link, has a second name elsewhere, or is a pipe or a
-    device: what a run writes there would go elsewhere, and what it reads may have no end.
+    """Raises UsageError if a file in a run's folder is a link, a hard link, a pipe or a device: writing would change
+    files elsewhere, and reading may never end.
 
-    A link to a folder may stand there, as for checkpoints on another disk, unless another user has put it there.
+    A link to a folder is allowed, for checkpoints on another disk, unless another user has made it.
     """
     for entry in os.scandir(folder) if folder.is_dir() else ():
         status = entry.stat(follow_symlinks=False)
@@ -81,7 +80,7 @@ def check_files(folder: Path) -> None:
 
 
 def holds(folder: Path, older: int | None) -> bool:
-    """Whether the older run that `claim` found is still in the folder."""
+    """True if the older run that `claim` found is still in the folder."""
     try:
         return older is not None and folder.stat().st_ino == older
     except OSError:
@@ -89,10 +88,10 @@ def holds(folder: Path, older: int | None) -> bool:
 
 
 def move_aside(folder: Path, older: int | None, logs: Path | None = None) -> Path | None:
-    """Moves the older run that `claim` found to `<folder>.1`, `.2`, … and returns where; None if that is done, or there
-    is none. The lock stays with `folder`, and so do this job's own `logs`, a folder within it.
+    """Moves the older run that `claim` found to `<folder>.1`, `.2`, … and returns the new path; None if it has moved
+    already or there is none. The lock and this job's `logs`, a folder within it, stay in `folder`.
 
-    Raises UsageError where it cannot be moved.
+    Raises UsageError if it cannot be moved.
     """
     if not holds(folder, older):
         return None
@@ -118,7 +117,8 @@ def move_aside(folder: Path, older: int | None, logs: Path | None = None) -> Pat
 
 
 def _lock(folder: Path) -> None:
-    """Locks the folder for this process. Raises UsageError if another one has it; nothing where disks know no locks."""
+    """Locks the folder for this process. Raises UsageError if another process holds it. Disks without locks have no
+    effect."""
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     inode = _inode(file)
     if inode in _locks:
@@ -140,12 +140,12 @@ def _lock(folder: Path) -> None:
     try:
         os.truncate(file, 0)
         os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    except OSError:  # a full disk: the lock holds, and only its holder is not named
+    except OSError:  # a full disk: the lock holds, but its holder has no name
         pass
 
 
 def release(folder: Path) -> None:
-    """Lets other processes claim the folder; nothing where this one has not."""
+    """Lets other processes claim the folder, if this process holds it."""
     try:
         status = (folder / LOCK).stat()
     except OSError:

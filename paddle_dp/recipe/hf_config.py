@@ -1,8 +1,7 @@
-"""`model: {use: llama, from: FOLDER}`: sizes from the config.json of a folder of Hugging Face's, whose weights are then
-the initial ones.
+"""Implements `model: {use: llama, from: FOLDER}`: a Hugging Face folder provides sizes (config.json) and weights.
 
-What a key of config.json means is a table of the model's Config (`PublishedSizes`), as plain data. A key that changes
-what a model computes, and that ours cannot do, is refused by name.
+The model's Config translates the keys of config.json with a table (`PublishedSizes`), as plain data. A key that changes
+the model's result and that our model does not support is refused by name.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from paddle_dp.recipe.yaml_document import YamlDocument
 
 FILE = "config.json"
 KEY = "from"
-MEANING = "A folder of Hugging Face's: sizes from its config.json, and its weights to begin with."
+MEANING = "A Hugging Face folder, which provides sizes (config.json) and initial weights."
 _LARGEST = 2**22  # bytes of a config.json
-# Keys that say nothing of what a model computes.
+# Keys that do not change a model's result.
 _HARMLESS = (
     "_*", "architectures", "transformers_version", "torch_dtype", "dtype", "name_or_path", "*_token_id", "use_cache",
     "initializer_range", "initializer_factor", "id2label.*", "label2id.*", "problem_type", "return_dict*", "output_*",
@@ -32,7 +31,7 @@ _HARMLESS = (
     "num_beams", "num_beam_groups", "num_return_sequences", "length_penalty", "repetition_penalty", "diversity_penalty",
     "early_stopping", "encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "model_max_length",
     "is_llama_config", "transformers.js_config.*",
-    # PaddleNLP's and PaddleFormers': how, and on how many ranks, the same numbers are computed.
+    # PaddleNLP's and PaddleFormers' keys for the same result by other means, or on other numbers of ranks.
     "paddle*_version", "*recompute*", "virtual_pp_degree", "pp_seg_method", "tensor_parallel_*", "sequence_parallel",
     "fuse_sequence_parallel_allreduce", "use_flash_attention*", "use_fused_*", "seq_length", "long_sequence_*",
     "immediate_clear_past_key_value", "use_last_token_for_generation",
@@ -41,29 +40,28 @@ _HARMLESS = (
 
 @runtime_checkable
 class PublishedSizes(Protocol):
-    """A Config that knows the words of Hugging Face's config.json.
+    """A Config that translates Hugging Face's config.json. The table's entries:
 
-    `sizes`: their key (nested ones with dots) → our field; `also`: another key for the same → that key; `words`: our
-    field → their value → ours; `must`: their key → the only values that ours can be, "as KEY" and "KEY / KEY" among
-    them; `always`: our field → its value; `least`: our field → what theirs is at least; `absent`: their key → what it
-    is where it is not there, a text naming another key; `needs`: a model_type → keys that must be there, for theirs has
-    other defaults; `unused`: patterns of keys that do not matter here;
-    `architecture`: their class.
+    `sizes`: their key (nested ones with dots) → our field; `also`: a synonym → that key; `words`: our field → their
+    value → ours; `must`: their key → the only values that ours supports, including "as KEY" and "KEY / KEY"; `always`:
+    our field → its value; `least`: our field → the minimum of theirs; `absent`: their key → its default, a text names
+    another key; `needs`: a model_type → required keys, because its defaults differ; `unused`: patterns of irrelevant
+    keys; `architecture`: their class.
     """
 
     hugging_face: Mapping[str, Any]
 
 
 def expand(page: YamlDocument, home: Path) -> None:
-    """Replaces `model.from` by the sizes in that folder, where the recipe does not say others, and by `load`, where it
-    has none. Adds to the page's mistakes what cannot be done."""
+    """Replaces `model.from` by the sizes in that folder, unless the recipe sets them, and by `load`, unless it has one.
+    Adds unsupported keys to the page's mistakes."""
     model = page.values.get("model")
     if not isinstance(model, dict) or KEY not in model or not isinstance(model.get("use"), str):
         return
     try:
         kind = find("models", model["use"], home)
     except RecipeError:
-        return  # reading the model says it
+        return  # reading the model reports it
     if KEY in fields_of(kind):
         return
     folder, key_path = model.pop(KEY), ("model", KEY)
@@ -114,8 +112,8 @@ def _flat(group: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
 
 
 def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path | None) -> dict[str, Any]:
-    """The settings of our model, from the keys of config.json. Raises RecipeError with everything that ours cannot
-    do, each by its name."""
+    """The settings of our model from the keys of config.json. Raises RecipeError with every key or value that ours
+    does not support."""
     table = _table(kind)
     if table is None:
         having = [n for n in names("models", home) if "." not in n and _has_table(n, home)]
@@ -142,7 +140,7 @@ REQUIRED = ("vocab", "width", "depth", "heads")
 
 
 def has_table(kind: type[Any]) -> bool:
-    """Whether a model's Config knows Hugging Face's words, so that a recipe may say `from`."""
+    """True if a model's Config translates Hugging Face's keys, so that a recipe may use `from`."""
     return _table(kind) is not None
 
 
@@ -154,12 +152,12 @@ def _has_table(name: str, home: Path | None) -> bool:
 
 
 def _table(config: Any) -> Mapping[str, Any] | None:
-    """The table of a Config, or of its class."""
+    """The table of a Config or of its class; None without one."""
     return config.hugging_face if isinstance(config, PublishedSizes) else None
 
 
 def _canonical(there: Mapping[str, Any], also: Mapping[str, str]) -> dict[str, Any]:
-    """The keys under the words of the table; of two for the same, one that says null says nothing."""
+    """Replaces synonyms by the table's keys; among synonyms, the first value other than null counts."""
     canonical: dict[str, Any] = {}
     for key, value in there.items():
         word = also.get(key, key)
@@ -171,7 +169,7 @@ def _canonical(there: Mapping[str, Any], also: Mapping[str, str]) -> dict[str, A
 def _wrong_type(
     values: Mapping[str, Any], table: Mapping[str, Any], use: str, home: Path | None
 ) -> Iterator[str]:
-    """A sentence on a folder of another kind of model: of its other keys nothing need be said then."""
+    """Yields messages for a folder of another kind of model; its other keys are then not checked."""
     model_type, ours = values.get("model_type"), table.get("must", {}).get("model_type", ())
     if model_type is None or not ours:
         return
@@ -181,7 +179,7 @@ def _wrong_type(
         yield f"has model_type {show(model_type)}, and {use} reads {' and '.join(map(show, ours))} only{instead}"
     for key in table.get("needs", {}).get(model_type, ()) if model_type in ours else ():
         if key not in values:
-            yield f"has no {key}, of which a {model_type} has another default than {use}: write it there"
+            yield f"has no {key}, and a {model_type} has another default for it than {use}: write it there"
 
 
 def _reads(name: str, model_type: str, home: Path | None) -> bool:
@@ -192,7 +190,7 @@ def _reads(name: str, model_type: str, home: Path | None) -> bool:
 
 
 def _wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) -> Iterator[str]:
-    """A sentence on each key that ours cannot do."""
+    """Yields a message for each key that ours does not support."""
     sizes, must = table["sizes"], table.get("must", {})
     for key, value in values.items():
         if key in sizes:
@@ -210,7 +208,7 @@ def _wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) -
 
 
 def _meant(allowed: Any, values: Mapping[str, Any]) -> Any:
-    """A value that is allowed: «as KEY» and «KEY / KEY» are numbers of config.json."""
+    """An allowed value: «as KEY» and «KEY / KEY» are computed from config.json."""
     if not isinstance(allowed, str):
         return allowed
     if allowed.startswith("as "):
@@ -229,7 +227,8 @@ def _translate(table: Mapping[str, Any], field: str, value: Any) -> Any:
 
 
 def written(config: Any) -> dict[str, Any]:
-    """A config.json's content for our Config. Raises UsageError if it has no table, or is what theirs cannot be."""
+    """The content of config.json for our Config. Raises UsageError if it has no table, or a value that theirs does not
+    support."""
     table = _table(config)
     if table is None:
         raise UsageError(f"{type(config).__module__} has no table of Hugging Face's sizes")
@@ -248,7 +247,7 @@ def written(config: Any) -> dict[str, Any]:
     for key, field in table["sizes"].items():
         words, value = table.get("words", {}).get(field), ours[field]
         if value is None and words is None and table.get("absent", {}).get(key, ...) is not None:
-            value = 4 * ours["width"]  # what `hidden` is by default
+            value = 4 * ours["width"]  # the default of `hidden`
         flat[key] = value if words is None else {v: k for k, v in reversed(words.items())}[value]
     flat |= {key: _meant(allowed[0], flat) for key, allowed in table.get("must", {}).items()}
     if flat.get("rope_scaling.rope_type") == "default":

@@ -19,7 +19,7 @@ from paddle_dp.recipe import hf_config
 
 
 def listing(shelf_name: str | None, part_name: str | None) -> Group:
-    """All shelves, one shelf, or one part. Raises UsageError for an unknown name."""
+    """Lists all shelves, one shelf, or one part. Raises UsageError for an unknown name."""
     if shelf_name is None:
         return shelves()
     return shelf(shelf_name) if part_name is None else part(shelf_name, part_name)
@@ -65,7 +65,7 @@ def _notes(config: type[Any]) -> Iterator[Padding]:
 
 
 def _annotations(shelf: str, config: type[Any]) -> Iterator[Padding]:
-    """The annotation keys that a recipe may give for this model: those that are not its own settings."""
+    """The keys that a recipe may give for this part in addition to its settings."""
     own = {setting.name for setting in settings_of(config)}
     keys = [setting.name for setting in settings_of(Annotation) if setting.name not in own]
     if shelf == "models" and keys:

@@ -16,9 +16,9 @@ Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """`dtype` of the products, or float64: of everything, from the same initial weights (for proofs; slow on a GPU).
-    `level` O1 (autocast) or O2 (low-precision weights with float32 masters); `scale`, the initial loss scale of
-    float16. In a recipe the dtype alone is enough: `precision: bfloat16`."""
+    """The number formats of a training. float64 applies to everything, with the same initial weights (for proofs; slow
+    on a GPU). `level` is O1 (autocast) or O2 (low-precision weights with float32 masters). In a recipe the dtype alone
+    is enough: `precision: bfloat16`."""
 
     dtype: Dtype = "float32"
     """The number format of products and convolutions; of everything if `float64`."""
@@ -27,21 +27,21 @@ class Precision:
     """`O1` computes in it where that is safe; `O2` also keeps weights in it."""
 
     scale: AboveZero = 65536.0
-    """The loss scale to begin with, for float16 only; it then adapts."""
+    """The initial loss scale, for float16 only; it then adapts."""
 
 
 _OWNER = ErrorContext(subject="train.precision", prefix="train.precision")
 
 
 def read_precision(value: Any) -> Precision:
-    """A precision from a recipe's value: a dtype, or a mapping. Raises RecipeError for anything else."""
+    """Reads a recipe's value, a dtype or a mapping. Raises RecipeError for anything else."""
     if isinstance(value, Precision):
         return value
     return read_settings(Precision, value if isinstance(value, dict) else {"dtype": value}, _OWNER)
 
 
 def _written(precision: Precision) -> str | dict[str, Any]:
-    """The dtype alone if the rest is default; else a mapping."""
+    """The dtype alone if the other settings are defaults; else a mapping."""
     return precision.dtype if precision == Precision(dtype=precision.dtype) else vars(precision)
 
 

@@ -1,7 +1,6 @@
 """Reads a recipe from a file and overrides, or raises every mistake in them.
 
-An override, `a.b=c` on the command line, is applied to the page of the file; its value is YAML, and is checked like the
-file's.
+An override, `a.b=c` on the command line, changes the page that was read; its value is YAML, checked like the file's.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from paddle_dp.recipe.yaml_document import YamlDocument, parse, read_page
 
 
 class _UnknownKeyError(Exception):
-    """An override whose key does not exist; the message says what does."""
+    """An override's key does not exist; the message lists the existing ones."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +36,17 @@ class _Override:
 
     @property
     def order(self) -> tuple[int, bool]:
-        """Whole groups before their settings, and `use`, which empties a part, before the part's others."""
+        """The sort key: whole groups before their settings, and `use`, which empties a part, before its settings."""
         return len(self.keys), self.keys[-1] != "use"
 
 
 def override_location(text: str) -> str:
-    """The place that a mistake in this override names."""
+    """The location that a mistake in this override names."""
     return f"override '{text}'"
 
 
 def apply_overrides(page: YamlDocument, texts: Sequence[str]) -> None:
-    """Applies the overrides to the page, and adds their mistakes to the page's."""
+    """Applies the overrides to the page and adds their mistakes to the page's."""
     read = [_read(text, page) for text in texts]
     for override in sorted((o for o in read if o), key=lambda o: o.order):
         try:
@@ -70,7 +69,7 @@ def _read(text: str, page: YamlDocument) -> _Override | None:
 
 
 def _put(page: YamlDocument, override: _Override) -> None:
-    """Finds the group of the last key, making groups on the way, and sets the key."""
+    """Finds the group of the last key, creating missing groups, and sets the key."""
     *way, last = override.keys
     path: Keys = ()
     group: Any = page.values
@@ -81,11 +80,11 @@ def _put(page: YamlDocument, override: _Override) -> None:
             group.append({})
         elif isinstance(group, dict) and group.get(segment) is None:
             group[segment] = {}
-        if not group[key]:  # made just now, or empty: the file does not say where
+        if not group[key]:  # new or empty, so the file has no line for it
             page.source_lines.setdefault(path, override.location)
         group = group[key]
     key = _key(group, last, path)
-    if key == "use":  # another part: nothing of the one before it stays
+    if key == "use":  # another part: the previous settings go
         group.clear()
         _forget(page, path)
         page.source_lines[path] = override.location
@@ -98,12 +97,13 @@ def _put(page: YamlDocument, override: _Override) -> None:
 
 
 def _key(group: Any, segment: str, path: Keys) -> str | int:
-    """The key of a word in this group: the word; in a list, the number that it is, or of the item with this `use`."""
+    """The key of a word in this group: the word itself; in a list, its number, or the index of the item with this
+    `use`."""
     here = ".".join(map(str, path))
     if isinstance(group, dict):
         return segment
     if not isinstance(group, list):
-        raise _UnknownKeyError(f"{here} is {show(group)}, which has no settings of its own")
+        raise _UnknownKeyError(f"{here} is {show(group)}, which has no settings")
     if segment.isdecimal() and int(segment) <= len(group):
         return int(segment)
     uses = [item.get("use") if isinstance(item, dict) else None for item in group]
@@ -116,13 +116,13 @@ def _key(group: Any, segment: str, path: Keys) -> str | int:
 
 
 def _forget(page: YamlDocument, path: Keys) -> None:
-    """Deletes the places of keys that an override removed."""
+    """Deletes the locations of keys that an override removed."""
     for known in [k for k in page.source_lines if k[: len(path)] == path]:
         del page.source_lines[known]
 
 
 def _in_callbacks(name: str) -> str:
-    """A sentence on where the settings of a callback are, for the name of one."""
+    """The hint for a callback's name, which states where its settings belong; else ""."""
     return f" {name} is a callback: callbacks.{name}." if name in names("callbacks") else ""
 
 
@@ -130,10 +130,10 @@ _RECIPE = ErrorContext(subject="a recipe", hint=_in_callbacks)
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = (), *, tries: bool = True) -> Recipe:
-    """The recipe in this file, with `overrides` ("train.batch=64") applied.
+    """Reads the recipe in this file, with `overrides` ("train.batch=64") applied.
 
-    Imports the modules that its parts are in (`foreign_code` names those outside the package). `tries`: builds a model
-    that the recipe annotates, without memory, to compare the two; without it, nothing is built.
+    Imports its parts' modules (`foreign_code` lists foreign ones). `tries`: builds an annotated model, without memory,
+    to check the annotation.
 
     Raises RecipeError with every mistake, each with its `file:line` or its override; InstallError if a part needs
     Paddle and it is not installed.
@@ -153,8 +153,8 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = (), *, tries: bool 
 
 
 def foreign_code(path: str | Path, overrides: Sequence[str] = ()) -> list[str]:
-    """The modules outside this package and Paddle that reading this recipe would import, without importing them: the
-    file of each, or its name where there is none. Raises RecipeError where the file is not YAML."""
+    """The modules outside this package and Paddle that reading this recipe would import: the file of each, or its name
+    without one. Imports nothing. Raises RecipeError if the file is not YAML."""
     path = Path(path)
     return external_code.modules(_read_values(path, overrides).values, path)
 
@@ -168,7 +168,7 @@ def _read_values(path: Path, overrides: Sequence[str]) -> YamlDocument:
 
 
 def _order(mistake: Mistake, overrides: Sequence[str]) -> tuple[bool, int]:
-    """The sort key: the file's mistakes from top to bottom, then those of the overrides in their order."""
+    """The sort key: the file's mistakes from top to bottom, then the overrides' in their order."""
     if mistake.where in overrides:
         return True, overrides.index(mistake.where)
     number = re.search(r":(\d+)$", mistake.where)

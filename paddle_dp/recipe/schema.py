@@ -1,4 +1,4 @@
-"""The recipe as types, whose fields are the YAML keys."""
+"""The recipe as types; their fields are the YAML keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOAT32 = Precision()
 
 def _positive_length(length: Length) -> Length:
     if not length.count:
-        raise ValueError(f"'{length}' is no training at all")
+        raise ValueError(f"'{length}' is no training")
     return length
 
 
@@ -34,7 +34,7 @@ DEVICES = ("auto", "cpu", "gpu", "xpu", "npu")
 
 
 def _device(name: str) -> str:
-    """A plugin may bring a device of any name, but one that is nearly a known one is a slip."""
+    """Checks a device's name. Plugins may bring any name, but a name similar to a known one is a typing error."""
     guess = near(name, DEVICES)
     if name == "cuda":
         guess = "gpu"
@@ -47,7 +47,7 @@ def _device(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """How to train. `batch` is the global batch, on any number of ranks; `micro_batches` computes it in parts."""
+    """The training. `batch` is the global batch on any number of ranks; `micro_batches` computes it in parts."""
 
     length: Annotated[Length, AfterValidator(_positive_length)]
     """How far to train, counted from step 0; a resumed run ends there, too."""
@@ -56,7 +56,8 @@ class Train:
     """Samples per update, over **all** ranks: the optimizer sees the same batch on any number of ranks."""
 
     micro_batches: Positive = 1
-    """Parts in which each batch is computed, one after the other, to save memory; the update stays the same."""
+    """Number of parts in which each batch is computed, one after the other, to save memory; the update stays the
+    same."""
 
     precision: PrecisionSetting = FLOAT32
     """`float32`, `bfloat16`, `float16` or `float64`, or a mapping of `dtype`, `level` and `scale`."""
@@ -65,28 +66,28 @@ class Train:
     """Seed of weights, order of samples, augmentation and dropout."""
 
     drop_last: bool = False
-    """Whether to leave out the last batch of an epoch if it is short."""
+    """Leave out the last batch of an epoch if it is short."""
 
     dropout: Literal["exact", "own"] = "exact"
     """`exact`: the same masks on any number of ranks, in every layout ([dropout.md](dropout.md)). `own`: each rank
-    draws its own, by Paddle's kernels (on a GPU the fused ones), and learns something else than one process."""
+    draws separate masks with Paddle's kernels (on a GPU the fused ones), so the weights differ from one process."""
 
     compile: bool = False
-    """Whether the model's forward is traced into one program (`paddle.jit.to_static`) for training, which CINN compiles
-    on GPUs. With the data axis alone, without recompute, and with `dropout: own` where the model drops; every new shape
-    of a batch is traced again. On CPUs it is slower ([overhead.md](overhead.md))."""
+    """Trace the model's forward into one program (`paddle.jit.to_static`) for training, which CINN compiles on GPUs.
+    This needs the data axis alone, no recompute, and `dropout: own` if the model drops. Every new shape of a batch is
+    traced again. On CPUs it is slower ([overhead.md](overhead.md))."""
 
     device: Annotated[str, AfterValidator(_device)] = "auto"
-    """`auto`, `cpu`, `gpu`, `xpu`, `npu`, or another type of device that a plugin of Paddle brings. `auto` takes what
-    Paddle sees for each rank: a plugin's device, else a GPU, else the CPU."""
+    """`auto`, `cpu`, `gpu`, `xpu`, `npu`, or another type of device that a plugin of Paddle brings. `auto` takes the
+    first that Paddle sees on each rank: a plugin's device, a GPU, the CPU."""
 
     max_time: Duration | None = None
-    """After so long, counted from the start of the process, the training stops with a checkpoint and leaves with 75; to
-    be gone on with by `--resume` ([reliability.md](reliability.md))."""
+    """Time since the start of the process after which the training saves a checkpoint and exits with status 75;
+    `--resume` continues it ([reliability.md](reliability.md))."""
 
     patience: Duration = Duration.parse("600 s")
-    """How long an exchange between ranks on CPUs waits for one that is late, before the job ends. Where `paddle-dp`
-    watches all ranks of one machine, at least as long as `watch` allows a rank to be anywhere."""
+    """How long an exchange between ranks on CPUs waits for a late rank before the job ends. If `paddle-dp` watches all
+    ranks of one machine, it waits at least as long as the longest limit of `watch`."""
 
     def __post_init__(self) -> None:
         if self.micro_batches > self.batch:
@@ -97,21 +98,21 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Pad:
-    """How an array of unequal lengths is padded, at the end of its first dim."""
+    """The padding of an array of unequal lengths, at the end of its first dim."""
 
     length: Positive
-    """What it is padded to, in every sample: so that a sample is the same on any number of ranks."""
+    """The length after padding, equal in every sample, so that a sample is the same on any number of ranks."""
 
     value: float = 0
-    """What it is filled with: -100 for targets that a loss ignores."""
+    """The fill value: -100 for targets that a loss ignores."""
 
     mask: str | None = None
-    """The name of a further input, bool [length]: true where the array's own numbers are."""
+    """The name of an additional input, bool [length]: false for the padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings:
-    """How samples are read: by worker processes or in the rank, how far ahead, and with which time limit."""
+    """The reading of samples: worker processes, prefetch, time limit, padding and collating."""
 
     num_workers: Count = 0
     """Worker processes of each rank; 0 reads in the rank itself."""
@@ -123,83 +124,86 @@ class LoaderSettings:
     """Time that one sample may take before its worker counts as hung."""
 
     samples: Positive | None = None
-    """Of a stream: samples of an epoch. By default all that it has, which are counted at the start."""
+    """The samples of a stream's epoch. By default all its samples, which are counted at the start."""
 
     pad: Mapping[str, Pad] = field(default_factory=dict)
     """Arrays of unequal lengths by name, such as ids and labels of dicts, or inputs and targets:
     `{ids: {length: 128, mask: ids_mask}}`."""
 
     collate: Literal["samples", "batch"] = "samples"
-    """What a data set's `collate_fn` is given: `samples`, one at a time, which may not depend on one another; `batch`,
-    the whole global batch, which every rank reads then ([add-a-part.md](add-a-part.md))."""
+    """The input of a data set's `collate_fn`. `samples`: one at a time, so a result must not depend on other samples.
+    `batch`: the whole global batch, which every rank then reads ([add-a-part.md](add-a-part.md))."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchSettings:
-    """For how long nothing may happen on any rank before the job is ended, and the rank named that the others wait for
-    ([reliability.md](reliability.md))."""
+    """Limits of the time without progress on any rank. After it, the job ends and names the rank that the others wait
+    for ([reliability.md](reliability.md))."""
 
     patience: Duration | None = None
-    """Within a step, and after the last. By default ten times the median step, and 60 s at least."""
+    """Limit within a step and after the last one. By default ten times the median step, and 60 s at least."""
 
     start: Duration = Duration.parse("600 s")
-    """Until the first steps are done: Python, the data set, the other nodes."""
+    """Limit until the first steps are done: Python, the data set, the other nodes."""
 
     evaluate: Duration = Duration.parse("600 s")
-    """In an evaluation, from one batch to the next."""
+    """Limit from one batch of an evaluation to the next."""
 
     checkpoint: Duration = Duration.parse("1800 s")
-    """While a checkpoint is written."""
+    """Limit while a checkpoint is written."""
 
     callbacks: Duration = Duration.parse("1800 s")
-    """In any other callback."""
+    """Limit in any other callback."""
 
     node: Duration = Duration.parse("20 s")
-    """Of several machines: for how long one may not be heard of before it is lost."""
+    """Limit after which a machine that sends nothing is lost, with several machines."""
 
     rejoin: Duration = Duration.parse("300 s")
-    """With --restarts: for how long a lost machine is waited for."""
+    """Limit of waiting for a lost machine, with --restarts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """What is done about an update whose numbers are wrong, on all ranks alike ([guard.md](guard.md))."""
+    """The reaction to an update with wrong numbers, the same on all ranks ([guard.md](guard.md))."""
 
     non_finite: Literal["stop", "skip", "rewind"] | None = None
-    """What is done, before it changes a weight, about an update whose loss or gradient norm is NaN or infinite. `stop`:
-    the training ends with an error. `skip`: the update is not made, and the training goes on. `rewind`: it goes back to
-    the last checkpoint, and leaves that batch out from then on. null: numbers are looked at where a callback reads
+    """The reaction to a loss or gradient norm that is NaN or infinite, before it changes a weight. `stop`: the training
+    ends with an error. `skip`: the update is not made, and the training continues. `rewind`: the training returns to
+    the last checkpoint and leaves that batch out from then on. null: numbers are checked only where a callback reads
     them, and end the training."""
 
     spike: Sigmas | None = None
-    """The same is done about a loss that is farther above the mean of the last 100 than so many of their standard
+    """The same reaction to a loss that exceeds the mean of the last 100 by more than so many of their standard
     deviations, such as `5 sigma`."""
 
     in_a_row: Positive = 10
-    """As many batches in a row may be left out; one more ends the training."""
+    """The number of batches in a row that may be left out; one more ends the training."""
 
     recompute: EverySteps | None = None
-    """How often all data ranks compute the gradients of the same samples and compare them bit by bit, such as `every
-    200 steps`: a processor that computes wrong ends the training. With one data rank, twice on the same processor."""
+    """How often all data ranks compute the gradients of the same samples and compare them bitwise, such as `every 200
+    steps`: a processor that computes wrong ends the training. With one data rank, the same processor computes twice."""
 
     def __post_init__(self) -> None:
         if self.spike is not None and self.non_finite is None:
-            raise ValueError("spike: non_finite says what is done about it, too: stop, skip or rewind")
+            raise ValueError(
+                "spike: needs non_finite, which is the reaction to it, too: stop, skip or rewind"
+            )
         check_steps(recompute=self.recompute)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ema:
-    """An average of the weights over time, evaluated and saved beside them ([fine-tuning.md](fine-tuning.md))."""
+    """An average of the weights over time, evaluated and saved in addition to them
+    ([fine-tuning.md](fine-tuning.md))."""
 
     decay: Probability = 0.999
-    """After each time, average = `decay` × average + (1 - `decay`) × weight."""
+    """Each time, average = `decay` × average + (1 - `decay`) × weight."""
 
     every: EverySteps = EverySteps(1, "steps")
-    """How often the weights are taken into the average."""
+    """How often the weights enter the average."""
 
     warmup: bool = False
-    """The n-th time with a decay of (1 + n) / (10 + n), while that is smaller: for short trainings."""
+    """Use a decay of (1 + n) / (10 + n) at the n-th time, while that is smaller: for short trainings."""
 
     def __post_init__(self) -> None:
         check_steps(every=self.every)
@@ -207,21 +211,22 @@ class Ema:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Weights to begin with, instead of random ones, as in fine-tuning. Optimizer and progress begin anew."""
+    """Initial weights instead of random ones, as in fine-tuning. Optimizer and progress start anew."""
 
     path: str
-    """A checkpoint of any layout, a run's folder (its newest), RUN/best, RUN/STEP, a folder of Hugging Face's, or a
-    file: `.safetensors`, `.pdparams`, `.bin`, `.pt`, `.pth` or `.index.json` ([given-weights.md](given-weights.md))."""
+    """A checkpoint of any layout, a run's folder (its newest), RUN/best, RUN/STEP, a Hugging Face folder, or a file:
+    `.safetensors`, `.pdparams`, `.bin`, `.pt`, `.pth` or `.index.json` ([given-weights.md](given-weights.md))."""
 
     only: tuple[str, ...] = ()
-    """Patterns of the tensors that are meant, such as `backbone.*`, or layers; all by default."""
+    """Patterns of the tensors to load, such as `backbone.*`, or layers; all by default."""
 
     rename: dict[str, str] = field(default_factory=dict)
-    """Patterns of the source's names to what they are to be, such as `{"encoder.*": "backbone.*"}`; the first that fits
+    """Patterns of the source's names to their new names, such as `{"encoder.*": "backbone.*"}`; the first match
     counts."""
 
     strict: bool = True
-    """Whether all that is meant must be there, fit, and be in the model; `false`: what fits is loaded."""
+    """All selected tensors must be in the source and in the model, with the same shape; `false` loads those that
+    fit."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -232,7 +237,7 @@ class Load:
 
 
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")
-# Defaults of whole keys. They are filled in before the overrides, which may change them.
+# Defaults of whole keys, filled in before the overrides, which may change them.
 DEFAULTS: dict[str, Any] = {
     "schedule": {"use": "constant", "learning_rate": 1e-3},
     "strategy": {"use": "data_parallel"},
@@ -255,7 +260,7 @@ class Recipe(BaseModel):
     """The data set: a part."""
 
     loss: Annotated[Part, OnShelf("losses", "loss")] | None = None
-    """The loss: a part. Without one, the model's own method `loss(outputs, targets)`."""
+    """The loss: a part. Without one, the model's method `loss(outputs, targets)`."""
 
     optimizer: Annotated[Part, OnShelf("optimizers", "optimizer")]
     """The optimizer: a part."""
@@ -264,25 +269,25 @@ class Recipe(BaseModel):
     """The learning rate over the steps: a part. `{use: constant, learning_rate: 0.001}` by default."""
 
     strategy: Annotated[Part, OnShelf("strategies", "strategy")]
-    """How the model is split over the ranks: a part. `{use: data_parallel}` by default."""
+    """The strategy, which splits the model over the ranks: a part. `{use: data_parallel}` by default."""
 
     train: Train
     """Length, batch, precision and seed."""
 
     loader: LoaderSettings = LoaderSettings()
-    """How samples are read."""
+    """The reading of samples."""
 
     watch: WatchSettings = WatchSettings()
-    """When a job that stands still is ended."""
+    """Limits after which a job without progress is ended."""
 
     load: Load | None = None
-    """Weights to begin with: `{path: runs/old, only: [backbone.*], strict: false}`; a resumed run has its own."""
+    """Initial weights: `{path: runs/old, only: [backbone.*], strict: false}`; a resumed run takes its checkpoint's."""
 
     guard: Guard = Guard()
-    """What is done about an update whose numbers are wrong."""
+    """The reaction to an update with wrong numbers."""
 
     adapter: Annotated[Part, OnShelf("adapters", "adapter")] | None = None
-    """Small parameters beside those of the model, which are frozen then: a part. They alone are trained and saved."""
+    """Small additional parameters: a part. They alone are trained and saved; the model's parameters are frozen."""
 
     ema: Ema | None = None
     """An average of the weights: `{decay: 0.999, every: 1 step}`; evaluated as `ema_loss`, `ema_acc1` …."""
@@ -295,23 +300,22 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _groups_fit(self, info: ValidationInfo) -> Recipe:
-        """Compares the groups of the optimizer, and the adapter, with the model, where it can be built without
-        memory."""
+        """Checks the optimizer's groups and the adapter against the model, if it can be built without memory."""
         if (self.optimizer.groups or self.adapter) and (info.context or {}).get("tries", True):
             try:
                 with lazily():
                     self.build_model()
             except UsageError:
                 raise
-            except Exception:  # noqa: BLE001 - a model that cannot be built so: a rank will compare them
+            except Exception:  # noqa: BLE001 - a model that needs memory: a rank will check them
                 return self
         return self
 
     def build_model(self) -> Any:
-        """The whole model as it is trained: with its adapter, and frozen what that and `optimizer.groups` freeze.
-        Raises RecipeError for groups, or an adapter, that do not fit it."""
+        """Builds the whole model with its adapter, and freezes parameters as the adapter and `optimizer.groups` ask.
+        Raises RecipeError for groups or an adapter that do not fit the model."""
         model = self.model.build()
-        if "optimizer" in self.model_fields_set:  # not in what stands for a script's recipe
+        if "optimizer" in self.model_fields_set:  # a script's stand-in recipe has none
             model, before = adapted(model, self.adapter, self.train.seed)
             freeze(model, self.optimizer.groups, before)
         return model

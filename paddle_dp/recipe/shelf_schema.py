@@ -1,4 +1,4 @@
-"""The recipe's fields that hold a part: how pydantic reads and writes them, and their JSON schema for editors."""
+"""The recipe's fields that hold a part: reading, writing and JSON schema by pydantic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddle_dp.units import Quantity
 
 
 class EditorSchema(GenerateJsonSchema):
-    """pydantic's schema with the meaning of each setting, and a quantity's default as in YAML («3 epochs»)."""
+    """Pydantic's schema with the meaning of each setting, and a quantity's default as in YAML («3 epochs»)."""
 
     def dataclass_schema(self, schema: Any) -> dict[str, Any]:
         return _explained(super().dataclass_schema(schema), schema["cls"])
@@ -28,12 +28,12 @@ class EditorSchema(GenerateJsonSchema):
         return str(dft) if isinstance(dft, Quantity) else super().encode_default(dft)
 
 
-# The keys that every part of a shelf has, beside its own settings.
+# The keys that every part of a shelf has in addition to its settings.
 _SHARED_KEYS: dict[str, Any] = {"models": Annotation, "optimizers": Groups, "datasets": Reading}
 
 
 def _explained(described: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """An object's schema with the meanings of its settings, which editors show beside the keys."""
+    """An object's schema with the meanings of its settings, which editors show next to the keys."""
     for name, meaning in meanings(kind).items():
         if meaning and name in described.get("properties", {}):
             described["properties"][name]["description"] = meaning
@@ -52,7 +52,7 @@ class OnShelf:
         return core_schema.with_info_plain_validator_function(self._read, serialization=settings)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        """An object whose `use` decides which other keys it has; with a dotted name it may have any."""
+        """The schema of an object: `use` determines its other keys; a dotted name allows any keys."""
         known = names(self.shelf)
         use = {"anyOf": [{"enum": known}, {"type": "string", "pattern": r"\."}]}
         chosen = [{"if": _uses(name), "then": self._describe(name)} for name in known]
@@ -92,7 +92,7 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """A schema with what it refers to in its place: within a recipe's schema there is no place for definitions."""
+    """A schema with its references replaced: a recipe's schema has no room for nested definitions."""
     if isinstance(schema, list):
         return [_inlined(one, definitions) for one in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""The recipes that come with the package: found by name from any folder, and copied to begin from."""
+"""Finds the recipes that come with the package by name, from any folder, and copies them as a starting point."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paddle_dp.recipe.read import read_recipe
 
 
 def at_hand(file: Path) -> Path:
-    """`file` where it exists; else the shipped recipe of this name, for «digits_mlp» and «configs/digits_mlp.yaml»;
-    else `file` as it is."""
+    """`file` if it exists; else the shipped recipe of this name, for «digits_mlp» and «configs/digits_mlp.yaml»; else
+    `file`. Prints a line to stderr for a shipped recipe."""
     shipped_recipe = _recipe(file.stem) if file.parent in (Path(), Path("configs")) else None
     if shipped_recipe is None or file.suffix not in ("", ".yaml") or file.is_file():
         return file
@@ -24,8 +24,8 @@ def at_hand(file: Path) -> Path:
 
 
 def copy(name: str, into: Path) -> list[Path]:
-    """Copies a shipped recipe to `into`/configs and its model, where that is a shipped one, to `into`/models; returns
-    the new files. Raises UsageError, before anything is written, for an unknown recipe or a file that exists."""
+    """Copies a shipped recipe to `into`/configs, and its model, if shipped, to `into`/models. Returns the new files.
+    Raises UsageError, before anything is written, for an unknown recipe or a file that exists."""
     recipe = _recipe(name)
     if recipe is None:
         names = sorted(file.stem for file in (shipped("configs") or Path()).glob("*.yaml"))
@@ -35,7 +35,7 @@ def copy(name: str, into: Path) -> list[Path]:
     there = [str(file) for file in copies if file.exists()]
     if there:
         raise UsageError(
-            f"{', '.join(there)} would be overwritten. Choose another folder, or move what is there."
+            f"{', '.join(there)} would be overwritten. Choose another folder, or move the existing files."
         )
     for made, source in copies.items():
         made.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def copy(name: str, into: Path) -> list[Path]:
 
 
 def command(recipe: Path) -> str:
-    """The first command that a shipped recipe's header trains it with: it has as many ranks as the layout needs."""
+    """The first training command in a shipped recipe's header, which has as many ranks as the layout needs."""
     words = re.search(rf"paddle-dp train configs/{re.escape(recipe.name)}[^#;\n]*", recipe.read_text("utf-8"))
     return words[0].strip() if words else f"paddle-dp train configs/{recipe.name}"
 
@@ -56,7 +56,7 @@ def _recipe(name: str) -> Path | None:
 
 
 def _model(name: str) -> Iterator[Path]:
-    """The files of a shipped model: its own, and those of models/ that these import."""
+    """Yields the files of a shipped model: its file, and the files of models/ that it imports."""
     folder, names = shipped("models") or Path(), [name]
     for each in names:  # grows
         if (file := folder / f"{each}.py").is_file():

@@ -1,4 +1,4 @@
-"""Writes the resolved recipe as YAML, with every default, to be run again."""
+"""Writes the resolved recipe as YAML with every default, so that it can be run again."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ RESOLVED = "recipe.yaml"  # its name in a run's folder
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """The recipe as YAML, which read_recipe reads as exactly this recipe."""
+    """The recipe as YAML; read_recipe reads exactly this recipe from it."""
     return yaml_text(recipe.model_dump(mode="json"))
 
 
 def yaml_text(content: Mapping[str, Any]) -> str:
-    """A resolved recipe's content, as a checkpoint keeps it, as YAML."""
+    """YAML of a resolved recipe's content, as a checkpoint keeps it."""
     writer = YAML(typ="safe", pure=True)
     writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     writer.default_flow_style = None
@@ -38,13 +38,13 @@ def resolved(folder: str | Path) -> Path:
     if not file.is_file():
         wrong = f"holds no {RESOLVED}" if Path(folder).is_dir() else "is no folder"
         runs = [path.parent.name for path in Path(folder).parent.glob(f"*/{RESOLVED}")]
-        beside = did_you_mean(Path(folder).name, runs, "Runs beside it:") if runs else ""
+        beside = did_you_mean(Path(folder).name, runs, "Runs next to it:") if runs else ""
         raise UsageError(f"{folder} {wrong}: name the folder of a run, such as runs/NAME.{beside}")
     return file
 
 
 def write_recipe(recipe: Recipe, path: str | Path) -> None:
-    """Writes the resolved recipe to `path`: whole or, on an OSError, not at all."""
+    """Writes the resolved recipe to `path`, whole or not at all. Raises OSError."""
     path = Path(path)
     header = f"# Resolved: every default is written out. Again:  paddle-dp train {path}\n"
     partial = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Reads YAML as plain values with the line of every key, which mistakes name."""
+"""Reads YAML as plain values, with the line of every key for messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KNOWN = _NUMBERS | {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str
 
 @dataclass
 class YamlDocument:
-    """Values, the place of each key («file:line» or «override 'a.b=c'»), and the mistakes so far."""
+    """The values, the location of each key («file:line» or «override 'a.b=c'»), and the mistakes so far."""
 
     name: str
     values: Any = None
@@ -29,7 +29,7 @@ class YamlDocument:
     mistakes: list[Mistake] = field(default_factory=list)
 
     def source_line(self, path: Keys) -> str:
-        """The place of this key, or of the nearest group around it."""
+        """The location of this key, or of the nearest enclosing group."""
         while path and path not in self.source_lines:
             path = path[:-1]
         return self.source_lines.get(path, self.name)
@@ -38,16 +38,16 @@ class YamlDocument:
         self.mistakes.append(Mistake(where=self.source_line(path), what=message, path=path))
 
 
-LARGEST, MOST = 2**17, 50_000  # bytes of a recipe; values that it stands for, its aliases written out
-DEEPEST = 100  # open brackets; the reader takes seconds for some hundreds
+LARGEST, MOST = 2**17, 50_000  # bytes of a recipe; its values with aliases expanded
+DEEPEST = 100  # open brackets; the reader takes seconds for hundreds
 
 
 class _TooMuchError(Exception):
-    """A recipe that stands for more values than any recipe needs."""
+    """The aliases of a recipe expand to more values than any recipe needs."""
 
 
 def read_page(path: Path) -> YamlDocument:
-    """The recipe file as a page. Raises RecipeError if it cannot be read as one group of settings."""
+    """Reads the recipe file as a page. Raises RecipeError if it is not one group of settings."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
@@ -69,7 +69,7 @@ def read_page(path: Path) -> YamlDocument:
 
 
 def parse(text: str, name: str, numbered: bool = True) -> YamlDocument:
-    """YAML 1.2 as a page; `numbered`: places are «name:line», otherwise the name alone."""
+    """Parses YAML 1.2 as a page. `numbered`: locations are «name:line», otherwise the name alone."""
     page = YamlDocument(name)
     if _brackets(text) > DEEPEST:
         page.mistakes.append(
@@ -94,7 +94,7 @@ def parse(text: str, name: str, numbered: bool = True) -> YamlDocument:
 
 
 def _brackets(text: str) -> int:
-    """The most brackets that are open at once, those in quotes and comments included."""
+    """The largest number of brackets open at once, including brackets in quotes and comments."""
     deepest = level = 0
     for bracket in re.findall(r"[][{}]", text):
         level = level + 1 if bracket in "[{" else max(0, level - 1)
@@ -104,7 +104,7 @@ def _brackets(text: str) -> int:
 
 @dataclass
 class _Walk:
-    """Converts YAML nodes to plain values; records places, and reports repeated keys."""
+    """Converts YAML nodes to plain values, records locations, and reports repeated keys."""
 
     page: YamlDocument
     constructor: Any
@@ -120,7 +120,7 @@ class _Walk:
             raise _TooMuchError
         self.page.source_lines.setdefault(path, self._source_line(node))
         if str(node.tag) not in _KNOWN or node in self.above:
-            odd = f"the tag {node.tag}" if str(node.tag) not in _KNOWN else "an alias of what it stands in"
+            odd = f"the tag {node.tag}" if str(node.tag) not in _KNOWN else "an alias of a group around it"
             self.page.complain(path, f"{odd} has no place in a recipe")
             return None
         if isinstance(node, ScalarNode):
@@ -153,7 +153,7 @@ class _Walk:
         try:
             return self.constructor.construct_object(node)
         except ValueError:
-            self.page.complain(path, f"'{node.value}' is not what its tag {node.tag} says")
+            self.page.complain(path, f"'{node.value}' does not fit its tag {node.tag}")
             return None
 
     def _source_line(self, node: Node) -> str:
@@ -174,6 +174,6 @@ def _unreadable(path: Path, error: OSError) -> str:
             meant = did_you_mean(path.name, known, "There are")
             return f"there is no such file, and no shipped recipe of that name.{meant}"
         beside = sorted(file.name for file in path.parent.glob("[!.]*.y*ml"))
-        hint = did_you_mean(path.name, beside, "Beside it:") if beside else ""
+        hint = did_you_mean(path.name, beside, "Next to it:") if beside else ""
         return f"there is no such file.{hint}"
     return f"cannot be read: {error.strerror}"

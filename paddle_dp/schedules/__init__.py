@@ -1,5 +1,4 @@
-"""The shelf of schedules: one a file, its file name the word after `schedule: {use: …}`.
+"""The shelf of schedules: each file is one, and its name is the value of `schedule: {use: …}`.
 
 A schedule is arithmetic: `rate(step, …)` is the learning rate of update number `step`, counted from 0.
-What an update does with the rate lives in `optimizers`.
 """

@@ -1,4 +1,4 @@
-"""Shared by the schedules: the peak, the warm-up, and scaling with the batch size."""
+"""The base of the schedules: the peak, the warm-up, and scaling with the batch size."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class ScheduleConfig:
     """The peak: the rate after the warm-up."""
 
     warmup: Length = NO_WARMUP
-    """How long the rate rises linearly."""
+    """Length of the warm-up, in which the rate rises linearly."""
 
     warmup_from: Probability = 0.0
-    """Where the warm-up begins, as a share of the peak."""
+    """Start of the warm-up, as a share of the peak."""
 
     per_batch: Positive | None = None
-    """Batch size that `learning_rate` is meant for; the peak is scaled to `train.batch`."""
+    """Batch size to which `learning_rate` belongs; the peak is scaled to `train.batch`."""
 
     def rate(self, step: int, *, steps: int, steps_per_epoch: int, batch: int) -> float:
-        """The learning rate of update number `step` (from 0) of `steps`, with `batch` samples an update."""
+        """The learning rate of update number `step` (from 0) of `steps`, with `batch` samples per update."""
         peak = self.learning_rate * batch / self.per_batch if self.per_batch else self.learning_rate
         start = self.warmup.steps(steps_per_epoch)
         if step < start:
@@ -67,5 +67,5 @@ class FallingConfig(ScheduleConfig):
         return self.floor + (1 - self.floor) * self.left(done)
 
     def left(self, done: float) -> float:
-        """How much of the fall remains, 1 to 0, after the share `done` (0 to 1) of the updates."""
+        """The remaining share of the fall, 1 to 0, after the share `done` (0 to 1) of the updates."""
         raise NotImplementedError

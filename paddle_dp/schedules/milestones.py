@@ -11,7 +11,7 @@ from paddle_dp.units import Fraction, Length
 @dataclass(frozen=True, kw_only=True)
 class Config(ScheduleConfig):
     milestones: tuple[Length, ...]
-    """When the rate falls, such as [30 epochs, 60 epochs], counted from the start of training, warm-up included."""
+    """The times of the falls, such as [30 epochs, 60 epochs], from the start of training, warm-up included."""
 
     factor: Fraction = 0.1
     """Factor of the rate at each milestone."""

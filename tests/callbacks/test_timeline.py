@@ -111,6 +111,6 @@ def test_for_one_rank_it_is_refused_before_a_process_starts(tmp_path: Path) -> N
     )
     recipe = read_recipe(path)
     with pytest.raises(
-        UsageError, match="shows what ranks exchange, and the stages of a pipeline, and there is one rank"
+        UsageError, match="shows the ranks' exchange and a pipeline's stages, and there is one rank"
     ):
         recipe.callbacks[0].config.refuse(recipe, 1)

@@ -88,9 +88,7 @@ def test_find_by_path(folder, tmp_path):
     ],
 )
 def test_what_is_not_there_is_said_with_what_is(folder, spec, said):
-    with pytest.raises(
-        CheckpointError, match=rf"{said}.*What is there: step 10, 20, 30\. Give newest, a step"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{said}.*Saved: step 10, 20, 30\. Give newest, a step"):
         find(spec, folder)
     with pytest.raises(UsageError):  # status 2: nobody is told how to go on
         find(spec, folder)

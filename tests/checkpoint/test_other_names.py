@@ -156,10 +156,10 @@ def test_several_files_with_an_index_are_one_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"a": "gone.safetensors"}, r"names gone\.safetensors, and there is no such file beside it"),
+        ({"a": "gone.safetensors"}, r"names gone\.safetensors, and there is no such file next to it"),
         ({"x": "1.safetensors"}, r"says that x is in 1\.safetensors, and it is not"),
-        ({"a": "../1.safetensors"}, "which is no file beside the index"),
-        ({"a": 3}, "which is no file beside the index"),
+        ({"a": "../1.safetensors"}, "which is no file next to the index"),
+        ({"a": 3}, "which is no file next to the index"),
     ],
 )
 def test_an_index_that_is_wrong_is_named(tmp_path: Path, files: dict[str, str], said: str) -> None:
@@ -170,7 +170,7 @@ def test_an_index_that_is_wrong_is_named(tmp_path: Path, files: dict[str, str], 
 
 def test_an_unknown_format_is_named(tmp_path: Path) -> None:
     (tmp_path / "w.h5").write_bytes(b"x")
-    with pytest.raises(UsageError, match=r"w\.h5 is of no format that is known.*\.pdparams"):
+    with pytest.raises(UsageError, match=r"w\.h5 has no known format.*\.pdparams"):
         source(tmp_path / "w.h5")
 
 

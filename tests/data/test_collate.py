@@ -156,7 +156,7 @@ def test_a_fingerprint_knows_what_a_batch_is_made_of():
     [
         ((np.zeros((5, 2)), np.zeros(5)), r"made .float64\[5, 2\].*of 3\. Every array needs one row"),
         ((np.zeros(3), np.float32(0)), "Every array needs one row"),
-        ({"ids": np.zeros(3)}, r"what collate_fn returned is dict: return \(input, target\)"),
+        ({"ids": np.zeros(3)}, r"the result of collate_fn is dict: return \(input, target\)"),
         (([np.zeros(2)] * 3, np.zeros(3)), "Every array needs one row"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_collate_fn_that_fails_is_named_with_its_samples():
 
 
 def test_settings_that_mean_nothing_are_refused():
-    with pytest.raises(UsageError, match=r"loader\.collate: batch says what a collate_fn is given"):
+    with pytest.raises(UsageError, match=r"loader\.collate: batch needs a collate_fn"):
         prepared([(0, 0)], settings("batch"))
     with pytest.raises(UsageError, match=r"loader\.pad pads the samples"):
         prepared(Texts(to_five), settings(pad={"ids": Pad(length=3)}))

@@ -172,7 +172,7 @@ def test_what_take_gives_is_looked_at_as_samples_are(dtype):
         def take(self, indices):
             return np.zeros((len(indices), 2), dtype), np.zeros(len(indices))
 
-    with pytest.raises(DataError, match=f"samples 4, 1: what take gave .*type {dtype}"):
+    with pytest.raises(DataError, match=f"samples 4, 1: the result of take .*type {dtype}"):
         read_samples(Taken([0] * 5), np.array([4, 1]), 0, 0)
 
 

@@ -116,7 +116,7 @@ def test_a_loader_begins_in_the_middle():
 
 
 def test_a_stream_that_ends_early_is_told_with_its_end():
-    with pytest.raises(DataError, match="ended after 10 samples of epoch 1, and 12 were to come"):
+    with pytest.raises(DataError, match="ended after 10 samples of epoch 1, and 12 were expected"):
         inputs(Stream(FreshIterable(numbers()), 12), 1, [11])
     with pytest.raises(IndexError):
         Stream(FreshIterable(numbers()), 10)[10]

@@ -112,7 +112,7 @@ def test_only_headers_are_read(old: Path) -> None:
 MISTAKES: dict[str, Callable[[Path], tuple[Path, str]]] = {
     "absent": lambda at: (
         at / "nope",
-        r"load\.path: there is no .*nope\. It is a checkpoint, a run's folder",
+        r"load\.path: there is no .*nope\. Give a checkpoint, a run's folder",
     ),
     "no best": lambda at: (at / "nope/best", r"load\.path: There is no checkpoint in .*nope/checkpoints"),
     "no newest": lambda at: (

@@ -172,7 +172,7 @@ PARTS = [
     (
         CHAIN_OF_4,
         ["strategy.use=single", "callbacks=[{use: timeline}]"],
-        "callback timeline shows what ranks exchange",
+        "callback timeline shows the ranks' exchange",
     ),
 ]
 

@@ -83,7 +83,7 @@ def test_layers_get_the_tables_that_a_prepared_model_has():
         ({"blocks": ["embed", {"use": "paddle.mean", "axes": 1}, "head"]}, "paddle.mean cannot be used"),
         ({"blocks": ["embed", {"use": "paddle.men"}, "head"]}, "paddle.men cannot be used: paddle has no 'men'"),
         ({"blocks": ["embed", {"use": "mean"}]}, "a function in blocks is"),
-        ({"blocks": [{"use": "paddle.nn.Linear", "in_features": 2, "out_features": 2}]}, "weights of its own"),
+        ({"blocks": [{"use": "paddle.nn.Linear", "in_features": 2, "out_features": 2}]}, "has weights, which"),
         ({"blocks": [3]}, "3 is no layer's name"),
     ],
 )  # fmt: skip

@@ -80,7 +80,7 @@ def test_what_the_training_gives_is_no_setting_of_a_loss(given: dict[str, int]) 
     assert [s.name for s in settings_of(config_of(absolute, "losses"))] == ["power"]
     said = r"loss tests\.part\.test_call\.absolute has no setting 'outputs'\. 'outputs' is given by the training\. "
     with pytest.raises(
-        RecipeError, match=said + r"What makes a loss takes its settings by name: def make\(\*, …\)"
+        RecipeError, match=said + r"A loss factory takes its settings by name: def make\(\*, …\)"
     ):
         read_part("losses", {"use": "tests.part.test_call.absolute", **given})
 

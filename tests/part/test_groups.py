@@ -59,7 +59,7 @@ def test_a_pattern_without_effect_is_refused(groups: list[ParameterGroup], sente
     ("group", "sentence"),
     [
         ({"match": "x"}, "nothing is set for 'x'"),
-        ({"match": "x", "frozen": True, "lr_scale": 2.0}, "what is frozen has no lr_scale"),
+        ({"match": "x", "frozen": True, "lr_scale": 2.0}, "frozen parameters have no lr_scale"),
         ({"match": "x", "frozn": True}, "Did you mean 'frozen'?"),
         ({"match": "x", "lr_scale": 0}, "optimizer.groups.0.lr_scale"),
     ],

@@ -37,7 +37,7 @@ def test_one_shelf_with_settings() -> None:
         "warmup",
         "0 steps",
         "quantity such as 3 epochs",
-        "How long the rate rises linearly.",
+        "Length of the warm-up, in which the rate rises linearly.",
     ] in rows
 
 

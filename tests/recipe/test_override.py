@@ -91,7 +91,7 @@ def test_mistakes_are_placed_at_the_override() -> None:
         ("=3", "override '=3': is not of the form KEY=VALUE"),
         ("train..batch=3", "is not of the form KEY=VALUE"),
         ("train.batch=[1", "override 'train.batch=[1': this is not YAML"),
-        ("train.precision.level=O2", "train.precision is 'float16', which has no settings of its own"),
+        ("train.precision.level=O2", "train.precision is 'float16', which has no settings"),
         ("callbacks.cosole.every=3", "callbacks has no 'cosole' (it has console, metrics). Did you mean 'console'?"),
         ("callbacks.profile.steps=3", "(it has console, metrics). To add one: callbacks.2.use=profile"),
         ("milestones.5=1", "milestones has no '5' (it has 2 of them)"),

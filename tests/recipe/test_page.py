@@ -54,8 +54,8 @@ def test_every_key_and_item_has_its_line() -> None:
             "a: !!python/object/apply:os.system [ls]",
             "a.yaml:1: the tag tag:yaml.org,2002:python/object/apply",
         ),
-        ("a: &x [*x]", "a.yaml:1: an alias of what it stands in has no place in a recipe"),
-        ("a: !!int x", "a.yaml:1: 'x' is not what its tag"),
+        ("a: &x [*x]", "a.yaml:1: an alias of a group around it has no place in a recipe"),
+        ("a: !!int x", "a.yaml:1: 'x' does not fit its tag"),
         ("- " * 4000, "a.yaml: this is not YAML: maximum recursion"),
     ],
 )

@@ -103,7 +103,7 @@ callbacks: [{use: metrics, every: 5}]
         (["train.batch='64'"], "train.batch: '64' is not a whole number: leave the quotes out"),
         (["train.batch=true"], "train.batch: true is not a whole number"),
         (["train.batch=1e3"], "train.batch: 1000.0 is not a whole number: write 1000"),
-        (["train.length=0 epochs"], "train.length: '0 epochs' is no training at all"),
+        (["train.length=0 epochs"], "train.length: '0 epochs' is no training"),
         (
             ["train.batch=4", "train.micro_batches=8"],
             "train.micro_batches: a batch of 4 cannot be cut into 8: some would be empty",

@@ -73,6 +73,6 @@ def test_the_recipe_of_a_run(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "recipe.yaml").touch()
     with pytest.raises(
-        UsageError, match=r"Did you mean 'digits_mlp'\? Runs beside it: digits_mlp, digits_mlp\.1\.$"
+        UsageError, match=r"Did you mean 'digits_mlp'\? Runs next to it: digits_mlp, digits_mlp\.1\.$"
     ):
         resolved(tmp_path / "digit_mlp")

@@ -114,7 +114,7 @@ class TestJudge:
 
 
 def test_a_spike_without_a_word_on_what_to_do_is_refused():
-    with pytest.raises(ValueError, match="non_finite says what is done"):
+    with pytest.raises(ValueError, match="needs non_finite"):
         Guard(spike=Sigmas(5.0))
 
 

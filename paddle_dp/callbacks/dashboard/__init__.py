@@ -1,7 +1,7 @@
 """Writes curves, mesh, recipe, settings and pictures for VisualDL to <run>/visualdl; open with `paddle-dp dashboard`.
 
-The callback is here; each thing that it draws or counts is a file beside it. Pictures that other callbacks draw, too,
-are in `callbacks`.
+This file has the callback; the other files of this folder each draw or count one thing. `callbacks` has the pictures
+that other callbacks share.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _HIDDEN = ("seconds_per_step",)  # samples_per_second shows the same
 @dataclass(frozen=True, kw_only=True)
 class Config:
     every: Every = Every.parse("10 steps")
-    """How often a point of the curves is written."""
+    """How often to write a point of the curves."""
 
     images: Count = 0
     """Number of samples to show as pictures."""
 
     histograms: bool = False
-    """Histograms of all weights, every epoch."""
+    """Show histograms of all weights, every epoch."""
 
     confusion: bool = True
-    """The confusion matrix of the last evaluation of a classifier."""
+    """Show the confusion matrix of the last evaluation of a classifier."""
 
     exchange: bool = False
-    """The share of the time spent in exchanges, per axis of the mesh; on CPUs only."""
+    """Show the share of the time spent in exchanges, per axis of the mesh; on CPUs only."""
 
     peak_flops: Rate | None = None
     """Peak FLOP/s of one rank's device, for the model FLOPs utilisation; known for many GPUs."""
@@ -70,7 +70,7 @@ class Config:
 class Dashboard(Callback):
     """Writes one VisualDL log, which a resumed run continues without repeated steps.
 
-    Every rank contributes its memory and times; only the main rank has a log.
+    Every rank contributes its memory and times; only the main rank writes a log.
     """
 
     def __init__(self, run: Run, config: Config):
@@ -89,11 +89,11 @@ class Dashboard(Callback):
         self.ranks.begin()
 
     def _open(self, step: int) -> None:
-        """Opens the log, and writes what does not change in a run: recipe, samples, mesh, the model's FLOPs."""
+        """Opens the log and writes the constant entries: recipe, samples, mesh, the model's FLOPs."""
         self.log, self._listed = Log(self.run.folder / "visualdl", step, self.run.folder.name), False
         recipe = self.run.folder / "recipe.yaml"
         if self.run.recipe is not None and recipe.exists():
-            # VisualDL shows text as one paragraph: a mark separates the sections.
+            # VisualDL shows a text as one paragraph, so a mark separates the sections.
             lines = [line for line in recipe.read_text().splitlines() if not line.startswith("#")]
             marked = [line if line.startswith((" ", "-")) else f"■ {line}" for line in lines]
             self.log.text("recipe", "\n".join(marked), step)
@@ -109,7 +109,7 @@ class Dashboard(Callback):
         if self.log:
             numbers = {n: v for n, v in moment.numbers.items() if n not in _HIDDEN}
             memory = numbers.pop("memory", None)
-            # Of several ranks, self.ranks has a curve each.
+            # With several ranks, self.ranks has a curve for each.
             if memory is not None and self.run.mesh.ranks == 1:
                 numbers["memory"] = memory / 2**20
             if "sent" in numbers:
@@ -121,8 +121,8 @@ class Dashboard(Callback):
 
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         self.ranks.begin()
-        if self.log and refusal.action == "rewind":  # curves go on from there
-            with contextlib.suppress(OSError):  # a full disk: points that come again stand there twice
+        if self.log and refusal.action == "rewind":  # curves continue from there
+            with contextlib.suppress(OSError):  # on a full disk, repeated points appear twice
                 self.log = Log(self.run.folder / "visualdl", moment.progress.step, self.run.folder.name)
         if self.log:
             self.log.scalars({"guard/refused": 1.0}, refusal.step)

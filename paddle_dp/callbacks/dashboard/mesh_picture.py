@@ -1,6 +1,6 @@
-"""The picture of the mesh: each rank inside the frames of its coordinates, with one colour per split axis.
+"""Draws the mesh: each rank inside the frames of its coordinates, with one colour per split axis.
 
-Samples of image data sets become pictures here, too: in 0 to 255, and as PNG.
+It also converts samples of image data sets to pictures (0 to 255) and PNG.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _SMALLEST = 64
 
 
 def picture(sample: object) -> np.ndarray | None:
-    """uint8 [height, width, 3] from an array [h, w], [1, 3 or 4, h, w] or [h, w, 1, 3 or 4]; None for another shape.
+    """Converts an array [h, w], [1, 3 or 4, h, w] or [h, w, 1, 3 or 4] to uint8 [height, width, 3]; None for another
+    shape.
 
-    The values are scaled from the sample's own minimum and maximum, so that normalised samples can be seen, too.
+    Values are scaled by the sample's minimum and maximum, so that normalised samples are visible, too.
     """
     array = np.asarray(sample)
     if array.ndim == 3 and array.shape[0] in (1, 3, 4):
@@ -37,7 +38,7 @@ def picture(sample: object) -> np.ndarray | None:
     low, high = array.min(), array.max()
     scaled = (array - low) * (255 / (high - low)) if high > low else np.zeros_like(array)
     shown = np.broadcast_to(scaled.round().astype("uint8"), (*array.shape[:2], 3))
-    times = -(-_SMALLEST // max(array.shape[:2]))  # enlarges small pictures, each pixel to a square
+    times = -(-_SMALLEST // max(array.shape[:2]))  # enlarges small pictures: a pixel becomes a square
     return shown.repeat(times, 0).repeat(times, 1)
 
 
@@ -65,13 +66,13 @@ SPLITS = {
     "tensor": "hold slices of the same layers",
     "servers": "read nothing, and update a part of the parameters each",
 }
-# A rank's box; in its units, the margin of a frame and the height of its name; the most frames in a row.
+# A rank's box; in its units, the margin of a frame and the height of its name; the largest number of frames in a row.
 BOX, MARGIN, NAME, ROW = (1.0, 0.6), 0.12, 0.3, 8
 
 
 @dataclass
 class Frame:
-    """A frame, or a rank's box if it is empty: its text and size, and its content, (x, y, frame)."""
+    """A frame, or a rank's box if it has no content: its text, its size, and its content, (x, y, frame)."""
 
     text: str
     axis: str = ""
@@ -118,7 +119,8 @@ def draw(degrees: Degrees, title: str) -> bytes:
 
 
 def frame(degrees: Degrees, split: list[str], coords: dict[str, int]) -> Frame:
-    """The frames of the axes in `split`, inside those of `coords`; stages below each other, other axes side by side."""
+    """The frames of the axes in `split` at the coordinates `coords`; stages below each other, other axes side by
+    side."""
     if not split:
         return Frame(f"rank {degrees.rank(coords)}")
     axis, inner = split[0], split[1:]
@@ -137,7 +139,7 @@ def frame(degrees: Degrees, split: list[str], coords: dict[str, int]) -> Frame:
 
 
 def _with_servers(servers: int, workers: Frame) -> Frame:
-    """A row of the servers above the others."""
+    """Puts a row of the servers above the workers."""
     boxes = [Frame(f"rank {rank}") for rank in range(servers)]
     step = BOX[0] + MARGIN
     row = Frame(
@@ -178,5 +180,5 @@ def _paint(axes: Any, this: Frame, corner: tuple[float, float], size: float) -> 
 
 
 def _tint(color: str) -> tuple[float, ...]:
-    """A light shade of "#rrggbb", opaque, so that nested frames keep their own colour."""
+    """A light shade of "#rrggbb", opaque, so that nested frames keep their colours."""
     return tuple(1 - 0.14 * (1 - int(color[i : i + 2], 16) / 255) for i in (1, 3, 5))

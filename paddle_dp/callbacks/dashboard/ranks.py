@@ -1,4 +1,4 @@
-"""The curves of every rank for the dashboard: its memory, and the time it spent in exchanges."""
+"""The curves of every rank for the dashboard: its memory, and its time in exchanges."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from paddle_dp.mesh import Mesh
 from paddle_dp.train.meter import peak_memory
 
-FEW = 16  # ranks with a curve of memory each; of more, the largest and the smallest are shown
+FEW = 16  # ranks with a memory curve each; with more, the largest and the smallest are shown
 
 
 class RankCurves:
-    """Gathers one row of numbers from each rank. Make it, and read it, on every rank.
+    """Gathers one row of numbers from each rank. Create and read it on every rank.
 
-    With `exchange`, every exchange over the CPU bridge is timed from now on. Without the bridge there are no times: on
-    a GPU an exchange overlaps with computation, and paddle.DataParallel exchanges inside backward.
+    `exchange` times every exchange over the CPU bridge from now on. Without the bridge there are no times: on a GPU an
+    exchange overlaps with computation, and paddle.DataParallel exchanges inside backward.
     """
 
     def __init__(self, mesh: Mesh, exchange: bool):
@@ -26,13 +26,13 @@ class RankCurves:
         self._began = time.perf_counter()
 
     def begin(self) -> None:
-        """Starts the measured interval anew, after evaluating or saving."""
+        """Restarts the measured interval, after evaluating or saving."""
         self._began = time.perf_counter()
         if self._watch:
             self._watch.read()
 
     def read(self) -> dict[str, float]:
-        """The curves of all ranks since the last reading, which it resets. Collective."""
+        """The curves of all ranks since the last reading; restarts the interval. Collective."""
         if self.mesh.ranks == 1:
             return {}
         seconds = time.perf_counter() - self._began

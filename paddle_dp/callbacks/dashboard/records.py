@@ -1,7 +1,7 @@
-"""Records of a VisualDL log: makes them, and removes those after a step, which a resumed run will write again.
+"""Makes the records of a VisualDL log, and removes those after a step, which a resumed run writes again.
 
-From the source of VisualDL 2.5.3 (its last release, 2023): a log is a sequence of records, each an 8-byte little-endian
-length and a protobuf message with one value; the server remembers how far it has read each file.
+According to the source of VisualDL 2.5.3 (its last release, 2023), a log is a sequence of records, each an 8-byte
+little-endian length and a protobuf message with one value; the server remembers how far it has read each file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _UNKNOWN = bytes([15 << 3 | 2])  # the protobuf key of a bytes field 15, which r
 def cut(log: bytes, step: int) -> tuple[bytes, dict[str, int]]:
     """`log` without records after `step`, and the last step of each tag in it.
 
-    Removed records are blanked to the same size, since a server goes on reading at the byte where it stopped. The row
-    in the table of runs is removed, too: VisualDL reads the first one only, and a new one will be written.
+    Removed records are replaced by blank ones of the same size, because a server continues at the byte where it
+    stopped. The row in the table of runs is removed, too: VisualDL reads only the first, and a new one will be written.
     """
     chunks: list[bytes] = []
     latest: dict[str, int] = {}
@@ -34,14 +34,14 @@ def cut(log: bytes, step: int) -> tuple[bytes, dict[str, int]]:
 
 
 def _read(log: bytes) -> Iterator[tuple[bytes, Any]]:
-    """Each record with its value, up to the first that is incomplete (after a crash of the machine)."""
+    """Yields each record with its value, up to the first incomplete one (after a crash of the machine)."""
     record, position = makers().Record, 0
     while position + _LENGTH.size <= len(log):
         begin = position + _LENGTH.size
         position = begin + _LENGTH.unpack_from(log, position)[0]
         try:
             values = record.FromString(log[begin:position]).values
-        except Exception:  # noqa: BLE001 - protobuf's DecodeError, whose module comes without types
+        except Exception:  # noqa: BLE001 - protobuf's DecodeError; its module has no types
             return
         if position > len(log) or not values:
             return
@@ -51,7 +51,7 @@ def _read(log: bytes) -> Iterator[tuple[bytes, Any]]:
 def _blank(size: int) -> bytes:
     """A record of `size` bytes that shows nothing: empty metadata, and an unknown field as padding."""
     record = makers().Record
-    # With the longer tag, for sizes that no length of the padding field gives with the shorter one.
+    # Some sizes are not reachable with the shorter tag and any length of the padding.
     for tag in ("-", "--"):
         note: bytes = record(values=[record.Value(tag=tag, meta_data=record.MetaData())]).SerializeToString()
         for length in range(max(size - len(note) - 6, 0), size - len(note) - 1):
@@ -64,7 +64,7 @@ def _blank(size: int) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """A protobuf varint: 7 bits per byte, the lowest first, the highest bit set but in the last byte."""
+    """A protobuf varint: 7 bits per byte, lowest first; the highest bit is set except in the last byte."""
     digits = []
     while number > 127:
         digits.append(number & 127 | 128)
@@ -73,8 +73,8 @@ def _varint(number: int) -> bytes:
 
 
 def points(numbers: Iterable[tuple[str, float]], step: int, now: int) -> Iterator[bytes]:
-    """A point of each curve (tag, value) at `step`, `now` in ms: the bytes that `makers().scalar` gives, at a tenth of
-    its time: a dashboard has nine or more every ten steps."""
+    """Yields a point of each curve (tag, value) at `step`, `now` in ms. The bytes equal `makers().scalar`'s at a tenth
+    of the time, because a dashboard writes nine or more every ten steps."""
     before = b"\x08" + _varint(step) if step else b""  # protobuf leaves a 0 out
     after = b"\x18" + _varint(now) + b"\x25"
     for tag, value in numbers:
@@ -86,7 +86,7 @@ def points(numbers: Iterable[tuple[str, float]], step: int, now: int) -> Iterato
 def _float(number: float) -> bytes:
     try:
         return _FLOAT.pack(number)
-    except OverflowError:  # of float32, where protobuf has an infinity
+    except OverflowError:  # beyond float32, protobuf writes an infinity
         return _FLOAT.pack(math.copysign(math.inf, number))
 
 
@@ -95,8 +95,8 @@ def framed(body: bytes) -> bytes:
 
 
 def makers() -> Any:
-    """VisualDL's module that makes records. Importing it writes into the home folder, so without one HOME is set to a
-    temporary folder meanwhile."""
+    """Imports VisualDL's module that makes records. The import writes into the home folder; without a writable one HOME
+    is a temporary folder meanwhile."""
     home = os.path.expanduser("~")
     if any(os.access(path, os.W_OK) for path in (os.path.join(home, ".visualdl"), home)):
         from visualdl.component import base_component

@@ -6,9 +6,9 @@ from typing import Any
 
 
 def settings(recipe: dict[str, Any]) -> dict[str, int | float | str]:
-    """A recipe's settings, flat and in the types that VisualDL's table takes: `model: mlp`, `model/width: 64`.
+    """Flattens a recipe's settings to the types of VisualDL's table: `model: mlp`, `model/width: 64`.
 
-    Names are joined by / since a column with a dot in its name stays empty there.
+    Names are joined by / because a column with a dot in its name stays empty there.
     """
     flat: dict[str, int | float | str] = {}
     for name, value in recipe.items():

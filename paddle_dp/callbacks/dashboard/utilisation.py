@@ -1,14 +1,13 @@
-"""Model FLOPs utilisation: the share of the devices' peak that is used for the model.
+"""Model FLOPs utilisation: the share of the devices' peak that the model uses.
 
 MFU = samples per second × FLOPs of one sample ÷ (ranks × peak), as in PaLM (arXiv:2204.02311, appendix B).
 
 The FLOPs of a sample are counted on the model's traced graph, without running it: matrix products and convolutions of
-forward and backward, a multiply and an add counting as two. Recomputation and other operations do not count; attention
-counts in full, causal or not. For a decoder that is the paper's 6N + 12LHQT per token, N being the weights of its
-products.
+forward and backward; a multiply and an add count as two. Recomputation and other operations do not count; attention
+counts in full, causal or not. For a decoder this is the paper's 6N + 12LHQT per token, with N weights in products.
 
-The peaks are dense 16-bit products (bfloat16 or float16, float32 sums) by NVIDIA's data sheets (the later ones print
-twice as much, with sparsity): V100 (2020), T4 (2019), A100, A10, A30, A40 (2021), H100, L4, L40S (2023), H200 (2024).
+The peaks are dense 16-bit products (bfloat16 or float16, float32 sums) by NVIDIA's data sheets (later ones print twice
+as much, with sparsity): V100 (2020), T4 (2019), A100, A10, A30, A40 (2021), H100, L4, L40S (2023), H200 (2024).
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from paddle import nn
 
 
-BACKWARD = 2  # products in backward for each of forward: for the gradients of its input and of its weight
+BACKWARD = 2  # products in backward per product in forward: the gradients of input and weight
 
 
 def training_flops(build: Callable[[], nn.Layer], shape: Sequence[int], dtype: str) -> int:
-    """The FLOPs of one sample's forward and backward; `shape`: of an input, without the batch dim.
+    """The FLOPs of one sample's forward and backward; `shape`: an input's shape without the batch dim.
 
-    The model is built without memory for its weights and traced once, never run; Paddle's unique names and random
-    generators are restored. Raises whatever building or tracing raises.
+    The model is built without memory for weights and traced once, never run. Paddle's unique names and random
+    generators are restored. Raises any error of building or tracing.
     """
     import paddle
 
@@ -41,10 +40,10 @@ def training_flops(build: Callable[[], nn.Layer], shape: Sequence[int], dtype: s
     try:
         with paddle.LazyGuard(), paddle.utils.unique_name.guard():
             model = build()
-        model.eval()  # without dropout, which has no products
+        model.eval()  # disables dropout, which has no products
         spec = [paddle.static.InputSpec([1, *shape], dtype)]
         traced = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
-        # Kept in a variable: a program's operations do not keep it alive.
+        # The variable keeps the program alive; its operations do not.
         program = traced.concrete_program.main_program
         return (1 + BACKWARD) * sum(map(_flops, program.global_block().ops))
     finally:
@@ -66,7 +65,7 @@ def _flops(operation: Any) -> int:
     return 0
 
 
-# The first entry whose words are all in the device's name applies.
+# The first entry with all its words in the device's name applies.
 PEAKS = (
     ("H100 PCIe", 756e12),
     ("H100 NVL", 835e12),
@@ -86,7 +85,7 @@ PEAKS = (
 
 
 def peak_of(name: str) -> float | None:
-    """The peak of the device of this name ("NVIDIA A100-SXM4-80GB"), or None if it is not in the table."""
+    """The peak of the device with this name ("NVIDIA A100-SXM4-80GB"), or None if the table lacks it."""
     words = name.replace("-", " ").replace("_", " ").lower().split()
     for known, peak in PEAKS:
         if all(word in words for word in known.replace("-", " ").lower().split()):
@@ -112,12 +111,12 @@ class Utilisation:
 
 
 def has_peak(run: Run, peak_flops: float | None) -> bool:
-    """Whether there is a peak: one is given, or the device may be in the table."""
+    """True if a peak is given, or the device may be in the table."""
     return run.recipe is not None and (peak_flops is not None or run.mesh.device.startswith("gpu"))
 
 
 def count(run: Run, peak_flops: float | None) -> Utilisation | str:
-    """The utilisation of this run's model, or a sentence on why it is not known."""
+    """The utilisation of this run's model, or the reason why it is unknown."""
     peak = peak_flops or _peak_here()
     if peak is None or run.recipe is None:
         return "the peak of this device is not known: set the dashboard's peak_flops"

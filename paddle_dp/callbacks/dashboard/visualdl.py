@@ -1,7 +1,7 @@
 """Writes VisualDL's log of a run, record by record.
 
-VisualDL's own LogWriter (2.5.3) opens and closes the file for each record in a thread, at five times the cost (36 µs
-per scalar instead of 7), may leave half a record, which makes the whole log unreadable, and cannot continue a log
+VisualDL's LogWriter (2.5.3) opens and closes the file for each record in a thread, at five times the cost (36 µs per
+scalar instead of 7). It may leave half a record, which makes the whole log unreadable, and it cannot continue a log
 without repeated steps.
 """
 
@@ -20,8 +20,8 @@ from paddle_dp.checkpoint.disk import replace
 class Log:
     """The log of a run, continued after `step`.
 
-    `name`: of the run in lists, by default its folder's. The time is added, since of two runs with one name VisualDL
-    shows one only.
+    `name`: the run's name in lists, by default its folder's. The time is appended, because VisualDL shows only one of
+    two runs with the same name.
     """
 
     def __init__(self, folder: Path, step: int, name: str = ""):
@@ -59,18 +59,18 @@ class Log:
         self._add([self._make.histogram(_clean(tag), counts, edges, step, _now())])
 
     def settings(self, settings: Mapping[str, int | float | str], tags: list[str]) -> None:
-        """Adds the row of the table of runs: the settings, and the curves whose last points are the results."""
+        """Adds the row of the table of runs: the settings, and the curves that end with the results."""
         self._add([self._make.hparam(self.path.name, dict(settings), tags, _now())])
 
     def _add(self, records: Iterable[Any]) -> None:
-        """Writes all of these at once, without those that the log has already (repeated at the step of a resume)."""
+        """Writes these records at once, except those that the log already has (repeated at the step of a resume)."""
         fresh = [r for r in records if self._latest.get(r.values[0].tag, -1) < r.values[0].id]
         if fresh:
             self._journal.add(b"".join(framed(r.SerializeToString()) for r in fresh))
 
 
 def _clean(tag: str) -> str:
-    """`tag` without %, with which VisualDL escapes slashes in its addresses."""
+    """`tag` without %, which VisualDL uses to escape slashes in addresses."""
     return tag.replace("%", "_")
 
 
