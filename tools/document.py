@@ -44,7 +44,7 @@ def recipe_keys() -> Iterator[str]:
 
 def of_any_model() -> Iterator[str]:
     """The keys that a recipe may give for any model."""
-    yield "Beside its own settings, any model takes what says how its layers can be split"
+    yield "In addition to its settings, any model takes tables that split its layers"
     yield "([add-a-part.md](add-a-part.md#a-model-that-nobody-prepared)):"
     yield from ("", "| key | type | meaning |", "|---|---|---|")
     for setting in settings_of(Annotation):
@@ -53,14 +53,14 @@ def of_any_model() -> Iterator[str]:
 
 def of_any_dataset() -> Iterator[str]:
     """The keys that a recipe may give for any data set."""
-    yield "Beside its own settings, any data set takes:"
+    yield "In addition to its settings, any data set takes:"
     yield from ("", *table(Reading))
 
 
 def of_any_optimizer() -> Iterator[str]:
     """The keys that a recipe may give for any optimizer."""
-    yield "Beside its own settings, any optimizer takes `groups`, a list of groups of parameters by patterns of their"
-    yield "names ([fine-tuning.md](fine-tuning.md)):"
+    yield "In addition to its settings, any optimizer takes `groups`, a list of groups of parameters by patterns of"
+    yield "their names ([fine-tuning.md](fine-tuning.md)):"
     yield from ("", *table(ParameterGroup))
 
 
