@@ -142,7 +142,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     )),
     "assembly": (800, (
         "assembly/* train/assemble.py train/build.py train/setup.py train/inputs.py train/entry_points.py "
-        "train/run.py train/keywords.py train/first_forward.py train/trial.py"
+        "train/run.py train/keywords.py train/first_forward.py train/trial.py train/script.py"
     )),
     "train": (1700, "train/*"),
     "plan": (1250, "plan/*"),
