@@ -38,24 +38,21 @@ class Phase(IntEnum):
 
 @dataclass
 class Step:
-    """One step, as its hooks see it. `number` counts from 1. `due`: the callbacks that are called after it; `rate`: the
-    learning rate, if one of them reads. A hook that sets `refusal` before the update skips it; one that sets it later
-    reports that the learner has refused it. `rewound`: the training went back to a checkpoint, and no later hook is
-    called.
+    """One step, as its hooks see it. `number` counts from 1. `due`: the callbacks that are called after it; `reads`:
+    whether one of them reads numbers; `rate`: the learning rate then. A hook that sets `refusal` before the update
+    skips it; one that sets it later reports that the learner has refused it. `rewound`: the training went back to a
+    checkpoint, and no later hook is called.
     """
 
     number: int
     batch: Batch
     is_last: bool
     due: list[Callback]
-    rate: float = 0.0
+    reads: bool
+    rate: float
     metrics: Metrics | None = field(default=None, init=False)
     refusal: Refusal | None = field(default=None, init=False)
     rewound: bool = field(default=False, init=False)
-
-    @property
-    def reads(self) -> bool:
-        return any(callback.reads for callback in self.due)
 
 
 class StepHook:
@@ -92,9 +89,10 @@ class StepDriver:
         """One update, or none where a hook skips it, and all hooks. Collective."""
         training, number = self._training, self._training.progress.step + 1
         is_last = number >= training.total_steps
-        step = Step(number, batch, is_last, training.callbacks.due_at_step(number, is_last))
-        if step.reads:
-            step.rate = training.learner.optimizer.get_lr()
+        due = training.callbacks.due_at_step(number, is_last)
+        reads = any(callback.reads for callback in due)
+        rate = training.learner.optimizer.get_lr() if reads else 0.0
+        step = Step(number, batch, is_last, due, reads, rate)
         for hook in self._before:
             hook(step)
         if step.refusal is None:
