@@ -1,6 +1,6 @@
 """The parts of a learner over fleet's axes: data, sharding, sequence, tensor; `pipeline` adds stages.
 
-Not fleet's HybridParallelOptimizer, which exchanges, clips and steps at once, so that the gradient norm cannot be read.
+fleet's HybridParallelOptimizer is not used: it exchanges, clips and steps at once, so the norm cannot be read.
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ _ELSEWHERE = (
 
 
 class AxesExchange(GradientExchange):
-    """Sums gradients over the axes of a hybrid layout, in three stages: ZeRO-3 ends its rounds; the exchange that
-    overlaps with backward ends (data, sharding, sequence); and, with missing gradients as zeros, the sums that need the
-    gradients of all backwards: tokens of a sequence-parallel model, replicas of ZeRO-3, tied weights.
+    """Sums gradients over the axes of a hybrid layout. `finish` has three phases: ZeRO-3 ends its rounds; the exchange
+    that overlaps with backward ends (data, sharding, sequence); then follow, with missing gradients as zeros, the sums
+    that need all backwards: marked parameters of a sequence-parallel model, replicas of ZeRO-3, tied weights.
 
-    `reduce_dtype`: the dtype in which gradients travel; None: their own. `stages`: of a pipeline, which share tied
-    weights.
+    `reduce_dtype`: the dtype of exchanged gradients; None: unchanged. `stages`: of a pipeline; they share tied weights.
     """
 
     def __init__(
@@ -71,10 +70,10 @@ class AxesExchange(GradientExchange):
         comm_dtype = comm_dtype_of(reduce_dtype, placed.trainable)
         self._overlapped = _overlapped_exchange(placed, zero, comm_dtype)
         self._replicas = _replica_sums(placed, zero, comm_dtype)
-        # Ours add up; Paddle's exchange along the data axis is an average.
+        # Our exchanges add up; Paddle's along the data axis averages.
         ours = self._overlapped is not None or self._replicas is not None
         self.mean_over = 1 if ours else axes.data
-        # On CPUs our carriers count, and the bridge; on accelerators only the buckets of `parallel.exchange` do.
+        # On CPUs our exchanges and the bridge count; on accelerators only the buckets of `parallel.exchange` do.
         stage = zero.stage if zero is not None else 0
         only_buckets = axes.tensor == axes.sequence == axes.pipeline == 1 and stage < 3
         self.counts_bytes = placed.mesh.device == "cpu" or only_buckets
@@ -100,7 +99,7 @@ class AxesExchange(GradientExchange):
         if self._overlapped is not None:
             self._overlapped.finish()
             if axes.tensor == axes.pipeline == 1:
-                return []  # no other axis has gradients to exchange, and no rank lacks what another has
+                return []  # no other axis exchanges gradients, and missing ones count as zeros already
         named = self.placed.named_trainable
         with self._missing.as_zeros((n, p) for n, p in named if zero is None or zero.keeps_gradient(p)):
             self._after_backward()
@@ -113,7 +112,7 @@ class AxesExchange(GradientExchange):
             self._overlapped.finish()
 
     def _after_backward(self) -> None:
-        """All-reduces the gradients that this rank keeps, none of which is missing. Collective."""
+        """Sums over the axes that need all backwards, once no gradient is missing. Collective."""
         axes, trainable = self.placed.mesh.axes, self.placed.trainable
         marked = [p for p in trainable if is_sequence_parallel_parameter(p)]
         if marked:
@@ -132,7 +131,7 @@ class AxesExchange(GradientExchange):
 def _overlapped_exchange(
     placed: PlacedModel, zero: Zero | None, comm_dtype: str | None
 ) -> GradientExchange | None:
-    """The exchange over the axes data, sharding and sequence together; stage 3 has a separate one. Collective."""
+    """Creates the exchange over the axes data, sharding and sequence together; None for stage 3. Collective."""
     mesh, trainable = placed.mesh, placed.trainable
     axes, me = mesh.axes, mesh.rank
     ranks = axes.group(me, "data", "sharding", "sequence")
@@ -160,8 +159,8 @@ def _overlapped_exchange(
 
 
 def _replica_sums(placed: PlacedModel, zero: Zero | None, comm_dtype: str | None) -> ReplicaSums | None:
-    """Under stage 3 with a dtype to travel in: the exchange, over data and sequence, of the sums that this rank keeps;
-    in their own dtype Paddle exchanges them. Collective."""
+    """Creates, under stage 3 with a `comm_dtype`, the exchange of this rank's sums over data and sequence; without one
+    Paddle exchanges them. Collective."""
     mesh = placed.mesh
     axes, me = mesh.axes, mesh.rank
     ranks = axes.group(me, "data", "sequence")
@@ -197,7 +196,7 @@ class OwnerWeights(WeightSync):
 
     @contextmanager
     def forward_only(self) -> Iterator[None]:
-        """Under stage 3 this rank joins the rounds of those that still run, after its forward."""
+        """Under stage 3, joins the rounds of ranks that are still running, after this rank's forward."""
         try:
             yield
         finally:
@@ -205,8 +204,8 @@ class OwnerWeights(WeightSync):
                 self.zero.finish()
 
     def end_pass(self, backward: bool) -> None:
-        """Ranks that hold one stage do the same works in one order. One that left a work while another still needs it,
-        for an expert of its own, would wait for the next stage, which waits for the other."""
+        """Ranks of one stage run the same work in one order. If a rank left early while another needs it (for an expert
+        that only the other runs), it would wait for the next stage, which waits for the other: a deadlock."""
         if backward or self.collective_forward:
             self.zero.finish()
 
@@ -239,8 +238,8 @@ def gathered_samples(placed: PlacedModel) -> GatheredSamples:
 
 
 def sum_over_readers(hcg: HCG, sequence: int) -> SumOverReaders:
-    """Adds a tensor up over the ranks that hold the same part of the model; the `sequence` ranks of one sequence have a
-    mean."""
+    """Returns a function that sums a tensor over the ranks with the same part of the model, and averages it over the
+    `sequence` ranks of one sequence."""
 
     def summed(tensor: paddle.Tensor) -> paddle.Tensor:
         NestedGroup.from_hcg(hcg).sum_tensor(tensor)

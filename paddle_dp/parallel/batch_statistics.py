@@ -1,4 +1,4 @@
-"""The running statistics of BatchNorms that each rank updates from its own samples."""
+"""The running statistics of BatchNorms."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class BatchStatistics:
     def sync(self) -> None:
         """Averages the running statistics of local BatchNorms over all readers. Collective.
 
-        Averages of running averages do not depend on how often they are taken, and training does not read them (only
-        when a layer is frozen; the learner then calls this). So evaluation and checkpoints may call it at any time
-        without changing the training. Other buffers are equal on all ranks already (`buffers`).
+        Averages of running averages do not depend on how often they are taken. Training reads them only when a layer is
+        frozen (`FrozenNorms` then calls this). So evaluation and checkpoints may call it at any time without changing
+        the training. Other buffers are equal on all ranks already (`buffers`).
         """
         if self._mesh.ranks == 1:
             return
@@ -39,18 +39,18 @@ class BatchStatistics:
                 statistic.set_value(mean.astype(statistic.dtype))
 
     def _local(self) -> list[paddle.Tensor]:
-        """Running means and variances of this rank's own samples, also of layers in evaluation mode."""
+        """Running means and variances over this rank's samples, also of layers in evaluation mode."""
         layers = [layer for layer in self._model.sublayers(include_self=True) if keeps_statistics(layer)]
         return [statistic for layer in layers for statistic in (layer._mean, layer._variance)]
 
     def _sum_over_mesh(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        if self._mesh.axes.servers:  # which have no samples
+        if self._mesh.axes.servers:  # servers have no samples
             return self._mesh.sum_tensor(tensor if self._mesh.reads else paddle.zeros_like(tensor))
         return self._mesh.sum_tensor(tensor) * (self._mesh.dp_size / self._mesh.ranks)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Around a dummy micro-batch: it takes part in every exchange and does not change running statistics."""
+        """A context for a dummy micro-batch, which takes part in every exchange without changing running statistics."""
         backups = [(statistic, statistic.clone()) for statistic in self._local()]
         for norm in self.synchronized:
             norm.present = False

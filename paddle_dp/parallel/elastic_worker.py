@@ -1,4 +1,4 @@
-"""Ranks that learn without waiting for each other, while their weights are averaged."""
+"""Asynchronous averaging (EASGD): ranks do not wait for each other while their weights are averaged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ElasticMeans(PeriodicMeans):
-    """The weights of ranks that meet at the ends of rounds only, where checkpoints are saved: all have the same."""
+    """The weights of ranks that average only at the ends of rounds; checkpoints, saved there, hold no local weights."""
 
     @paddle.no_grad()
     def begin_round(self) -> None:
@@ -42,12 +42,12 @@ class ElasticMeans(PeriodicMeans):
 
 class ElasticWorker:
     """Each rank updates local weights from the shares that it claims. After `weights.periods.every` updates it sends
-    them to the center variable, which all ranks keep together, and goes on; the reply pulls them towards the center
-    after 1 to `staleness` further updates, of which it is as old. Only if it has not arrived by then, the rank waits.
-    One rank alone is pulled by nothing (EASGD, arXiv:1412.6651).
+    them to the center variable, which is sharded over all ranks, and continues. The reply, applied after 1 to
+    `staleness` further updates, pulls the weights towards the center. The rank waits only if no reply has arrived by
+    then. A single rank is not pulled (EASGD, arXiv:1412.6651).
 
-    `moving_rate`: β of EASGD, so that α = β / ranks. At the end of a round all take the mean of their weights, by the
-    samples that each has learned from in it, and of the optimizer's states; the center begins there anew.
+    `moving_rate`: β of EASGD, so that α = β / ranks. At the end of a round all ranks take the mean of their weights,
+    weighted by samples, and of the optimizer's states; the center starts again from there.
     """
 
     computes = True
@@ -57,13 +57,13 @@ class ElasticWorker:
         self._frozen = FrozenCheck(learner.placed)
         size = sum(int(parameter.size) for parameter in learner.trainable)
         mesh = learner.mesh
-        # Alone a rank would be pulled to its past.
+        # A single rank would be pulled towards its past weights.
         rate = moving_rate / mesh.ranks if mesh.ranks > 1 else 0.0
         self._elastic = ElasticAverage(list(range(mesh.ranks)), mesh.rank, size, rate)
-        self._age = 0  # updates since the exchange under way was begun
-        self._since = 0  # updates since one was begun
+        self._age = 0  # updates since the exchange under way began
+        self._since = 0  # updates since the last exchange began
         self.local_updates = 0
-        self.waits = 0  # how often the staleness was reached
+        self.waits = 0  # how often a rank waited because the staleness was reached
 
     def begin_round(self) -> None:
         self._weights.begin_round()
@@ -97,8 +97,7 @@ class ElasticWorker:
         return metrics
 
     def _exchange(self) -> None:
-        """After a local update: takes the pull of the center, if it has arrived or is due, and begins the next
-        exchange."""
+        """After a local update, applies the center's pull if it has arrived or is due, and begins the next exchange."""
         self.local_updates, self._since, self._age = self.local_updates + 1, self._since + 1, self._age + 1
         if self._elastic.is_under_way:
             arrived = self._elastic.has_arrived()
@@ -131,7 +130,7 @@ class ElasticWorker:
             start = stop
 
     def end_of_work(self) -> None:
-        """Nothing: the others do not wait for it."""
+        """Does nothing: the others do not wait."""
 
     def serve(self) -> Iterator[int]:
         raise NotImplementedError("every rank computes shares")
@@ -144,5 +143,5 @@ class ElasticWorker:
 
 
 def _numbers(parameter: paddle.Tensor) -> Array:
-    """To calculate with: of bfloat16 NumPy would have the bits."""
+    """A NumPy copy in float32 for bfloat16, which NumPy does not have; else in the same dtype."""
     return (parameter.astype("float32") if parameter.dtype == paddle.bfloat16 else parameter).numpy()

@@ -1,4 +1,4 @@
-"""What a learner keeps beside its model and its optimizer, so that a resumed training goes on bit by bit."""
+"""Tensors that a checkpoint holds in addition to model and optimizer, so that a resume is bit-equal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ExtraState:
 
 
 class SavedExtraState(Protocol):
-    """The same in a checkpoint. `local` is empty where that was saved on another number of ranks."""
+    """An ExtraState in a checkpoint. `local` is empty if another number of ranks has saved it."""
 
     @property
     def shared(self) -> Collection[str]: ...
@@ -27,9 +27,9 @@ class SavedExtraState(Protocol):
     def local(self) -> Collection[str]: ...
 
     def shared_into(self, name: str, tensor: paddle.Tensor) -> None:
-        """Writes a shared one into a tensor of its shape."""
+        """Writes a shared tensor into `tensor`, of the same shape."""
 
     def local_into(self, name: str, tensor: paddle.Tensor) -> None: ...
 
     def sum_into(self, name: str, tensor: paddle.Tensor) -> bool:
-        """The sum of what all ranks saved as their own, whatever their number was; False where there is none."""
+        """Writes the sum of all ranks' local tensors, for any number of ranks; False if there is none."""

@@ -1,5 +1,4 @@
-"""A learner: makes one update of a placed model from each global batch. What differs between strategies is in its
-parts."""
+"""A learner: makes one update of a placed model from each global batch. Strategies differ in its parts."""
 
 from __future__ import annotations
 
@@ -51,24 +50,24 @@ class AsyncWorker(Protocol):
     computes: bool
 
     def begin_round(self) -> None:
-        """At a round's beginning. Collective."""
+        """Begins a round. Collective."""
 
     def train_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
-        """One update from this rank's share of a global batch.
+        """Learns from this rank's share of a global batch.
 
         With `collect`, returns the share's sums by name (`loss` and scores), the number that the loss counts in it
         (`count`), and the `gradient_norm` of its mean.
         """
 
     def end_of_work(self) -> None:
-        """When this rank has computed all shares that it could get in a round."""
+        """Called when no share is left for this rank in a round."""
 
     def serve(self) -> Iterator[int]:
-        """On a rank that computes no shares: works for the others until all of them have ended their work. Yields the
-        number of a global batch when the others have reached it."""
+        """On a rank that computes no shares: serves the others until they have ended their work. Yields the number of
+        each global batch that they reach."""
 
     def end_round(self) -> None:
-        """At a round's end: from here on all ranks have the weights of the training. Collective."""
+        """Ends a round: from here on all ranks have the weights of the training. Collective."""
 
 
 @dataclass(kw_only=True)
@@ -81,8 +80,8 @@ class Learner:
     samples), and the all-reduced gradients are multiplied by samples / count. If nothing in a batch counts, no update
     is made, and `empty` is true until the next one.
 
-    `known_differences`: sentences on differences from one process that were known before; `unknown`: on what could not
-    be tried. `worker`: set where ranks do not wait for one another. `exchange`: the latest update's.
+    `known_differences`: sentences on differences from one process that are known before the first update; `unknown`: on
+    trials that failed. `worker`: set if ranks do not wait for one another. `exchange`: of the latest update.
     `unscaled_by`: the factor by which the gradients of the last update were multiplied after their exchange.
     `faulty_gradients`: this rank's gradients that were not finite in the last update with metrics, and their contents.
     `local_loss`: this rank's share of that update's loss, a sum.
@@ -118,10 +117,10 @@ class Learner:
         self._after_exchange = overriding(self.checks, "after_exchange")
         self._after_update = overriding(self.checks, "after_update")
         updated = {id(p) for p in parameters_of(self.optimizer)}
-        # A stage, or a server of frozen weights, may have no parameters, and Paddle's methods ask for the first.
+        # A stage, or a server of frozen weights, may have no parameters, but Paddle's methods access the first one.
         self._updates_parameters = bool(updated)
         self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
-        # Parameters that no rank had a gradient of in the first update, where ranks are compared.
+        # Parameters without a gradient on any rank in the first update; None before it.
         self._unused: frozenset[str] | None = None
         self._metric_names: list[str] = []
 
@@ -132,14 +131,14 @@ class Learner:
     def train_batch(
         self, batch: Batch, collect_metrics: bool = False, accept: Accept | None = None
     ) -> dict[str, float] | None:
-        """One update from one global batch. Collective.
+        """Makes one update from one global batch. Collective.
 
         With `collect_metrics`, returns `loss` and the loss's scores, means over the global batch, and `gradient_norm`,
         the 2-norm of the whole model's gradients before clipping; the same numbers on every rank. They cost one read
-        from the device, which is otherwise not waited for, and one small exchange. If nothing in the batch counts,
-        means are NaN and `gradient_norm` is 0.
-        `accept` is asked with these metrics before anything is updated, unless nothing counts. If it refuses, weights,
-        optimizer states, running statistics and buffers stay what they were; the schedule goes on.
+        from the device, without which the host does not wait for it, and one small exchange. If nothing in the batch
+        counts, means are NaN and `gradient_norm` is 0.
+        `accept` is called with these metrics before the update, unless nothing counts. If it returns False, weights,
+        optimizer states, running statistics and buffers are unchanged; the schedule advances.
 
         Raises LossError when the loss does not return its count, DivergenceError when a gradient is not exchanged,
         NotFiniteError when float16 cannot hold the gradients at any loss scale.
@@ -185,10 +184,9 @@ class Learner:
             raise explained from error
 
     def update(self) -> None:
-        """Clips, lets the optimizer step, and publishes the weights: an update once its gradients are final.
-        Collective."""
+        """Clips the final gradients, lets the optimizer step, and publishes the weights. Collective."""
         mode = self.mode
-        self.weights.wait()  # for weights that no layer has waited for in this forward
+        self.weights.wait()  # for weights that no layer of this forward has read
         mode.norm.clip()
         if mode.counter.steps and self._updates_parameters:
             with self.weights.optimizer_states_on_device():
@@ -197,20 +195,20 @@ class Learner:
         mode.exchange.commit()
 
     def skip_update(self) -> None:
-        """Counts an update without making it: the schedule goes on, and nothing else changes. Collective."""
+        """Counts an update without making it: only the schedule advances. Collective."""
         self.empty = False
         self.rate.step()
         self.buffers.sync()
 
     def after_update(self) -> None:
-        """Lets the checks look at an update, unless the ranks' weights differ. Collective."""
+        """Calls the checks after an update, unless the ranks' weights differ. Collective."""
         if not self.weights.diverged:
             for check in self._after_update:
                 check()
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Around the updates of a training: within it new weights may travel (`WeightSync.overlaps`)."""
+        """A context for a training's updates, within which new weights may still arrive (`WeightSync.overlaps`)."""
         self.weights.overlaps = True
         try:
             yield
@@ -225,8 +223,8 @@ class Learner:
         check_sound(replicas, tensors, self.mesh, when, self.placed.infinite_from_start)
 
     def facts(self) -> list[str]:
-        """How this training relates to one process's by the way it is made: parts of a sentence. Collective; the same
-        on every rank."""
+        """Parts of a sentence on how this training is made, compared with one process's. Collective; the same on every
+        rank."""
         norms = self.mesh.gather([bool(self.statistics.synchronized), bool(self.local_norms.names())])
         facts = ["shares of the same global batches"] if self.worker is not None else ["same global batches"]
         if any(is_local for _, is_local in norms) and self.mesh.dp_size > 1:
@@ -238,9 +236,9 @@ class Learner:
         return [*facts, masks, self.weights.description or self.exchange.description]
 
     def differences(self) -> list[str]:
-        """How the training differs from one process's beyond rounding: a sentence for each cause, with what removes it.
+        """Differences from one process's training beyond rounding: a sentence for each cause, with its remedy.
 
-        Collective; the same on every rank; what only updates show is there after them.
+        Collective; the same on every rank. Some are known only after updates.
         """
         if self.mesh.ranks * self.runner.copies == 1:
             return []
@@ -257,7 +255,7 @@ class Learner:
         )
 
     def load_extra_state(self, saved: SavedExtraState) -> None:
-        """From a checkpoint, after model and optimizer; of another strategy's it is empty."""
+        """Loads them after model and optimizer; `saved` is empty if another strategy wrote the checkpoint."""
         self.weights.load_extra_state(saved)
         self.weights.mode.exchange.load_extra_state(saved)
 
@@ -271,7 +269,7 @@ class Learner:
 
     def _unscale(self, factor: float) -> bool:
         """Multiplies the gradients by `factor` and removes float16's loss scale; False if they overflowed and must not
-        be used. Undoes the average of the exchange in low precision (`BatchRunner`)."""
+        be used. In low precision also undoes the average of the exchange (`BatchRunner._factor`)."""
         factor *= self.exchange.mean_over if self.mixed.low else 1
         self.unscaled_by = factor / (1.0 if self.mixed.scale is None else self.mixed.scale.scale)
         if self.mixed.scale is None:
@@ -292,8 +290,8 @@ class Learner:
         return usable
 
     def _metrics(self, local_sums: list[Sums], count: float) -> dict[str, float]:
-        """The sums of all ranks divided by the global count, and the gradient norm; one that is not finite is so on all
-        ranks. The device is read once. Collective."""
+        """The sums of all ranks divided by the global count, and the gradient norm, which is finite on all ranks or on
+        none. Reads the device once. Collective."""
         self.exchange.before_metrics(self.rate.steps + 1)
         count, norm = self.mode.counter.global_count(count), self.mode.norm
         self.empty = count == 0
@@ -301,7 +299,7 @@ class Learner:
         self.local_loss = local.get("loss", 0.0)
         if not self._metric_names:
             self._metric_names = list(local)
-            if self.mesh.axes.servers or self.mesh.axes.pipeline > 1:  # ranks without a loss do not know them
+            if self.mesh.axes.servers or self.mesh.axes.pipeline > 1:  # ranks without a loss have no names
                 self._metric_names = max(self.mesh.gather(list(local)), key=len)
         names = self._metric_names
         *sums, row = self.mesh.sum([*(local.get(name, 0.0) for name in names), norm.to_row(measured)])

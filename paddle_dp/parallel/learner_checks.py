@@ -1,4 +1,4 @@
-"""What watches the updates of a learner, in the order in which a learner calls it."""
+"""Checks that watch the updates of a learner, in the order of its calls."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class LearnerCheck:
     """Watches updates. A method that a subclass does not override costs nothing in a step."""
 
     def before_update(self, mode: UpdateMode) -> None:
-        """Before the forward. Collective."""
+        """Called before the forward. Collective."""
 
     def after_exchange(self, update: int, empty: bool) -> None:
-        """When the gradients of update number `update` are final, and before they are used; `empty`: nothing counts in
-        its batch. Collective."""
+        """Called when the gradients of update number `update` are final, before their use; `empty`: nothing in its
+        batch counts. Collective."""
 
     def after_update(self) -> None:
-        """After the update; not while the ranks' weights differ. Collective."""
+        """Called after the update, unless the ranks' weights differ. Collective."""
 
     def differences(self) -> Iterable[str]:
-        """Sentences on how the training differs from one process's beyond rounding, each with its cause and what
-        removes it. Collective; the same on every rank; what only updates show is there after them."""
+        """Sentences on differences from one process's training beyond rounding, each with its cause and remedy.
+        Collective; the same on every rank. Some are known only after updates."""
         return ()
 
 
@@ -56,7 +56,7 @@ def overriding(checks: Sequence[LearnerCheck], method: str) -> list[Any]:
 
 
 class FrozenCheck(LearnerCheck):
-    """Notices, on several ranks, a parameter that was frozen or unfrozen since the model was placed."""
+    """Refuses, on several ranks, a parameter that was frozen or unfrozen after the model was placed."""
 
     def __init__(self, placed: PlacedModel):
         self._mesh, named = placed.mesh, placed.named_parameters()
@@ -67,8 +67,7 @@ class FrozenCheck(LearnerCheck):
             self.check(may_freeze=mode.exchange.missing == "zeros")
 
     def check(self, may_freeze: bool) -> None:
-        """Raises UsageError for a parameter that is trained now and was not, and, unless `may_freeze`, for one that is
-        frozen now and was not."""
+        """Raises UsageError for a parameter that was unfrozen, and, unless `may_freeze`, for one that was frozen."""
         for name, parameter, frozen in self._placed:
             if parameter.stop_gradient == frozen or (may_freeze and not frozen):
                 continue
@@ -85,7 +84,7 @@ class FrozenCheck(LearnerCheck):
 
 
 class FrozenNorms(LearnerCheck):
-    """Averages running statistics before an update in which a layer begins to use them."""
+    """Averages running statistics before the first update in which a layer uses them."""
 
     def __init__(self, local_norms: LocalNorms, statistics: BatchStatistics):
         self._local_norms, self._statistics = local_norms, statistics
@@ -96,7 +95,7 @@ class FrozenNorms(LearnerCheck):
 
 
 class BatchNormCheck(LearnerCheck):
-    """Names BatchNorms that normalize over one rank's samples. `remedy` lets them use those of all ranks."""
+    """Names BatchNorms that normalize over one rank's samples. `remedy`: how to use the samples of all ranks."""
 
     def __init__(self, mesh: Mesh, local_norms: LocalNorms, remedy: str = SYNC_BATCH_NORM):
         self._mesh, self._local_norms, self._remedy = mesh, local_norms, remedy
@@ -111,7 +110,7 @@ class BatchNormCheck(LearnerCheck):
 
 
 class KnownDifferences(LearnerCheck):
-    """Sentences that were known before the first update, or that somebody adds during the training."""
+    """Sentences that are known before the first update, or added to `sentences` during the training."""
 
     def __init__(self, sentences: list[str]):
         self._sentences = sentences
@@ -132,7 +131,7 @@ class LossPairs(LearnerCheck):
 
 
 class BufferCheck(LearnerCheck):
-    """Keeps buffers equal on the ranks that hold the same ones, and names those of which the ranks have others."""
+    """Keeps buffers equal on the ranks that hold the same ones, and names buffers that differ."""
 
     def __init__(self, buffers: Buffers):
         self._buffers = buffers
@@ -145,7 +144,7 @@ class BufferCheck(LearnerCheck):
 
 
 class DrawCheck(LearnerCheck):
-    """Names random draws in the model that differ on another number of ranks: known after the first update."""
+    """Names random draws in the model that depend on the number of ranks: known after the first update."""
 
     def __init__(self, draws: Draws, mesh: Mesh):
         self._draws, self._mesh = draws, mesh
@@ -158,7 +157,7 @@ class DrawCheck(LearnerCheck):
 
 
 class UnusedCheck(LearnerCheck):
-    """Names once, on the first rank, the trained parameters of which no rank has a gradient."""
+    """Prints once, on the first rank, the trained parameters without a gradient on any rank."""
 
     def __init__(self, placed: PlacedModel):
         self._placed, self._done = placed, False
@@ -183,7 +182,7 @@ class UnusedCheck(LearnerCheck):
 
 
 class UnsavedState:
-    """What training changes and no checkpoint holds, by name; looked at when it is made. All methods are collective."""
+    """State that training has changed and no checkpoint holds, by name. All methods are collective."""
 
     def __init__(self, placed: PlacedModel, optimizer: Any, loss: Loss, schedule: Any):
         self._placed = placed
@@ -213,7 +212,7 @@ class UnsavedState:
     def _unsaved_buffers(self) -> dict[str, Digest]:
         """Digests of the buffers that checkpoints do not save (persistable=False), by name."""
         saved = {id(tensor) for tensor in self._placed.model.state_dict().values()}
-        # One with a gradient is made of weights in each forward: the weight of spectral norm, of weight norm.
+        # A buffer with a gradient is computed from weights in each forward (spectral norm, weight norm).
         buffers: list[tuple[str, paddle.Tensor]] = [
             (name, tensor)
             for name, tensor in self._placed.named_buffers()
@@ -223,5 +222,5 @@ class UnsavedState:
 
 
 def gathered_names(names: list[str], mesh: Mesh) -> list[str]:
-    """The names of all ranks, each once. Collective."""
+    """The names of all ranks, without duplicates. Collective."""
     return list(dict.fromkeys(name for of_rank in mesh.gather(names) for name in of_rank))

@@ -1,4 +1,4 @@
-"""Ranks that learn on their own for a while, and then average their weights: local SGD, and DiLoCo."""
+"""Local SGD and DiLoCo: ranks update local weights for a period, and then average them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paddle_dp.parallel.weights import States, WeightSync
 
 @dataclass
 class LocalCounter(Counter):
-    """The loss's count of this rank alone. Without a sample a rank makes no update, but takes part in means."""
+    """The loss's count on this rank. A rank without a sample makes no update, but takes part in means."""
 
     count: float = field(default=0.0, init=False)  # of this update
 
@@ -49,8 +49,8 @@ class LocalCounter(Counter):
 
 
 class MeanSquareNorm(GradientNorm):
-    """The root of the weighted mean of the squares of the ranks' local norms; with periods of one step the norm of the
-    global gradient."""
+    """The weighted quadratic mean of the ranks' local norms; with periods of one step, the norm of the global
+    gradient."""
 
     def __init__(self, means: PeriodicMeans, dtype: str):
         super().__init__(means.trainable, dtype)
@@ -66,20 +66,18 @@ class MeanSquareNorm(GradientNorm):
 
 
 class PeriodicMeans(WeightSync):
-    """After a warm-up each rank updates local weights from its share of each batch; where a period of `periods` ends,
-    all take the mean of their weights (McMahan et al. 2017, arXiv:1602.05629; Stich 2019, arXiv:1805.09767).
+    """After a warm-up, each rank updates local weights from its share of each batch. At the end of each period all
+    ranks take the mean of their weights (McMahan et al. 2017, arXiv:1602.05629; Stich 2019, arXiv:1805.09767).
 
-    A local gradient is that of the mean over the rank's samples, and the optimizer clips it as it is. Rank r, which
-    has learned from n_r samples since the last mean, counts n_r / Σn in the next one: so unequal shares are exact, and
-    periods of one step of plain gradient descent are data parallelism. The mean is `start` - Σ n_r/Σn (start - weights
-    of r), where all ranks had `start` at the beginning; these differences are exchanged as gradients are. With `outer`
-    the optimizer of the means takes a step in place of the mean.
+    A local gradient is the gradient of the mean over the rank's samples; the optimizer clips it unchanged. Rank r, with
+    n_r samples since the last mean, has the weight n_r / Σn in the next one. So unequal shares are exact, and periods
+    of one step of plain gradient descent are data parallelism. The mean is `start` - Σ n_r/Σn (start - weights of r),
+    where `start` are the common weights at the period's beginning; these differences are exchanged like gradients. With
+    `outer`, an optimizer steps by them in place of the mean.
 
-    With `optimizer_states` "averaged" each rank goes on with the mean of the optimizer's states, else with local ones.
-    Metrics are those of the global batch.
-
-    A checkpoint has the mean of the weights at that moment, and in addition what each rank needs to go on with its
-    local ones.
+    With `optimizer_states` "averaged" each rank continues with the mean of the optimizer's states, else with local
+    ones. Metrics are over the global batch. A checkpoint has the mean of the weights at that moment, and in addition
+    each rank's local ones.
     """
 
     description = "weights averaged, not gradients"
@@ -106,10 +104,10 @@ class PeriodicMeans(WeightSync):
         self.alone = UpdateMode(
             exchange=GradientExchange(), counter=self.counter, norm=MeanSquareNorm(self, norm_dtype)
         )
-        self._is_alone = False  # this update
-        self._began = False  # whether ranks learn on their own
-        self.start: list[paddle.Tensor] = []  # the weights that all had when the period began
-        self.learned = 0.0  # samples, or what the loss counts, from which this rank has learned since then
+        self._is_alone = False  # whether ranks make the present update alone
+        self._began = False  # whether the warm-up has ended
+        self.start: list[paddle.Tensor] = []  # the common weights at the period's beginning
+        self.learned = 0.0  # the loss's count on this rank since then
         self._portion = 1.0 / placed.mesh.ranks  # of this rank in the last mean
         self.states_diverged = False
 
@@ -135,8 +133,8 @@ class PeriodicMeans(WeightSync):
             self.periods.begin(self._rate.steps, self._rate.optimizer.get_lr())
 
     def _end_learning_alone(self) -> None:
-        """Where a resumed training has a longer warm-up than the one that was saved: its updates are those of all ranks
-        together, from the same weights and states. Collective."""
+        """Averages weights and states, after a resume with a longer warm-up than before: ranks update together again.
+        Collective."""
         self.finalize()
         if self.states_diverged:
             self._average_states()
@@ -155,7 +153,7 @@ class PeriodicMeans(WeightSync):
 
     @paddle.no_grad()
     def end_period(self) -> None:
-        """All ranks have the mean of their weights, or what the outer optimizer makes of it. Collective."""
+        """Gives all ranks the mean of their weights, or the result of the outer optimizer's step. Collective."""
         self._take_portion()
         for index, moved in enumerate(self._moved()):
             start = self.start[index]
@@ -179,7 +177,7 @@ class PeriodicMeans(WeightSync):
             self._portion = self.learned / total
 
     def _moved(self) -> Tensors:
-        """How far the ranks' mean has moved from the start of the period. Collective."""
+        """The start of the period minus the ranks' mean, by parameter. Collective."""
         pairs = zip(self.start, self.trainable, strict=True)
         return self._summed((start - parameter) * self._portion for start, parameter in pairs)
 
@@ -187,8 +185,8 @@ class PeriodicMeans(WeightSync):
         return self._summed(None if tensor is None else tensor * self._portion for tensor in tensors)
 
     def _summed(self, values: Iterable[paddle.Tensor | None]) -> Tensors:
-        """The sums over all ranks of one value for each trained parameter, of its shape; they travel in the place of
-        gradients. Collective."""
+        """The sums over all ranks of one value for each trained parameter, of its shape, exchanged in `parameter.grad`.
+        Collective."""
         for parameter, value in zip(self.trainable, values, strict=True):
             parameter.clear_gradient(False)
             if value is not None:
@@ -245,7 +243,7 @@ class PeriodicMeans(WeightSync):
 
     @paddle.no_grad()
     def finalize(self) -> None:
-        """A period that is not over ends with the plain mean."""
+        """Ends an unfinished period with the plain mean."""
         if self.diverged:
             outer, self._outer = self._outer, None
             self.end_period()
@@ -266,7 +264,7 @@ class PeriodicMeans(WeightSync):
         return replicas, local
 
     def extra_state(self) -> ExtraState:
-        if not self._began:  # but adaptive periods depend on the highest learning rate, which may be past
+        if not self._began:  # adaptive periods depend on the highest learning rate so far
             periods = {"periods": _numbers(self.periods.state())} if self.periods.adaptive else {}
             return ExtraState(shared=periods)
         shared = {"periods": _numbers(self.periods.state())}
@@ -286,8 +284,8 @@ class PeriodicMeans(WeightSync):
         return ExtraState(shared=shared, local=local)
 
     def _saved_buffers(self) -> NamedTensors:
-        """The buffers that forward may change from this rank's samples between means, and that checkpoints hold: of the
-        first rank alone, as the model's."""
+        """The buffers that a forward may change from this rank's samples between means, and that checkpoints hold (as
+        the model's, from the first rank only)."""
         held = {id(tensor) for tensor in self._placed.model.state_dict().values()}
         return [(name, buffer) for name, buffer in self._placed.named_buffers() if id(buffer) in held]
 
@@ -306,7 +304,7 @@ class PeriodicMeans(WeightSync):
             return
         saved.local_into("counts", counts)
         learned, self._portion = counts.tolist()
-        # A parameter that was frozen then has none: all ranks go on from the mean, as on another number of ranks.
+        # A parameter frozen then has none: all continue from the mean, as on another number of ranks.
         if all(f"weight/{name}" in saved.local for name, _ in self._named):
             self.diverged, self.learned = True, learned
             self._load_local_weights(saved)
@@ -324,7 +322,7 @@ class PeriodicMeans(WeightSync):
                 saved.shared_into(f"velocity/{name}", velocity)
 
     def _load_local_weights(self, saved: SavedExtraState) -> None:
-        """Within a period: the weights at its start, and this rank's local weights and buffers."""
+        """Loads, within a period, the weights at its start, and this rank's local weights and buffers."""
         self.start = [parameter.clone() for parameter in self.trainable]
         for (name, parameter), start in zip(self._named, self.start, strict=True):
             saved.shared_into(f"start/{name}", start)
@@ -334,5 +332,5 @@ class PeriodicMeans(WeightSync):
 
 
 def _numbers(values: Sequence[float]) -> paddle.Tensor:
-    """On the host, in float64."""
+    """A tensor on the host, in float64."""
     return paddle.to_tensor(list(values), "float64", place=paddle.CPUPlace())

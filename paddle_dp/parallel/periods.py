@@ -1,8 +1,6 @@
-"""Decides when ranks that learn on their own average their weights: every so many updates, behind a warm-up.
-Arithmetic.
+"""The schedule of means under local SGD (`Periods`), and the local optimizer states of its ranks (`LocalStates`).
 
-The optimizer's states of such ranks are saved by name, each rank's own; means over ranks read them in the order of
-parameters.
+Checkpoints save local states by name; means over ranks read them in the order of parameters.
 """
 
 from __future__ import annotations
@@ -20,17 +18,17 @@ from paddle_dp.mesh import Mesh
 _COUNTS = "_pow_acc"  # a decay to the power of the updates so far: one number for each parameter
 
 Tensors = list[paddle.Tensor | None]
-"""Of one kind: one for each trained parameter, of its shape; None where this rank has none yet."""
+"""One tensor for each trained parameter, of its shape; None if this rank has none yet."""
 
 
 class LocalStates:
-    """The states that `optimizer` keeps of these parameters (name, parameter)."""
+    """The states that `optimizer` keeps for the parameters in `named` (name, parameter)."""
 
     def __init__(self, optimizer: Any, named: Sequence[tuple[str, paddle.Tensor]], mesh: Mesh):
         self._optimizer, self._named, self._mesh = optimizer, list(named), mesh
 
     def by_kind(self) -> Iterator[Tensors]:
-        """The states that have their parameters' shapes: of the same kinds and parameters on all ranks. Collective."""
+        """Yields, for each kind, the states with their parameters' shapes; the same ones on all ranks. Collective."""
         self.complete()
         accumulators = self._optimizer._accumulators
         for kind in sorted(
@@ -47,8 +45,8 @@ class LocalStates:
             ]
 
     def complete(self) -> None:
-        """Creates, as they are before a first step, states that other ranks have of a parameter and this one has not,
-        for it has had no sample of it: else a mean, or rank 0's checkpoint, would be without them. Collective."""
+        """Creates initial states for parameters that have states on other ranks only, because no sample of this rank
+        has used them. Else a mean, or rank 0's checkpoint, would lack them. Collective."""
         from paddle.base import framework
 
         accumulators = self._optimizer._accumulators.values()
@@ -62,7 +60,7 @@ class LocalStates:
             self._optimizer._create_accumulators(framework.default_main_program().global_block(), new)
 
     def named(self) -> dict[str, paddle.Tensor]:
-        """All of them on this rank, «body.0.weight/moment1»."""
+        """All states on this rank, by «parameter/kind» such as «body.0.weight/moment1»."""
         accumulators = self._optimizer._accumulators
         return {
             f"{name}/{kind}": accumulators[kind][parameter.name]
@@ -72,8 +70,8 @@ class LocalStates:
         }
 
     def counts(self) -> dict[str, paddle.Tensor]:
-        """The decays' powers, and what else has not its parameter's shape (ASGD: a number of steps, and gradients of
-        several), by name."""
+        """The powers of decays, and all other states without their parameter's shape (ASGD: the number of steps, and
+        gradients of several), by name."""
         parameter_of = dict(self._named)
         return {
             name: state
@@ -82,8 +80,8 @@ class LocalStates:
         }
 
     def average_counts(self, portion: float) -> None:
-        """Takes the means of these, in which this rank counts `portion`: ranks that had no sample in a step have made
-        fewer updates. Collective."""
+        """Averages `counts` with weight `portion` for this rank: ranks without a sample in a step have made fewer
+        updates. Collective."""
         counts = self.counts()
         rows = self._mesh.gather([portion, {name: state.tolist() for name, state in counts.items()}])
         for name, state in counts.items():
@@ -99,55 +97,55 @@ def _is_like(state: paddle.Tensor, parameter: paddle.Tensor) -> bool:
 
 
 def write(tensors: Tensors, values: Tensors) -> None:
-    """Writes values into tensors, where both are there."""
+    """Writes values into tensors, where neither is None."""
     for tensor, value in zip(tensors, values, strict=True):
         if tensor is not None and value is not None:
             tensor.copy_(value.astype(tensor.dtype), False)
 
 
-MOST = 8  # times `every`: a rate that falls to 0 must not end the averaging
+MOST = 8  # × `every`: the longest period, so that a rate that falls to 0 does not end the averaging
 
 
 @dataclass
 class Periods:
-    """Updates 1 to `warmup` are those of all ranks together; after them weights are averaged `every` so many.
+    """All ranks make updates 1 to `warmup` together; then weights are averaged after each `every` local updates.
 
     With `adaptive` a period that begins at the learning rate r lasts ceil(every · sqrt(r_max / r)) updates, 8 · every
-    at most, where r_max is the highest rate so far: the part for learning rates of AdaComm (Wang and Joshi 2019,
+    at most, where r_max is the highest rate so far: AdaComm's rule for learning rates (Wang and Joshi 2019,
     arXiv:1810.08313).
     """
 
     every: int
     warmup: int = 0
     adaptive: bool = False
-    # The update behind which the present period ends; 0: none has begun.
+    # The last update of the present period; 0: none has begun.
     ends: int = field(default=0, init=False)
     highest: float = field(default=0.0, init=False)
 
     def is_local(self, update: int) -> bool:
-        """Whether this update (from 1) is one of each rank alone."""
+        """Whether each rank makes this update (from 1) alone."""
         return update > self.warmup
 
     def see(self, rate: float) -> None:
-        """The learning rate of an update."""
+        """Records the learning rate of an update."""
         self.highest = max(self.highest, rate)
 
     def begin(self, done: int, rate: float) -> None:
-        """A period begins behind update `done`, at this learning rate."""
+        """Begins a period after update `done`, at this learning rate."""
         if self.adaptive:
             self.ends = done + self.length(rate)
         else:  # at the same updates, wherever a training was resumed
             self.ends = done + self.every - (done - self.warmup) % self.every
 
     def length(self, rate: float) -> int:
-        """Of a period that begins at this rate."""
+        """The number of updates in a period that begins at this rate."""
         most = MOST * self.every
         if rate * MOST**2 <= self.highest:
             return most
         return min(ceil(self.every * sqrt(self.highest / rate) - 1e-9), most) if rate > 0 else self.every
 
     def is_over(self, update: int) -> bool:
-        """Whether the ranks average behind this update."""
+        """Whether the ranks average after this update."""
         return update >= self.ends
 
     def state(self) -> list[float]:

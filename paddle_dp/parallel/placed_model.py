@@ -44,7 +44,7 @@ class ModelNames(Protocol):
 
 @dataclass(frozen=True)
 class FullModelNames:
-    """The names of a model that this rank has whole."""
+    """The names of a model that this rank holds whole."""
 
     model: nn.Layer
 
@@ -69,12 +69,11 @@ class FullModelNames:
 
 @dataclass(kw_only=True)
 class PlacedModel:
-    """A model on this rank, for checkpoints, comparisons and proofs. Nobody inherits from it.
+    """A model on this rank, for checkpoints, comparisons and proofs.
 
-    `placements` has each tensor's slice, and which of its replicas counts. `names`: FullModelNames unless it is set.
-    `base`: names of tensors that are not saved, because an adapter stands on them. `rank_local_layers`: the ids of
-    layers that other ranks of the same forward do not run. Which parameters are trained is decided here: exchange, norm
-    and checkpoints depend on it.
+    `placements` has each tensor's slice and main replica. `names`: FullModelNames by default. `base`: names of tensors
+    that are not saved, because an adapter stands on them. `rank_local_layers`: ids of layers that other ranks of the
+    same forward do not run. `trainable` is set here, once: exchange, norm and checkpoints depend on it.
     """
 
     model: nn.Layer
@@ -97,7 +96,7 @@ class PlacedModel:
 
     @cached_property
     def trainable_names(self) -> list[str]:
-        """The name of each of `trainable`, for a model that this rank has whole."""
+        """The names of `trainable`, for a model that this rank holds whole."""
         names = {id(parameter): name for name, parameter in self.named_trainable}
         return [names[id(parameter)] for parameter in self.trainable]
 
@@ -129,7 +128,7 @@ class PlacedModel:
         return self._placed_tensors(lambda name: name not in self.base)
 
     def base_shards(self) -> Iterator[Placed]:
-        """The parts of the base that this rank would save."""
+        """The shards of the base, in the same form."""
         return self._placed_tensors(self.base.__contains__)
 
     def _placed_tensors(self, selects: Callable[[str], bool]) -> Iterator[Placed]:

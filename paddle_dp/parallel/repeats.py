@@ -1,4 +1,4 @@
-"""Computes a batch once more on a learner's model, to find a fault or to measure: nothing is changed afterwards."""
+"""Computes a batch once more on a learner's model, to find a fault or to measure, and restores its state."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def find_not_finite(learner: Learner, batch: Batch) -> str:
-    """A sentence on the first output, in the model's order, that is not finite in one more forward of this batch; "" if
-    all are finite. Collective, and the same on every rank."""
+    """Repeats the forward of this batch. Returns a sentence on the first output, in the model's order, that is not
+    finite; "" if all are finite. Collective, and the same on every rank."""
     placed, runner = learner.placed, learner.runner
     batch, outputs = learner.mixed.cast_batch(batch), first_not_finite.NotFiniteOutputs()
     blocks = placed.names.blocks_of_layers()
@@ -36,7 +36,7 @@ def find_not_finite(learner: Learner, batch: Batch) -> str:
 
 
 def shared_batch(learner: Learner, batch: Batch) -> Batch:
-    """A batch of which every rank has the same samples: those of the last rank. Collective."""
+    """A batch with the last rank's samples on every rank. Collective."""
     return gradient_digests.shared(learner.mixed.cast_batch(batch), learner.mesh)
 
 
@@ -49,7 +49,7 @@ def recompute_gradients(learner: Learner, batch: Batch) -> dict[str, list[int]]:
 
 
 def compute_without_exchange(learner: Learner, batch: Batch) -> None:
-    """Forward and backward of a batch, in which no gradient is exchanged. Collective."""
+    """Runs forward and backward of a batch without exchanging gradients. Collective."""
     exchange = learner.exchange
     with gradient_digests.untouched(learner.model, learner.loss.owner), learner.loss.alone():
         learner.runner.run(batch, batch.samples, exchange, collect=False, final=False)

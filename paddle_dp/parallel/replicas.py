@@ -1,12 +1,12 @@
 """Copies of a model in one process, which compute parts of each micro-batch: scatter, replicate, gather, reduce.
 
-Each copy may have a device of its own. No backward runs from one device into another, for which Paddle has no operation
-(`Tensor.to` passes no gradient on, 3.3.1): that of the loss ends at the gathered outputs, and each copy's begins with
-their gradients, when all have theirs.
+Each copy may have a separate device. No backward runs from one device into another, because Paddle has no operation for
+it (`Tensor.to` passes no gradient on, 3.3.1): the loss's backward ends at the gathered outputs, and each copy's begins
+with their gradients, when all copies have them.
 
-The scatter of inputs, the replication of weights, the gather of outputs and the sum of gradients on the first copy are
-those of torch's nn.DataParallel (and of Paddle's ParallelExecutor before 2.0). The loss sees the gathered outputs, so
-that any loss is that of the whole micro-batch, also one that compares samples.
+Inputs are scattered, weights replicated, outputs gathered and gradients summed on the first copy as by torch's
+nn.DataParallel (and Paddle's ParallelExecutor before 2.0). The loss gets the gathered outputs, so any loss is over the
+whole micro-batch, even one that compares samples.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ _BUFFER = (
 
 
 def copied(model: nn.Layer, devices: Sequence[str]) -> list[nn.Layer]:
-    """A copy on each of the devices of a model that has not been placed. Raises UsageError for one that cannot be
-    copied."""
+    """Returns a copy of an unplaced model on each of the devices. Raises UsageError if it cannot be copied."""
     try:
         replicas = [_copied(model, device) for device in devices]
     except Exception as error:
@@ -72,14 +71,15 @@ def _copied(model: nn.Layer, device: str) -> nn.Layer:
 
 
 class Replicated(nn.Layer):
-    """Calls every replica, on its device, with its part of the samples; outputs are those of one call, on the first.
+    """Calls every replica, on its device, with its part of the samples; returns the outputs of one call, on the first
+    device.
 
-    The host gives each device its work in turn, and waits for none before all have theirs.
+    The host launches on each device in turn, and waits for none before all have work.
     """
 
     def __init__(self, replicas: Sequence[nn.Layer], devices: Sequence[str]):
         super().__init__()
-        self._replicas = list(replicas)  # in a list: no sublayers, so that nothing is found twice
+        self._replicas = list(replicas)  # in a list: sublayers would be listed twice
         self._devices = devices
         self.ran = 1  # replicas that had samples in the last call
         # By replica: outputs, as gathered.
@@ -110,12 +110,12 @@ class Replicated(nn.Layer):
         return mapped(lambda tensor: moved(tensor[share], device), nesting)
 
     def _gather(self, outputs: Sequence[Any]) -> list[Any]:
-        """The outputs on the first device, without their histories; `backward` goes on into these."""
+        """The outputs on the first device, as leaves; `backward` continues from these into the replicas."""
         self._gathered = []
 
         def arrived(output: Any) -> Any:
             if not isinstance(output, paddle.Tensor):
-                return output  # what is refused later
+                return output  # `_together` refuses it
             there = moved(output.detach(), self._devices[0])
             if paddle.is_grad_enabled() and not output.stop_gradient:
                 there.stop_gradient = False
@@ -129,8 +129,7 @@ class Replicated(nn.Layer):
         return gathered
 
     def backward(self) -> None:
-        """After the backward of what the outputs were used for: runs those of the replicas, where they have devices of
-        their own."""
+        """Runs the replicas' backwards after the loss's, if the replicas have separate devices."""
         handed = [
             [(output, moved(there.grad, device)) for output, there in pairs if there.grad is not None]
             for device, pairs in zip(self._devices, self._gathered, strict=False)
@@ -154,7 +153,7 @@ def _together(chunks: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 class Copies:
-    """The copies of a model, `devices[1:]` of which they compute on; the model itself computes on `devices[0]`."""
+    """The copies of a model, on `devices[1:]`; the model itself computes on `devices[0]`."""
 
     def __init__(self, model: nn.Layer, replicas: Sequence[nn.Layer], devices: Sequence[str]):
         self.model, self.replicas, self.devices = model, list(replicas), list(devices)
@@ -168,18 +167,17 @@ class Copies:
         ]
         for replica in replicas:
             number_elements(elements_of(replica))
-        self.differing_buffers: list[str] | None = None  # that a copy changed; known after the first update
+        self.differing_buffers: list[str] | None = None  # that copies changed; None before an update
 
     @paddle.no_grad()
     def replicate(self) -> None:
-        """Gives the copies the model's weights, buffers, what is trained and how, and the layers' settings, which a
-        callback may have changed."""
+        """Copies the model's weights, buffers, frozen flags and layer settings, which a callback may have changed."""
         others = zip(self.replicas, self.devices[1:], self._parameters, self._layers, strict=True)
         for replica, device, pairs, layers in others:
             buffers = zip(self.model.buffers(), replica.buffers(), strict=True)
             with on(device):
                 for original, twin in (*pairs, *buffers):
-                    # Not so `_dropout_state` of Paddle's LSTM and GRU on a CPU.
+                    # `_dropout_state` of Paddle's LSTM and GRU has no memory on a CPU.
                     if original._is_initialized():
                         twin.copy_(moved(original, name_of(twin.place)), False)
             for original, twin in pairs:
@@ -188,8 +186,7 @@ class Copies:
                 _set_alike(layer, twin_layer)
 
     def reduce(self) -> None:
-        """After the backwards of a batch: averages running statistics, and adds the copies' gradients up on the
-        model."""
+        """After the backwards of a batch, averages running statistics, and sums the copies' gradients on the model."""
         self._compare_buffers()
         self._average_statistics()
         self._add_up()
@@ -225,7 +222,7 @@ class Copies:
             original.copy_((total / (len(copy_statistics) + 1)).astype(original.dtype), False)
 
     def _compare_buffers(self) -> None:
-        """Once: finds the buffers, but for statistics, that the copies have updated otherwise than the model."""
+        """Finds, once, the buffers other than statistics that the copies have updated differently from the model."""
         if self.differing_buffers is not None:
             return
         first, *others = (self._digests(replica) for replica in (self.model, *self._used))
@@ -259,7 +256,7 @@ class CopiesExchange(GradientExchange):
 
 
 class CopiedWeights(WeightSync):
-    """Copies get the model's weights before each update. Only the model is updated, evaluated and saved."""
+    """Copies receive the model's weights before each update. Only the model is updated, evaluated and saved."""
 
     def __init__(self, mode: UpdateMode, copies: Copies):
         super().__init__(mode)
@@ -271,7 +268,7 @@ class CopiedWeights(WeightSync):
 
 
 class CopiesCheck(LearnerCheck):
-    """Names what the copies compute each from their own samples only: BatchNorms, and buffers."""
+    """Names BatchNorms and buffers that each copy computes from its samples only."""
 
     def __init__(self, copies: Copies, local_norms: LocalNorms):
         self._copies, self._local_norms = copies, local_norms
@@ -286,7 +283,7 @@ class CopiesCheck(LearnerCheck):
 
 
 def _set_alike(layer: nn.Layer, twin: nn.Layer) -> None:
-    """Gives a copy of a layer its mode and settings: a dropout's rate, a temperature, a list of widths."""
+    """Copies a layer's mode and settings (a dropout's rate, a temperature, a list of widths) to its twin."""
     others = vars(twin)
     for name, value in vars(layer).items():
         if _is_setting(value) and (name not in others or others[name] != value):
@@ -294,7 +291,7 @@ def _set_alike(layer: nn.Layer, twin: nn.Layer) -> None:
 
 
 def _is_setting(value: Any) -> bool:
-    """Whether it is a plain number or text, or a list, tuple or dict of such."""
+    """Whether `value` is a plain number or text, or a list, tuple or dict of such."""
     if isinstance(value, list | tuple):
         return all(map(_is_setting, value))
     if isinstance(value, dict):

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from paddle_dp.parallel.pipeline.timeline import PipelineRecorder
 
 Dropout = Literal["exact", "own"]
-Sums = dict[str, Any]  # of a micro-batch, by name: numbers, or 0-d tensors that nobody has read yet
+Sums = dict[str, Any]  # of a micro-batch, by name: numbers, or 0-d tensors still on the device
 
 
 def totals(local_sums: Sequence[Sums], *extra: Any) -> tuple[dict[str, float], list[float]]:
-    """The sums over micro-batches, by name, and further numbers or 0-d tensors; a device is read once for all."""
+    """The sums over micro-batches, by name, and the numbers in `extra`; reads the device once."""
     names = list(local_sums[0]) if local_sums else []
     values = iter(numbers([*(row[name] for name in names for row in local_sums), *extra]))
     return {name: sum(islice(values, len(local_sums))) for name in names}, list(values)
@@ -53,7 +53,7 @@ class BatchRunner:
     """Computes batches on a placed model: forward and loss of each micro-batch, and backward into the gradients.
 
     `parallel_model` runs the forward on this rank: the model itself, or a wrapper (paddle.DataParallel, the engine of a
-    pipeline). `dropout`: `exact` draws the masks of one process, `own` those of each rank's generator.
+    pipeline). `dropout`: `exact` draws the masks of one process, `own` draws from each rank's generator.
     `copies`: models in this process that compute chunks of each micro-batch.
     """
 
@@ -75,9 +75,9 @@ class BatchRunner:
     def run(
         self, batch: Batch, divisor: float, exchange: GradientExchange, collect: bool, final: bool = True
     ) -> tuple[list[Sums], Count]:
-        """Forward of every micro-batch, and backward of its total / divisor, during which gradients are exchanged.
+        """Runs the forward of every micro-batch, and the backward of its total / divisor, which exchanges gradients.
 
-        Without `final` the last micro-batch ends no update, and no gradient needs to leave. Returns the sums of each
+        Without `final` the last micro-batch ends no update, and no gradient is sent. Returns the sums of each
         micro-batch (empty without `collect`), and the loss's count on this rank. Collective.
         """
         local_sums: list[Sums] = []
@@ -130,7 +130,7 @@ class BatchRunner:
         return gradient
 
     def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: MicroBatch) -> Sums:
-        """This micro-batch's sums by name; zeros for a dummy, and on ranks that do not count."""
+        """This micro-batch's sums by name; zeros for a dummy, and on all ranks but the loss rank."""
         with self.loss.present(not micro_batch.is_dummy):
             sums = self.loss.sums(outputs, micro_batch.targets, total)
         counts = self.placed.mesh.is_loss_rank and not micro_batch.is_dummy
@@ -160,8 +160,8 @@ class BatchRunner:
     def score(self, micro_batch: MicroBatch) -> Score | None:
         """The loss and scores of these samples, in the model's current mode and without gradients.
 
-        None for a dummy, and on a rank whose stage does not have the outputs. All ranks of a reader call it together;
-        those for which `mesh.is_loss_rank` is false get the same sums as the one that counts.
+        None for a dummy, and on pipeline stages without the outputs. All ranks of a reader call it together and get the
+        same sums; only the one with `mesh.is_loss_rank` counts.
         """
         micro_batch = self.mixed.cast_micro_batch(micro_batch)
         outputs = self.predict(micro_batch.inputs)

@@ -61,10 +61,10 @@ class Task:
     - `loss`: a Loss from here on, for any given callable.
     - `optimizer`: finished, or a function of (learning rate, named parameters) for strategies that change them.
     - `precision`: under float64 the model is cast here, in place, before any strategy cuts it.
-    - `dropout`: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
+    - `dropout`: `exact`, the same masks on any number of ranks, or `own`, drawn by each rank's generator.
     - `known_differences`: sentences about differences from one process that are known before placement.
     - `samples()` gives a batch of inputs to try the model on; without it, nothing is tried.
-    - `full_model_reason`: why each rank has the whole model until it is placed, although it will keep a part
+    - `full_model_reason`: why each rank holds the whole model until it is placed, although it will keep only a part
       (`initial_weights`).
     - `compared`: a proof compares outputs itself, so a cut that gives wrong outputs of the right shape is not refused.
     - `base`, `added`: names of an adapter's base, which is frozen and not saved, and of its parameters.
@@ -96,25 +96,22 @@ class Task:
         if self.precision.dtype == "float64":
             widen(self.model)
             if isinstance(self.optimizer, paddle.optimizer.Optimizer):
-                self.optimizer._dtype = (
-                    paddle.float64
-                )  # the dtype of its rate: it was built for the uncast model
+                # The dtype of its rate: it was built for the uncast model.
+                self.optimizer._dtype = paddle.float64
         object.__setattr__(self, "loss", as_loss(self.loss))
         if self.dropout not in get_args(Dropout):
             raise UsageError(f"dropout: '{self.dropout}' is neither 'exact' nor 'own'")
 
 
 class Strategy(Protocol):
-    """Places a model on its mesh, split over the axes of its layout.
-
-    Its Config answers questions before there are processes (strategies/_base.py).
-    """
+    """Places a model on its mesh, split over the axes of its layout. Its Config works without processes
+    (strategies/_base.py)."""
 
     @property
     def mesh(self) -> Mesh: ...
 
     def place(self, task: Task) -> Learner:
-        """The finished learner; its updates are the one-process updates. Collective."""
+        """Returns the finished learner; its updates are the one-process updates. Collective."""
         ...
 
 
@@ -125,8 +122,8 @@ def _samples_of_all(placed: PlacedModel) -> GatheredSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTask:
-    """A task on this rank, ready to make a learner: the model in its precision, and an optimizer of the parameters that
-    the model has here, whose learning rate `rate` moves."""
+    """A task on this rank, ready to make a learner: the model in its precision, and an optimizer of its parameters on
+    this rank. `rate` sets the optimizer's learning rate."""
 
     task: Task
     mesh: Mesh
@@ -136,12 +133,12 @@ class PreparedTask:
     mixed: MixedPrecision
 
     def placed(self, **fields: Any) -> PlacedModel:
-        """The model, placed: `fields` are names, placements, rank_local_layers."""
+        """Returns the placed model; `fields`: names, placements, rank_local_layers."""
         return PlacedModel(model=self.model, mesh=self.mesh, base=self.task.base, **fields)
 
     @property
     def counted_late(self) -> bool:
-        """Whether the loss's count is known after the forward only."""
+        """Whether the loss's count is known only after the forward."""
         return bool(self.task.loss.counted == "answers")
 
     @property
@@ -163,10 +160,10 @@ class PreparedTask:
         batch_norm_check: Callable[[LocalNorms], LearnerCheck] | None = None,
         known_differences: Sequence[str] = (),
     ) -> Learner:
-        """The finished learner. What is left out is that of one process with the whole model. Collective.
+        """Returns the finished learner. The default of each part is for one process with the whole model. Collective.
 
-        `parallel_model`: the model itself unless it is set. `gathered`: the samples that a loss compares which compares
-        those of all ranks. `known_differences` follow those that the task knows already.
+        `parallel_model`: the model itself by default. `gathered` returns the samples for a loss that compares the
+        samples of all ranks. `known_differences` are added to the task's.
         """
         placed = placed or self.placed()
         loss = self.task.loss
@@ -199,7 +196,7 @@ class PreparedTask:
         )  # fmt: skip
 
     def prepare_copy(self, model: nn.Layer, device: str) -> None:
-        """Prepares an unprepared copy of the model for a device of this process: its layers, precision, program."""
+        """Prepares a copy of the unprepared model on a device of this process: its layers, precision and program."""
         quicken(model, self.mesh)
         self.mixed.include(model)
         if self.task.compile:
@@ -250,11 +247,11 @@ def quicken(model: nn.Layer, mesh: Mesh) -> None:
 
 
 def make_optimizer(make: OptimizerMaker, task: Task, model: nn.Layer) -> paddle.optimizer.Optimizer:
-    """A new optimizer of the parameters that a model trains; the learner updates its rate."""
+    """Makes an optimizer of the parameters that a model trains; the learner updates its rate."""
     named = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
     return make(task.schedule() if task.schedule else None, named)
 
 
 def full_model_learner(task: Task, mesh: Mesh) -> Learner:
-    """A learner for the whole model on this rank, without exchange."""
+    """Returns a learner for the whole model on this rank, without exchange."""
     return prepare(task, mesh).learner()

@@ -1,4 +1,4 @@
-"""How one update is computed: by which exchange, divided by which count, measured by which norm."""
+"""How one update is computed: its exchange, the count that divides its gradients, and their norm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Parameters = Sequence[paddle.Tensor]
 
 @dataclass
 class Counter:
-    """The number by which the gradients of an update are divided: what the loss counts on all ranks."""
+    """The number by which the gradients of an update are divided: the loss's count on all ranks."""
 
     loss: Loss
     mesh: Mesh
@@ -50,23 +50,22 @@ class Counter:
         return sum(self._count(micro_batch) for micro_batch in local)
 
     def _count(self, micro_batch: MicroBatch) -> Count:
-        """What the loss counts in the targets: on the host, where they are available there, so that no device is waited
-        for."""
+        """The loss's count of the targets; computed on the host if they are there, to not wait for a device."""
         if micro_batch.host_targets is None:
             return self.loss.count(micro_batch.targets)
         with paddle.device.device_guard("cpu"):
             return self.loss.count(micro_batch.host_targets)
 
     def total(self, counted: Count) -> float:
-        """The divisor, from this rank's count; 0: there is no update. Collective."""
+        """The divisor, from this rank's count; 0: no update. Collective."""
         return self.checked(self.mesh.sum([number(counted) if self.mesh.is_loss_rank else 0.0])[0])
 
     def global_count(self, count: float) -> float:
-        """The count of the global batch, by which metrics are divided, from the divisor. Collective."""
+        """The count of the global batch, which divides metrics, from `count`, the divisor. Collective."""
         return count
 
     def checked(self, count: float) -> float:
-        """The count. Raises LossError for a negative one, and for NaN."""
+        """Returns the count. Raises LossError if it is negative or NaN."""
         if not count >= 0:
             raise LossError(f"the loss {self.loss.name} returned a count of {count:g}: it must be 0 or more.")
         return count
@@ -95,11 +94,11 @@ class GradientNorm:
         """Scales the gradients before the optimizer steps. Collective in subclasses."""
 
     def to_row(self, measured: float) -> float:
-        """The number that ranks add up, from `measure`: here 0 unless it is not finite, for it is the norm already."""
+        """The number that ranks add up, from `measure`: here the norm if it is not finite, else 0."""
         return 0.0 if measured - measured == 0.0 else measured
 
     def from_row(self, measured: float, summed: float) -> float:
-        """The norm, from `measure` and the sum of the rows: if it is not finite on one rank, it is so on all."""
+        """The norm, from `measure` and the sum of the rows: not finite on all ranks if it is not finite on one."""
         return measured if summed == 0.0 else summed
 
 
@@ -127,14 +126,14 @@ class PlacedNorm(GradientNorm):
         counted = [
             [p for p in parameters if placements.placement_of(p).is_main_replica(at)] for parameters in lists
         ]
-        # Float64 on every rank: one that counts nothing has no gradient from which to take the dtype.
+        # Float64 on every rank: a rank without main replicas has no gradient from which to take the dtype.
         squares = [gradients.global_norm(parameters).astype("float64").square() for parameters in counted]
         return self.placed.mesh.sum_tensor(paddle.stack(squares)).sqrt()
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateMode:
-    """How one update is computed. Local SGD has two modes, together and alone; all other strategies have one."""
+    """How one update is computed. Local SGD has two modes, together and alone; other strategies have one."""
 
     exchange: GradientExchange
     counter: Counter

@@ -1,4 +1,4 @@
-"""The contract of weight synchronization: how ranks come to the weights of an update."""
+"""The contract of weight synchronization: how ranks get the weights of an update."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ States = Iterable[tuple[str, paddle.Tensor, paddle.Tensor]]
 
 
 class WeightSync:
-    """Every rank makes the same step, so nothing is sent. Strategies with other weights have subclasses.
+    """Every rank makes the same step, so nothing is sent. Strategies that send weights have subclasses.
 
     `mode`: how updates are computed. `collective_forward`: a forward gathers weights from other ranks (ZeRO-3).
-    `diverged`: the ranks' weights differ now. `overlaps`: new weights may still travel after `publish`, because the
-    next forward waits for them layer by layer; whoever sets it calls `wait` before anybody else reads a parameter.
-    `description`: a part of a sentence on what ranks exchange, unless it is gradients.
+    `diverged`: the ranks' weights differ now. `overlaps`: new weights may still arrive after `publish`, because the
+    next forward waits for them layer by layer; while it is set, call `wait` before reading a parameter elsewhere.
+    `description`: the part of a sentence that replaces the exchange's; "" for the exchange's.
     """
 
     collective_forward: bool = False
@@ -33,49 +33,47 @@ class WeightSync:
 
     def __init__(self, mode: UpdateMode):
         self.mode, self.overlaps = mode, False
-        self.after_equal: Callable[[], None] = lambda: (
-            None
-        )  # a learner's checks, once weights are equal again
+        self.after_equal: Callable[[], None] = lambda: None  # the checks, once weights are equal again
 
     def begin_update(self, number: int) -> UpdateMode:
-        """Before the forward of update `number` (from 1). Collective."""
+        """Returns the mode of update `number` (from 1), before its forward. Collective."""
         return self.mode
 
     def publish(self) -> None:
-        """After the optimizer's step: sends the new weights, which arrive until `wait`. Collective."""
+        """Sends the new weights after the optimizer's step; they have arrived after `wait`. Collective."""
 
     def wait(self) -> None:
-        """Waits, on the device, until this rank's parameters have their last values."""
+        """Waits, on the device, until this rank's parameters have their newest values."""
 
     def share(self) -> None:
-        """After the owners gave their parameters other values: sends them to the ranks that hold copies. Collective."""
+        """Sends values that owners have written into their parameters to the ranks that hold copies. Collective."""
 
     def forward_only(self) -> AbstractContextManager[Any]:
-        """Around a forward without backward."""
+        """A context for a forward without backward."""
         return NOTHING
 
     def end_pass(self, backward: bool) -> None:
-        """After a forward or a backward of a pipeline's stage."""
+        """Called after each forward and backward of a pipeline stage."""
 
     def optimizer_states_on_device(self) -> AbstractContextManager[Any]:
-        """Around code that reads or writes the optimizer's states, which may be offloaded."""
+        """A context for reading or writing the optimizer's states, which may be offloaded."""
         return NOTHING
 
     def averaged(self, states: bool = False) -> AbstractContextManager[Any]:
-        """Around code that reads the weights of the training, and with `states` the optimizer's: where the ranks'
-        weights differ, their means replace them within it. Collective."""
+        """A context for reading the weights of the training, and with `states` the optimizer's states: if the ranks'
+        differ, means replace them within it. Collective."""
         return NOTHING
 
     def global_gradients(self) -> AbstractContextManager[Any]:
-        """Around code that reads the gradients of an update before it is made: within it they are those of the global
-        batch, also where ranks use local ones. Collective."""
+        """A context for reading the gradients of an update before its step: within it they are the global batch's, even
+        if ranks use local ones. Collective."""
         return NOTHING
 
     def finalize(self) -> None:
-        """At the end of a training: from here on all ranks have the same weights. Collective."""
+        """Ends a training: from here on all ranks have the same weights. Collective."""
 
     def compared(self, placed: PlacedModel, states: States) -> tuple[list[Replica], NamedTensors]:
-        """The replicas that must be bit-equal on all ranks now, and further tensors that must be finite."""
+        """The replicas that must be bit-equal on all ranks now, and other tensors that must be finite."""
         parameters = [(name, p, p) for name, p in placed.named_parameters() if placed.is_stored(p)]
         replicas = [
             Replica(name, tensor, placed.placements.placement_of(tensor, parameter).slice_index)
@@ -84,7 +82,7 @@ class WeightSync:
         return replicas, placed.state_without_parameters()
 
     def explain(self, error: RuntimeError) -> Exception | None:
-        """The error to raise instead of one that a forward or a backward has raised; None: that one."""
+        """The error to raise instead of an `error` in a forward or a backward; None: raise `error`."""
         return None
 
     def extra_state(self) -> ExtraState:
@@ -92,4 +90,4 @@ class WeightSync:
         return ExtraState()
 
     def load_extra_state(self, saved: SavedExtraState) -> None:
-        """From a checkpoint, after model and optimizer; `saved` is empty if another strategy wrote it."""
+        """Loads them after model and optimizer; `saved` is empty if another strategy wrote the checkpoint."""

@@ -1,4 +1,4 @@
-"""What strategies share whose ranks update whole models of their own between means."""
+"""Checks and placement for strategies under which each rank updates a local copy of the model between means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def refuse_shared_decisions(recipe: Recipe, strategy: str) -> None:
-    """Raises UsageError for what all ranks decide, or know, together after every step."""
+    """Raises UsageError for settings that need equal weights, or a common decision, on all ranks after every step."""
     train = recipe.train
     if train.precision.dtype == "float16":
         why = "with float16 all ranks agree on a loss scale at every step: set train.precision=bfloat16 or float32"
@@ -37,7 +37,7 @@ def refuse_shared_decisions(recipe: Recipe, strategy: str) -> None:
 
 
 def compared(recipe: Recipe) -> str:
-    """Whose samples the recipe's loss compares with one another (`Loss.compares`)."""
+    """The samples that the recipe's loss compares with one another (`Loss.compares`); "" without a loss."""
     from paddle_dp.parallel.loss import as_loss
 
     return "" if recipe.loss is None else as_loss(recipe.loss.build()).compares
@@ -55,7 +55,7 @@ def refuse_across(compares: str, ranks: int) -> None:
 def place_alone(
     task: Task, mesh: Mesh, recompute: Recompute
 ) -> tuple[PreparedTask, PlacedModel, GradientExchange]:
-    """A task with rank 0's weights on all ranks, its placed model, and the exchange over all ranks. Collective. Raises
+    """Returns the task with rank 0's weights, its placed model, and an exchange over all ranks. Collective. Raises
     UsageError for a loss that compares the samples of all ranks."""
     from paddle.distributed.parallel import sync_params_buffers
 

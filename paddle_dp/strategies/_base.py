@@ -2,9 +2,9 @@
 
 A strategy is used in three steps. Before a process starts, `refuse` rejects recipes that it cannot train, and `layout`
 describes how a model is laid out on so many ranks, for the launcher, `paddle-dp check`, the memory forecast and
-callbacks, which need not know the strategy's settings. In each rank, `build` starts what the layout needs (process
-groups) and returns a `parallel.Strategy`, whose `mesh` is split over the layout's axes; loaders and random seeds use
-that mesh. Its `place(task)` then returns the finished learner.
+callbacks, which need not know the strategy's settings. In each rank, `build` creates the layout's process groups and
+returns a `parallel.Strategy` with a `mesh` that is split over the layout's axes; loaders and random seeds use that
+mesh. Its `place(task)` then returns the finished learner.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class StrategyConfig:
     recompute: Recompute = Recompute.parse("none")
-    """What backward recomputes instead of keeping it: less memory, more time."""
+    """Activations that backward recomputes instead of keeping them: less memory, more time."""
 
     check_every: Every | None = Every.parse("100 steps")
     """How often weights are checked: bit-equal on ranks that hold copies, and finite; null: only at the start, at
@@ -37,25 +37,24 @@ class StrategyConfig:
 
     @property
     def partitions_model(self) -> bool:
-        """Whether a rank keeps a part of the model, and `place` takes one without memory for its weights
-        (`parallel.initial_weights`), of which it draws that part; by default `place` takes finished models."""
+        """Whether a rank keeps only a part of the model. `place` then takes a model without memory for its weights, and
+        draws that part (`parallel.initial_weights`); by default it takes a finished model."""
         return False
 
     @property
     def batch_chunks(self) -> int:
-        """Parts of a batch that one process computes apart: a proof on one rank compares something where it is more
-        than 1."""
+        """The number of chunks of a batch that one process computes separately. If more than 1, a proof on one rank has
+        something to compare."""
         return 1
 
     @property
     def accelerators(self) -> int:
-        """Accelerators that one rank computes on, where there are any."""
+        """The number of accelerators that one rank computes on, where there are any."""
         return 1
 
     @property
     def with_fewer(self) -> str:
-        """Where a rank computes on several: what it does with them, and what to set where fewer are seen; the end of a
-        sentence."""
+        """For ranks with several accelerators: their use, and the setting for fewer, as the end of a sentence."""
         return ""
 
     @property
@@ -66,7 +65,7 @@ class StrategyConfig:
 
     @property
     def servers(self) -> int:
-        """How many of the first ranks read no samples, and need no device: they compute on CPUs."""
+        """The number of servers: the first ranks, which read no samples and compute on CPUs."""
         return 0
 
     @property
@@ -76,36 +75,37 @@ class StrategyConfig:
 
     @property
     def single_process(self) -> bool:
-        """Whether it is one rank by itself, and several take another strategy."""
+        """Whether the strategy takes one rank only."""
         return False
 
     @property
     def may_lose_ranks(self) -> bool:
-        """Whether a training goes on when one of some ranks dies: those that say so in their heartbeats."""
+        """Whether a training continues after an expendable rank dies (`heartbeat.expendable`)."""
         return False
 
     def not_promised(self, recipe: Recipe) -> str:
-        """Why a training is not one process's up to rounding, and what can be compared instead, in a sentence that
-        `paddle-dp verify` prints instead of comparing; "" where it is to be, which is the default."""
+        """Why a training differs from one process's by more than rounding, and a comparison that is possible instead: a
+        sentence that `paddle-dp verify` prints. "" if they must be equal, which is the default."""
         return ""
 
     @property
     def compared_by_step(self) -> bool:
-        """Whether `paddle-dp verify` compares it although a training is not one process's (`not_promised`): each step
-        by itself, from the weights that the ranks had."""
+        """Whether `paddle-dp verify` compares each step by itself, from the ranks' weights, if a whole training is not
+        one process's (`not_promised`)."""
         return False
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError where the recipe cannot be trained so on `ranks` ranks of `device` ("cpu" or "gpu").
+        """Raises UsageError if the recipe cannot be trained with this strategy on `ranks` ranks of `device` ("cpu" or
+        "gpu").
 
-        By default only what no strategy's ranks would train is refused. Called before any process starts, and again in
-        each.
+        By default, only recipes that no strategy can train are refused. Called before any process starts, and again in
+        each process.
         """
         from paddle_dp.parallel.preflight import preflight_check
 
         preflight_check(recipe, self.layout(ranks))
 
     def build(self, mesh: Mesh) -> Strategy:
-        """Prepares this process and returns what places models. Collective. Raises UsageError for a mesh that does not
-        fit."""
+        """Prepares this process and returns the strategy on `mesh`. Collective. Raises UsageError for a mesh that does
+        not fit."""
         raise NotImplementedError

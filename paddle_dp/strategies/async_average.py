@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
     staleness: Positive = 4
-    """How many updates a rank may have made since it sent the weights that it is pulled by. Only then it waits."""
+    """Updates that a rank may make between sending its weights and applying the center's pull; after them it waits."""
 
     every: EverySteps = EverySteps(4, "steps")
-    """After how many of its own updates a rank exchanges with the center; in which it has computed one share each."""
+    """Local updates, of one share each, between two exchanges of a rank with the center."""
 
     moving_rate: Fraction = 0.9
-    """Of the distance to the center, all ranks together, by which an exchange moves them and it (β of EASGD)."""
+    """β of EASGD: in an exchange a rank and the center move towards each other by β / ranks of their distance."""
 
     def __post_init__(self) -> None:
         check_steps(every=self.every)
 
     def layout(self, ranks: int) -> Layout:
-        copies = 2 + 1 / ranks  # where the round began, what is under way, and a part of the center
+        copies = 2 + 1 / ranks  # the round's start, the message under way, and a part of the center
         every = int(self.every.count)
         return replace(super().layout(ranks), averaged_every=every, copies=copies, asynchronous=True)
 
@@ -71,7 +71,7 @@ class AsyncAverage:
     mesh: Mesh
 
     def place(self, task: Task) -> Learner:
-        """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
+        """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
         from paddle_dp.parallel.batch_statistics import BatchStatistics
         from paddle_dp.parallel.elastic_worker import ElasticMeans, ElasticWorker
         from paddle_dp.parallel.learner_checks import NO_REMEDY, BatchNormCheck

@@ -1,4 +1,4 @@
-"""Branches of a model that do not depend on one another, each on a rank of its own; and the data."""
+"""Splits independent branches of a model among ranks; and the data."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
-    """The `branches` tables of the model's layers say which they are (docs/parallelism.md). Ranks that share the
-    branches read the same samples; in messages and layouts theirs is the tensor axis."""
+    """The `branches` tables of the model's layers name the branches (docs/parallelism.md). Ranks that split the
+    branches read the same samples; messages and layouts call their axis tensor."""
 
     over: Positive = 2
     """Ranks among which the branches of each layer are dealt."""
 
     data: Positive | Literal["auto"] = "auto"
-    """Data-parallel ranks; `auto`: as many as `over` leaves."""
+    """Data-parallel ranks; `auto`: all ranks divided by `over`."""
 
     sync_batch_norm: bool = True
     """BatchNorm over the samples of all data ranks, as on one process. `false`: over each rank's own."""
@@ -75,7 +75,7 @@ class Config(StrategyConfig):
         )
 
     def build(self, mesh: Mesh) -> Branches:
-        """Prepares Paddle's groups on CPUs; on accelerators they are as they are. Collective."""
+        """Prepares Paddle's groups on CPUs; on accelerators it changes nothing. Collective."""
         from paddle_dp.gloo import install
 
         self._check(mesh.ranks)
@@ -86,14 +86,14 @@ class Config(StrategyConfig):
 
 @dataclass(frozen=True)
 class Branches:
-    """Places a model: its branches on a rank each, the rest on all."""
+    """Places a model: each branch on one rank of its group, all other layers on every rank."""
 
     config: Config
     mesh: Mesh
 
     def place(self, task: Task) -> Learner:
-        """A learner for this rank's branches and what all ranks have. Collective. Raises UsageError for a table that
-        does not say what the model does."""
+        """Returns a learner for this rank's branches and all other layers. Collective. Raises UsageError for a table
+        that contradicts the model."""
         from paddle_dp.parallel import full_model_learner, prepare
         from paddle_dp.parallel.axes import gathered_samples
         from paddle_dp.parallel.batch_norm import synchronize
@@ -135,7 +135,7 @@ class Branches:
         return learner
 
     def _lanes(self) -> CommGroups | None:
-        """Groups for the outputs of each rank's branches, on an accelerator. Collective."""
+        """Creates groups for the outputs of each rank's branches, on accelerators. Collective."""
         from paddle_dp.parallel.exchange.lanes import CommGroups
 
         if self.mesh.device == "cpu" or self.mesh.axes.tensor == 1:

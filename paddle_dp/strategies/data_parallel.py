@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
     exchange: Literal["auto", "pushed", "bucketed", "after", "per_parameter"] = "auto"
-    """How ranks add up their gradients: `bucketed`, all-reduced in buckets that backward fills one after the other;
-    `per_parameter`, each alone, when backward has it; `after`, all at once behind backward; `pushed` (CPUs only), each
-    in pieces straight to the ranks that add these up, while backward runs. `auto`: `pushed` on CPUs, else `bucketed`.
-    On CPUs backward waits for an all-reduce, on accelerators it goes on beside it."""
+    """How ranks sum their gradients: `bucketed` all-reduces buckets that backward fills one after the other;
+    `per_parameter` each gradient alone, when backward has it; `after` all at once after backward; `pushed` (CPUs only)
+    sends segments of each to the ranks that add them up, while backward runs. `auto`: `pushed` on CPUs, else
+    `bucketed`. On CPUs backward waits for an all-reduce; on accelerators they overlap."""
 
     comm_buffer_size: Bytes = Bytes.parse("25 MB")
-    """Gradients of a bucket (exchange `bucketed`)."""
+    """Size of a bucket (exchange `bucketed`)."""
 
     last_comm_buffer_size: Bytes = Bytes.parse("1 MB")
-    """The same for the last gradients; smaller, so that the last exchange is short."""
+    """Size of the last bucket; smaller, so that the last exchange is short."""
 
     compress: Compress = Compress.parse("none")
-    """What is exchanged instead of whole gradients: `none`, `bfloat16` or `float16` numbers, or `power_sgd rank 4`, two
-    factors of so many columns of each large matrix, behind 10 updates with whole ones (`power_sgd rank 4 after 100
-    steps`: behind so many). What that loses, each rank adds to its next gradients."""
+    """Compression of gradients in their exchange: `none`; `bfloat16` or `float16` numbers; or `power_sgd rank 4`, two
+    factors of so many columns for each large matrix, after 10 updates with whole gradients (`power_sgd rank 4 after 100
+    steps`: after 100). Each rank adds its compression error to its next gradients."""
 
     find_unused_parameters: bool = False
-    """A parameter may be without a gradient on some ranks, or in some steps, as experts are that a gate chooses: what
-    a rank lacks counts as zeros."""
+    """Whether a parameter may have no gradient on some ranks or in some steps, such as an expert that a gate chooses. A
+    missing gradient counts as zeros."""
 
     sync_batch_norm: bool = True
     """BatchNorm over the samples of all ranks, as on one process. `false`: over each rank's own."""
 
     init: Literal["broadcast", "seed"] = "broadcast"
-    """How initial weights are made equal: `broadcast` rank 0's, or draw them from one `seed` on each rank."""
+    """How initial weights become equal: `broadcast` sends rank 0's; `seed` draws them on each rank from one seed."""
 
     def __post_init__(self) -> None:
         if self.compress and self.exchange != "auto":
@@ -58,7 +58,7 @@ class Config(StrategyConfig):
 
     @property
     def absent(self) -> bool:
-        """Whether a rank may lack a gradient, or a backward runs forwards: Paddle's reducer can do neither."""
+        """Whether a rank may lack a gradient, or a backward runs forwards: Paddle's reducer supports neither."""
         return self.recompute != Recompute() or self.find_unused_parameters
 
     def layout(self, ranks: int) -> Layout:
@@ -82,15 +82,15 @@ class Config(StrategyConfig):
 
     @property
     def approximates(self) -> str:
-        """What compression does, as a part of a sentence."""
+        """The effect of compression, as a part of a sentence."""
         return "ranks exchange an approximation of their gradients, and what it leaves out later"
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError, beside what no strategy trains, for an exchange that the device has not."""
+        """Raises UsageError for an exchange that the device lacks, and for recipes that no strategy can train."""
         if self.exchange == "pushed" and device != "cpu":
             raise UsageError(
-                "strategy.exchange is pushed, which sends what lies in a host's memory, and these ranks' gradients lie "
-                "on accelerators: leave it out (auto is bucketed there)."
+                "strategy.exchange=pushed works on CPUs only, and these ranks' gradients lie on accelerators: leave it "
+                "out (auto is bucketed there)."
             )
         super().refuse(recipe, ranks, device)
 
@@ -100,13 +100,13 @@ class Config(StrategyConfig):
 
 @dataclass(frozen=True)
 class DataParallel:
-    """Places a model on all ranks of the mesh. On one rank it is the plain model, without a wrapper."""
+    """Places a model on all ranks of the mesh. On one rank the model stays plain, without a wrapper."""
 
     config: Config
     mesh: Mesh
 
     def place(self, task: Task) -> Learner:
-        """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
+        """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
         from paddle_dp.parallel import full_model_learner, prepare
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.consistency import check_equal
@@ -140,7 +140,7 @@ class DataParallel:
     def _exchange(
         self, placed: PlacedModel, parallel_model: nn.Layer, counted_late: bool
     ) -> GradientExchange:
-        """The exchange of the gradients. Collective."""
+        """Creates the exchange of gradients. Collective."""
         from paddle_dp.parallel.exchange.buckets import BucketSizes
         from paddle_dp.parallel.exchange.choose import ExchangeSettings, choose_exchange
         from paddle_dp.parallel.exchange.paddle_reducer import PaddleReducer
@@ -158,7 +158,7 @@ class DataParallel:
 
     @property
     def _kind(self) -> str:
-        """The word for this device's exchange."""
+        """The setting `exchange`, with `auto` resolved for this device."""
         if self.config.exchange != "auto":
             return self.config.exchange
         return "pushed" if self.mesh.device == "cpu" else "bucketed"
@@ -169,8 +169,8 @@ class DataParallel:
         return self._kind == "bucketed" and not (self.config.absent or self.config.compress)
 
     def _wrap(self, model: nn.Layer) -> nn.Layer:
-        """The model with rank 0's weights and buffers; in a paddle.DataParallel only where that exchanges gradients:
-        from the first backward on it holds memory for all of them, also under no_sync (3.3.1)."""
+        """Returns the model with rank 0's weights and buffers; wrapped only if paddle.DataParallel exchanges gradients,
+        because it holds memory for all of them from the first backward on, also under no_sync (3.3.1)."""
         import paddle
         from paddle.distributed.parallel import sync_params_buffers
 

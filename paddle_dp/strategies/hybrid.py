@@ -1,4 +1,4 @@
-"""Splits the model itself: tensor (inside layers), pipeline (between them), sharding (updates: ZeRO); and the data."""
+"""Splits the model itself: tensor (within layers), pipeline (between them), sharding (updates: ZeRO); and the data."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Config(StrategyConfig):
     """The degrees of the axes multiply to the number of ranks."""
 
     data: Positive | Literal["auto"] = "auto"
-    """Data-parallel ranks; `auto`: as many as the other axes leave."""
+    """Data-parallel ranks; `auto`: all ranks divided by the other degrees."""
 
     tensor: Positive = 1
     """Ranks that split each layer's weights."""
 
     pipeline: Positive = 1
-    """Ranks that hold consecutive layers each."""
+    """Ranks that each hold consecutive layers."""
 
     sharding: Positive = 1
     """Data-parallel ranks among which the updates are sharded (ZeRO)."""
@@ -48,14 +48,14 @@ class Config(StrategyConfig):
     """Between cut layers, each rank of the tensor axis holds only its tokens (Megatron)."""
 
     sharding_stage: Literal[1, 2, 3] = 1
-    """What is sharded along the sharding axis (ZeRO): 1 optimizer states, 2 gradients too, 3 parameters too."""
+    """Tensors that the sharding axis shards (ZeRO): 1 optimizer states, 2 gradients too, 3 parameters too."""
 
     prefetch: Count = 1
-    """Chunks of layers whose parameters travel while one is at work (sharding_stage 3); 0: each as it is needed."""
+    """Chunks of layers whose parameters are prefetched while one computes (sharding_stage 3); 0: each when needed."""
 
     reduce_dtype: Literal["bfloat16", "float32"] | None = None
-    """The dtype in which gradients are exchanged along data, sharding and sequence; null: each in its own, float32 but
-    for weights in 16 bits (train.precision.level O2 on accelerators)."""
+    """The dtype in which gradients are exchanged along data, sharding and sequence; null: the gradient's dtype,
+    float32 except for weights in 16 bits (train.precision.level O2 on accelerators)."""
 
     offload: bool = False
     """Keep optimizer states in host memory between updates (GPU only)."""
@@ -76,7 +76,7 @@ class Config(StrategyConfig):
     _placed: ClassVar[Degrees | None] = None  # the layout for which this process's fleet groups were made
 
     def layout(self, ranks: int) -> Layout:
-        """The layout on `ranks` ranks; `data: auto` becomes what the other axes leave, at least 1."""
+        """The layout on `ranks` ranks; `data: auto` becomes ranks divided by the other degrees, at least 1."""
         others = self.tensor * self.pipeline * self.sharding * self.sequence
         data = max(ranks // others, 1) if self.data == "auto" else self.data
         return Layout(
@@ -127,7 +127,7 @@ class Config(StrategyConfig):
 
     @property
     def rounds(self) -> str:
-        """What reduce_dtype does, as a part of a sentence."""
+        """The effect of reduce_dtype, as a part of a sentence."""
         return "ranks round their gradients to 8 digits of base 2 before they add them up"
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
@@ -204,7 +204,7 @@ class Hybrid:
     hcg: Any  # an HCG; None on one rank, where nothing is split
 
     def place(self, task: Task) -> Learner:
-        """A learner for this rank's part. Collective. Raises UsageError where the model cannot be split so."""
+        """Returns a learner for this rank's part. Collective. Raises UsageError if the model cannot be split so."""
         from paddle_dp.parallel import full_model_learner, prepare
         from paddle_dp.parallel.axes import (
             AxesExchange,
@@ -292,12 +292,12 @@ class Hybrid:
 
     @property
     def _stores_subset(self) -> bool:
-        """Whether this rank stores some of its layers' parameters only: known when their owners are."""
+        """Whether this rank stores only some of its layers' parameters; their owners are known after `_zero`."""
         return self.mesh.axes.sharding > 1 and self.config.sharding_stage == 3
 
     def _cut(self, task: Task, placements: Placements) -> tuple[Any, Any]:
-        """Cuts the task's model and loss along the tensor and the sequence axis. Raises UsageError where the cut model
-        does not give the outputs of the whole one for some samples."""
+        """Cuts the task's model and loss along the tensor and the sequence axis. Raises UsageError if the cut model
+        gives other outputs than the whole one for some samples."""
         from paddle_dp.parallel.cut_check import CutCheck
         from paddle_dp.parallel.initial_weights import initial_weights
         from paddle_dp.parallel.recompute import recomputed

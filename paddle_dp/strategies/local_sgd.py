@@ -1,4 +1,4 @@
-"""Every rank learns on its own for some steps, then all take the mean of their weights (local SGD, DiLoCo)."""
+"""Local SGD and DiLoCo: each rank updates local weights for some steps, then all take the mean of their weights."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
-    """The optimizer that takes the ranks' mean step as a gradient (DiLoCo, Douillard et al. 2023)."""
+    """The optimizer that uses the ranks' mean step as its gradient (DiLoCo, Douillard et al. 2023)."""
 
     use: Literal["momentum"] = "momentum"
     """Gradient descent with momentum."""
 
     learning_rate: AboveZero = 0.7
-    """1, without momentum, is the plain mean."""
+    """1 without momentum gives the plain mean."""
 
     momentum: Probability = 0.9
     """Decay of the velocity, which checkpoints hold."""
@@ -37,21 +37,21 @@ class Outer:
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
     every: EverySteps = EverySteps(8, "steps")
-    """After how many steps the ranks take the mean of their weights, each by the samples that it has learned from. 1:
-    plain gradient descent is then data parallelism."""
+    """Steps between means of the ranks' weights, in which each rank counts by its samples. With 1 and plain gradient
+    descent this is data parallelism."""
 
     warmup: Steps = Steps(0, "steps")
-    """So many steps at first are those of data_parallel, to the bit."""
+    """The number of first steps that are computed as under data_parallel, with the same bits."""
 
     adaptive: bool = False
     """A period that begins at learning rate r lasts every · sqrt(highest rate so far / r) steps, 8 · every at most."""
 
     optimizer_states: Literal["local", "averaged"] = "local"
-    """Whether each rank goes on with its own states of the optimizer, or with their mean: sends two to three times as
+    """Whether each rank continues with its local optimizer states or with their mean, which sends two to three times as
     much."""
 
     outer: Outer | None = None
-    """What steps by the ranks' mean movement, in place of the mean itself: with momentum this is DiLoCo. `{}` is
+    """An optimizer that steps by the ranks' mean movement instead of taking the mean; with momentum, DiLoCo. `{}` is
     `{use: momentum, learning_rate: 0.7, momentum: 0.9, nesterov: true}`."""
 
     def __post_init__(self) -> None:
@@ -59,12 +59,12 @@ class Config(StrategyConfig):
 
     @property
     def is_data_parallel(self) -> bool:
-        """Whether weights are averaged after every step, and no more."""
+        """Whether weights are averaged after every step, without outer optimizer or adaptive periods."""
         return self.every.count == 1 and self.outer is None and not self.adaptive
 
     def layout(self, ranks: int) -> Layout:
         states = self.optimizer_states == "averaged"
-        copies = 1 + (self.outer is not None)  # where the period began, and the velocity
+        copies = 1 + (self.outer is not None)  # the weights at the period's start, and the velocity
         every = int(self.every.count)
         return replace(super().layout(ranks), averaged_every=every, averaged_states=states, copies=copies)
 
@@ -107,7 +107,7 @@ class LocalSGD:
     mesh: Mesh
 
     def place(self, task: Task) -> Learner:
-        """A learner with bit-equal weights on all ranks. Raises DivergenceError where they are not. Collective."""
+        """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
         from paddle_dp.parallel.batch_statistics import BatchStatistics
         from paddle_dp.parallel.learner_checks import NO_REMEDY, BatchNormCheck
         from paddle_dp.parallel.outer_momentum import OuterMomentum

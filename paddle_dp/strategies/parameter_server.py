@@ -1,4 +1,4 @@
-"""Servers own the parameters, workers push gradients to them and pull the parameters (a parameter server)."""
+"""Parameter server: servers own the parameters; workers push gradients to them and pull the parameters."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
-    """The first ranks are servers, on their hosts' processors; the others are workers, on accelerators where there are
-    some (docs/parallelism.md)."""
+    """The first ranks are servers, on their hosts' processors; the others are workers, on accelerators if available
+    (docs/parallelism.md)."""
 
     servers: Positive = 1
-    """Ranks that own the parameters and the optimizer's states, each a part; they read no samples."""
+    """Ranks that each own a part of the parameters and optimizer states; they read no samples."""
 
     mode: Literal["sync", "async"] = "sync"
-    """`sync`: each update is one process's. `async`: no worker waits for another, and one that dies is left behind."""
+    """`sync`: each update is one process's. `async`: no worker waits for another, or for one that died."""
 
     staleness: Positive = 4
-    """How many global batches a worker may be ahead of the slowest one that lives, under `mode: async`."""
+    """Global batches by which a worker may be ahead of the slowest living one, under `mode: async`."""
 
     sync_batch_norm: bool | None = None
-    """BatchNorm over the samples of all workers, as on one process; through server 0. null: under `mode: sync`."""
+    """BatchNorm over the samples of all workers, as on one process, through server 0. null: only under `mode: sync`."""
 
     def layout(self, ranks: int) -> Layout:
         degrees = Degrees(data=max(ranks - self.servers, 1), servers=self.servers)
@@ -67,8 +67,8 @@ class Config(StrategyConfig):
         return True
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
-        """Raises UsageError without a worker, for weights of 16 bits on accelerators, and for what no rank would
-        train."""
+        """Raises UsageError if there is no worker, for weights of 16 bits on accelerators, and for recipes that no
+        strategy can train."""
         from paddle_dp.parallel.preflight import preflight_check
 
         self._check_workers(ranks)
@@ -88,7 +88,7 @@ class Config(StrategyConfig):
         preflight_check(recipe, self.layout(ranks), splits=True)
 
     def _refuse_waiting(self, recipe: Recipe) -> None:
-        """Raises UsageError for what lets workers wait for one another, or needs all of them."""
+        """Raises UsageError for settings that let workers wait for one another, or need all of them."""
         refuse_shared_decisions(recipe, "parameter_server with mode=async")
         why = ""
         if recipe.guard.non_finite is not None:
@@ -109,7 +109,7 @@ class Config(StrategyConfig):
             )
 
     def build(self, mesh: Mesh) -> ParameterServer:
-        """Gives this rank its part, also in what is said of it."""
+        """Assigns this rank its role. Raises UsageError without a worker, and for a server on an accelerator."""
         from paddle_dp.mesh.heartbeat import heartbeat
 
         self._check_workers(mesh.ranks)
@@ -127,14 +127,14 @@ class Config(StrategyConfig):
 
 @dataclass(frozen=True)
 class ParameterServer:
-    """Places a model: whole on the workers, dealt to the servers."""
+    """Places a model: whole on each worker, and each parameter on one server."""
 
     config: Config
     mesh: Mesh
 
     def place(self, task: Task) -> Learner:
-        """A learner for this worker's or server's part of each update. Collective. Raises UsageError for a loss that
-        compares the samples of all workers, which under mode: async do not meet."""
+        """Returns a learner for this worker or server. Collective. Under mode: async raises UsageError for a loss that
+        compares the samples of all workers."""
         from paddle_dp.parallel import prepare
         from paddle_dp.parallel.batch_norm import needs_ours, synchronize
         from paddle_dp.parallel.buffers import Buffers
@@ -159,7 +159,7 @@ class ParameterServer:
         from paddle_dp.parallel.strategy import make_optimizer
         from paddle_dp.parallel.trial_weights import check_lendable
 
-        if self.config.mode == "async":  # also of a script, whose loss is no part of a recipe
+        if self.config.mode == "async":  # again, for scripts: `refuse` sees only a recipe's loss
             refuse_across(task.loss.compares, self.mesh.dp_size)
         check_lendable(task.model, task.samples, task.lendable)
         synchronized = self.config.sync_batch_norm

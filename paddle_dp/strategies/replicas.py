@@ -1,4 +1,4 @@
-"""One process, several copies of the model, each with a part of the batch, as torch's nn.DataParallel."""
+"""Copies of the model in one process, each with a part of the batch, like torch's nn.DataParallel."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StrategyConfig):
-    """Scatters each micro-batch, copies the weights, gathers the outputs, and adds the gradients up on the first copy.
-    On accelerators each copy computes on one of its own. On a CPU they compute one after another, which costs memory
-    and saves no time (docs/parallelism.md)."""
+    """Scatters each micro-batch, copies the weights, gathers the outputs, and sums the gradients on the first copy. On
+    accelerators each copy computes on a separate one. On a CPU they compute one after another, which costs memory and
+    saves no time (docs/parallelism.md)."""
 
     count: Annotated[int, Ge(2)] = 2
     """Copies of the model."""
 
     devices: Literal["each", "one"] = "each"
-    """Where copies compute, on accelerators: `each` on one of its own, or all on `one`, one after another."""
+    """On accelerators: `each` copy computes on a separate one, or all on `one`, one after another."""
 
     def layout(self, ranks: int) -> Layout:
         return replace(super().layout(ranks), replicas=self.count, separate_devices=self.devices == "each")
@@ -48,7 +48,7 @@ class Config(StrategyConfig):
     @property
     def with_fewer(self) -> str:
         return (
-            f"strategy replicas computes each of its {self.count} copies on one of its own: set strategy.count lower, "
+            f"strategy replicas computes each of its {self.count} copies on a separate one: set strategy.count lower, "
             "or strategy.devices=one, which lets all copies compute on one"
         )
 
@@ -92,7 +92,7 @@ class Replicas:
     devices: tuple[str, ...]
 
     def place(self, task: Task) -> Learner:
-        """A learner of the model and its copies. Raises UsageError for a model that cannot be copied."""
+        """Returns a learner of the model and its copies. Raises UsageError for a model that cannot be copied."""
         from paddle_dp.parallel import prepare
         from paddle_dp.parallel.recompute import recomputed
         from paddle_dp.parallel.replicas import (

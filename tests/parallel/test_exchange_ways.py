@@ -171,7 +171,7 @@ def test_a_compressed_gradient_has_no_other_exchange():
 
 def test_a_push_sends_what_lies_on_a_host():
     recipe = read_recipe(DIGITS, ["strategy.exchange=pushed"])
-    with pytest.raises(UsageError, match=r"strategy.exchange is pushed.*accelerators"):
+    with pytest.raises(UsageError, match=r"strategy.exchange=pushed.*accelerators"):
         recipe.strategy.refuse(recipe, 2, "gpu")
 
 

@@ -74,5 +74,5 @@ def test_a_job_gives_its_process_a_device_for_each_copy(tmp_path: Path) -> None:
         refused = started(*words, *more)
         assert refused.returncode == 2
         assert re.search(
-            r"computes each of its \d copies on one of its own: set strategy.count", refused.stderr
+            r"computes each of its \d copies on a separate one: set strategy.count", refused.stderr
         )

@@ -188,7 +188,7 @@ def test_several_ranks_and_fewer_accelerators_than_copies_are_refused(monkeypatc
         part.build(Mesh(rank=0, ranks=2))
     monkeypatch.setenv("FLAGS_selected_gpus", "2,0")
     with pytest.raises(
-        UsageError, match=r"This process has gpu:2, gpu:0, and .* each of its 3 copies on one of its own"
+        UsageError, match=r"This process has gpu:2, gpu:0, and .* each of its 3 copies on a separate one"
     ):
         part.build(Mesh(device="gpu:2"))
     monkeypatch.setenv("FLAGS_selected_gpus", "2,0,5,1")

@@ -15,8 +15,8 @@ from paddle_dp.parallel.placed_model import PlacedModel
 def branch_exchange(
     placed: PlacedModel, branched: Branched, data_ranks: PaddleGroup, every_rank: PaddleGroup
 ) -> GradientExchange:
-    """Sums gradients over `data_ranks`, which have the same branches, and, of weights that branches of several ranks
-    share (`branched.shared`), over `every_rank`. Both overlap with backward."""
+    """Creates the exchange that sums gradients over `data_ranks`, which have the same branches, and over `every_rank`
+    for weights that branches of several ranks share (`branched.shared`)."""
     shared = set(branched.shared)
     indices: dict[bool, list[int]] = {False: [], True: []}
     index_of = {id(parameter): index for index, parameter in enumerate(placed.trainable)}
@@ -27,7 +27,7 @@ def branch_exchange(
         local = _over(data_ranks, placed, indices[False], "gradients", overlapped=True)
         exchanges.append((local, indices[False]))
     if shared:
-        # Ranks reach joins and shared weights in different orders: their collectives must not wait for each other.
+        # Ranks reach joins and shared weights in different orders, so their collectives could deadlock.
         overlapped = not branched.exchanges_back
         exchanges.append((_over(every_rank, placed, indices[True], "shared", overlapped), indices[True]))
     return CompositeExchange(exchanges)

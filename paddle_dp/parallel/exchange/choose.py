@@ -1,4 +1,4 @@
-"""Which exchange adds up the gradients of a model that every rank holds whole.
+"""Chooses the exchange of gradients for a model that every rank holds whole.
 
 | exchange             | on CPUs                    | on accelerators | chosen                                      |
 |----------------------|----------------------------|-----------------|---------------------------------------------|
@@ -8,13 +8,13 @@
 |                      |                            |                 | `per_parameter`                             |
 | `CompressedExchange` | over pushes                | over buckets    | `compress`                                  |
 
-Other layouts compose theirs: `axes.AxesExchange`, `branch_gradients.branch_exchange`,
-`served.server_exchange`, `replicas.CopiesExchange`.
+Other layouts compose theirs: `axes.AxesExchange`, `branch_gradients.branch_exchange`, `served.server_exchange`,
+`replicas.CopiesExchange`.
 
-PaddleReducer fails in two cases (3.3.1), where our buckets take its place: under recompute it takes the parameters of a
+PaddleReducer fails in two cases (3.3.1), where our buckets replace it: under recompute it reports the parameters of a
 backward inside a backward as used twice («parameter … has been ready before»); and with absent gradients its
-find_unused_parameters looks at the last micro-batch only, so that a parameter which an earlier one used on one rank is
-updated on that rank alone. Over gloo it waits for each all-reduce, so that nothing overlaps with backward on CPUs.
+find_unused_parameters checks the last micro-batch only, so a parameter that an earlier one used on one rank is updated
+on that rank alone. Over gloo it waits for each all-reduce, so that nothing overlaps with backward on CPUs.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from paddle_dp.units import Compress
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeSettings:
-    """`kind`: the recipe's word, never `auto`; `sizes`: of buckets; `compress`: what is exchanged instead of whole
-    gradients; `absent`: some ranks may lack a gradient, which then counts as zeros."""
+    """`kind`: the recipe's word, never `auto`; `sizes`: of buckets; `compress`: the compression of gradients; `absent`:
+    some ranks may lack a gradient, which then counts as zeros."""
 
     kind: str = "pushed"
     sizes: BucketSizes | None = None
@@ -53,10 +53,8 @@ class ExchangeSettings:
 def choose_exchange(
     settings: ExchangeSettings, placed: PlacedModel, counted_late: bool = False
 ) -> GradientExchange:
-    """The exchange of a model's gradients over all ranks, but for `PaddleReducer`, which needs a wrapper. Collective.
-
-    `counted_late`: the loss's count is known after the forward only.
-    """
+    """Creates the exchange of a model's gradients over all ranks, except `PaddleReducer`, which needs a wrapper.
+    Collective. `counted_late`: the loss's count is known only after the forward."""
     parameters, mesh = placed.trainable, placed.mesh
     if settings.compress:
         exchange = _compressed(settings.compress, placed, counted_late)
@@ -79,7 +77,7 @@ def fastest_exchange(
     comm_dtype: str | None = None,
     residuals: Residuals | None = None,
 ) -> GradientExchange:
-    """The fastest exchange of the gradients of `tensors` on this device. Collective."""
+    """Creates the fastest exchange of the gradients of `tensors` on this device. Collective."""
     if mesh.device != "cpu":
         return _bucketed(mesh, tensors, comm_dtype=comm_dtype, residuals=residuals)
     ranks = list(range(mesh.ranks))
@@ -90,7 +88,7 @@ def fastest_exchange(
 
 
 def _bucketed(mesh: Mesh, tensors: Sequence[paddle.Tensor], **settings: Any) -> GradientExchange:
-    """On an accelerator in a separate group, so that no other collectives come between those of the buckets."""
+    """Uses a separate group on accelerators, so that other collectives do not delay the buckets."""
     if mesh.device != "cpu":
         return BucketedGradients(new_group(range(mesh.ranks)), list(tensors), **settings)
     waiting = partial(mesh.waiting, "the exchange of gradients")

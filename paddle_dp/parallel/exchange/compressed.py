@@ -1,4 +1,4 @@
-"""The exchange of compressed gradients: whole ones at first, then rounded numbers or factors of matrices."""
+"""The exchange of compressed gradients: rounded numbers or factors of matrices, after first updates without."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _CLIPPED = (
 
 
 class CompressedExchange(GradientExchange):
-    """Exchanges by `uncompressed` in the first `compress.after` updates, also after a resume, then by `compressed`. A
-    rank keeps its compression error in `residuals` and adds it to its next gradients.
+    """Exchanges by `uncompressed` in the first `compress.after` updates of a training, then by `compressed`. A rank
+    keeps its compression error in `residuals` and adds it to its next gradients.
 
-    `names`: of the parameters, in the order of the residuals. With `counted_late` the loss's count is known after the
-    forward only: gradients are then those of totals over samples, and residuals follow.
+    `names`: of the parameters, in the order of the residuals. With `counted_late` the loss's count is known only after
+    the forward: gradients are then of totals / samples, and residuals are scaled to match.
     """
 
     def __init__(  # noqa: PLR0913 - two exchanges, and the residuals with their units

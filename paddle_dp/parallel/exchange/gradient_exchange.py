@@ -21,13 +21,13 @@ NOTHING = nullcontext()
 class GradientExchange:
     """Sums gradients over ranks. This base class is the exchange of one process, which sends nothing.
 
-    `mean_over`: the number of ranks over which the exchange averages instead of adding up (1: it adds up).
-    `missing`: what a gradient is that some ranks lack: `zeros`, or an error (`refuse`).
+    `mean_over`: the number of ranks over which the exchange averages; 1: it adds up.
+    `missing`: how a gradient counts that some ranks lack: as `zeros`, or as an error (`refuse`).
     `waits_for_all`: a parameter without a gradient on any rank blocks the exchange.
-    `each_micro_batch`: every backward exchanges, so that only the owner of a gradient holds it meanwhile (ZeRO-2).
-    `counts_bytes`: `mesh.traffic` counts all that the exchange sends.
-    `rounds_to`: the dtype to which gradients are rounded for good; each step is one process's within that rounding, and
-    a whole training is not. None: they are not rounded.
+    `each_micro_batch`: every backward exchanges, so that only a gradient's owner holds it between them (ZeRO-2).
+    `counts_bytes`: `mesh.traffic` counts all bytes that the exchange sends.
+    `rounds_to`: the dtype to which gradients are rounded without error feedback: a step is one process's within that
+    rounding, a whole training is not. None: they are not rounded.
     """
 
     mean_over: int = 1
@@ -39,40 +39,40 @@ class GradientExchange:
 
     @property
     def description(self) -> str:
-        """How gradients come together, as a part of a sentence."""
+        """How gradients are summed, as a part of a sentence."""
         return f"gradients rounded to {self.rounds_to}" if self.rounds_to else "unrounded gradients"
 
     def begin_update(self, number: int, loss_scale: float, divisor: float) -> None:
-        """Before the first forward of update `number` (from 1). Each total is multiplied by loss_scale / divisor."""
+        """Called before the first forward of update `number` (from 1). Totals are scaled by loss_scale / divisor."""
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch, the `last` one of an update or not."""
+        """A context for forward and backward of a micro-batch; `last`: of its update."""
         return NOTHING
 
     def backward(self, last: bool, counted: Count = 0) -> AbstractContextManager[Any]:
-        """Around one backward; gradients that are final leave while it runs. `counted`: what the loss has counted in
-        this update on this rank, this micro-batch included."""
+        """A context for one backward, within which final gradients are sent. `counted`: the loss's count in this update
+        on this rank, including this micro-batch."""
         return NOTHING
 
     def finish(self) -> list[int]:
-        """Waits, after the last backward, until the owner of each gradient has the sum, where any rank has the
-        gradient. Returns the indices of the parameters without a local gradient. Collective."""
+        """Waits, after the last backward, until the owner of each gradient has the sum of the ranks that have one.
+        Returns the indices of the parameters without a local gradient. Collective."""
         return []
 
     def discard(self) -> None:
-        """Ends the exchanges that backwards without a last one have begun. Collective."""
+        """Ends the exchanges of backwards without a last one. Collective."""
 
     def before_metrics(self, update: int) -> None:
-        """Before the metrics of update number `update` are added up. Collective."""
+        """Called before the metrics of update number `update` are added up. Collective."""
 
     def commit(self) -> None:
-        """The optimizer has stepped: residuals of compression are kept."""
+        """Called after the optimizer's step: keeps residuals of compression."""
 
     def trace(self) -> None:
-        """From now on each bucket is on the heartbeat's tape."""
+        """Records each bucket on the heartbeat's tape from now on."""
 
     def explain(self, error: RuntimeError) -> Exception | None:
-        """The error to raise instead of one that a forward or a backward has raised; None: that one."""
+        """The error to raise instead of an `error` in a forward or a backward; None: raise `error`."""
         return None
 
     def extra_state(self) -> ExtraState:
@@ -80,7 +80,7 @@ class GradientExchange:
         return ExtraState()
 
     def load_extra_state(self, saved: SavedExtraState) -> None:
-        """From a checkpoint; `saved` is empty if another strategy wrote it."""
+        """Loads them; `saved` is empty if another strategy wrote the checkpoint."""
 
 
 class CompositeExchange(GradientExchange):

@@ -1,4 +1,4 @@
-"""The exchange of gradients by paddle.DataParallel's own reducer."""
+"""The exchange of gradients by paddle.DataParallel's reducer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNUSED = (
 
 
 class PaddleReducer(GradientExchange):
-    """Averages the gradients of `parameters` over the ranks in the buckets of `wrapper`, by the hooks of Paddle."""
+    """Averages the gradients of `parameters` over the ranks in the buckets of `wrapper`, by Paddle's hooks."""
 
     missing = "refuse"
     waits_for_all = True

@@ -1,4 +1,4 @@
-"""A server that serves workers as they come: bounded staleness, and updates from whosever shares."""
+"""Asynchronous parameter server with bounded staleness."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from paddle_dp.mesh.transport import Patience
 from paddle_dp.parallel.exchange.memory import Array, bytes_from, bytes_of, dtype_of, nbytes, numbers_of
 
 PULL, PUSH, END = range(3)
-# What a worker says: one of these, the global batch, where its share begins in it, what part of it the share is, and of
-# how many of the server's parameters there is a gradient; their places follow, int64, and the gradients.
+# A worker's message: one of these, the global batch, the first sample and the fraction of the share, and the number of
+# gradients for this server; the indices of their parameters follow, int64, and the gradients.
 MESSAGE = struct.Struct("<qqqdq")
-FULL_BATCH = 1 - 1e-6  # of a global batch: its shares add up to 1, but for rounding
+FULL_BATCH = 1 - 1e-6  # the fractions of a global batch's shares add up to 1, up to rounding
 
 
 @dataclass
 class StalenessTracker:
-    """At which global batch each worker computes, so that none runs away from the slowest that lives (Ho et al. 2013,
-    NIPS: stale synchronous parallel).
+    """The global batch of each worker: bounds the distance to the slowest living worker (stale synchronous parallel,
+    Ho et al. 2013, NIPS).
 
-    A worker that wants parameters for a share of global batch k gets them when no other computes with parameters that
-    it got for one before k − `staleness`. The slowest never waits, so that somebody always goes on.
+    A worker that asks for parameters for a share of global batch k gets them when no other worker computes with
+    parameters that it got for a batch before k − `staleness`. The slowest worker never waits.
     """
 
     staleness: int
     _at: dict[int, int] = field(default_factory=dict, init=False)
     _wants: dict[int, int] = field(default_factory=dict, init=False)
-    waits: int = field(default=0, init=False)  # how often a worker had to
+    waits: int = field(default=0, init=False)  # requests that were not answered at once
 
     def want(self, rank: int, batch: int) -> list[int]:
-        """A worker asks; returns whom to answer now."""
+        """Records a request; returns the workers to answer now."""
         self._wants[rank] = batch
         due = self._due()
         self.waits += rank in self._wants
         return due
 
     def leave(self, rank: int) -> list[int]:
-        """A worker has computed its share, or is gone; returns whom to answer now."""
+        """Records that a worker has computed its share, or is gone; returns the workers to answer now."""
         self._at.pop(rank, None)
         return self._due()
 
@@ -70,12 +70,12 @@ class StalenessTracker:
 
 
 class AsyncServer:
-    """A server's part of asynchronous training: `parameters` are its own, `indices` their numbers in the model.
+    """A server of asynchronous training. `parameters`: that it owns; `indices`: their indices in the model.
 
-    Gradients that come are added up, each by the part of a global batch that its share is, until they are a whole one,
-    whosever they are: then `update` is called with them in the parameters' gradients, and pulls get the new values. So
-    as many updates are made as global batches are learned from, whatever the number of workers (n-softsync with n = 1:
-    Zhang et al. 2016, arXiv:1511.05950).
+    Gradients of any workers are added up, weighted by their fraction of a global batch, until a full batch is covered.
+    Then `update` is called with the sums in the parameters' gradients, and pulls get the new values. So the number of
+    updates is the number of global batches, for any number of workers (n-softsync with n = 1: Zhang et al. 2016,
+    arXiv:1511.05950).
     """
 
     def __init__(
@@ -93,23 +93,23 @@ class AsyncServer:
         self._workers, self._gone = set(range(mesh.axes.servers, mesh.ranks)), set[int]()
         self._left: set[int] = set()
         self._sums: dict[int, Array] = {}
-        self._batch_fraction = 0.0  # of a global batch: what has come since the last whole one
-        self._shares: set[tuple[int, int]] = set()  # shares, in this round
-        self._values: memoryview | None = None  # since the last update
-        self.updates = 0  # made
-        self.oldest = 0  # how many were made at most while a gradient was computed
+        self._batch_fraction = 0.0  # of a global batch, received since the last full one
+        self._shares: set[tuple[int, int]] = set()  # (batch, first sample) of the shares of this round
+        self._values: memoryview | None = None  # of all parameters; None after an update
+        self.updates = 0  # made so far
+        self.oldest = 0  # the largest number of updates made while a gradient was computed
         self._began: dict[int, int] = {}
         transport.endpoint().answer(CHANNELS["pushed"], lambda rank, data: self._messages.put((rank, data)))
         transport.endpoint().notice_silence()
         transport.endpoint().when_gone("pushed", lambda rank: self._messages.put((rank, None)))
 
     def begin(self) -> None:
-        """A round begins, whose shares are new."""
+        """Begins a round: all its shares are new."""
         self._left, self._shares, self._values = set(), set(), None
 
     def serve(self) -> Iterator[int]:
-        """Serves the workers until all that are not gone have left off; yields the global batch of each share, before
-        it is learned from."""
+        """Serves the workers until each has ended its work or is gone. Yields the global batch of each share before its
+        gradients are added. Raises LostPeerError without workers, and after `Patience` without a message."""
         while not self._workers <= self._left | self._gone:
             rank, data = self._next()
             if data is None:
@@ -128,14 +128,14 @@ class AsyncServer:
             else:
                 yield batch
                 heartbeat.enter("update")
-                if (batch, first) not in self._shares:  # of a rank that is gone another one computes it again
+                if (batch, first) not in self._shares:  # another rank computes the share of a lost one again
                     self._shares.add((batch, first))
                     self._add(rank, data, fraction, count)
                 self._answer(self.clocks.leave(rank))
                 heartbeat.enter("exchange")
 
     def finish(self) -> None:
-        """Makes an update of what is left: shares that nobody has computed are missing."""
+        """Makes an update of the remaining gradients; shares that no worker has computed are missing."""
         if self._sums:
             self._make_update()
         self._batch_fraction = 0.0
@@ -175,7 +175,7 @@ class AsyncServer:
                 self._sums[number] = numbers
         self._batch_fraction += fraction
         if self._batch_fraction >= FULL_BATCH:
-            self._batch_fraction -= 1.0  # what unequal shares are more than a whole one counts in the next
+            self._batch_fraction -= 1.0  # the excess of unequal shares counts for the next
             self._make_update()
 
     @paddle.no_grad()

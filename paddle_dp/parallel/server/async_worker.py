@@ -1,4 +1,4 @@
-"""A parameter server whose workers do not wait for one another: each pulls parameters, computes a share, and pushes."""
+"""Workers of an asynchronous parameter server: each pulls parameters, computes a share, and pushes its gradients."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 
 
 class AsyncServerWeights(ServerWeights):
-    """Workers pull the weights for each share, and learn from them as they are."""
+    """The weights of workers that pull them for each share, however old they are."""
 
     description = "updates made from shares as they come"
 
 
 class AsyncServerWorker:
-    """A worker computes the shares of global batches that it claims, each with parameters that it pulls just before,
-    and which may be `staleness` global batches old; a server answers whichever worker asks (`AsyncServer`).
+    """A worker or a server of asynchronous training. A worker computes the shares of global batches that it claims,
+    each with parameters that it has just pulled, and that may be `staleness` global batches old. A server runs
+    `AsyncServer`.
 
-    A share's gradient is that of the mean over its samples, clipped by its norm, times its fraction of the global
-    batch. A worker may be lost: another one computes the shares that it has not pushed.
+    A share's gradient is the gradient of the mean over its samples, clipped by its norm, times its fraction of the
+    global batch. After a worker is lost, another one computes the shares that it has not pushed.
     """
 
     def __init__(self, learner: Learner, deal: ServerOwners, clips: list[Clip], staleness: int):
@@ -63,13 +64,13 @@ class AsyncServerWorker:
         if self._server is not None:
             self._server.begin()
         else:
-            # Each then learns of this worker's end, also where it has not sent anything yet.
+            # So that each server notices this worker's end, even before its first message.
             for server in self._servers:
                 transport.endpoint().connect(server)
         heartbeat.expendable = self._mesh.rank in self._mesh.expendable
 
     def serve(self) -> Iterator[int]:
-        assert self._server is not None, "a worker serves nobody"
+        assert self._server is not None, "only a server serves"
         return self._server.serve()
 
     def end_of_work(self) -> None:
@@ -82,7 +83,7 @@ class AsyncServerWorker:
         self._learner.weights.share()
 
     def _update(self) -> None:
-        """On a server, with gradients in its parameters."""
+        """Steps a server's optimizer with the gradients in its parameters."""
         optimizer = self._learner.optimizer
         if parameters_of(optimizer):
             optimizer.step()
@@ -120,7 +121,7 @@ class AsyncServerWorker:
 
     @paddle.no_grad()
     def _pull(self, batch: int) -> None:
-        """Takes the newest parameters of each server, once it lets this worker begin a share of this global batch."""
+        """Waits for the newest parameters of each server for a share of this global batch, and copies them in."""
         for server in self._servers:
             self._send(server, PULL, batch)
         for server in self._servers:

@@ -1,4 +1,4 @@
-"""A worker's gradients on an accelerator: copied to the host beside backward, and pushed to servers from there."""
+"""Copies a worker's gradients from its accelerator to the host during backward, and pushes them to servers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from paddle_dp.parallel.loss import Count
 
 
 class CopiedGradients(GradientExchange):
-    """What `PushedGradients` does on a rank that only sends: the gradients of `parameters` to the servers, `owners`, on
-    whose hosts they are added up.
+    """`PushedGradients` for a rank that only sends: the gradients of `parameters` go to the servers in `owners`, which
+    add them up on their hosts.
 
-    Gradients of one server are copied together, in a bucket, once all of them are final (`GradReadyHooks`): on a stream
-    of their own, so that backward goes on. A bucket leaves when a later hook finds it on the host, at the latest behind
-    backward.
+    A bucket holds gradients of one server. It is copied once all of them are final (`GradReadyHooks`), on a separate
+    stream, so that backward continues. It is sent when a later hook finds it on the host, at the latest after backward.
     """
 
     def __init__(
@@ -47,13 +46,13 @@ class CopiedGradients(GradientExchange):
         buckets = fill(counts, kinds, width, len(set(owners)))
         self._bucket_of = {index: bucket.indices for bucket in buckets for index in bucket.indices}
         self._buckets = [bucket.indices for bucket in buckets]
-        self._final: set[int] = set()  # places
+        self._final: set[int] = set()  # indices
         self._copied: set[int] = set()
-        self._copies: deque[tuple[FlatCopy, bool]] = deque()  # on their way, and whether they are final
+        self._copies: deque[tuple[FlatCopy, bool]] = deque()  # under way, and whether they are final
 
     @contextmanager
     def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
-        """Around a micro-batch's backward, `last` of an update: gradients leave while it runs."""
+        """A context for a micro-batch's backward; during the `last` one of an update gradients are sent."""
         if not last:
             yield
             return
@@ -62,7 +61,7 @@ class CopiedGradients(GradientExchange):
 
     @paddle.no_grad()
     def finish(self) -> list[int]:
-        """After an update's last backward: all has left. Returns the places of which this rank had no gradient."""
+        """Sends all remaining gradients after the last backward. Returns the indices without a local gradient."""
         self._fires.end()
         for bucket in self._buckets:
             self._copy(bucket, final=False)
@@ -82,7 +81,7 @@ class CopiedGradients(GradientExchange):
         self._push(wait=False)
 
     def _copy(self, indices: Iterable[int], final: bool) -> None:
-        """Begins the copy of the gradients of these parameters, which then have none."""
+        """Begins to copy the gradients of these parameters, and removes them from the parameters."""
         there = [index for index in indices if self._parameters[index].grad is not None]
         if there:
             self._copied.update(there)
@@ -90,7 +89,7 @@ class CopiedGradients(GradientExchange):
             self._copies.append((FlatCopy(gradients, self._to_host), final))
 
     def _push(self, wait: bool) -> None:
-        """Pushes what has come to the host, or all of it."""
+        """Pushes the gradients that have arrived on the host; with `wait`, all of them."""
         while self._copies and (wait or self._copies[0][0].is_there):
             copy, final = self._copies.popleft()
             for index, data in copy.take().items():

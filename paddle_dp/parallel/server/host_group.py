@@ -1,7 +1,7 @@
-"""What layers and losses of all workers exchange, through server 0: workers do not talk to one another.
+"""Exchanges tensors of all workers' layers and losses through server 0: workers are not connected to one another.
 
-The statistics of a BatchNorm over the global batch are such, and the samples that a loss compares. The server's process
-answers in the threads that read its sockets, whatever it does meanwhile, so that it need not know a model's layers.
+Examples are the statistics of a BatchNorm over the global batch, and the samples that a loss compares. The server's
+process answers in the threads that read its sockets, independently of its updates, and need not know a model's layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HUB = 0  # the rank of server 0
 
 
 class HostGroup:
-    """The workers of a mesh, as the ranks over which a layer gathers and sums (`data_group.Among`)."""
+    """The workers of a mesh, as the ranks over which a layer gathers and sums (`data_group.ProcessGroup`)."""
 
     def __init__(self, mesh: Mesh):
         workers = range(mesh.axes.servers, mesh.ranks)
@@ -45,7 +45,7 @@ class SamplesOfWorkers(GatheredSamples):
     """The samples of one micro-batch on all workers, for a loss that compares them."""
 
     def __init__(self, mesh: Mesh):
-        # A server has none, and no loss.
+        # A server has no samples and no loss.
         super().__init__(range(mesh.ranks), mesh.rank, HostGroup(mesh))
         self.index = mesh.dp_rank
 
@@ -54,7 +54,7 @@ class SamplesOfWorkers(GatheredSamples):
 
 
 class PassedOn:
-    """In server 0: takes one message of each worker, and sends all of them to each, in rank order, again and again."""
+    """In server 0: receives one message of each worker, and sends all of them to each, in rank order, repeatedly."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,6 +1,6 @@
-"""An update of a parameter server in step: workers push gradients, servers update, workers pull the parameters.
+"""Synchronous updates of a parameter server: workers push gradients, servers update, workers pull the parameters.
 
-Each parameter has one server, which sends its new values to all workers; no rank keeps more of a model than it needs.
+Each parameter has one server, which sends its new values to all workers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from paddle_dp.plan.memory import owners
 
 
 class ServerOwners:
-    """The parameters that `optimizer` trains, each dealt as a whole to the server with the fewest bytes so far.
+    """Assigns each parameter that `optimizer` trains, as a whole, to the server with the fewest bytes so far.
 
-    The server of each is recorded in `placements`; `optimizer` has only this rank's own afterwards: on a worker none.
-    Raises UsageError where a server would own nothing.
+    Records the server of each in `placements`, and removes all parameters from `optimizer` that this rank does not own:
+    on a worker all of them. Raises UsageError if a server would own nothing.
     """
 
     def __init__(self, model: nn.Layer, optimizer: Any, mesh: Mesh, placements: Placements):
@@ -51,7 +51,7 @@ class ServerOwners:
                 "servers would own none. Set a smaller strategy.servers."
             )
         self.owners = owners(list(map(nbytes, self.parameters)), servers)
-        """For each of the parameters its server's number, which is its rank, too: servers are the first ranks."""
+        """The server of each parameter. Its number is its rank, because servers are the first ranks."""
         for parameter, server in zip(self.parameters, self.owners, strict=True):
             placements.record(parameter, server=server)
         keep(
@@ -60,11 +60,11 @@ class ServerOwners:
         )
 
     def stored(self, model: nn.Layer) -> list[paddle.Tensor]:
-        """The model's parameters that this rank stores: a server its own, and what is frozen."""
+        """The model's parameters that this rank stores: a server those that it owns, and frozen ones."""
         return [p for p in model.parameters() if self._placements.placement_of(p).is_stored_at(self._at)]
 
     def free_remote(self, model: nn.Layer) -> None:
-        """Frees the memory of those that it does not store."""
+        """Frees the memory of the parameters that this rank does not store."""
         stored = {id(parameter) for parameter in self.stored(model)}
         for parameter in model.parameters():
             if id(parameter) not in stored:
@@ -72,16 +72,16 @@ class ServerOwners:
 
 
 def partners(mesh: Mesh) -> list[int]:
-    """This rank, and those that it talks to: a worker to all servers, a server to all workers."""
+    """This rank and its peers: all servers for a worker, all workers for a server."""
     servers = mesh.axes.servers
     others = range(servers) if mesh.reads else range(servers, mesh.ranks)
     return sorted([mesh.rank, *others])
 
 
 class ServerParams:
-    """The `parameters`, each updated by the server whose rank is in `owners`: a server sends its part to each worker.
+    """Sends the new values of `parameters` from the servers in `owners`, which have updated them, to each worker.
 
-    A worker need not ask: with the end of its gradients it has said that it wants the values of the update after them.
+    A worker sends no request: the end of its gradients asks for the values of the next update.
     """
 
     def __init__(self, mesh: Mesh, parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
@@ -90,7 +90,7 @@ class ServerParams:
 
     @paddle.no_grad()
     def share(self) -> None:
-        """On a server: sends the values of its parameters. On a worker: waits for those of all servers."""
+        """On a server, sends the values of its parameters; on a worker, waits for the values of all servers."""
         if self._serves:
             for index, (parameter, owner) in enumerate(self._owned):
                 if owner == self._push.rank:
@@ -101,7 +101,7 @@ class ServerParams:
                 self._take([parameter for parameter, of in self._owned if of == owner], owner)
 
     def _take(self, parameters: Sequence[paddle.Tensor], owner: int) -> None:
-        """The values of one server's parameters; to an accelerator they are copied together."""
+        """Receives the values of one server's parameters; to an accelerator they are copied together."""
         received = [self._push.receive(owner) for _ in parameters]
         data = [each[1] for each in received if each is not None]
         if is_cpu(parameters[0].place):
@@ -112,11 +112,10 @@ class ServerParams:
 
 
 def server_exchange(deal: ServerOwners, mesh: Mesh) -> GradientExchange:
-    """Sends a worker's gradients to the servers that own the parameters, and adds them up there.
+    """Creates the exchange that sends workers' gradients to the servers that own the parameters, and sums them there.
 
-    A gradient leaves a worker as soon as the last backward has it; from an accelerator through its host
-    (`CopiedGradients`). Servers are on hosts, and add up the gradients of all workers in the order of ranks, whichever
-    arrives first.
+    A worker sends a gradient as soon as the last backward produces it; from an accelerator through its host
+    (`CopiedGradients`). A server adds up the gradients in the order of ranks, independently of their arrival.
     """
     among, workers = partners(mesh), mesh.axes.dp_size
     if mesh.device != "cpu":
@@ -126,7 +125,7 @@ def server_exchange(deal: ServerOwners, mesh: Mesh) -> GradientExchange:
 
 
 class ServerNorm(GradientNorm):
-    """The 2-norm of gradients that servers hold, each those of its parameters, and workers none."""
+    """The 2-norm of the gradients on all servers; workers hold none."""
 
     def __init__(self, placed: PlacedModel, clips: Sequence[Clip]):
         super().__init__(placed.trainable)
@@ -135,7 +134,7 @@ class ServerNorm(GradientNorm):
         self._servers = None if placed.mesh.reads else Messages(servers, placed.mesh.rank, "servers")
 
     def measure(self) -> float:
-        """The square of this server's part; 0 on a worker."""
+        """The square of the norm of this server's gradients; 0 on a worker."""
         return 0.0 if self._mesh.reads else _square(self._parameters)
 
     def total(self) -> float:
@@ -163,7 +162,7 @@ def _square(parameters: Sequence[paddle.Tensor]) -> float:
 
 
 class ServerWeights(WeightSync):
-    """Servers send the values that they have updated; workers take them."""
+    """Servers send the weights that they have updated; workers receive them."""
 
     def __init__(self, mode: UpdateMode, params: ServerParams):
         super().__init__(mode)
@@ -177,7 +176,7 @@ class ServerWeights(WeightSync):
 
 
 class ServerStatistics(BatchStatistics):
-    """Also gives servers, which save statistics and buffers and have no forward, the first worker's."""
+    """Also sends the first worker's statistics and buffers to the servers, which save them and run no forward."""
 
     def __init__(self, placed: PlacedModel, buffers: Buffers):
         super().__init__(placed.model, placed.mesh)
@@ -191,7 +190,7 @@ class ServerStatistics(BatchStatistics):
 
 @paddle.no_grad()
 def take_drawn(placed: PlacedModel) -> None:
-    """All ranks take the initial weights of the first worker: an accelerator draws other numbers than a server's CPU.
+    """Broadcasts the first worker's initial weights: an accelerator draws other numbers than a server's CPU.
     Collective."""
     for parameter in placed.model.parameters():
         stored = placed.is_stored(parameter)
