@@ -28,6 +28,7 @@ from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
 from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.proof.trace_files import Key, Trace
+from paddle_dp.text import numbered
 
 WAIT = 10.0  # seconds for the other ranks, which fail at the same place of the same forward
 _NAME = "failed.{}.txt"
@@ -53,8 +54,7 @@ def failed_alone(folder: Path) -> str | None:
     if not notes:
         return None
     ranks = sorted(int(note.name.split(".")[1]) for note in notes)
-    which = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    return f"{notes[0].read_text()} (on {which} only)"
+    return f"{notes[0].read_text()} (on {numbered('rank', ranks)} only)"
 
 
 def short(batch: int, ranks: int) -> int:
