@@ -15,6 +15,7 @@ from paddle.base import core
 from paddle_dp.gloo import p2p
 from paddle_dp.gloo.originals import SAVED, CompletedTask, check_dtype, observed, original
 from paddle_dp.gloo.patch import Patch
+from paddle_dp.tensors import dtype_of
 
 Tensors = Sequence[paddle.Tensor]
 
@@ -91,7 +92,7 @@ _WIDE = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": 
 
 def _combined(tensors: Tensors, op: Any) -> paddle.Tensor:
     """Reduces the ranks' tensors in rank order, narrow types in a wider type."""
-    ops, dtype = core.ReduceOp, str(tensors[0].dtype).rpartition(".")[2]
+    ops, dtype = core.ReduceOp, dtype_of(tensors[0])
     if dtype in _WIDE:
         tensors = [tensor.astype(_WIDE[dtype]) for tensor in tensors]
     ways = {ops.MAX: paddle.maximum, ops.MIN: paddle.minimum, ops.PRODUCT: paddle.multiply}

@@ -20,6 +20,7 @@ from paddle import nn
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.consistency import digests
+from paddle_dp.tensors import dtype_of
 from paddle_dp.text import and_more
 
 Named = list[tuple[str, paddle.Tensor]]
@@ -118,7 +119,7 @@ def give_unusual(model: nn.Layer, mesh: Mesh) -> None:
     dtypes.
     """
     for tensor in (*model.parameters(), *model.buffers()):
-        odd = tensor.stop_gradient and str(tensor.dtype).rpartition(".")[2] not in _USUAL
+        odd = tensor.stop_gradient and dtype_of(tensor) not in _USUAL
         if tensor._is_initialized() and (odd or not tensor.is_contiguous()):
             Buffers(list, mesh).give(tensor)
         if odd or not tensor.size:

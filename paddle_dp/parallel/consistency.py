@@ -3,7 +3,6 @@ ranks."""
 
 from __future__ import annotations
 
-import ctypes
 import zlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import paddle
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.first_not_finite import not_finite
+from paddle_dp.tensors import bytes_of
 from paddle_dp.text import and_more, numbered
 
 _AS_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
@@ -44,11 +44,9 @@ def digests(tensors: Iterable[paddle.Tensor]) -> list[Digest]:
 def _digest_of_memory(tensor: paddle.Tensor) -> Digest:
     """Sums 8-byte words in lanes: returns a checksum of the lanes, and one of the remaining bytes."""
     tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
-    size = tensor.size * tensor.element_size()
-    if not size:
+    memory = bytes_of(tensor)  # Tensor.numpy() copies, which takes ten times as long as the sums
+    if not (size := memory.size):
         return 0, 0
-    # Tensor.numpy() copies, which takes ten times as long as the sums.
-    memory = np.frombuffer((ctypes.c_char * size).from_address(tensor.data_ptr()), np.uint8)
     row = 8 * _LANES
     whole = size // row * row
     lanes = memory[:whole].view(np.uint64).reshape(-1, _LANES).sum(0, dtype=np.uint64)

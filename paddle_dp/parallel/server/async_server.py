@@ -16,7 +16,7 @@ from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.mesh.transport import Patience
-from paddle_dp.parallel.exchange.memory import Array, bytes_from, bytes_of, dtype_of, nbytes, numbers_of
+from paddle_dp.tensors import Array, bytes_from, bytes_of, dtype_of, nbytes, numbers_of
 
 PULL, PUSH, END = range(3)
 # What a worker says: one of these, the global batch, where its share begins in it, what part of it the share is, and of
