@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import EndedError, JobError, gist
+from paddle_dp.files import replacing
 from paddle_dp.launch.command import WORKER, Job, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
@@ -38,8 +39,8 @@ def failed_together(error: Exception, folder: Path, rank: int, ranks: int, wait:
     """Returns the error as a sentence if every rank leaves a note within `wait` seconds; else raises it."""
     message = f"{type(error).__name__}: {gist(error)}"
     note = folder / _NAME.format(rank)
-    note.with_suffix(".part").write_text(message)
-    note.with_suffix(".part").rename(note)
+    with replacing(note) as partial:
+        partial.write_text(message)
     end = time.monotonic() + wait
     while not all((folder / _NAME.format(other)).exists() for other in range(ranks)):
         if time.monotonic() > end:
