@@ -181,6 +181,6 @@ def patches() -> Iterator[Patch]:
         name = f"_{function.__name__}"
         symptom = f"{function.__name__} has no CPU kernel (NotFound / Unimplemented in forward or backward)"
         yield Patch(owner=mpu, name=name, value=function, symptom=symptom)
-        # 2.6 has some of them under a second name.
+        # paddle.distributed has some of them under a second name.
         second = "paddle.distributed.collective"
         yield Patch(owner=second, name=name, value=function, symptom=symptom, missing="skip")

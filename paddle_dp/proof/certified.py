@@ -60,8 +60,7 @@ def _read(run: Path) -> Content:
         return certificates.read(run)
     except FileNotFoundError:
         raise UsageError(
-            f"{run} holds no {certificates.NAME}: name the folder of a run, such as runs/NAME. Versions before 0.1.0 "
-            "wrote none."
+            f"{run} holds no {certificates.NAME}: name the folder of a run, such as runs/NAME."
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{run / certificates.NAME} cannot be used: it {error}.") from None
