@@ -67,7 +67,7 @@ HIGHEST_PROSE = {  # per 10,000 words, the highest of seven code bases of the fi
 ROOMS: dict[str, tuple[int, str]] = {
     "ground": (1000, (
         "__init__.py __main__.py errors.py units.py structure.py batch.py version.py unpickle.py text.py "
-        "digests.py tensors.py"
+        "digests.py tensors.py files.py adjoint.py"
     )),
     "recipe": (2950, "recipe/* part/*"),
     "mesh": (1000, (

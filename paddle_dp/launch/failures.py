@@ -16,6 +16,7 @@ from pathlib import Path
 
 from paddle_dp import errors
 from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError, clipped, message_of
+from paddle_dp.files import replacing
 from paddle_dp.mesh.heartbeat import heartbeat
 
 KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
@@ -148,13 +149,12 @@ class Failure:
 
     def write(self, folder: Path) -> None:
         """Writes this failure to `folder` for the supervisor, complete or nothing. Does not raise on a full disk."""
-        partial = folder / f".failure.rank-{self.rank}.{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)  # it may have been deleted with the run's folder
-            partial.write_text(json.dumps(asdict(self), indent=1))
-            if self.frames:
-                (folder / TRACEBACK.format(self.rank)).write_text(self.frames)
-            partial.replace(folder / f"failure.rank-{self.rank}.json")
+            with replacing(folder / f"failure.rank-{self.rank}.json") as partial:
+                partial.write_text(json.dumps(asdict(self), indent=1))
+                if self.frames:
+                    (folder / TRACEBACK.format(self.rank)).write_text(self.frames)
         except OSError as error:
             print(f"(this failure could not be written to {folder}: {error})", flush=True)
 

@@ -22,6 +22,7 @@ from paddle_dp.proof.retrain import RESULT, judged
 from paddle_dp.proof.sides import run_alone
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import yaml_text
+from paddle_dp.text import plural
 from paddle_dp.train import certificate as certificates
 from paddle_dp.train.certificate import Content
 
@@ -59,8 +60,7 @@ def _read(run: Path) -> Content:
         return certificates.read(run)
     except FileNotFoundError:
         raise UsageError(
-            f"{run} holds no {certificates.NAME}: name the folder of a run, such as runs/NAME. Versions before 0.1.0 "
-            "wrote none."
+            f"{run} holds no {certificates.NAME}: name the folder of a run, such as runs/NAME."
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{run / certificates.NAME} cannot be used: it {error}.") from None
@@ -126,7 +126,7 @@ def checked(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
 
 
 def _sizes(before: Content, after: Content) -> str:
-    stopped, resumed = (f"{a['ranks']} rank{'s' * (a['ranks'] > 1)}" for a in (before, after))
+    stopped, resumed = (plural(a["ranks"], "rank") for a in (before, after))
     return f"{stopped} stopped, {resumed} went on"
 
 
@@ -267,7 +267,7 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
     alone = attempt["ranks"] == 1 and interval_recipe.strategy.config.batch_chunks == 1
     same, lines = verdict(result, exact=alone and attempt["host"] == socket.gethostname())
     print(
-        f"{steps}, done on {attempt['ranks']} rank{'s' * (attempt['ranks'] > 1)}, "
+        f"{steps}, done on {plural(attempt['ranks'], 'rank')}, "
         f"again on one process: {'the same' if same else 'DIFFERENT'}"
     )
     print("\n".join(f"  {line}" for line in lines), flush=True)

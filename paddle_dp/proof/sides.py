@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import EndedError, JobError, gist
+from paddle_dp.files import replacing
 from paddle_dp.launch.command import WORKER, Job, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
@@ -28,6 +29,7 @@ from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
 from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.proof.trace_files import Key, Trace
+from paddle_dp.text import numbered
 
 WAIT = 10.0  # seconds for the other ranks, which fail at the same place of the same forward
 _NAME = "failed.{}.txt"
@@ -37,8 +39,8 @@ def failed_together(error: Exception, folder: Path, rank: int, ranks: int, wait:
     """Returns the error as a sentence if every rank leaves a note within `wait` seconds; else raises it."""
     message = f"{type(error).__name__}: {gist(error)}"
     note = folder / _NAME.format(rank)
-    note.with_suffix(".part").write_text(message)
-    note.with_suffix(".part").rename(note)
+    with replacing(note) as partial:
+        partial.write_text(message)
     end = time.monotonic() + wait
     while not all((folder / _NAME.format(other)).exists() for other in range(ranks)):
         if time.monotonic() > end:
@@ -53,8 +55,7 @@ def failed_alone(folder: Path) -> str | None:
     if not notes:
         return None
     ranks = sorted(int(note.name.split(".")[1]) for note in notes)
-    which = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    return f"{notes[0].read_text()} (on {which} only)"
+    return f"{notes[0].read_text()} (on {numbered('rank', ranks)} only)"
 
 
 def short(batch: int, ranks: int) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 import paddle
 
-from paddle_dp.parallel.exchange.memory import Array, dtype_of
+from paddle_dp.tensors import Array, dtype_of
 
 DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 

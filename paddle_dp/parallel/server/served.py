@@ -22,7 +22,6 @@ from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.clip import Clip
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.host_copies import to_tensors
-from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.optimizer_checks import keep, parameters_of
@@ -32,6 +31,7 @@ from paddle_dp.parallel.server.copied_gradients import CopiedGradients
 from paddle_dp.parallel.update_mode import GradientNorm, UpdateMode
 from paddle_dp.parallel.weights import WeightSync
 from paddle_dp.plan.memory import owners
+from paddle_dp.tensors import nbytes
 
 
 class ServerOwners:

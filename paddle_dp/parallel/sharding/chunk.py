@@ -10,9 +10,9 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from paddle_dp.parallel.exchange.memory import as_dtype
 from paddle_dp.parallel.exchange.residuals import wide
 from paddle_dp.parallel.hcg import Group
+from paddle_dp.tensors import as_dtype
 
 
 class Chunk:

@@ -12,8 +12,8 @@ import numpy as np
 import paddle
 
 from paddle_dp.mesh.messages import Messages
-from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.hcg import Group
+from paddle_dp.tensors import nbytes
 
 NO_ORDER = bytes(8)
 
