@@ -40,7 +40,14 @@ class ReceiveTask(CompletedTask):
             _posted[self.source].popleft().fill()
         return True
 
-    is_completed = synchronize = wait
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        """Returns whether the tensor is filled. Does not wait; raises LostPeerError if the peer is gone."""
+        endpoint = transport.endpoint()
+        while not self.done and (endpoint.arrived(*self.source) or endpoint.is_gone(self.source[1])):
+            _posted[self.source].popleft().fill()
+        return self.done
 
     def fill(self) -> None:
         with around(self.group):

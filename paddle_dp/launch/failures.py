@@ -101,9 +101,8 @@ class Failure:
         cls, rank: int, pid: int, number: int, ended_at: float, log: str = "", location: str = ""
     ) -> Failure:
         """Makes the failure of a rank that a signal ended, with the end of its log in place of a traceback."""
-        name = (
-            signal.Signals(number).name if number in {s.value for s in signal.Signals} else f"signal {number}"
-        )
+        known = {s.value for s in signal.Signals}
+        name = signal.Signals(number).name if number in known else f"signal {number}"
         hints = {
             "SIGKILL": ", by hand or by the kernel when memory runs out (dmesg has the cause)",
             "SIGBUS": ", often a full /dev/shm",
@@ -120,10 +119,8 @@ class Failure:
         """
         if self.kind != "SIGKILL" or kernel_ended_process is None:
             return self
-        rank_name = KERNEL if kernel_ended_process else NOT_KERNEL
-        return replace(
-            self, message=f"ended by SIGKILL{self.where}, {rank_name}", outside=not kernel_ended_process
-        )
+        message = f"ended by SIGKILL{self.where}, {KERNEL if kernel_ended_process else NOT_KERNEL}"
+        return replace(self, message=message, outside=not kernel_ended_process)
 
     @property
     def consequence(self) -> bool:

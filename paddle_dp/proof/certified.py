@@ -19,7 +19,7 @@ from paddle_dp.launch.command import Job
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.proof.compare import K
 from paddle_dp.proof.retrain import RESULT, judged
-from paddle_dp.proof.sides import run_alone
+from paddle_dp.proof.sides import ending, refusal, run_alone
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import yaml_text
 from paddle_dp.text import plural
@@ -36,8 +36,8 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
     """Prints the certificate of a run and the checks of its folder; then trains `replay` intervals again, or the one
     that ends with update `step`. Returns 0, or 1 if anything differs from the certificate.
 
-    `steps`: the most updates of an interval. Raises UsageError without a certificate, if nothing can be trained again,
-    or if the process that trains fails.
+    `steps`: the most updates of an interval. Raises UsageError without a certificate, or if nothing can be trained
+    again, JobError if the process that trains fails.
     """
     content = _read(run)
     print("\n".join(certificate_lines(content, run)))
@@ -260,7 +260,8 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
             )  # fmt: skip
             (scratch / "run").mkdir()
             if status := run_alone(job, attempt["variables"] if attempt["ranks"] == 1 else None):
-                raise UsageError(f"{steps} were not trained again: {status}")
+                message = f"{steps} were not trained again"
+                raise refusal(status, f"{message}: {ending(status)}.", f"{message}: see above.")
             result = json.loads((scratch / RESULT).read_text())
         finally:
             recipe.unlink(missing_ok=True)

@@ -152,7 +152,6 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     """Evaluates a run's checkpoint (options["checkpoint"]: newest, best or a path) on all held-out samples."""
     from paddle_dp.train.assemble import TrainerBuilder, find_checkpoint
     from paddle_dp.train.build import setup
-    from paddle_dp.train.entry_points import report
     from paddle_dp.train.evaluate import evaluate as evaluate_all
     from paddle_dp.train.state import load_model
 

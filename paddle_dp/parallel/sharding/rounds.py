@@ -52,8 +52,8 @@ class Rounds:
         flags = np.zeros(self._size + 1, bool)
         flags[list(needed)] = True
         flags[-1] = not done
-        is_local = order + np.packbits(flags).tobytes()
-        choices = self._messages.gather(is_local, "the choice of the next collectives")
+        choice = order + np.packbits(flags).tobytes()
+        choices = self._messages.gather(choice, "the choice of the next collectives")
         if order != NO_ORDER and all(one.startswith(order) for one in choices):
             return None
         *requested, unfinished = np.unpackbits(
