@@ -186,7 +186,7 @@ class Machine:
     def _pairs(self, items: list[Any]) -> dict[str, Any]:
         keys, values = items[::2], items[1::2]
         if not all(isinstance(key, SCALARS) for key in keys):
-            raise ValueError("a list holds other than numbers and texts")
+            raise ValueError("a dict has keys other than numbers and texts")
         if not self.nested and not all(isinstance(value, _IN_DICT) for value in values):
             raise ValueError("a dict holds other than arrays, numbers, texts and lists")
         return {str(key): value for key, value in zip(keys, values, strict=True)}

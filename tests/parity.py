@@ -75,7 +75,7 @@ def train(
     trainer.fit(until)
     evaluation = trainer.evaluate()
     named = trainer.learner.placed.named_parameters()
-    zero = getattr(trainer.learner, "zero", None)
+    zero = getattr(trainer.learner.weights, "zero", None)
     saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
     return {
         "rows": rows,

@@ -67,7 +67,7 @@ HIGHEST_PROSE = {  # per 10,000 words, the highest of seven code bases of the fi
 ROOMS: dict[str, tuple[int, str]] = {
     "ground": (1000, (
         "__init__.py __main__.py errors.py units.py structure.py batch.py version.py unpickle.py text.py "
-        "digests.py tensors.py"
+        "digests.py tensors.py files.py adjoint.py"
     )),
     "recipe": (2950, "recipe/* part/*"),
     "mesh": (1000, (
@@ -142,7 +142,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     )),
     "assembly": (800, (
         "assembly/* train/assemble.py train/build.py train/setup.py train/inputs.py train/entry_points.py "
-        "train/run.py train/keywords.py train/first_forward.py train/trial.py"
+        "train/run.py train/keywords.py train/first_forward.py train/trial.py train/script.py"
     )),
     "train": (1700, "train/*"),
     "plan": (1250, "plan/*"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.audit.events import Divided
-from paddle_dp.audit.finding import ORDER, AuditFinding, Section, plural
+from paddle_dp.audit.finding import ORDER, AuditFinding, Section
 from paddle_dp.audit.judges.evaluation import evaluation
 from paddle_dp.audit.judges.gradients import distance, gradients, recorded
 from paddle_dp.audit.judges.norms import norms
@@ -34,6 +34,7 @@ from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.supervisor import ExternalEvents
+from paddle_dp.text import plural
 
 RUNNER = Path(__file__).with_name("runner.py")
 GRACE = 30.0  # seconds beyond its patience, for a rank with a guard that cannot run

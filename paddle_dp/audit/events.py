@@ -82,11 +82,10 @@ class Fetched(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PassEnded(Event):
-    """A pass ended after `given` batches; `shortened`: the audit ended it, not the data."""
+    """A pass ended; `shortened`: the audit ended it, not the data."""
 
     loader: int
     number: int
-    given: int
     shortened: bool
 
 

@@ -30,14 +30,3 @@ class Section:
     subject: str
     looked: str
     findings: tuple[AuditFinding, ...]
-
-
-def few(numbers: object, most: int = 6) -> str:
-    """ "3, 17, 42, …": the first `most` numbers."""
-    listed = list(numbers)  # type: ignore[call-overload]
-    return ", ".join(map(str, listed[:most])) + (", …" if len(listed) > most else "")
-
-
-def plural(number: int, noun: str, nouns: str | None = None) -> str:
-    """«1 batch», «3 batches»; `nouns` is the plural unless it is noun + s."""
-    return f"{number} {noun if number == 1 else nouns or noun + 's'}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
+from paddle_dp.text import plural
 from paddle_dp.train import Evaluation, Progress, Run, Training
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
     mesh, sampler = run.mesh, run.train_loader.sampler
     epochs = total_steps / max(run.steps_per_epoch, 1)
     in_epochs = f"{epochs:.3g} epoch{'s' * (epochs != 1)}"
-    length = f"{total_steps} step{'s' * (total_steps != 1)} of {sampler.batch} samples ({in_epochs})"
+    length = f"{plural(total_steps, 'step')} of {sampler.batch} samples ({in_epochs})"
     text = f"{run.name}: {length} on {ranks(run)}, {mesh.displayed_device}"
     text += f", going on from step {progress.step}" if progress.step else ""
     if mesh.ranks == 1 and run.recipe is not None and run.recipe.strategy.config.not_promised(run.recipe):
@@ -49,7 +50,7 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
         text += f"; {idle} of {which} will always be without a sample, for train.batch is {sampler.batch}"
         text += f" in {sampler.micro_batches} micro-batches" if sampler.micro_batches > 1 else ""
     left = len(run.changes) - 3
-    more = [f"and {left} more change{'s' * (left > 1)}"] if left > 0 else []
+    more = [f"and {plural(left, 'more change')}"] if left > 0 else []
     return "; ".join([text, *run.changes[:3], *more])
 
 
@@ -114,7 +115,7 @@ def duration(seconds: float) -> str:
 
 def left_out(count: int, steps: int) -> str:
     """The line on the updates that the guard left out."""
-    return f"{count} of {steps} update{'s' * (steps != 1)} {'was' if count == 1 else 'were'} left out by the guard"
+    return f"{count} of {plural(steps, 'update')} {'was' if count == 1 else 'were'} left out by the guard"
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Took:
 
     def __str__(self) -> str:
         """«460 steps in 6.4 s, 0.34 MB a step sent by each rank»; here 1 MB is a million bytes, as for links."""
-        steps = f"{self.steps} step{'s' * (self.steps != 1)} in {duration(self.seconds)}"
+        steps = f"{plural(self.steps, 'step')} in {duration(self.seconds)}"
         return (
             steps if self.sent is None else f"{steps}, {self.sent / 1e6:.3g} MB a step sent by {self.sender}"
         )

@@ -25,7 +25,7 @@ from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_name, optim
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.saving import NotWrittenError, Snapshot, save, still_not
 from paddle_dp.checkpoint.shards import Box, TensorShard
-from paddle_dp.checkpoint.tensors import dtype_of, fill, put, tensor_shard
+from paddle_dp.checkpoint.tensors import fill, put, tensor_shard
 
 __all__ = [
     "BackgroundSave", "Box", "Checkpoint", "Checks", "HostMemory", "NotWrittenError", "Snapshot",

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddle_dp.files import replacing
+
 _CHUNK = 16 * 2**20
 
 
@@ -99,11 +101,6 @@ def flush_folder(folder: Path) -> None:
 
 def replace(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Replaces a file atomically: a reader sees either the old or the new content."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    partial.unlink(missing_ok=True)
-    try:
+    with replacing(path) as partial:
         write(partial, [content] if isinstance(content, bytes) else content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
     flush_folder(path.parent)

@@ -37,6 +37,6 @@ class Room:
         """The next `size` bytes, uint8 [size]. Raises ValueError if fewer are left."""
         start = -(-self._offset // _ALIGNED) * _ALIGNED
         if start + size > self._block.size:
-            raise ValueError(f"{size} bytes, where {self._block.size - start} are left")
+            raise ValueError(f"{size} bytes, where {max(self._block.size - start, 0)} are left")
         self._offset = start + size
         return self._block[start : self._offset]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from paddle_dp.checkpoint.source import Opened, check_patterns, fits
 from paddle_dp.checkpoint.translated import Translated
 from paddle_dp.errors import UsageError
 from paddle_dp.recipe import Load
+from paddle_dp.text import and_more
 
 if TYPE_CHECKING:
     from paddle import nn
@@ -124,7 +125,6 @@ def table(
     ]
 
 
-def _first(items: Sequence[str] | Iterable[str], between: str) -> str:
+def _first(items: Iterable[str], between: str) -> str:
     items = list(items)
-    more = f"{between}and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return between.join(items[:_SHOWN]) + more
+    return between.join(items[:_SHOWN]) + and_more(items, _SHOWN, between + "and {} more")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 from paddle_dp.checkpoint.loading import Checkpoint, load
 from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
 from paddle_dp.errors import CheckpointError
+from paddle_dp.files import replacing
 
 _MODEL, _EMA = "model/", "ema/"
 
@@ -40,14 +40,11 @@ def write_merged(out: Path, forms: Forms, read: Callable[[str], np.ndarray]) -> 
     written."""
     if not out.parent.is_dir():
         raise CheckpointError(f"{out} was not written: there is no folder {out.parent}.")
-    partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        stream_tensors(partial, forms, read)
-        partial.replace(out)
+        with replacing(out) as partial:
+            stream_tensors(partial, forms, read)
     except OSError as error:
         raise CheckpointError(f"{out} was not written: {error.strerror}.") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def averages_in(saved: Checkpoint) -> frozenset[str]:

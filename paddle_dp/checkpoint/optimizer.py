@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paddle_dp.checkpoint.tensors import dtype_of, put
+from paddle_dp.checkpoint.tensors import put
 from paddle_dp.errors import CheckpointError
+from paddle_dp.tensors import dtype_of
 
 if TYPE_CHECKING:
     import paddle

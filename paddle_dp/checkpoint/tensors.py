@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paddle_dp.checkpoint.shards import DTYPES, TensorShard
 from paddle_dp.errors import CheckpointError
+from paddle_dp.tensors import bytes_of, dtype_of, nbytes, widened
 
 if TYPE_CHECKING:
     import paddle
 
     from paddle_dp.checkpoint.host_memory import Room
     from paddle_dp.checkpoint.source import WeightSource
-
-
-def dtype_of(tensor: paddle.Tensor) -> str:
-    """A tensor's dtype as a shard names it: "float32", "bfloat16"."""
-    return str(tensor.dtype).rpartition(".")[2]
 
 
 def tensor_shard(
@@ -44,19 +39,12 @@ def tensor_shard(
     )
 
 
-def nbytes(tensor: paddle.Tensor) -> int:
-    """A tensor's size in bytes."""
-    return int(tensor.size * tensor.element_size())
-
-
 def _host_copy(tensor: paddle.Tensor, room: Room | None) -> np.ndarray:
     """Copies the tensor's numbers into memory that training does not change."""
     size, address = nbytes(tensor), tensor.data_ptr()
     if size and address and tensor.place.is_cpu_place() and tensor.is_contiguous():
-        # Tensor.numpy() takes several times as long (3.3.1).
-        memory: Any = (ctypes.c_char * size).from_address(address)
         copy = np.empty(size, np.uint8) if room is None else room.take(size)
-        np.copyto(copy, np.frombuffer(memory, np.uint8))
+        np.copyto(copy, bytes_of(tensor))  # Tensor.numpy() takes several times as long (3.3.1)
         return copy.view(DTYPES[dtype_of(tensor)][1]).reshape(tensor.shape)
     array = tensor.numpy()
     return array.copy() if array.ctypes.data == address else array
@@ -84,7 +72,7 @@ def fill(
     saved, expected = checkpoint.dtype(name), dtype_of(tensor)
     array = checkpoint.read(name, offset, tensor.shape)
     if expected in ("float32", "float64") and saved in ("bfloat16", "float16"):
-        put(tensor, _widened(array, saved).astype(expected, copy=False), name)
+        put(tensor, widened(array, saved).astype(expected, copy=False), name)
         return
     if {saved, expected} == {"float32", "float64"}:
         put(tensor, array.astype(expected), name)
@@ -92,13 +80,6 @@ def fill(
     if saved != expected:
         raise CheckpointError(f"{name} is {saved} in {checkpoint.folder} and {expected} in this model.")
     put(tensor, array, name)
-
-
-def _widened(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Converts 16-bit floats to float32. The bits of a bfloat16 are the upper half of a float32."""
-    if dtype == "bfloat16":
-        return np.asarray(array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return array.astype(np.float32)
 
 
 def put(tensor: paddle.Tensor, array: np.ndarray, name: str) -> None:

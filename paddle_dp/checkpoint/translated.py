@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paddle_dp.checkpoint.source import WeightSource
+from paddle_dp.errors import UsageError
 
 NameSpec = str | tuple[tuple[str, ...], int]
 Names = Mapping[str, NameSpec]
@@ -68,6 +69,11 @@ class Origin:
         if isinstance(spec, str):
             return Origin((Piece.parse(spec),))
         names, head_width = spec
+        if len(names) not in (1, 3):
+            raise UsageError(
+                f"names_of of the model joins {len(names)} tensors, {' + '.join(names)}: with a head width it names "
+                "three (q, k and v), or one with all of them."
+            )
         return Origin(tuple(map(Piece.parse, names)), head_width)
 
     @property

@@ -113,7 +113,7 @@ def certificate(
     Intervals lie between checkpoints that still exist: with keep: 3 the first interval reaches from the beginning to
     the oldest of three, and may take most of the run's time. --steps K ends each after K updates.
 
-    Exit status: 0 all as certified; 1 something is not; 2 something to type differently.
+    Exit status: 0 all as certified; 1 something is not; 2 something to type differently; 4 the training failed.
     """
     from paddle_dp.launch.silence import import_paddle
 

@@ -59,8 +59,6 @@ def why(
     Reads the run's record, while it runs or afterwards: every training measures a few of its steps, after 10, 100,
     1000, … (docs/why-slow.md). `paddle-dp train --why` shows it every 50 steps.
     """
-    from paddle_dp.cli.watching import report
-
     typer.echo(report(run, json=json))
 
 

@@ -66,19 +66,20 @@ def row(pair: Pair, number: int) -> Pair:
 def neighbour_dependence(samples: Sequence[Uncollated], seed: int) -> str:
     """A message if a sample's row changes when another sample of the batch changes; "" otherwise.
 
-    Each sample in turn is replaced by its neighbour, with the same random numbers. Samples that cannot be collated give
-    "": the reader raises an error for them.
+    Each sample in turn is replaced by its neighbour, then replaces all others, with the same random numbers. Samples
+    that cannot be collated give "": the reader raises an error for them.
     """
     if len(samples) < 2 or samples[0].is_global_batch:
         return ""
     try:
         plain = _rows(samples, seed)
         for changed in range(len(samples)):
-            others = [*samples]
-            others[changed] = samples[changed - 1]
-            rows = _rows(others, seed)
+            replaced = [*samples]
+            replaced[changed] = samples[changed - 1]
+            rows, copies = _rows(replaced, seed), _rows([samples[changed]] * len(samples), seed)
+            rows[changed] = copies[changed]
             for number in range(len(samples)):
-                if number != changed and not _equal(plain[number], rows[number]):
+                if not _equal(plain[number], rows[number]):
                     return f"{NEIGHBOUR_DEPENDENCE}: {_difference(plain[number], rows[number])}. {_ADVICE}"
     except DataError:
         return ""

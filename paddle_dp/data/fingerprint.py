@@ -72,9 +72,8 @@ def order(samples: int) -> Iterator[Indices]:
     """
     for index in sorted({0, samples // 3, 2 * samples // 3, samples - 1}) if samples else []:
         yield np.array([index])
-    stride = next(
-        n for n in range(max(1, round(samples * 0.618034)), 2 * samples + 2) if math.gcd(n, samples) == 1
-    )
+    least = max(1, round(samples * 0.618034))
+    stride = next(n for n in range(least, 2 * samples + 2) if math.gcd(n, samples) == 1)
     done = 0
     while done < samples:
         more = min(max(4, done // 2), samples - done)

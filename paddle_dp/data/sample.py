@@ -16,6 +16,7 @@ from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.structure import leaves, mapped
+from paddle_dp.text import few
 
 
 class Dataset(Protocol):
@@ -182,7 +183,7 @@ def read_batch(
     try:
         return collated(samples)
     except DataError as error:
-        raise DataError(f"samples {_first_few(indices)} {error}") from error.__cause__
+        raise DataError(f"samples {few(indices, 8)} {error}") from error.__cause__
 
 
 def take(dataset: Any, indices: Indices) -> Pair:
@@ -190,12 +191,12 @@ def take(dataset: Any, indices: Indices) -> Pair:
     try:
         inputs, targets = dataset.take(indices)
     except Exception as error:
-        raise DataError(f"samples {_first_few(indices)}: {type(error).__name__}: {error}") from error
+        raise DataError(f"samples {few(indices, 8)}: {type(error).__name__}: {error}") from error
     if not (is_plain(inputs) and is_plain(targets)):
         try:
             inputs, targets = pair_of((inputs, targets))
         except DataError as error:
-            raise DataError(f"samples {_first_few(indices)}: the result of take {error}") from error.__cause__
+            raise DataError(f"samples {few(indices, 8)}: the result of take {error}") from error.__cause__
     counts = [_rows(part) for part in (inputs, targets)]
     if counts != [len(indices)] * 2:
         got = f"{counts[0]} inputs and {counts[1]} targets"
@@ -230,12 +231,6 @@ def _alike(first: Arrays, other: Arrays) -> bool:
 
 
 PAD = " (loader.pad makes arrays of unequal lengths equal; a collate_fn may under loader.collate: batch)"
-
-
-def _first_few(indices: Indices) -> str:
-    """The first few indices, for a message."""
-    more = ", …" if len(indices) > 8 else ""
-    return ", ".join(map(str, indices[:8].tolist())) + more
 
 
 MicroArrays = tuple[Arrays, Arrays, int]

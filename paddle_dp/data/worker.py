@@ -72,9 +72,17 @@ class Worker:
 
     def receive(self, timeout: float) -> Reply:
         """The next reply. Raises WorkerHungError after `timeout` seconds without progress, WorkerEndedError if gone."""
+        if self.progress[0]:
+            heartbeat.at(int(self.progress[1]))
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, timeout))
+        reply: Reply = json.loads(self._exactly(length, timeout))
+        if "arrays" in reply:
+            reply["arrays"] = [self._array(dtype, shape, timeout) for dtype, shape in reply["arrays"]]
+        return reply
+
+    def _await_bytes(self, timeout: float) -> None:
+        """Waits for bytes of a reply, or its end. Raises WorkerHungError, WorkerEndedError."""
         last_progress, since = self.progress.tolist(), time.monotonic()
-        if last_progress[0]:
-            heartbeat.at(last_progress[1])
         while not self._poll.poll(1000 * min(timeout, _TICK)):
             if self._reaped():
                 raise WorkerEndedError(self._how_it_ended())
@@ -83,11 +91,6 @@ class Worker:
                 heartbeat.at(now[1])
             elif time.monotonic() - since > timeout:
                 raise WorkerHungError
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        reply: Reply = json.loads(self._exactly(length))
-        if "arrays" in reply:
-            reply["arrays"] = [self._array(*spec) for spec in reply["arrays"]]
-        return reply
 
     def busy_seconds(self) -> float:
         """The worker's CPU seconds so far; 0 if unknown (proc(5): fields 14 and 15)."""
@@ -97,14 +100,16 @@ class Worker:
             return 0.0
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def _array(self, dtype: str, shape: list[int]) -> np.ndarray[Any, Any]:
-        return np.frombuffer(self._exactly(prod(shape) * np.dtype(dtype).itemsize), dtype).reshape(shape)
+    def _array(self, dtype: str, shape: list[int], timeout: float) -> np.ndarray[Any, Any]:
+        content = self._exactly(prod(shape) * np.dtype(dtype).itemsize, timeout)
+        return np.frombuffer(content, dtype).reshape(shape)
 
-    def _exactly(self, size: int) -> bytearray:
-        """Reads `size` bytes. Raises WorkerEndedError if the pipe ends earlier."""
+    def _exactly(self, size: int, timeout: float) -> bytearray:
+        """Reads `size` bytes. Raises WorkerEndedError if the pipe ends earlier, WorkerHungError if it stays empty."""
         content = bytearray(size)
         rest = memoryview(content)
         while rest:
+            self._await_bytes(timeout)
             got = os.readv(self._replies, [rest])
             if not got:
                 self._await_end(1.0)
@@ -205,15 +210,12 @@ def _detach(libc: ctypes.CDLL | None, parent: int) -> None:
     os.setsid()  # a Ctrl-C reaches the parent's group only; the parent ends its workers itself
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A scheduler sends these signals to all processes of a job.
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # schedulers send them to every process
         signal.signal(number, signal.SIG_IGN)  # the rank still reads; afterwards it ends its workers itself
     if libc is not None and sys.platform == "linux":
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    _never_collected.extend(
-        (sys.stdout, sys.stderr)
-    )  # their buffers hold text that only the parent may write
+    _never_collected.extend((sys.stdout, sys.stderr))  # only the parent may write the text in their buffers
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

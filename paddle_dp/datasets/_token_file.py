@@ -7,13 +7,13 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from paddle_dp.datasets._arrays import Array
+from paddle_dp.files import replacing
 
 VERSION = 1  # of the files' format
 
@@ -61,17 +61,12 @@ def _read(file: Path) -> Array | None:
 
 def _write(file: Path, array: Array) -> Array:
     """Writes `array` to `file` and maps it; returns `array` itself if the disk refuses."""
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.stem}.", delete=False) as out:
-            temporary = out.name
+        with replacing(file) as partial, partial.open("wb") as out:
             np.save(out, array)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(temporary, file)
     except OSError:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         return array
     read = _read(file)
     return array if read is None else read

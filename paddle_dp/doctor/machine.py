@@ -17,6 +17,7 @@ from paddle_dp.doctor.finding import DoctorCheck
 from paddle_dp.launch.devices import built_for, paddle_folder, spoken, visible_in
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import RANK
+from paddle_dp.text import plural
 from paddle_dp.version import __version__
 
 FOLDER = "run folder"
@@ -43,7 +44,7 @@ def device(machine: Machine, variables: Mapping[str, str], root: Path = Path("/"
     driver = _driver(root)
     if machine.devices:
         kind, names = spoken(machine.kind), ",".join(machine.devices)
-        detail = f"{len(machine.devices)} {kind}{'s' * (len(machine.devices) > 1)}: {names}"
+        detail = f"{plural(len(machine.devices), kind)}: {names}"
         return DoctorCheck(name="device", found=f"{detail}{f', driver {driver}' if driver else ''}")
     if machine.kind != "cpu":
         kind, chosen = spoken(machine.kind), variables.get(visible_in(machine.kind))
@@ -77,7 +78,7 @@ def threads(cores: int, ranks: int, variables: Mapping[str, str]) -> DoctorCheck
     """Checks how many threads each rank computes with on CPUs."""
     limit = variables.get("OMP_NUM_THREADS")
     each = limit or str(max(1, cores // ranks))
-    detail = f"{each} for each of {ranks} rank{'s' * (ranks > 1)} on {cores} processor{'s' * (cores > 1)}"
+    detail = f"{each} for each of {plural(ranks, 'rank')} on {plural(cores, 'processor')}"
     if limit is not None and limit.isdecimal() and int(limit) * ranks > cores:
         todo = f"OMP_NUM_THREADS={limit} is set: the ranks would take turns. Unset it, or set {max(1, cores // ranks)}."
         return DoctorCheck(name="threads", found=detail, state="look", todo=todo)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from paddle_dp.data.sample import class_names, read_samples
 from paddle_dp.errors import ExportError, NotFiniteError
 from paddle_dp.export import onnx, program
 from paddle_dp.export.program import Parity
-from paddle_dp.export.target import INFO, check_target, replace
+from paddle_dp.export.target import INFO, check_target, new_export
 from paddle_dp.mesh import join
 from paddle_dp.parallel.lora import merge_low_rank
 from paddle_dp.recipe import Recipe
@@ -39,15 +37,8 @@ def export(recipe: Recipe, options: dict[str, Any]) -> None:
     """
     folder = Path(options.get("to") or recipe.folder / "export")
     check_target(folder)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
+    with new_export(folder) as partial:
         summary = _write(partial, recipe, options)
-        replace(folder, partial)
-    except OSError as error:
-        raise ExportError(f"{folder} was not written: {error.strerror}.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     print(f"{folder}\n" + "\n".join(f"  {line}" for line in summary), flush=True)
 
 

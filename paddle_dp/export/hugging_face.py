@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf, WeightSource
 from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
 from paddle_dp.checkpoint.translated import Origin, Translated, origins_of
 from paddle_dp.errors import CheckpointError, ExportError
-from paddle_dp.export.target import INFO, check_target, replace
+from paddle_dp.export.target import INFO, check_target, new_export
 from paddle_dp.mesh import join
 from paddle_dp.parallel.lora import merge_low_rank
 from paddle_dp.part import lazily
@@ -100,20 +98,13 @@ def write(recipe: Recipe, weights: WeightSource, folder: Path) -> str:
         name = ours[target_name]
         return origins[name].written(weights.read(name))[target_name]
 
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
+    with new_export(folder) as partial:
         stream_tensors(partial / WEIGHTS, forms, read, {"format": "pt"})
         _compare(partial / WEIGHTS, weights, origins)
         if config is not None:
             (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         info = {"model": recipe.model.name, "checkpoint": str(weights.folder), "names": naming}
         (partial / INFO).write_text(json.dumps(info, indent=2) + "\n", "utf-8")
-        replace(folder, partial)
-    except OSError as error:
-        raise ExportError(f"{folder} was not written: {error.strerror}.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     kind = f"for {config['architectures'][0]}" if config else f"with {naming} names, and no {CONFIG}"
     return f"{recipe.model.name} of {weights.folder}: {len(forms)} tensors, {kind}"
 

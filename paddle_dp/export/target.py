@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import ExportError, UsageError
+from paddle_dp.files import replacing
 
 INFO = "export.json"  # describes the export; a folder with this file is an export, and may be replaced
 
@@ -16,11 +19,17 @@ def check_target(folder: Path) -> None:
         raise UsageError(f"{folder} holds something else already: name another folder.")
 
 
-def replace(folder: Path, partial: Path) -> None:
-    """Moves the finished folder `partial` to `folder`, and removes an older export there."""
+@contextmanager
+def new_export(folder: Path) -> Iterator[Path]:
+    """Yields a folder to write to, which replaces `folder` at the block's end. Raises ExportError if it cannot."""
     old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if (folder / INFO).exists():
-        folder.replace(old)
-    partial.replace(folder)  # replaces an empty folder, too
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        with replacing(folder) as partial:
+            partial.mkdir(parents=True)
+            yield partial
+            shutil.rmtree(old, ignore_errors=True)
+            if (folder / INFO).exists():
+                folder.replace(old)  # an empty folder is replaced, too
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise ExportError(f"{folder} was not written: {error.strerror}.") from error

@@ -17,8 +17,7 @@ which gloo lacks.
 | FLAGS_tcp_store_using_libuv (while one is opened) | port taken: SIGABRT in place of an exception     | rendezvous
 | G.send G.recv G.send_partial G.recv_partial       | block each other; mixed up in groups of 3 or more| p2p
 | G._start_coalescing G._end_coalescing             | a block's receives wait one by one, on both sides| p2p
-| _with_batch_p2p_guard (2.6; two modules)          | NCCL's group call                                | p2p
-| G.all_reduce                                      | float16: inf; no AVG; 2.6 scrambles strided ones | collectives
+| G.all_reduce                                      | float16: inf; no AVG                             | collectives
 | G.reduce                                          | partial sums on the other ranks                  | collectives
 | G.reduce_scatter G.reduce_scatter_tensor          | NotImplementedError                              | collectives
 | G.all_to_all G.all_to_all_tensor                  | NotImplementedError                              | collectives

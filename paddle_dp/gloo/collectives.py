@@ -15,6 +15,7 @@ from paddle.base import core
 from paddle_dp.gloo import p2p
 from paddle_dp.gloo.originals import SAVED, CompletedTask, check_dtype, observed, original
 from paddle_dp.gloo.patch import Patch
+from paddle_dp.tensors import dtype_of
 
 Tensors = Sequence[paddle.Tensor]
 
@@ -91,7 +92,7 @@ _WIDE = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": 
 
 def _combined(tensors: Tensors, op: Any) -> paddle.Tensor:
     """Reduces the ranks' tensors in rank order, narrow types in a wider type."""
-    ops, dtype = core.ReduceOp, str(tensors[0].dtype).rpartition(".")[2]
+    ops, dtype = core.ReduceOp, dtype_of(tensors[0])
     if dtype in _WIDE:
         tensors = [tensor.astype(_WIDE[dtype]) for tensor in tensors]
     ways = {ops.MAX: paddle.maximum, ops.MIN: paddle.minimum, ops.PRODUCT: paddle.multiply}
@@ -185,7 +186,7 @@ def _for_strided(name: str, *flags: bool) -> Callable[..., Any]:
 def patches() -> Iterator[Patch]:
     gloo = "paddle.base.core.ProcessGroupGloo"
     absent = "NotImplementedError: «ProcessGroupGLOO does not support … with sync_op flag»"
-    wrong_sums = "float16 sums come out as inf, AVG is missing, 2.6 scrambles strided tensors"
+    wrong_sums = "float16 sums come out as inf, AVG is missing"
     for name, replacement, symptom in (
         ("all_reduce", all_reduce, wrong_sums),
         ("reduce", reduce, "leaves partial sums in the other ranks' tensors"),

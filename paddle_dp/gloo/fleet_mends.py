@@ -1,9 +1,9 @@
 """Silent faults of fleet on any device, and their corrections. `install` applies none of them.
 
-| fleet 3.3.1 (and 2.6.2 unless noted)                   | symptom                    | correction                     |
+| fleet 3.3.1                                            | symptom                    | correction                     |
 |--------------------------------------------------------|----------------------------|--------------------------------|
 | tied weights under pipeline are in the global norm once| loss off by 4e-4 in 5 steps| `count_tied_weights_once`      |
-| per stage (3.x: it compares names with attribute names)|                            |                                |
+| per stage (it compares names with attribute names)     |                            |                                |
 | gradients of norms and biases on sequence shards are   | loss off by 4e-3           | `mark_sequence_parallel`       |
 | not summed unless they are marked                      |                            |                                |
 | partial send/receive cuts activations that sequence    | loss off by 8e-2           | `PIPELINE_SETTINGS`            |
@@ -30,9 +30,8 @@ def count_tied_weights_once(pipeline: Any) -> int:
 
     Call it before the optimizer's first step. The clip omits parameters with `is_firstly_shared` false.
     """
-    shared = getattr(pipeline, "shared_comm", {})  # 2.6 has none without a pipeline
     count = 0
-    for weights in shared.values():
+    for weights in pipeline.shared_comm.values():
         # A string in 2.6, a list in 3.x.
         names = weights.get("weight_attr", weights.get("shared_weight_attr"))
         for name in [names] if isinstance(names, str) else names:

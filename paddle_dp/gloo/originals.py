@@ -15,6 +15,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import late_ranks
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.mesh.transport import around, observers
+from paddle_dp.tensors import dtype_of, nbytes
 
 SAVED = (
     "create",
@@ -89,7 +90,7 @@ def _count(name: str, ranks: int, args: Sequence[Any]) -> None:
 def _bytes(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(map(_bytes, value))
-    return int(value.size) * int(value.element_size()) if isinstance(value, paddle.Tensor) else 0
+    return nbytes(value) if isinstance(value, paddle.Tensor) else 0
 
 
 def observed(exchange: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +118,7 @@ def original(name: str) -> Any:
 
 def check_dtype(tensor: paddle.Tensor) -> paddle.Tensor:
     """Returns `tensor`. Raises UsageError for a dtype at which gloo would end the process without a message."""
-    if (name := str(tensor.dtype).rpartition(".")[2]) not in DTYPES:
+    if (name := dtype_of(tensor)) not in DTYPES:
         raise UsageError(f"gloo cannot carry {name} tensors; cast to one of {', '.join(DTYPES)} first.")
     return tensor
 

@@ -7,7 +7,6 @@ and more; these use `mesh/transport.py`.
 from __future__ import annotations
 
 import collections
-import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +40,14 @@ class ReceiveTask(CompletedTask):
             _posted[self.source].popleft().fill()
         return True
 
-    is_completed = synchronize = wait
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        """Returns whether the tensor is filled. Does not wait; raises LostPeerError if the peer is gone."""
+        endpoint = transport.endpoint()
+        while not self.done and (endpoint.arrived(*self.source) or endpoint.is_gone(self.source[1])):
+            _posted[self.source].popleft().fill()
+        return self.done
 
     def fill(self) -> None:
         with around(self.group):
@@ -140,16 +146,6 @@ def end_block(*_: Any) -> None:
         task.wait()
 
 
-@contextlib.contextmanager
-def block(*_: Any) -> Iterator[None]:
-    """Runs a block, as a context manager for Paddle 2.6."""
-    start_block()
-    try:
-        yield
-    finally:
-        end_block()
-
-
 def patches() -> Iterator[Patch]:
     gloo = "paddle.base.core.ProcessGroupGloo"
     deadlock = "gloo's send and receive block each other, and mix up messages in groups of three and more"
@@ -167,8 +163,3 @@ def patches() -> Iterator[Patch]:
     symptom = "gloo has no coalescing: the receives of a block wait one by one, and both sides wait for ever"
     yield Patch(owner=gloo, name="_start_coalescing", value=start_block, symptom=symptom, missing="add")
     yield Patch(owner=gloo, name="_end_coalescing", value=end_block, symptom=symptom, missing="add")
-    for module in ("communication.batch_isend_irecv", "fleet.meta_parallel.pp_utils.p2p_communication"):
-        yield Patch(
-            owner=f"paddle.distributed.{module}", name="_with_batch_p2p_guard", value=block,
-            symptom="2.6 only: its block is NCCL's group call", missing="skip",
-        )  # fmt: skip

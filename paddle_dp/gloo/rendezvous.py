@@ -38,11 +38,7 @@ def reserved_port() -> Iterator[int]:
 def catchable_bind() -> Iterator[None]:
     """Within the context, a store that cannot bind raises ValueError; with libuv (3.x's default) it would abort."""
     flag = "FLAGS_tcp_store_using_libuv"
-    try:
-        before = paddle.get_flags([flag])
-    except ValueError:  # 2.6 has no libuv
-        yield
-        return
+    before = paddle.get_flags([flag])
     paddle.set_flags({flag: False})
     try:
         yield

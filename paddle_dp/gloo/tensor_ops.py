@@ -7,7 +7,7 @@ cross-entropy takes logits with columns (classes) sharded over the ranks of a gr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import paddle
@@ -15,9 +15,12 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 from paddle.base import core
 
+from paddle_dp.adjoint import WithAdjoint
 from paddle_dp.gloo.collectives import gathered, reduced
 from paddle_dp.gloo.originals import process_group_of
 from paddle_dp.gloo.patch import Patch, look_up
+
+Collective = Callable[[Any, paddle.Tensor], paddle.Tensor]  # of a process group
 
 
 def cross_entropy(
@@ -77,66 +80,12 @@ class VocabParallelCrossEntropy(PyLayer):
         return gradient.astype(ctx.dtype)
 
 
-class CopyToGroup(PyLayer):
-    """Megatron's f: the identity in forward, the sum of the gradients in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
-        ctx.process_group = process_group
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        return reduced(ctx.process_group, gradient)
-
-
-class ReduceFromTensorParallel(PyLayer):
-    """Megatron's g: the sum over the ranks in forward, the identity in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
-        return reduced(process_group, tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        return gradient.clone()
-
-
-class GatherColumns(PyLayer):
-    """Gathers all ranks' columns in forward; keeps this rank's columns of the gradient in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
-        ctx.process_group = process_group
-        return all_columns(tensor, process_group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        return local_columns(gradient, ctx.process_group)
-
-
-class SplitColumns(PyLayer):
-    """Keeps this rank's columns in forward; gathers all ranks' columns of the gradient in backward.
-
-    Fleet's backward (`c_split_eager`, 3.3.1) gathers along dim 0, which is wrong on every device.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
-        ctx.process_group = process_group
-        return local_columns(tensor, process_group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        return all_columns(gradient, ctx.process_group)
-
-
-def all_columns(tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
+def all_columns(process_group: Any, tensor: paddle.Tensor) -> paddle.Tensor:
     """Gathers the ranks' shards of the last dim, in the order of the group. Collective."""
     return paddle.concat(gathered(process_group, tensor), axis=-1)
 
 
-def local_columns(tensor: paddle.Tensor, process_group: Any) -> paddle.Tensor:
+def local_columns(process_group: Any, tensor: paddle.Tensor) -> paddle.Tensor:
     """Returns a copy of this rank's equal shard of the last dim."""
     return paddle.split(tensor, process_group.size(), axis=-1)[process_group.rank()].clone()
 
@@ -146,23 +95,39 @@ def _is_member(group: Any) -> bool:
 
 
 def c_identity(tensor: paddle.Tensor, group: Any = None, *_: Any, **__: Any) -> Any:
-    """Applies Megatron's f. Returns None on a rank outside the group, as fleet does."""
-    return CopyToGroup.apply(tensor, process_group_of(group)) if _is_member(group) else None
+    """Applies Megatron's f: the identity in forward, the sum of the gradients in backward."""
+    return _applied(_copied, reduced, tensor, group)
 
 
 def mp_allreduce(tensor: paddle.Tensor, op: Any = None, group: Any = None, *_: Any, **__: Any) -> Any:
-    """Applies Megatron's g; always a sum, as in fleet."""
-    return ReduceFromTensorParallel.apply(tensor, process_group_of(group)) if _is_member(group) else None
+    """Applies Megatron's g: the sum over the ranks in forward, as in fleet whatever `op` is, and the identity in
+    backward."""
+    return _applied(reduced, _copied, tensor, group)
 
 
 def c_concat(tensor: paddle.Tensor, group: Any = None) -> Any:
-    """Gathers all ranks' columns."""
-    return GatherColumns.apply(tensor, process_group_of(group)) if _is_member(group) else None
+    """Gathers all ranks' columns in forward; keeps this rank's columns of the gradient in backward."""
+    return _applied(all_columns, local_columns, tensor, group)
 
 
 def c_split(tensor: paddle.Tensor, group: Any = None) -> Any:
-    """Returns this rank's columns."""
-    return SplitColumns.apply(tensor, process_group_of(group)) if _is_member(group) else None
+    """Keeps this rank's columns in forward; gathers all ranks' columns of the gradient in backward.
+
+    Fleet's backward (`c_split_eager`, 3.3.1) gathers along dim 0, which is wrong on every device.
+    """
+    return _applied(local_columns, all_columns, tensor, group)
+
+
+def _applied(function: Collective, adjoint: Collective, tensor: paddle.Tensor, group: Any) -> Any:
+    """Returns None on a rank outside the group, as fleet does."""
+    if not _is_member(group):
+        return None
+    process_group = process_group_of(group)
+    return WithAdjoint.apply(tensor, partial(function, process_group), partial(adjoint, process_group))
+
+
+def _copied(process_group: Any, tensor: paddle.Tensor) -> paddle.Tensor:
+    return tensor.clone()
 
 
 def c_softmax_with_cross_entropy(
@@ -216,6 +181,6 @@ def patches() -> Iterator[Patch]:
         name = f"_{function.__name__}"
         symptom = f"{function.__name__} has no CPU kernel (NotFound / Unimplemented in forward or backward)"
         yield Patch(owner=mpu, name=name, value=function, symptom=symptom)
-        # 2.6 has some of them under a second name.
+        # paddle.distributed has some of them under a second name.
         second = "paddle.distributed.collective"
         yield Patch(owner=second, name=name, value=function, symptom=symptom, missing="skip")

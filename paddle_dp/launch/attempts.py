@@ -20,7 +20,7 @@ from paddle_dp.launch.command import Plan, argv, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.network import reserved_ports
 from paddle_dp.launch.privately import for_launcher
-from paddle_dp.launch.processes import tied_to
+from paddle_dp.launch.processes import child_options
 from paddle_dp.launch.rank_launcher import RankLauncher
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.signals import Signals
@@ -160,14 +160,9 @@ def watched(
             process = RankLauncher(plan, env, attempt)
         if process is None:
             process = Launcher(
-                command.arguments,
-                env=hidden.enter_context(for_launcher(env)),
-                stdin=DEVNULL,
-                stdout=log,
-                stderr=STDOUT,
-                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the ranks in order
-                preexec_fn=tied_to(os.getpid()),  # prctl and getppid only; a kill -9 of us must end it
-            )
+                command.arguments, env=hidden.enter_context(for_launcher(env)), stdin=DEVNULL, stdout=log,
+                stderr=STDOUT, **child_options(),
+            )  # fmt: skip
             process.expected, process.first_log = plan.numbers, logs.worker_log(attempt, 0)
         supervision = Supervision(plan, process, attempt, mark, outside, board)
         outcome = supervision.wait(logs.Follower(logs.worker_log(attempt, 0), command.screen))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp.launch.devices import spoken
 from paddle_dp.launch.machine import Machine
+from paddle_dp.text import plural
 
 if TYPE_CHECKING:
     from paddle_dp.recipe.schema import WatchSettings
@@ -246,17 +247,16 @@ def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | Non
 
 def headline(plan: Plan, variables: Mapping[str, str], folder: Path) -> str:
     """Returns the line printed at the start: ranks, threads and `folder`, the run folder."""
-    ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
+    ranks = plural(plan.ranks, "rank")
     if plan.nodes > 1:
         ranks = f"node {plan.job.node_rank} of {plan.nodes}, {ranks} here"
     threads = variables.get("OMP_NUM_THREADS")
     where = " ".join([spoken(plan.kind), *filter(None, [",".join(plan.devices)])])
     if plan.devices and plan.servers_here:
-        ranks += f" ({plan.servers_here} server{'s' * (plan.servers_here > 1)}, without a device)"
+        ranks += f" ({plural(plan.servers_here, 'server')}, without a device)"
     items = [f"{ranks} on {where}"]
     if threads:
         items.append(f"{threads} thread{'s' * (threads != '1')}{' each' * (plan.ranks > 1)}")
     if not plan.devices and plan.ranks > plan.machine.cores:
-        cores = plan.machine.cores
-        items.append(f"they share {cores} core{'s' * (cores != 1)}, and take turns")
+        items.append(f"they share {plural(plan.machine.cores, 'core')}, and take turns")
     return " · ".join([*items, str(folder)])

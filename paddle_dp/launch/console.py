@@ -11,6 +11,7 @@ from paddle_dp.launch import failures, logs
 from paddle_dp.launch.command import Plan, headline
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.restarts import AttemptResult, Restart
+from paddle_dp.text import numbered, plural
 
 
 def announce(plan: Plan, variables: dict[str, str], attempt: Path) -> None:
@@ -54,8 +55,8 @@ def show_restart(outcome: AttemptResult, plan: Plan, then: Restart, label: str) 
 def resized(plan: Plan, label: str, nodes: Sequence[int] = ()) -> None:
     """Prints where an attempt begins that may have another number of ranks, and their number and `nodes`."""
     ranks = plan.ranks * plan.nodes
-    on = f" of node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}" if nodes else ""
-    write(f"goes on from {label} on {ranks} rank{'s' * (ranks != 1)}{on}")
+    on = f" of {numbered('node', nodes)}" if nodes else ""
+    write(f"goes on from {label} on {plural(ranks, 'rank')}{on}")
 
 
 def answer(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from paddle_dp import errors
 from paddle_dp.errors import LostPeerError, PaddleDPError, StoppedError, clipped, message_of
+from paddle_dp.files import replacing
 from paddle_dp.mesh.heartbeat import heartbeat
 
 KERNEL = "by the kernel: memory ran out (a smaller train.batch, fewer ranks or loader.num_workers need less)"
@@ -100,9 +101,8 @@ class Failure:
         cls, rank: int, pid: int, number: int, ended_at: float, log: str = "", location: str = ""
     ) -> Failure:
         """Makes the failure of a rank that a signal ended, with the end of its log in place of a traceback."""
-        name = (
-            signal.Signals(number).name if number in {s.value for s in signal.Signals} else f"signal {number}"
-        )
+        known = {s.value for s in signal.Signals}
+        name = signal.Signals(number).name if number in known else f"signal {number}"
         hints = {
             "SIGKILL": ", by hand or by the kernel when memory runs out (dmesg has the cause)",
             "SIGBUS": ", often a full /dev/shm",
@@ -119,10 +119,8 @@ class Failure:
         """
         if self.kind != "SIGKILL" or kernel_ended_process is None:
             return self
-        rank_name = KERNEL if kernel_ended_process else NOT_KERNEL
-        return replace(
-            self, message=f"ended by SIGKILL{self.where}, {rank_name}", outside=not kernel_ended_process
-        )
+        message = f"ended by SIGKILL{self.where}, {KERNEL if kernel_ended_process else NOT_KERNEL}"
+        return replace(self, message=message, outside=not kernel_ended_process)
 
     @property
     def consequence(self) -> bool:
@@ -148,13 +146,12 @@ class Failure:
 
     def write(self, folder: Path) -> None:
         """Writes this failure to `folder` for the supervisor, complete or nothing. Does not raise on a full disk."""
-        partial = folder / f".failure.rank-{self.rank}.{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)  # it may have been deleted with the run's folder
-            partial.write_text(json.dumps(asdict(self), indent=1))
-            if self.frames:
-                (folder / TRACEBACK.format(self.rank)).write_text(self.frames)
-            partial.replace(folder / f"failure.rank-{self.rank}.json")
+            with replacing(folder / f"failure.rank-{self.rank}.json") as partial:
+                partial.write_text(json.dumps(asdict(self), indent=1))
+                if self.frames:
+                    (folder / TRACEBACK.format(self.rank)).write_text(self.frames)
         except OSError as error:
             print(f"(this failure could not be written to {folder}: {error})", flush=True)
 

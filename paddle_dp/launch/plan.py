@@ -10,6 +10,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job, Plan
 from paddle_dp.launch.devices import spoken
 from paddle_dp.launch.machine import Machine
+from paddle_dp.text import gigabytes, plural
 
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
@@ -90,7 +91,7 @@ def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices 
     plan = replace(plan, ranks=ranks)
     workers = (job.least_ranks or ranks) - plan.servers_here
     if each.servers is not None and workers * each.devices > len(machine.devices):
-        seen = f"{len(machine.devices)} {spoken(machine.kind)}{'s' * (len(machine.devices) > 1)}"
+        seen = f"{plural(len(machine.devices), spoken(machine.kind))}"
         raise UsageError(
             f"--ranks {ranks}: only {seen} can be seen here ({','.join(machine.devices)}), and {each.fewer}. "
             "Set train.device=cpu to use the processor instead."
@@ -134,7 +135,7 @@ def check_memory(plan: Plan, available: int | None) -> None:
         return
     raise UsageError(
         f"--ranks {plan.ranks}: each rank on a CPU is a process that takes {RANK >> 20} MB before there is a model, "
-        f"{plan.ranks * RANK / 2**30:.1f} GB together, and {available / 2**30:.1f} GB are available here. Set --ranks "
+        f"{gigabytes(plan.ranks * RANK)} together, and {gigabytes(available)} are available here. Set --ranks "
         f"to {max(1, available // RANK)} at most, or spread them over --nodes."
     )
 
@@ -152,7 +153,7 @@ def _devices(
     if each.servers is not None and job.ranks not in (None, ranks + plan.servers_here):
         servers = f" and {plan.servers_here} without a device (servers)" if plan.servers_here else ""
         raise UsageError(
-            f"{option} means {ranks} rank{'s' * (ranks > 1)}{servers}, but --ranks is {job.ranks}. Leave one of the "
+            f"{option} means {plural(ranks, 'rank')}{servers}, but --ranks is {job.ranks}. Leave one of the "
             "two out."
         )
     if device == "cpu":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from types import TracebackType
 from paddle_dp.launch.command import MODULE, Plan, argv, environment
 from paddle_dp.launch.logs import worker_log
 from paddle_dp.launch.privately import for_launcher, in_the_open
-from paddle_dp.launch.processes import tied_to
+from paddle_dp.launch.processes import child_options
 from paddle_dp.launch.waiting import JOB_VARIABLES
 from paddle_dp.launch.watch import Launcher
 
@@ -35,19 +34,9 @@ class PreparedLauncher:
 
     def __enter__(self) -> PreparedLauncher:
         self._launcher = Launcher(
-            [
-                sys.executable,
-                "-u",
-                str(PROGRAM),
-                MODULE,
-            ],  # MODULE is only shown in lists of processes
-            env=self._environment,
-            stdin=PIPE,
-            stdout=DEVNULL,
-            stderr=DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the ranks in order
-            preexec_fn=tied_to(os.getpid()),  # prctl and getppid only; a kill -9 of us must end it
-        )
+            [sys.executable, "-u", str(PROGRAM), MODULE],  # MODULE is only shown in lists of processes
+            env=self._environment, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, **child_options(),
+        )  # fmt: skip
         return self
 
     def __exit__(

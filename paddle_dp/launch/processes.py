@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -45,6 +46,12 @@ def tied_to(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return tie
+
+
+def child_options() -> dict[str, Any]:
+    """Returns the options of `Popen` for a process that this one ends in order, and that a kill -9 of this one ends:
+    Ctrl-C reaches only this process."""
+    return {"start_new_session": True, "preexec_fn": tied_to(os.getpid())}
 
 
 def _stat(pid: int) -> list[str] | None:

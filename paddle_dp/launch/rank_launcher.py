@@ -6,7 +6,6 @@ worker may be lost.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from subprocess import DEVNULL, STDOUT, Popen
 from paddle_dp.launch.command import WORKER, Plan, worker_arguments
 from paddle_dp.launch.devices import visible_in
 from paddle_dp.launch.logs import worker_log
-from paddle_dp.launch.processes import alive, descendants, exit_of, tied_to
+from paddle_dp.launch.processes import alive, child_options, descendants, exit_of
 from paddle_dp.launch.waiting import launched
 
 
@@ -30,10 +29,8 @@ class RankLauncher:
         for local_rank, told in enumerate(environments(plan, variables, attempt)):
             with worker_log(attempt, local_rank).open("ab") as log:
                 self._ranks[plan.node * plan.ranks + local_rank] = Popen(
-                    arguments, env=told, stdin=DEVNULL, stdout=log, stderr=STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches only this process, which then ends the ranks in order
-                    preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only
-                )  # fmt: skip
+                    arguments, env=told, stdin=DEVNULL, stdout=log, stderr=STDOUT, **child_options()
+                )
         self.pid = next(iter(self._ranks.values())).pid
 
     def ranks(self) -> Mapping[int, int]:

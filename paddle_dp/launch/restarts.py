@@ -11,6 +11,7 @@ from pathlib import Path
 from paddle_dp.errors import LostFolderError, StoppedError, UsageError
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.signals import END_SIGNALS
+from paddle_dp.text import times
 
 FIRST_WAIT, MAX_WAIT = 1.0, 60.0  # seconds before a restart: 1, 2, 4, … up to a minute
 SAME = 3  # equal failures at one step that are no accident
@@ -107,7 +108,7 @@ def decide(history: Sequence[AttemptResult], restarts: int) -> Restart | Stop:
     if same >= SAME or (same == len(failures) > max(1, restarts)):
         where = f"after step {last.step}" if last.step else "before the first step was done"
         return Stop(
-            why=f"not started again: the same failure {_times(same)} {where}, with no new checkpoint in between."
+            why=f"not started again: the same failure {times(same)} {where}, with no new checkpoint in between."
         )
     if len(failures) > restarts:
         spent = "the restart was" if restarts == 1 else f"{restarts} restarts were"
@@ -124,7 +125,3 @@ def _since_progress(history: Sequence[AttemptResult]) -> list[AttemptResult]:
         if outcome.progressed:
             break
     return failures
-
-
-def _times(count: int) -> str:
-    return {2: "twice", 3: "three times"}.get(count, f"{count} times")

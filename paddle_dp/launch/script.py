@@ -61,7 +61,7 @@ def _opened(plan: Plan, folder: Path) -> tuple[Plan, Path]:
 
 def _on_nodes(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> int:
     from paddle_dp.launch.nodes import job as nodes
-    from paddle_dp.launch.nodes.rendezvous import NodeLimits as NodeLimits
+    from paddle_dp.launch.nodes.rendezvous import NodeLimits
 
     assert plan.limits is not None
     node_job = nodes.NodeJob(

@@ -10,6 +10,7 @@ from statistics import median
 
 from paddle_dp.launch.command import Limits
 from paddle_dp.mesh.heartbeat import PHASES, RankStatus
+from paddle_dp.text import numbered
 
 STATUS = 124  # the exit status of a job that stood still, as of timeout(1)
 LEAST = 60.0  # seconds: a machine may be busy for a while, even if steps are short
@@ -60,7 +61,10 @@ class Standstill:
         for rank in self.beats:
             if rank not in late:
                 rest.setdefault(self._state(rank), []).append(rank)
-        sentences = [*first, *(f"{_ranks(ranks)} {_verb(state, ranks)}" for state, ranks in rest.items())]
+        sentences = [
+            *first,
+            *(f"{numbered('rank', ranks)} {_verb(state, ranks)}" for state, ranks in rest.items()),
+        ]
         if all_wait and len(late) == len(self.beats):
             sentences.append("each waits for another rank, and none of this node is late")
         seconds = f"{self.seconds:.0f} s (allowed are {self.limit:.0f} s: {self.setting})"
@@ -200,10 +204,6 @@ def location_of(beat: RankStatus) -> str:
     elif beat.phase not in ("start", "done"):
         location += f" after step {beat.step}"
     return f"{location} ({detail})" if detail else location
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
 
 
 def _verb(state: str, ranks: Sequence[int]) -> str:

@@ -170,7 +170,7 @@ def _opened(plan: Plan, folder: Path) -> tuple[Plan, Path]:
 def _on_nodes(sizes: ElasticSize, recipe: Recipe, inherited: dict[str, str]) -> int:
     """Runs one of several nodes; they meet before anything is written."""
     from paddle_dp.launch.nodes import job as nodes
-    from paddle_dp.launch.nodes.rendezvous import NodeLimits as NodeLimits
+    from paddle_dp.launch.nodes.rendezvous import NodeLimits
     from paddle_dp.recipe.folder import SIGNS
 
     plan = sizes.plan

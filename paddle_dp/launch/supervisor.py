@@ -362,10 +362,11 @@ def board_of(plan: Plan) -> Iterator[StatusTable | None]:
 
 def nobody_came(plan: Plan, seconds: float, attempt: Path) -> str:
     """Returns the message for a launcher that has started no rank for `seconds`."""
-    waited = f"no rank of this node has started for {seconds:.0f} s (watch.start)"
+    cause = "."
     if plan.nodes > 1:
-        waited += (
+        cause = (
             ": all nodes have joined, but Paddle's launchers have not found each other. Can the nodes reach each "
             "other at all ports, not only at --master's?"
         )
-    return f"{waited}. Output of Paddle's launcher: {attempt / 'launcher.log'}".replace("?.", "?")
+    standstill = f"no rank of this node has started for {seconds:.0f} s (watch.start){cause}"
+    return f"{standstill} Output of Paddle's launcher: {attempt / 'launcher.log'}"

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from paddle_dp.launch.command import Plan, worker_arguments
 from paddle_dp.launch.logs import worker_log
-from paddle_dp.launch.processes import descendants, kill_all, tied_to
+from paddle_dp.launch.processes import child_options, descendants, kill_all
 from paddle_dp.launch.waiting_rank import Case
 
 PROGRAM = Path(__file__).with_name("waiting_rank.py")
@@ -72,6 +72,10 @@ class WaitingRanks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Ends the waiting processes, and all that they have started."""
         for each in self._waiting:
             kill_all(lambda pid=each.pid: descendants(pid))  # type: ignore[misc]
             each.kill()
@@ -89,10 +93,9 @@ class WaitingRanks:
         if not self._let_wait(plan, {n: v for n, v in variables.items() if not n.startswith(JOB_VARIABLES)}):
             return None
         arguments, processes = worker_arguments(plan), self._waiting[: plan.ranks]
-        for rank, (each, told) in enumerate(
-            zip(processes, launched(plan.ranks, variables, attempt), strict=True)
-        ):
-            case = Case(arguments, {**variables, **told}, str(worker_log(attempt, rank)))
+        rank_variables = launched(plan.ranks, variables, attempt)
+        for rank, (each, additions) in enumerate(zip(processes, rank_variables, strict=True)):
+            case = Case(arguments, {**variables, **additions}, str(worker_log(attempt, rank)))
             _write(each, case.as_line())
         return Forks(processes)
 
@@ -102,16 +105,13 @@ class WaitingRanks:
         Another environment starts new ones, as libraries read it when loaded.
         """
         if environment != self._environment or any(each.poll() is not None for each in self._waiting):
-            self.__exit__(None, None, None)
+            self._end()
         self._environment = environment
+        command = [sys.executable, "-u", str(PROGRAM), plan.job.entry_point]
         new = [
-            Popen(
-                [sys.executable, "-u", str(PROGRAM), plan.job.entry_point],
-                env=environment, stdin=PIPE, stdout=PIPE, start_new_session=True,
-                preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - prctl and getppid only
-            )
+            Popen(command, env=environment, stdin=PIPE, stdout=PIPE, **child_options())
             for _ in range(plan.ranks - len(self._waiting))
-        ]  # fmt: skip
+        ]
         self._waiting += new
         threads = [_answer(each) for each in new]
         self._safe = all(number == 1 for number in threads)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from math import prod
 
+from paddle_dp.text import plural
+
 # Outermost first, as fleet numbers ranks: neighbouring ranks are on one tensor axis, which communicates most.
 AXES = ("data", "pipeline", "sharding", "sequence", "tensor")
 
@@ -36,8 +38,7 @@ class Degrees:
     def __str__(self) -> str:
         split = [f"{axis} {self[axis]}" for axis in AXES if self[axis] > 1]
         if self.servers:
-            workers = f"{self.dp_size} worker{'s' * (self.dp_size > 1)}"
-            return f"{self.servers} server{'s' * (self.servers > 1)}, {workers}"
+            return f"{plural(self.servers, 'server')}, {plural(self.dp_size, 'worker')}"
         return " × ".join(split) or "one process"
 
     @property

@@ -35,7 +35,11 @@ class Environment:
                 "Unset the PADDLE_* variables, or start with paddle-dp train, which ignores them."
             )
         local = int(env.get("PADDLE_RANK_IN_NODE", env.get("PADDLE_LOCAL_RANK", rank)))
-        alone = int(env.get("PADDLE_LOCAL_SIZE", 1)) == ranks
+        if "PADDLE_LOCAL_SIZE" in env:
+            alone = int(env["PADDLE_LOCAL_SIZE"]) == ranks
+        else:  # paddle.distributed.spawn. Pods with one address may have separate processes and files: loopback only.
+            endpoints = env.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")
+            alone = ranks == 1 or (len(endpoints) == ranks and all(e.startswith("127.") for e in endpoints))
         return cls(
             rank=rank, ranks=ranks, local_rank=local, master=env.get("PADDLE_MASTER"), single_machine=alone
         )

@@ -22,6 +22,7 @@ from typing import Any
 from paddle_dp.errors import LostPeerError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.secret import JobStore, job_store
+from paddle_dp.text import numbered
 
 Counts = dict[str, int]
 # The line of a waiting rank. The launcher looks for it in the log of a process that the wait ended in C++.
@@ -79,9 +80,10 @@ class Arrivals:
             waited = time.monotonic() - wait.since
             if not wait.late or waited < 0.9 * self.patience:
                 raise
+            late = numbered("rank", wait.late)
             raise LostPeerError(
-                f"rank {self.rank} has waited {waited:.0f} s for {_ranks(wait.late)} in {activity}, which is the limit "
-                f"(train.patience). See the log of {_ranks(wait.late)}, or set a larger train.patience."
+                f"rank {self.rank} has waited {waited:.0f} s for {late} in {activity}, which is the limit "
+                f"(train.patience). See the log of {late}, or set a larger train.patience."
             ) from error
         finally:
             self._waits.pop()
@@ -113,7 +115,7 @@ class Arrivals:
         counts = {rank: json.loads(bytes(store.get(self._key(rank))).decode()) for rank in others}
         wait.late, wait.reported = self.late(wait, counts), waited
         if wait.late:
-            line = f"rank {self.rank} has waited {waited:.0f} s in {wait.activity} for {_ranks(wait.late)}"
+            line = f"rank {self.rank} has waited {waited:.0f} s in {wait.activity} for {numbered('rank', wait.late)}"
             print(line, file=sys.stderr, flush=True)
 
     def _end(self, thread: threading.Thread) -> None:
@@ -151,7 +153,3 @@ def start(rank: int, master: str, patience: float) -> None:
 
     _arrivals[:] = [Arrivals(rank, connection, patience)]
     _arrivals[0].start(job_store())
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))

@@ -22,7 +22,6 @@ from paddle_dp.parallel.batch_statistics import SumOverReaders
 from paddle_dp.parallel.data_group import NestedGroup, PaddleGroup
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
-from paddle_dp.parallel.exchange.memory import dtype_of
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.exchange.replica_sums import ReplicaSums
 from paddle_dp.parallel.exchange.roundings import comm_dtype_of, rounds
@@ -37,6 +36,7 @@ from paddle_dp.parallel.sharding.zero import Zero
 from paddle_dp.parallel.tensor.layers import before_exchanges
 from paddle_dp.parallel.update_mode import UpdateMode
 from paddle_dp.parallel.weights import WeightSync
+from paddle_dp.tensors import dtype_of
 
 _ELSEWHERE = (
     "strategy.sharding_stage=3: {} reads or writes a parameter outside of the forward of the layer that holds it, "

@@ -20,6 +20,8 @@ from paddle import nn
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.consistency import digests
+from paddle_dp.tensors import dtype_of
+from paddle_dp.text import and_more
 
 Named = list[tuple[str, paddle.Tensor]]
 _USUAL = {"float32", "float64", "int8", "uint8", "int32", "int64"}  # dtypes that every backend can broadcast
@@ -62,8 +64,7 @@ class Buffers:
         differing = list(dict.fromkeys([*self._diverging, *self._unequal()]))
         if not differing:
             return []
-        more = len(differing) - 1
-        which = f"buffer {differing[0]}" + (f" and {more} more are" if more else " is")
+        which = f"buffer {differing[0]}" + (and_more(differing, phrase=" and {} more are") or " is")
         told = ", and all ranks go on with the first one's" if differing[0] in self._diverging else ""
         return [
             f"{which} updated by forward from each rank's own samples{told}; one process updates from all samples"
@@ -118,7 +119,7 @@ def give_unusual(model: nn.Layer, mesh: Mesh) -> None:
     dtypes.
     """
     for tensor in (*model.parameters(), *model.buffers()):
-        odd = tensor.stop_gradient and str(tensor.dtype).rpartition(".")[2] not in _USUAL
+        odd = tensor.stop_gradient and dtype_of(tensor) not in _USUAL
         if tensor._is_initialized() and (odd or not tensor.is_contiguous()):
             Buffers(list, mesh).give(tensor)
         if odd or not tensor.size:

@@ -50,7 +50,7 @@ def take_clips(optimizer: Any) -> list[Clip]:
 def bound_of(learner: Any) -> float | None:
     """The bound of a placed learner's clip by the norm of all gradients; None without one, or with one per parameter
     group."""
-    bounds = [clip.bound for clip in getattr(learner, "clips", ())]
+    bounds = [clip.bound for clip in learner.mode.norm.clips]
     left = getattr(learner.optimizer, "_grad_clip", None)
     if left is not None and type(left) is ClipGradByGlobalNorm:
         bounds.append(float(left.clip_norm))

@@ -3,7 +3,6 @@ ranks."""
 
 from __future__ import annotations
 
-import ctypes
 import zlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ import paddle
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.first_not_finite import not_finite
+from paddle_dp.tensors import bytes_of
+from paddle_dp.text import and_more, numbered
 
 _AS_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 _CYCLE = 8191
@@ -43,11 +44,9 @@ def digests(tensors: Iterable[paddle.Tensor]) -> list[Digest]:
 def _digest_of_memory(tensor: paddle.Tensor) -> Digest:
     """Sums 8-byte words in lanes: returns a checksum of the lanes, and one of the remaining bytes."""
     tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
-    size = tensor.size * tensor.element_size()
-    if not size:
+    memory = bytes_of(tensor)  # Tensor.numpy() copies, which takes ten times as long as the sums
+    if not (size := memory.size):
         return 0, 0
-    # Tensor.numpy() copies, which takes ten times as long as the sums.
-    memory = np.frombuffer((ctypes.c_char * size).from_address(tensor.data_ptr()), np.uint8)
     row = 8 * _LANES
     whole = size // row * row
     lanes = memory[:whole].view(np.uint64).reshape(-1, _LANES).sum(0, dtype=np.uint64)
@@ -134,8 +133,9 @@ def _refuse_not_finite(rows: list[list[list[str]]], when: str) -> None:
     if not holders:
         return
     name, ranks = next(iter(holders.items()))
-    who = f" on {_ranks(ranks)}" if len(rows) > 1 else ""
-    raise NotFiniteError(f"{when}: '{name}' is not finite{who}: {content[name]}{_more(len(holders))}.")
+    who = f" on {numbered('rank', ranks, 8)}" if len(rows) > 1 else ""
+    more = and_more(holders, phrase=" (and {} more)")
+    raise NotFiniteError(f"{when}: '{name}' is not finite{who}: {content[name]}{more}.")
 
 
 def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:
@@ -153,23 +153,13 @@ def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:
         return
     name, groups = differing[0]
     most = max(groups, key=len)  # the first of the largest groups
-    others = sorted(rank for group in groups if group is not most for rank in group)
-    holds = "holds" if len(others) == 1 else "hold"
+    outliers = sorted(rank for group in groups if group is not most for rank in group)
+    holds = "holds" if len(outliers) == 1 else "hold"
+    more = and_more({name for name, _ in differing}, phrase=" (and {} more)")
     raise DivergenceError(
-        f"{when}: {_ranks(others)} {holds} other values than rank {most[0]} in '{name}'"
-        f"{_more(len({name for name, _ in differing}))}. Every rank must start from equal weights and take equal "
-        "updates. Is something changed, or random, on one rank only?"
+        f"{when}: {numbered('rank', outliers, 8)} {holds} other values than rank {most[0]} in '{name}'{more}. Every "
+        "rank must start from equal weights and take equal updates. Is something changed, or random, on one rank only?"
     )
-
-
-def _ranks(ranks: list[int]) -> str:
-    """«rank 2», «ranks 0, 1, 2», «ranks 0, 1, 2, 3, … (64 of them)»."""
-    some = ", ".join(map(str, ranks[:8])) + (f", … ({len(ranks)} of them)" if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {some}"
-
-
-def _more(count: int) -> str:
-    return f" (and {count - 1} more)" if count > 1 else ""
 
 
 def check_gradients(missing: list[str], mesh: Mesh, unused: frozenset[str] | None) -> frozenset[str]:

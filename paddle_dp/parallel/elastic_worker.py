@@ -12,12 +12,12 @@ from paddle_dp.batch import Batch
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.exchange.elastic_average import ElasticAverage
-from paddle_dp.parallel.exchange.memory import Array
 from paddle_dp.parallel.extra_state import ExtraState, SavedExtraState
 from paddle_dp.parallel.learner_checks import FrozenCheck
 from paddle_dp.parallel.loss import number
 from paddle_dp.parallel.periodic_means import PeriodicMeans
 from paddle_dp.parallel.runner import totals
+from paddle_dp.tensors import Array
 
 if TYPE_CHECKING:
     from paddle_dp.parallel.learner import Learner

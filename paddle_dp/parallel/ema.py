@@ -16,6 +16,7 @@ import paddle
 from paddle_dp.parallel.learner import Learner
 from paddle_dp.parallel.placed_model import Placed
 from paddle_dp.recipe import Ema
+from paddle_dp.tensors import dtype_of
 
 _WIDE = ("float32", "float64")
 
@@ -86,7 +87,7 @@ class Averages:
 
 def _copy(parameter: paddle.Tensor) -> paddle.Tensor:
     with paddle.no_grad():
-        wide = str(parameter.dtype).rpartition(".")[2] in _WIDE
+        wide = dtype_of(parameter) in _WIDE
         copy: paddle.Tensor = (parameter if wide else parameter.astype("float32")).clone()
         copy.stop_gradient = True
         return copy

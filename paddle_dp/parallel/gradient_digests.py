@@ -19,6 +19,7 @@ from paddle_dp.parallel.buffers import bits_of, from_bits
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.parallel.trial import buffers_before
 from paddle_dp.structure import leaves, structure_of, unflatten
+from paddle_dp.tensors import dtype_of
 
 Named = Iterable[tuple[str, paddle.Tensor]]
 SEED = 20221
@@ -47,7 +48,7 @@ def shared(batch: Batch, mesh: Mesh) -> Batch:
 
 def _row(micro_batch: MicroBatch) -> list[object]:
     read = leaves((micro_batch.inputs, micro_batch.targets))
-    parts = [[list(x.shape), str(x.dtype).rpartition(".")[2]] for x in read]
+    parts = [[list(x.shape), dtype_of(x)] for x in read]
     return [parts, micro_batch.samples, micro_batch.first, micro_batch.places]
 
 

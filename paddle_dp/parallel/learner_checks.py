@@ -19,6 +19,7 @@ from paddle_dp.parallel.dropout import Draws
 from paddle_dp.parallel.loss import Loss
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.update_mode import UpdateMode
+from paddle_dp.text import and_more, few, plural
 
 SYNC_BATCH_NORM = "strategy.sync_batch_norm=true takes those of all ranks"
 NO_REMEDY = (
@@ -103,10 +104,8 @@ class BatchNormCheck(LearnerCheck):
     def differences(self) -> Iterable[str]:
         names = gathered_names(self._local_norms.names(), self._mesh)
         if names and self._mesh.dp_size > 1:
-            layers = "1 BatchNorm layer normalizes"
-            if len(names) > 1:
-                layers = f"{len(names)} BatchNorm layers normalize"
-            yield f"{layers} over one rank's samples ({names[0]}{', …' if len(names) > 1 else ''}): {self._remedy}"
+            layers = plural(len(names), "BatchNorm layer normalizes", "BatchNorm layers normalize")
+            yield f"{layers} over one rank's samples ({few(names, 1)}): {self._remedy}"
 
 
 class KnownDifferences(LearnerCheck):
@@ -172,9 +171,8 @@ class UnusedCheck(LearnerCheck):
         used = set(gathered_names([name for name in lacking if present.get(name)], mesh)) if lacking else ()
         unused = [name for name in lacking if name not in used]
         if unused and mesh.is_main:
-            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             print(
-                f"parameter '{unused[0]}'{more} got no gradient in update {update}: neither the "
+                f"parameter '{unused[0]}'{and_more(unused)} got no gradient in update {update}: neither the "
                 "outputs nor the loss use it, so updates leave it as it is. This is said once.",
                 file=sys.stderr,
                 flush=True,

@@ -25,6 +25,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.errors import Mistake, RecipeError, UsageError, similar
+from paddle_dp.text import few
 
 A, B = "lora_A", "lora_B"
 Between = Callable[[paddle.Tensor], paddle.Tensor]
@@ -129,7 +130,6 @@ def merge_low_rank(model: nn.Layer) -> int:
 
 def _known(pattern: str, names: list[str]) -> str:
     guess = similar(pattern.strip(".*"), sorted({*names, *(name.rpartition(".")[2] for name in names)}))
-    some = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
     return (f" Did you mean '{guess}'?" if guess else "") + (
-        f" There are {some}." if names else " There is none."
+        f" There are {few(names, 4)}." if names else " There is none."
     )

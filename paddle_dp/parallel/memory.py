@@ -8,8 +8,8 @@ from typing import Any
 
 import paddle
 
-from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.learner import Learner
+from paddle_dp.tensors import nbytes
 
 
 def size(tensors: Iterable[paddle.Tensor | None]) -> int:

@@ -15,7 +15,6 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_statistics import BatchStatistics
 from paddle_dp.parallel.consistency import Replica
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
-from paddle_dp.parallel.exchange.memory import moved_gradient
 from paddle_dp.parallel.extra_state import ExtraState, SavedExtraState
 from paddle_dp.parallel.learning_rate import Rate
 from paddle_dp.parallel.loss import Count, number
@@ -24,6 +23,7 @@ from paddle_dp.parallel.periods import LocalStates, Periods, Tensors, write
 from paddle_dp.parallel.placed_model import NamedTensors, PlacedModel
 from paddle_dp.parallel.update_mode import Counter, GradientNorm, UpdateMode
 from paddle_dp.parallel.weights import States, WeightSync
+from paddle_dp.tensors import moved_gradient
 
 
 @dataclass

@@ -33,10 +33,11 @@ from paddle_dp.parallel.loss import Count
 from paddle_dp.parallel.update_mode import UpdateMode
 from paddle_dp.parallel.weights import WeightSync
 from paddle_dp.structure import leaves, mapped
+from paddle_dp.text import few, plural
 
 _NORMS = (
-    "{} BatchNorm layer{} normalize{} over one copy's samples ({}{}): a process without copies (strategy.use=single) "
-    "takes those of the whole batch"
+    "{} over one copy's samples ({}): a process without copies (strategy.use=single) takes those of the whole "
+    "batch"
 )
 _BUFFER = (
     "buffer {} is updated by forward from each copy's own samples, and the first copy's counts: a process without "
@@ -275,10 +276,8 @@ class CopiesCheck(LearnerCheck):
 
     def differences(self) -> Iterator[str]:
         if names := self._local_norms.names():
-            several = len(names) > 1
-            yield _NORMS.format(
-                len(names), "s" * several, "" if several else "s", names[0], ", …" if several else ""
-            )
+            layers = plural(len(names), "BatchNorm layer normalizes", "BatchNorm layers normalize")
+            yield _NORMS.format(layers, few(names, 1))
         yield from map(_BUFFER.format, dict.fromkeys(self._copies.differing_buffers or ()))
 
 

@@ -72,7 +72,12 @@ class Counter:
 
 
 class GradientNorm:
-    """The 2-norm of all gradients of a model that every rank has whole; the optimizer clips by itself."""
+    """The 2-norm of all gradients of a model that every rank has whole; the optimizer clips by itself.
+
+    `clips`: global-norm clips that were taken out of the optimizer, because it sees only this rank's part.
+    """
+
+    clips: Sequence[Clip] = ()
 
     def __init__(self, parameters: Parameters, dtype: str = "float32"):
         self._parameters, self._dtype = parameters, dtype
@@ -98,8 +103,7 @@ class GradientNorm:
 
 
 class PlacedNorm(GradientNorm):
-    """The 2-norm over placements: each gradient counts once, at its parameter's main replica. `clips`: the optimizer's
-    global-norm clips, which were taken out of it because the optimizer sees only this rank's part."""
+    """The 2-norm over placements: each gradient counts once, at its parameter's main replica."""
 
     def __init__(self, placed: PlacedModel, clips: Sequence[Clip]):
         super().__init__(placed.trainable)

@@ -17,6 +17,7 @@ from paddle_dp.errors import Mistake, RecipeError, UsageError, did_you_mean, sim
 from paddle_dp.part.call import resolve
 from paddle_dp.part.callables import is_standard_library, validate_callable
 from paddle_dp.part.messages import Keys, show
+from paddle_dp.text import and_more
 
 Model = TypeVar("Model")
 Way = Literal["colwise", "heads", "rowwise", "channels", "vocab", "classes"]
@@ -250,7 +251,7 @@ class _Layers:
         inside = {id(p) for name in names for p in self.named[name].parameters()}
         outside = [name for name, p in self.model.named_parameters() if id(p) not in inside]
         if outside:
-            more = f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
+            more = and_more(outside, phrase=" (and {} more)")
             self._complain(
                 ("blocks",), f"'{outside[0]}'{more} is in none of them, and they are the whole model"
             )

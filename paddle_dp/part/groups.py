@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from paddle_dp.errors import Mistake, RecipeError, similar
+from paddle_dp.text import few
 from paddle_dp.units import AboveZero, Fraction, Rate
 
 KEY = "groups"
@@ -122,8 +123,7 @@ def _known(pattern: str, named: Sequence[Sequence[str]]) -> str:
     names = [name for of_one in named for name in of_one]
     layers = {name.rpartition(".")[0] for name in names} - {""}
     guess = similar(pattern.strip(".*"), sorted({*names, *layers}))
-    some = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-    return (f" Did you mean '{guess}'?" if guess else "") + f" Some are {some}."
+    return (f" Did you mean '{guess}'?" if guess else "") + f" Some are {few(names, _SHOWN)}."
 
 
 class Adapter(Protocol):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from paddle_dp.plan.rank_times import RankTimes, slowest
+from paddle_dp.text import duration, gigabytes
 
 MATTERS = 0.08  # of a step; a smaller gain is not worth a line
 SHORT = 5e-3  # seconds; in a shorter step, a batch from a worker takes the time that the worker saves
@@ -114,7 +115,7 @@ def _workers(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAd
         return
     yield TuningAdvice(
         what=f"loader.num_workers={needed}",
-        why=f"{_ms(read)} of a step are spent waiting for data, with {facts.num_workers} workers a rank",
+        why=f"{duration(read)} of a step are spent waiting for data, with {facts.num_workers} workers a rank",
         seconds=seconds,
     )
 
@@ -130,7 +131,7 @@ def _callbacks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tuning
     name = max(costs, key=lambda each: costs[each])
     yield TuningAdvice(
         what=f"call {name} a tenth as often (its setting `every`)",
-        why=f"it takes {_ms(costs[name])} of a step, in which nothing is learned",
+        why=f"it takes {duration(costs[name])} of a step, in which nothing is learned",
         seconds=_step(rank_times, lambda times: times.work - 0.9 * times.works.get(name, 0.0)),
     )
 
@@ -140,7 +141,8 @@ def _recompute(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tuning
         every = int(next((word for word in facts.recompute.split() if word.isdigit()), "1"))
         yield TuningAdvice(
             what="strategy.recompute=none",
-            why=f"backward runs forwards again; a rank takes {_gb(facts.peak)}, and {_gb(facts.free)} are free",
+            why=f"backward runs forwards again; a rank takes {gigabytes(facts.peak)}, and {gigabytes(facts.free)} are "
+            "free",
             seconds=_step(rank_times, lambda times: times.work - times.forward / every),
         )
 
@@ -168,7 +170,7 @@ def _larger_batch(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tun
     if len(rank_times) > 1 and facts.degrees.get("pipeline", 1) == 1:
         yield TuningAdvice(
             what=f"train.batch={2 * facts.batch}, with the learning rate that fits it",
-            why=f"exchange and update take {_ms(once)} of a step, for any number of samples; the times are for "
+            why=f"exchange and update take {duration(once)} of a step, for any number of samples; the times are for "
             f"{facts.batch} samples",
             seconds=_step(rank_times) - once / 2,
         )
@@ -216,7 +218,7 @@ def _slow_rank(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tuning
     usual = max(times.work for times in rank_times if times is not late)
     yield TuningAdvice(
         what=f"speed up rank {late.rank} on {late.host} ({component})",
-        why=f"its own work takes {_ms(late.work)} a step, the others' at most {_ms(usual)}",
+        why=f"its own work takes {duration(late.work)} a step, the others' at most {duration(usual)}",
         seconds=_step(rank_times, lambda times: min(times.work, usual)),
         setting=False,
     )
@@ -247,11 +249,3 @@ def _more_ranks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tunin
         + wire,
         setting=False,
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
-
-
-def _gb(size: int) -> str:
-    return f"{size / 2**30:.1f} GB"

@@ -159,8 +159,8 @@ def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> Iterator[Sent]:
             hides=hides,
         )
 
-    behind = serves or not layout.asynchronous  # an asynchronous worker pushes after its backward
-    yield way("gradients", layout.widths.gradient, "last backward", out=not serves, hides=behind)
+    hides = serves or not layout.asynchronous  # an asynchronous worker pushes after its backward
+    yield way("gradients", layout.widths.gradient, "last backward", out=not serves, hides=hides)
     yield way("parameters", layout.widths.parameter, "first forward", out=serves, hides=False)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from paddle_dp.mesh.degrees import AXES, Degrees
 from paddle_dp.plan.partition import Partition, check_partition, stage_bounds, unlearning
 from paddle_dp.plan.pipeline_schedule import check_schedule
+from paddle_dp.text import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def problems(degrees: Degrees, shape: Shape, ranks: int) -> list[str]:
     if degrees.ranks != ranks:
         factors = [str(degrees[axis]) for axis in AXES if degrees[axis] > 1]
         product = f"{' × '.join(factors)} = " if len(factors) > 1 else ""
-        needed = f"{product}{degrees.ranks} rank{'s' * (degrees.ranks > 1)}"
+        needed = f"{product}{plural(degrees.ranks, 'rank')}"
         reasons.append(f"the degrees make {needed}, and there are {ranks}")
     heads = {"heads": shape.heads, "kv_heads": shape.kv_heads}
     divided = {
@@ -191,6 +192,5 @@ def refusal(degrees: Degrees, shape: Shape, ranks: int, axes: tuple[str, ...] = 
     if not near:
         return f"strategy: {'; '.join(reasons)}. No layout of {ranks} ranks fits."
     return (
-        f"strategy: {'; '.join(reasons)}. Legal on {ranks} rank{'s' * (ranks != 1)}, nearest first: "
-        f"{'; '.join(near)}."
+        f"strategy: {'; '.join(reasons)}. Legal on {plural(ranks, 'rank')}, nearest first: {'; '.join(near)}."
     )

@@ -9,6 +9,7 @@ from statistics import median
 from paddle_dp.plan.changes import MATTERS, SHORT, Facts, TuningAdvice, changes, workers_that_would_do
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.rank_times import RankTimes, slowest
+from paddle_dp.text import duration
 
 WIDTH = 80
 MAX_RANKS_SHOWN = 8  # rows of the table: with more ranks, the ones with the most work
@@ -24,7 +25,7 @@ def lines(measured: Measured) -> list[str]:
     rank_times, facts, first, last = measured.rank_times, measured.facts, measured.first, measured.last
     step = max(times.step for times in rank_times)
     report = [
-        f"Where a step of {_shown(step)} ms goes, in ms (steps {first} to {last}):",
+        f"Where a step of {duration(step)} goes, in ms (steps {first} to {last}):",
         *_table(rank_times),
         *_servers(facts.servers),
         *_wrapped(_sentence(rank_times)),
@@ -57,7 +58,7 @@ def starved(measured: Measured) -> str:
         return ""
     return (
         f"{read / step:.0%} of the time waits for data: loader.num_workers={needed} would do "
-        f"({facts.num_workers} now; {_shown(step)} → {_shown(seconds)} ms a step)"
+        f"({facts.num_workers} now; {duration(step)} → {duration(seconds)} a step)"
     )
 
 
@@ -110,11 +111,11 @@ def _sentence(rank_times: Sequence[RankTimes]) -> str:
     late, lost, component = straggler
     usual = [getattr(other, component) for other in rank_times if other is not late]
     if late.work - median(other.work for other in rank_times if other is not late) < lost / 4:
-        return f"The ranks wait for each other, {_shown(lost)} ms of each step, though none has more to do than others."
+        return f"The ranks wait for each other, {duration(lost)} of each step, though none has more to do than others."
     return (
-        f"Slowest is rank {late.rank} on {late.host}: the others wait {_shown(lost)} ms of each step for it. Most of "
-        f"that is {component}, {_shown(getattr(late, component))} ms, for the others {_shown(sum(usual) / len(usual))}."
-        f"{_called(late, component)}"
+        f"Slowest is rank {late.rank} on {late.host}: the others wait {duration(lost)} of each step for it. Most of "
+        f"that is {component}, {duration(getattr(late, component))}, for the others "
+        f"{duration(sum(usual) / len(usual))}.{_called(late, component)}"
     )
 
 
@@ -122,7 +123,7 @@ def _called(times: RankTimes, component: str) -> str:
     if component != "callbacks" or not times.works:
         return ""
     name = max(times.works, key=lambda each: times.works[each])
-    return f" {name} takes {_shown(times.works[name])} ms of it."
+    return f" {name} takes {duration(times.works[name])} of it."
 
 
 def _advice(step: float, proposals: Sequence[TuningAdvice]) -> Iterator[str]:
@@ -130,7 +131,7 @@ def _advice(step: float, proposals: Sequence[TuningAdvice]) -> Iterator[str]:
         yield f"Nothing that is known here would gain {100 * MATTERS:.0f} %."
         return
     for change, prefix in zip(proposals[:3], ("Change", "or", "or"), strict=False):
-        faster = f"{_shown(step)} → {_shown(change.seconds)} ms, {step / change.seconds:.3g} × as fast"
+        faster = f"{duration(step)} → {duration(change.seconds)}, {step / change.seconds:.3g} × as fast"
         yield from _wrapped(f"{prefix}: {change.what}: {faster}. {change.why[:1].upper()}{change.why[1:]}.")
 
 
@@ -142,7 +143,3 @@ def _number(seconds: float) -> str:
     """Milliseconds in at most six characters; «·» below 0.005."""
     ms = seconds * 1e3
     return "·" if ms < 0.005 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 1000 else f"{ms:.0f}"
-
-
-def _shown(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"

@@ -19,9 +19,10 @@ from paddle_dp.launch.command import Job
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.proof.compare import K
 from paddle_dp.proof.retrain import RESULT, judged
-from paddle_dp.proof.sides import run_alone
+from paddle_dp.proof.sides import ending, refusal, run_alone
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import yaml_text
+from paddle_dp.text import plural
 from paddle_dp.train import certificate as certificates
 from paddle_dp.train.certificate import Content
 
@@ -35,8 +36,8 @@ def certificate(run: Path, replay: int = 0, step: int | None = None, steps: int 
     """Prints the certificate of a run and the checks of its folder; then trains `replay` intervals again, or the one
     that ends with update `step`. Returns 0, or 1 if anything differs from the certificate.
 
-    `steps`: the most updates of an interval. Raises UsageError without a certificate, if nothing can be trained again,
-    or if the process that trains fails.
+    `steps`: the most updates of an interval. Raises UsageError without a certificate, or if nothing can be trained
+    again, JobError if the process that trains fails.
     """
     content = _read(run)
     print("\n".join(certificate_lines(content, run)))
@@ -59,8 +60,7 @@ def _read(run: Path) -> Content:
         return certificates.read(run)
     except FileNotFoundError:
         raise UsageError(
-            f"{run} holds no {certificates.NAME}: name the folder of a run, such as runs/NAME. Versions before 0.1.0 "
-            "wrote none."
+            f"{run} holds no {certificates.NAME}: name the folder of a run, such as runs/NAME."
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{run / certificates.NAME} cannot be used: it {error}.") from None
@@ -126,7 +126,7 @@ def checked(content: Content, run: Path) -> Iterator[tuple[bool, str]]:
 
 
 def _sizes(before: Content, after: Content) -> str:
-    stopped, resumed = (f"{a['ranks']} rank{'s' * (a['ranks'] > 1)}" for a in (before, after))
+    stopped, resumed = (plural(a["ranks"], "rank") for a in (before, after))
     return f"{stopped} stopped, {resumed} went on"
 
 
@@ -260,14 +260,15 @@ def retrain_interval(interval: Interval, content: Content, run: Path, which: str
             )  # fmt: skip
             (scratch / "run").mkdir()
             if status := run_alone(job, attempt["variables"] if attempt["ranks"] == 1 else None):
-                raise UsageError(f"{steps} were not trained again: {status}")
+                message = f"{steps} were not trained again"
+                raise refusal(status, f"{message}: {ending(status)}.", f"{message}: see above.")
             result = json.loads((scratch / RESULT).read_text())
         finally:
             recipe.unlink(missing_ok=True)
     alone = attempt["ranks"] == 1 and interval_recipe.strategy.config.batch_chunks == 1
     same, lines = verdict(result, exact=alone and attempt["host"] == socket.gethostname())
     print(
-        f"{steps}, done on {attempt['ranks']} rank{'s' * (attempt['ranks'] > 1)}, "
+        f"{steps}, done on {plural(attempt['ranks'], 'rank')}, "
         f"again on one process: {'the same' if same else 'DIFFERENT'}"
     )
     print("\n".join(f"  {line}" for line in lines), flush=True)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.text import and_more, numbered, times
+
 Degrees = Mapping[str, int]
 EXACTLY = 1e-3  # tolerance of a factor, and of the part that it does not explain, to count as exact
 NEARLY = 0.05  # below this relative difference no factor is named
@@ -33,16 +35,12 @@ def samples(reference: Sequence[int], candidate: Sequence[tuple[int, Sequence[in
     repeated = [n for n in twice if n in expected]
     foreign = [n for n in twice if n not in expected]
     if repeated:
-        phrases.append(f"{_things('sample', repeated)} read {_times(read[repeated[0]])}")
+        phrases.append(f"{_things('sample', repeated)} read {times(read[repeated[0]])}")
     if foreign:
         phrases.append(f"{_things('sample', foreign)} read, which one process does not read in this step")
     if never:
         phrases.append(f"{_numbers(never)} never" if phrases else f"{_things('sample', never)} never read")
     return ", ".join(phrases)
-
-
-def _times(count: int) -> str:
-    return {2: "twice", 3: "three times"}.get(count, f"{count} times")
 
 
 def _things(thing: str, numbers: Sequence[int]) -> str:
@@ -52,7 +50,7 @@ def _things(thing: str, numbers: Sequence[int]) -> str:
 
 def _numbers(numbers: Sequence[int]) -> str:
     distinct = list(dict.fromkeys(numbers))
-    return ", ".join(map(str, distinct[:3])) + (f" and {len(distinct) - 3} more" if len(distinct) > 3 else "")
+    return ", ".join(map(str, distinct[:3])) + and_more(distinct, 3)
 
 
 def factor(reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float]:
@@ -143,17 +141,13 @@ def unmet(
     wrong = [rank for rank in holders if rank not in right]
     if right and wrong:
         c, rest = factor(reference, copies[wrong[0]])
-        return f"is one process's on {ranks(right)}; on {ranks(wrong)} it {scaled(c, rest, degrees, False)}"
-    return f"differs between {ranks(holders)}, which should hold the same"
+        on_wrong = f"on {numbered('rank', wrong)} it {scaled(c, rest, degrees, False)}"
+        return f"is one process's on {numbered('rank', right)}; {on_wrong}"
+    return f"differs between {numbered('rank', holders)}, which should hold the same"
 
 
 def _near(a: np.ndarray, b: np.ndarray) -> bool:
     return float(np.linalg.norm(a - b)) <= 1e-6 * float(np.linalg.norm(b))
-
-
-def ranks(numbers: Sequence[int]) -> str:
-    """«rank 1», «ranks 0, 2»."""
-    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def loss(reference: float, candidate: float, degrees: Degrees) -> str:
@@ -224,13 +218,12 @@ def memory(
                 unlike[name] = pair
         if unlike:
             name, ((holder, value), (other, another)) = next(iter(unlike.items()))
-            more = f" ({len(unlike) - 1} more do, too)" if len(unlike) > 1 else ""
             shown = f"differs between {holder} and {other}"
             if another is None:
                 shown = f"changes on {holder} and not on {other}"
             elif isinstance(value, (int, float)) and isinstance(another, (int, float)):
                 shown = f"is {value:.6g} on {holder} and {another:.6g} on {other}"
-            return f"{name} {shown} after step {step}{more}"
+            return f"{name} {shown} after step {step}{and_more(unlike, phrase=' ({} more do, too)')}"
     return None
 
 

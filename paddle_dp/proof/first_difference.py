@@ -17,6 +17,7 @@ import numpy as np
 from paddle_dp.proof import diagnose
 from paddle_dp.proof.compare import K, ProofDifference, TraceComparison, ratio
 from paddle_dp.proof.trace_files import Key, key
+from paddle_dp.text import and_more, numbered
 
 _LAST = ("score", "update", "frozen", "statistic", "buffer", "state")
 
@@ -189,13 +190,14 @@ class Search:
             else f"in {len(positions)} of {len(owners)} samples"
         )
         if wrong and wrong != set(owners.values()):
-            which += f", all of data rank{'s' * (len(wrong) > 1)} {', '.join(map(str, sorted(wrong)))}"
+            which += f", all of data {numbered('rank', sorted(wrong))}"
         return f"step {step}: the forward output of {name} is the first that differs, {which}{self._uneven(step)}"
 
     def _gradient(self, step: int, finding: ProofDifference, all_of_them: Sequence[Key]) -> FirstDifference:
         quantity = finding.key
-        more = len({other.name for other in all_of_them}) - 1
-        more_parameters = f" (and of {more} more parameters)" if more else ""
+        more_parameters = and_more(
+            {other.name for other in all_of_them}, phrase=" (and of {} more parameters)"
+        )
         description = self._gradient_sentence(finding)
         when = f"step {step}" if quantity.kind == "gradient" else f"batch {step} with the initial weights"
         sentence = f"{when}: gradient of {quantity.name} {description}{more_parameters}{self._uneven(step)}"
@@ -207,8 +209,8 @@ class Search:
         weights = [Key.read(number) for number in copy_groups if Key.read(number)[:2] == ("weight", step)]
         if weights:
             groups = copy_groups[key(*weights[0])]
-            rank_groups = " and ".join(diagnose.ranks(group) for group in groups[:2])
-            more = f" (and in {len(weights) - 1} more)" if len(weights) > 1 else ""
+            rank_groups = " and ".join(numbered("rank", group) for group in groups[:2])
+            more = and_more(weights, phrase=" (and in {} more)")
             sentence = (
                 f"step {step}: with equal gradients, {rank_groups} hold different weights after the update in "
                 f"{weights[0].name}{more}: an update that one rank does is not shared, or ranks step differently"
@@ -247,7 +249,7 @@ class Search:
         if not (wrong and right):
             return ""
         description = diagnose.scaled(*next(iter(wrong.values())), self.degrees, cut=True)
-        return f"{description}, in the slice of {diagnose.ranks(list(wrong))} only"
+        return f"{description}, in the slice of {numbered('rank', wrong)} only"
 
     def _other(self, step: int, finding: ProofDifference) -> FirstDifference:
         kind, name = finding.key.kind, finding.key.name

@@ -25,6 +25,7 @@ from paddle_dp.parallel import Learner
 from paddle_dp.parallel.compiled import is_compiled
 from paddle_dp.parallel.exchange.roundings import roundings
 from paddle_dp.proof.trace_files import MODEL_LAYER, key
+from paddle_dp.tensors import widened
 from paddle_dp.train.state import optimizer_states, placed_shard
 
 
@@ -268,9 +269,7 @@ def _digest(tensor: paddle.Tensor) -> str:
 
 def _numbers(shard: TensorShard) -> np.ndarray:
     """A shard's numbers; bfloat16, which is stored as bits, in float32."""
-    if shard.dtype == "bfloat16":
-        return np.asarray((shard.array.astype(np.uint32) << np.uint32(16)).view(np.float32))
-    return shard.array
+    return widened(shard.array, shard.dtype) if shard.dtype == "bfloat16" else shard.array
 
 
 def _subtract(before: np.ndarray, after: np.ndarray) -> np.ndarray:

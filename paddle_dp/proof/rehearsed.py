@@ -12,6 +12,7 @@ import numpy as np
 
 from paddle_dp.proof.compare import EPS, K, least_of_a_score
 from paddle_dp.proof.trace_files import SCORE
+from paddle_dp.text import and_more
 
 EVALUATED, SAVED, STEPS = 1, 2, 8  # the step after which each happens
 EPOCH = 3  # global batches
@@ -132,11 +133,10 @@ class Rehearsals:
                     f"{', another '.join(changed)} than without the interruption",
                 )  # fmt: skip
         if resumed["changed"]:
-            more = f" and {len(resumed['changed']) - 1} more" if len(resumed["changed"]) > 1 else ""
             yield Difference(
                 STEPS, "resume",
                 f"resumed from the checkpoint of step {SAVED}, the run ends with other bits in "
-                f"'{resumed['changed'][0]}'{more}",
+                f"'{resumed['changed'][0]}'{and_more(resumed['changed'])}",
             )  # fmt: skip
 
     def _near(self, reference: float, candidate: float, noisy: list[float], rounded: float = 0.0) -> bool:
@@ -167,8 +167,7 @@ def _equal(reference: Any, other: Any) -> bool:
 
 def _list_samples(numbers: list[int]) -> str:
     """ "samples 3, 5, 8 and 2 more"."""
-    more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
-    return f"sample{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:3])) or 'none'}{more}"
+    return f"sample{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:3])) or 'none'}{and_more(numbers, 3)}"
 
 
 def sentence(difference: Difference | None, ranks: int, rounds_to: str | None = None) -> str:

@@ -9,6 +9,7 @@ from paddle_dp.proof.compare import K, TraceComparison
 from paddle_dp.proof.steps import shares
 from paddle_dp.proof.verdict import Verdict
 from paddle_dp.recipe import Guard, Recipe
+from paddle_dp.text import gigabytes
 
 
 def show(recipe: Recipe, verdict: Verdict, seconds: float) -> None:
@@ -89,7 +90,7 @@ def _cost(verdict: Verdict, seconds: float) -> str:
     compared = (
         f"{sum(len(comparison.findings) for comparison in comparisons)} quantities of {numbers:,} numbers"
     )
-    memory = f"{max(verdict.reference.memory, verdict.candidate.memory) / 2**30:.1f} GB"
+    memory = gigabytes(max(verdict.reference.memory, verdict.candidate.memory))
     return (
         f"{seconds:.1f} s, of which {inner:.1f} s steps (the rest starts processes), {memory} in the largest process, "
         f"compared {compared}."

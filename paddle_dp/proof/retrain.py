@@ -23,6 +23,7 @@ from paddle_dp.mesh import Mesh, join
 from paddle_dp.proof import noise
 from paddle_dp.proof.compare import EPS, NO_GRADIENT, ratio
 from paddle_dp.recipe import Recipe
+from paddle_dp.tensors import widened
 from paddle_dp.train import Callback, Moment
 from paddle_dp.train.build import build
 from paddle_dp.train.certificate import model_digest
@@ -160,10 +161,7 @@ def _arrays(shards: Mapping[str, TensorShard]) -> Arrays:
 
 
 def _wide(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The array in float64; bfloat16 is stored as bits."""
-    if dtype == "bfloat16":
-        array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.asarray(array, "float64")
+    return np.asarray(widened(array, dtype), "float64")
 
 
 def distance(reference: Arrays, candidate: Arrays) -> float:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_dp.errors import EndedError, JobError, gist
+from paddle_dp.files import replacing
 from paddle_dp.launch.command import WORKER, Job, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
@@ -28,6 +29,7 @@ from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
 from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.proof.trace_files import Key, Trace
+from paddle_dp.text import numbered
 
 WAIT = 10.0  # seconds for the other ranks, which fail at the same place of the same forward
 _NAME = "failed.{}.txt"
@@ -37,8 +39,8 @@ def failed_together(error: Exception, folder: Path, rank: int, ranks: int, wait:
     """Returns the error as a sentence if every rank leaves a note within `wait` seconds; else raises it."""
     message = f"{type(error).__name__}: {gist(error)}"
     note = folder / _NAME.format(rank)
-    note.with_suffix(".part").write_text(message)
-    note.with_suffix(".part").rename(note)
+    with replacing(note) as partial:
+        partial.write_text(message)
     end = time.monotonic() + wait
     while not all((folder / _NAME.format(other)).exists() for other in range(ranks)):
         if time.monotonic() > end:
@@ -53,8 +55,7 @@ def failed_alone(folder: Path) -> str | None:
     if not notes:
         return None
     ranks = sorted(int(note.name.split(".")[1]) for note in notes)
-    which = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    return f"{notes[0].read_text()} (on {which} only)"
+    return f"{notes[0].read_text()} (on {numbered('rank', ranks)} only)"
 
 
 def short(batch: int, ranks: int) -> int:
@@ -83,7 +84,6 @@ class Side:
         self.rounds_to: str | None = self.facts["rounds_to"]
         self.parameters: int = self.facts["parameters"]  # of the whole model
         self.memory: int = self.facts["memory"]  # peak bytes of its largest process
-        self.seconds: float = 0.0  # of the whole side, with the start of its processes
         self.candidates: tuple[Side, ...] = ()  # the sides with updates that it repeated
 
     @property
@@ -152,7 +152,7 @@ class Comparison:
             [*overrides, "strategy.use=single"], 1, self.scratch / "first", alone=True, wide=False
         )
         if status := run(replace(job, entry_point="first_forward"), self.waiting):
-            raise _refusal(status, "nothing was compared.")
+            raise refusal(status, "nothing was compared.")
 
     def run_reference(self, candidates: Sequence[Side]) -> Side:
         """Runs one process, with strategy single in place of the recipe's. Raises JobError, EndedError.
@@ -163,8 +163,7 @@ class Comparison:
         extra = {"alone": True, "beside": [[str(side.folder), side.ranks] for side in candidates]}
         extra["tensor"] = max((side.axes["tensor"] for side in candidates), default=1)
         job = self._job([*overrides, "strategy.use=single"], 1, self.scratch / "one", **extra)
-        begun = time.perf_counter()
-        reference = self._side(run_alone(job), job, begun)
+        reference = self._side(run_alone(job), job)
         reference.candidates = tuple(candidates)
         return reference
 
@@ -178,29 +177,21 @@ class Comparison:
         """
         more: dict[str, Any] = {"alone": False} if patch is None else {"alone": False, "patch": patch}
         job = self._job([*self.overrides, *more_overrides], ranks, self.scratch / name, **more)
-        begun = time.perf_counter()
         status = run(job, self.waiting)
         if status and (why := failed_alone(self.scratch / name / "trace")):
             print("that was in float64: once more without it", file=sys.stderr, flush=True)
             more |= {"wide": False, "failed": why}
             job = self._job([*self.overrides, *more_overrides], ranks, self.scratch / f"{name}-again", **more)
             status = run(job, self.waiting)
-        return self._side(status, job, begun)
+        return self._side(status, job)
 
-    def _side(self, status: int, job: Job, begun: float = 0.0) -> Side:
+    def _side(self, status: int, job: Job) -> Side:
         if status:
             subject = f"{job.ranks} ranks" if (job.ranks or 1) > 1 else "one process"
-            message = f"the side of {subject} did not run: exit status {status}, see above."
-            if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
-                message = (
-                    f"a process of the side of {subject} was killed: by hand, or because the machine has too "
-                    "little memory: a process takes some 40 to 60 bytes for each parameter that it holds, and its "
-                    "layers' outputs (docs/proof.md)."
-                )
-            raise _refusal(status, message)
-        side = Side(Path(str(job.output_dir)) / "trace", job.ranks or 1)
-        side.seconds = time.perf_counter() - begun
-        return side
+            raise refusal(
+                status, f"the side of {subject} did not run: {ending(status)}.", "nothing was compared."
+            )
+        return Side(Path(str(job.output_dir)) / "trace", job.ranks or 1)
 
     def _job(self, overrides: Sequence[str], ranks: int, folder: Path, **more: Any) -> Job:
         extra = {"steps": self.steps, "ranks": self.ranks, "trace": str(folder / "trace"), "claimed": True}
@@ -212,11 +203,25 @@ class Comparison:
         )  # fmt: skip
 
 
-def _refusal(status: int, message: str) -> JobError:
-    """The error for processes that ended with this status and showed their failure."""
+def ending(status: int) -> str:
+    """How processes with this exit status ended, as part of a sentence."""
+    if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return (
+            "a process was killed, by hand or because the machine has too little memory: a process takes some 40 to 60 "
+            "bytes for each parameter that it holds, and its layers' outputs (docs/proof.md)"
+        )
+    number = -status if status < 0 else status - 128
+    if number in {each.value for each in signal.Signals}:
+        return f"a process was ended by {signal.Signals(number).name}, see above"
+    return f"exit status {status}, see above"
+
+
+def refusal(status: int, message: str, refused: str = "") -> JobError:
+    """The error for processes that ended with this status and showed their failure; `refused`: the message if they
+    refused the recipe."""
     if status - 128 in END_SIGNALS:
         return EndedError(status - 128)
-    error = JobError("nothing was compared." if status == REFUSED else message)
+    error = JobError(refused or message if status == REFUSED else message)
     error.exit_status = REFUSED if status == REFUSED else NOT_RUN
     return error
 

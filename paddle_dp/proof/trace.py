@@ -43,6 +43,7 @@ from paddle_dp.proof.sides import failed_together, short
 from paddle_dp.proof.trace_files import Trace, Writer
 from paddle_dp.proof.watched import Chosen, RunResults, RunSettings, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
+from paddle_dp.text import gigabytes
 from paddle_dp.train.assemble import TrainerBuilder
 from paddle_dp.train.build import dataset, setup, task
 from paddle_dp.train.consistency import data_of_main
@@ -73,7 +74,7 @@ def check_fits(
     needed, alone = each * sum(parameters_by_rank), each * parameters
     if memory is not None and max(needed, alone) > memory:
         ranks = (
-            f"{len(parameters_by_rank)} ranks take {_giga(needed)}, and then "
+            f"{len(parameters_by_rank)} ranks take {gigabytes(needed)}, and then "
             if len(parameters_by_rank) > 1
             else ""
         )
@@ -82,19 +83,15 @@ def check_fits(
         )
         raise UsageError(
             f"this comparison does not fit into memory: for a model of {model}, {ranks}one process takes "
-            f"{_giga(alone)}, some {each} bytes for each parameter that a process holds, and {_giga(memory)} are free. "
-            f"End other programs here{advice}, or compare a smaller model of the same layers (docs/proof.md)."
+            f"{gigabytes(alone)}, some {each} bytes for each parameter that a process holds, and {gigabytes(memory)} "
+            f"are free. End other programs here{advice}, or compare a smaller model of the same layers (docs/proof.md)."
         )
     if written * parameters > disk:
         raise UsageError(
-            f"this comparison does not fit on the disk: until it ends it keeps {_giga(written * parameters)} in "
-            f"{folder}, some {written} bytes for each of {model}, and {_giga(disk)} are free there. Set TMPDIR to a "
-            "folder with more room."
+            f"this comparison does not fit on the disk: until it ends it keeps {gigabytes(written * parameters)} in "
+            f"{folder}, some {written} bytes for each of {model}, and {gigabytes(disk)} are free there. Set TMPDIR to "
+            "a folder with more room."
         )
-
-
-def _giga(count: float) -> str:
-    return f"{count / 2**30:.1f} GB"
 
 
 def first_samples(

@@ -15,6 +15,7 @@ from paddle_dp.proof.first_difference import FirstDifference, Search
 from paddle_dp.proof.sides import NOT_RUN, Side
 from paddle_dp.proof.steps import Step, StepComparison
 from paddle_dp.proof.trace_files import MODEL_LAYER, Key, Trace
+from paddle_dp.text import and_more
 
 # Exit statuses. FAILED also means a side that did not run, REFUSED a side that cannot (proof.sides).
 SAME, DIFFERENT, PROVES_NOTHING, FAILED = 0, 1, 3, NOT_RUN
@@ -301,23 +302,20 @@ class Verdict:
             names = [
                 n if fraction > 0.999 else f"{fraction:.0%} of {n}" for n, fraction in list(noisy.items())[:3]
             ]
-            more = f" and {len(noisy) - 3} more" if len(noisy) > 3 else ""
             yield (
-                f"Without a true gradient: {', '.join(names)}{more}. Their gradient is rounding (a bias before a norm, "
-                "the key's bias in attention), so they are judged apart, by their own noise."
+                f"Without a true gradient: {', '.join(names)}{and_more(noisy, 3)}. Their gradient is rounding (a "
+                "bias before a norm, the key's bias in attention), so they are judged apart, by their own noise."
             )
         turned = self.native.turned
         if turned:
             worst = max(turned, key=lambda name: turned[name])
-            more = f" and {len(turned) - 1} more" if len(turned) > 1 else ""
             alone = (
                 "" if self.wide else " Without float64, a fault of the first batch alone would look the same."
             )
             yield (
-                f"In {self.native.dtype} the first gradients of {worst}{more} are {turned[worst]:.2g} × the noise "
-                "apart, "
-                "and those of other batches are not, as a fault's would be: rounding turned a ReLU or a pooling over."
-                f"{alone}"
+                f"In {self.native.dtype} the first gradients of {worst}{and_more(turned)} are {turned[worst]:.2g} × "
+                "the noise apart, and those of other batches are not, as a fault's would be: rounding turned a ReLU or "
+                f"a pooling over.{alone}"
             )
 
     def _lost(self) -> Iterator[str]:

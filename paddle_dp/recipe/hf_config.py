@@ -116,10 +116,8 @@ def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path 
     does not support."""
     table = _table(kind)
     if table is None:
-        having = [n for n in names("models", home) if "." not in n and _has_table(n, home)]
-        raise _wrong(
-            f"model {use} has no table of Hugging Face's sizes; those that have: {', '.join(having)}"
-        )
+        having = ", ".join(n for n in names("models", home) if "." not in n and _table_of(n, home))
+        raise _wrong(f"model {use} has no table of Hugging Face's sizes; those that have: {having}")
     values = _canonical(there, table.get("also", {}))
     wrong = list(_wrong_type(values, table, use, home)) or list(_wrong_keys(values, table, use))
     if wrong:
@@ -144,11 +142,12 @@ def has_table(kind: type[Any]) -> bool:
     return _table(kind) is not None
 
 
-def _has_table(name: str, home: Path | None) -> bool:
+def _table_of(name: str, home: Path | None) -> Mapping[str, Any]:
+    """The table of a model by name; empty without one."""
     try:
-        return has_table(find("models", name, home))
+        return _table(find("models", name, home)) or {}
     except RecipeError:
-        return False
+        return {}
 
 
 def _table(config: Any) -> Mapping[str, Any] | None:
@@ -174,19 +173,13 @@ def _wrong_type(
     if model_type is None or not ours:
         return
     if model_type not in ours:
-        others = [n for n in names("models", home) if "." not in n and _reads(n, model_type, home)]
+        tables = {n: _table_of(n, home).get("must", {}) for n in names("models", home) if "." not in n}
+        others = [n for n, must in tables.items() if model_type in must.get("model_type", ())]
         instead = f": use {' or '.join(others)}" if others else ""
         yield f"has model_type {show(model_type)}, and {use} reads {' and '.join(map(show, ours))} only{instead}"
     for key in table.get("needs", {}).get(model_type, ()) if model_type in ours else ():
         if key not in values:
             yield f"has no {key}, and a {model_type} has another default for it than {use}: write it there"
-
-
-def _reads(name: str, model_type: str, home: Path | None) -> bool:
-    try:
-        return model_type in (_table(find("models", name, home)) or {}).get("must", {}).get("model_type", ())
-    except RecipeError:
-        return False
 
 
 def _wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) -> Iterator[str]:
@@ -252,10 +245,18 @@ def written(config: Any) -> dict[str, Any]:
     flat |= {key: _meant(allowed[0], flat) for key, allowed in table.get("must", {}).items()}
     if flat.get("rope_scaling.rope_type") == "default":
         flat = {key: value for key, value in flat.items() if not key.startswith("rope_scaling.")}
-    content: dict[str, Any] = {"architectures": [table["architecture"]], "torch_dtype": "float32"}
+    return {"architectures": [table["architecture"]], "torch_dtype": "float32", **_nested(flat)}
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the groups that `_flat` took apart."""
+    content: dict[str, Any] = {}
     for key, value in flat.items():
-        group, _, last = key.rpartition(".")
-        (content.setdefault(group, {}) if group else content)[last] = value
+        *groups, last = key.split(".")
+        group = content
+        for name in groups:
+            group = group.setdefault(name, {})
+        group[last] = value
     return content
 
 

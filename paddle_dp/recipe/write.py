@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from paddle_dp.errors import UsageError, did_you_mean
+from paddle_dp.files import replacing
 from paddle_dp.recipe.schema import Recipe
 
 RESOLVED = "recipe.yaml"  # its name in a run's folder
@@ -47,9 +47,5 @@ def write_recipe(recipe: Recipe, path: str | Path) -> None:
     """Writes the resolved recipe to `path`, whole or not at all. Raises OSError."""
     path = Path(path)
     header = f"# Resolved: every default is written out. Again:  paddle-dp train {path}\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as partial:
         partial.write_text(header + recipe_text(recipe), "utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

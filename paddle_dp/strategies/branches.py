@@ -50,7 +50,7 @@ class Config(StrategyConfig):
         tables = {} if model is None else tables_of(model)
         if model is not None and not tables:
             raise UsageError(
-                f"strategy branches: model {recipe.model.name} has no layer with a `branches` table. Give it one in "
+                f"strategy.branches: model {recipe.model.name} has no layer with a `branches` table. Give it one in "
                 "the recipe, model.branches: {pattern of layers: [[layer, …], …]} (docs/parallelism.md)."
             )
         branches = [len(chains_of(layer)) for layer in tables.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,10 +30,10 @@ from paddle_dp.train import consistency, same_run, trial
 from paddle_dp.train.certificate import CertificateWriter
 from paddle_dp.train.facts import RunSignature
 from paddle_dp.train.initial import load_initial, other_settings
-from paddle_dp.train.loop import TrainingLoop
 from paddle_dp.train.run import Run
 from paddle_dp.train.setup import Split, TrainerSpec
 from paddle_dp.train.state import progress_of
+from paddle_dp.train.training_state import TrainingState
 from paddle_dp.train.verified import Verdicts
 
 _REMEMBERS = (
@@ -49,7 +49,7 @@ _FULL_MODEL_NOTICE = (
     "Every rank builds the whole model, {:.1f} GB, before it keeps its part: {}. A model whose constructor only makes "
     "layers is built part by part (docs/parallelism.md)."
 )
-Kind = TypeVar("Kind", bound=TrainingLoop)
+T = TypeVar("T", bound=TrainingState)
 
 
 class TrainerBuilder:
@@ -205,7 +205,7 @@ class TrainerBuilder:
             self._first[loader] = share(self.mesh, inputs) if self._scatters else inputs
         return mapped(paddle.to_tensor, self._first[loader])
 
-    def trainer(self, kind: type[Kind], resume: str | None = None, accept: Sequence[str] = ()) -> Kind:
+    def trainer(self, kind: Callable[..., T], resume: str | None = None, accept: Sequence[str] = ()) -> T:
         """A trainer ready to fit, new or resumed from a checkpoint.
 
         `resume`: None, "newest", "best" or a checkpoint's path. `accept`: settings that may differ from the

@@ -16,6 +16,7 @@ from paddle_dp.mesh import Mesh, join, transport
 from paddle_dp.mesh.heartbeat import VARIABLE, heartbeat
 from paddle_dp.plan.measured import NOT_MEASURED
 from paddle_dp.recipe import Recipe, code, write_recipe
+from paddle_dp.tensors import dtype_of
 from paddle_dp.train.evaluation import Evaluation, as_json
 
 if TYPE_CHECKING:
@@ -151,7 +152,6 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     """Evaluates a run's checkpoint (options["checkpoint"]: newest, best or a path) on all held-out samples."""
     from paddle_dp.train.assemble import TrainerBuilder, find_checkpoint
     from paddle_dp.train.build import setup
-    from paddle_dp.train.entry_points import report
     from paddle_dp.train.evaluate import evaluate as evaluate_all
     from paddle_dp.train.state import load_model
 
@@ -184,7 +184,7 @@ def merge(recipe: Recipe, options: dict[str, Any]) -> None:
     """Writes the plain model of an adapter's run, with the adapter merged into its base weights, as one safetensors
     file, options["to"]."""
     from paddle_dp.checkpoint.merge import write_merged
-    from paddle_dp.checkpoint.tensors import dtype_of, tensor_shard
+    from paddle_dp.checkpoint.tensors import tensor_shard
     from paddle_dp.parallel.lora import merge_low_rank
     from paddle_dp.train.assemble import find_checkpoint
     from paddle_dp.train.build import plain_learner

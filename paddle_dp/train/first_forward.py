@@ -138,9 +138,9 @@ def explained(error: Exception, recipe: Recipe | None, sample: str = "") -> str:
         else ""
     )
     return (
-        f"{model} and the loss do not take the first samples of {data}: {type(error).__name__}: {gist(error)}"
-        f"{f' ({location})' if location else ''}.{samples}{sizes}"
-    ).replace("..", ".")
+        f"{model} and the loss do not take the first samples of {data}: {type(error).__name__}: "
+        f"{gist(error).rstrip('.')}{f' ({location})' if location else ''}.{samples}{sizes}"
+    )
 
 
 def misfits(error: Exception) -> bool:

@@ -32,6 +32,7 @@ from paddle_dp.plan.rank_memory import (
     total_parameters,
 )
 from paddle_dp.recipe import Recipe
+from paddle_dp.text import digits, duration
 from paddle_dp.train import planned_branches
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
@@ -41,22 +42,13 @@ def amount(size: float) -> str:
     """«25.2 MB», in powers of 1000."""
     units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
     unit, name = next(((u, n) for u, n in units if size >= u), (1, "bytes"))
-    return f"{_digits(size / unit)} {name}"
+    return f"{digits(size / unit)} {name}"
 
 
 def summed(sizes: Mapping[str, float]) -> str:
     """«weights 128 MB, gradients 128 MB: 256 MB in all»."""
     parts = ", ".join(f"{name} {amount(size)}" for name, size in sizes.items())
     return f"{parts}: {amount(sum(sizes.values()))} in all"
-
-
-def time(seconds: float) -> str:
-    """«1.25 s», «12.5 ms»."""
-    return f"{_digits(seconds)} s" if seconds >= 1 else f"{_digits(1e3 * seconds)} ms"
-
-
-def _digits(number: float) -> str:
-    return f"{number:.3g}" if number < 1000 else f"{number:.0f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,14 +210,14 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
     if wire is None:
         return
     speed = wire.link.bytes_per_second
-    alone = f"over {wire.link} that takes {time(total / speed)}"
+    alone = f"over {wire.link} that takes {duration(total / speed)}"
     if wire.compute is None:
         yield alone
         return
     compute, order = Compute.from_seconds(wire.compute.seconds), order_of(layout, recipe.train.micro_batches)
-    best, worst = (time(bound(compute, transfers, speed, order, overlap)) for overlap in (True, False))
+    best, worst = (duration(bound(compute, transfers, speed, order, overlap)) for overlap in (True, False))
     yield (
-        f"{alone}: a step that computes for {time(compute.total)} lasts {best} at least, and {worst} where nothing "
+        f"{alone}: a step that computes for {duration(compute.total)} lasts {best} at least, and {worst} where nothing "
         "is sent meanwhile"
     )
 
@@ -246,8 +238,9 @@ def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator
     speed = wire.link.bytes_per_second
     compute = Compute.from_seconds(0.0 if wire.compute is None else wire.compute.seconds)
     slowest = max(bound(compute, transfers, speed) for transfers in exchanges.values())
-    computes = "" if wire.compute is None else f" a step that computes for {time(compute.total)} lasts"
-    yield f"over {wire.link}{computes or ' a step takes'} {time(slowest)} at least, for the busiest link is a server's"
+    computes = "" if wire.compute is None else f" a step that computes for {duration(compute.total)} lasts"
+    takes = f"{computes or ' a step takes'} {duration(slowest)} at least"
+    yield f"over {wire.link}{takes}, for the busiest link is a server's"
 
 
 def _by_axis(transfers: Sequence[Sent]) -> dict[tuple[str, str], float]:

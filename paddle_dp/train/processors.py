@@ -18,6 +18,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.repeats import recompute_gradients, shared_batch
+from paddle_dp.text import and_more, numbered
 
 Digests = Mapping[str, Sequence[int]]
 """The digests of a rank's gradients, by parameter."""
@@ -110,10 +111,8 @@ def _differing(reference: Digests, other: Digests) -> list[str]:
 
 
 def _sentence(finding: ProcessorFault, hosts: Sequence[str], mesh: Mesh) -> str:
-    named = ", ".join(f"{rank} ({hosts[rank]})" for rank in finding.ranks)
-    ranks = f"rank{'s' * (len(finding.ranks) > 1)} {named}"
-    more = f" and {len(finding.parameters) - 1} more" if len(finding.parameters) > 1 else ""
-    names = f"the gradient of '{finding.parameters[0]}'{more}"
+    ranks = numbered("rank", (f"{rank} ({hosts[rank]})" for rank in finding.ranks))
+    names = f"the gradient of '{finding.parameters[0]}'{and_more(finding.parameters)}"
     do = "Leave that machine out, and resume an earlier checkpoint; weights since the last such check may be wrong."
     if mesh.dp_size == 1 or not finding.is_repeated:
         twice = "computed something else at the second time from the same weights and samples"

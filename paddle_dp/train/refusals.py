@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from paddle_dp import checkpoint as checkpoints
@@ -17,6 +17,7 @@ from paddle_dp.data import Loader
 from paddle_dp.errors import NotFiniteError, SpikeError
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.repeats import find_not_finite
+from paddle_dp.text import numbered
 from paddle_dp.train import blame
 from paddle_dp.train.judge import LossGuard, Refusal
 from paddle_dp.train.sound import NumericsCheck
@@ -59,7 +60,7 @@ class Refusals:
             f"{judge.why} at step {step}: this update was not made (guard.non_finite: {action}).",
             first,
         ]
-        sentences.append(f"Its batch: {_named(samples)}.")
+        sentences.append(f"Its batch: {numbered('sample', samples, _MAX_SAMPLES_SHOWN)}.")
         if too_often and action != "stop":
             sentences.append(
                 f"It is refusal number {judge.in_a_row} without a good update between them: guard.in_a_row allows "
@@ -96,7 +97,7 @@ class Refusals:
             f"step {refusal.step}: {refusal.why}: {done}.",
             f"Look at the data: {refusal.sample}." if refusal.sample else "",
             refusal.first,
-            f"Its batch: {_named(refusal.samples)}.",
+            f"Its batch: {numbered('sample', refusal.samples, _MAX_SAMPLES_SHOWN)}.",
         ]
         print(*filter(None, sentences), file=sys.stderr, flush=True)
 
@@ -122,8 +123,3 @@ def _written(checkpoint: Path) -> int:
         return (checkpoint / MANIFEST).stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _named(samples: Sequence[int]) -> str:
-    some = ", ".join(map(str, samples[:_MAX_SAMPLES_SHOWN]))
-    return f"samples {some}" + (f", … ({len(samples)} of them)" if len(samples) > _MAX_SAMPLES_SHOWN else "")

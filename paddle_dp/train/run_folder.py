@@ -22,7 +22,7 @@ class RunFolder:
 
     def begin(self) -> None:
         """Takes the present folder as the run's: an older run has been moved out of its way."""
-        self.__del__()
+        self._close()
         self._folder, self._looked, self._is_lost, self._known_files = -1, -EVERY, False, set()
         self.is_lost(now=True)
 
@@ -48,9 +48,11 @@ class RunFolder:
             pass
         return self._is_lost
 
-    def __del__(self) -> None:
+    def _close(self) -> None:
         if self._folder >= 0:
             os.close(self._folder)
+
+    __del__ = _close
 
 
 def lost(path: Path, step: int) -> LostFolderError:

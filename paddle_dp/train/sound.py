@@ -11,6 +11,7 @@ from typing import NoReturn
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.data import Loader
 from paddle_dp.errors import NotFiniteError, PaddleDPError
+from paddle_dp.text import numbered
 from paddle_dp.train import blame
 from paddle_dp.train.evaluation import Evaluation
 from paddle_dp.train.run import Run
@@ -96,4 +97,4 @@ class NumericsCheck:
 
 def _on(ranks: list[int]) -> str:
     """« on ranks 0, 1»; "" for none."""
-    return f" on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""
+    return f" on {numbered('rank', ranks)}" if ranks else ""

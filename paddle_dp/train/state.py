@@ -14,7 +14,7 @@ from paddle_dp.checkpoint.json_codec import mapping, natural
 from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
-from paddle_dp.checkpoint.tensors import fill, nbytes, tensor_shard
+from paddle_dp.checkpoint.tensors import fill, tensor_shard
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError
 from paddle_dp.mesh import Mesh
@@ -24,6 +24,8 @@ from paddle_dp.parallel import Learner
 from paddle_dp.parallel.ema import Averages
 from paddle_dp.parallel.placed_model import Placed
 from paddle_dp.parallel.placement import Placement
+from paddle_dp.tensors import nbytes
+from paddle_dp.text import and_more
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.version import __version__
@@ -297,9 +299,8 @@ def load_model(checkpoint: Checkpoint, learner: Learner, *, ema: bool = False) -
         (saved - everywhere, "has, and this model has not,"),
     ):
         if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise CheckpointError(
-                f"{checkpoint.folder} {text} '{min(missing)}'{more}: it is another model's."
+                f"{checkpoint.folder} {text} '{min(missing)}'{and_more(missing)}: it is another model's."
             )
     with paddle.no_grad():
         for name, tensor in tensors.items():

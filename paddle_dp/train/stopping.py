@@ -89,7 +89,7 @@ class StopRequests:
         self.folder = folder
         self.mesh, self.max_time, self._clock, self.stragglers = mesh, max_time, clock, stragglers
         self.signal_number = 0  # 0: no signal yet
-        self.times = 0
+        self.interrupts = 0  # SIGINTs
         self._before: dict[int, Any] = {}
         self._meets: int | None = None  # the step of the next agreement
         self._met = (0, 0.0)
@@ -112,7 +112,7 @@ class StopRequests:
         heartbeat.stops = False
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if isinstance(error, KeyboardInterrupt) and self._before and not self.times:
+        if isinstance(error, KeyboardInterrupt) and self._before and not self.interrupts:
             frame = traceback.extract_tb(trace)[-1]
             raise JobError(
                 f"raise KeyboardInterrupt at {frame.filename}:{frame.lineno} ended this rank after step "
@@ -175,7 +175,7 @@ class StopRequests:
         return f"train.max_time ({self.max_time:g} s)" if over else None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.times += 1
+        self.interrupts += number == signal.SIGINT
         if self.mesh.ranks == 1 and number == signal.SIGINT and self.signal_number:
             raise KeyboardInterrupt
         self.signal_number = self.signal_number or number

@@ -14,6 +14,7 @@ from statistics import median
 
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.text import duration
 
 PHASES = ("data", "forward", "backward", "exchange", "update")
 SLOW, NO_LONGER = 1.5, 1.25  # ratios to the others' time: slow from the first on, until below the second
@@ -133,9 +134,5 @@ class Stragglers:
         self.named.add(entry.rank)
         return [
             f"rank {entry.rank} takes {entry.times:.1f} × the others' time per step for {step - streak.since} steps "
-            f"({_shown(seconds)}, theirs {_shown(usual_seconds)}, without waiting), most of it in {entry.phase}"
+            f"({duration(seconds)}, theirs {duration(usual_seconds)}, without waiting), most of it in {entry.phase}"
         ]
-
-
-def _shown(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,355 +1,178 @@
-"""A training described in Python instead of YAML: your model, data and loss, and everything else as in a recipe."""
+"""The trainer: fits a learner on a loader's batches, and calls the callbacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import NoReturn
 
-from paddle_dp import checkpoint as checkpoints
-from paddle_dp.data.prepared import prepared
-from paddle_dp.data.sample import Dataset
-from paddle_dp.data.stream import as_dataset
-from paddle_dp.errors import UsageError
-from paddle_dp.mesh import Mesh, join
-from paddle_dp.parallel import Dropout, Task
-from paddle_dp.parallel.parameter_groups import base_of, group
-from paddle_dp.part import (
-    Annotation,
-    ErrorContext,
-    Part,
-    Readers,
-    Reading,
-    adapted,
-    annotate,
-    read_part,
-    read_settings,
-)
-from paddle_dp.part.call import config_of
-from paddle_dp.part.callables import validate_callable
-from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
-from paddle_dp.recipe.folder import claim, move_aside
-from paddle_dp.recipe.precision import read_precision
-from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
-from paddle_dp.train.assemble import TrainerBuilder
+from paddle_dp.data import Loader
+from paddle_dp.errors import StoppedError, UsageError
+from paddle_dp.mesh.heartbeat import heartbeat, on_board
+from paddle_dp.parallel import Learner
+from paddle_dp.recipe import Guard
+from paddle_dp.recipe.folder import release
+from paddle_dp.train import consistency
 from paddle_dp.train.callback import Callback
-from paddle_dp.train.consistency import agreed_folder
-from paddle_dp.train.keywords import (
-    OWNER,
-    ResumeOptions,
-    check_collections,
-    read_resume_options,
-    read_train,
-    refuse_old_keywords,
+from paddle_dp.train.measured import Measurements
+from paddle_dp.train.progress import Progress
+from paddle_dp.train.refusals import Refusals
+from paddle_dp.train.rounds import RoundDriver
+from paddle_dp.train.run import Run
+from paddle_dp.train.run_folder import RunFolder, lost
+from paddle_dp.train.script import trainer_of
+from paddle_dp.train.step_hooks import (
+    CallbackHook,
+    GuardHook,
+    MeasureHook,
+    ProcessorsHook,
+    ProgressHook,
+    SpeedHook,
+    StopHook,
+    WeightsHook,
 )
-from paddle_dp.train.loop import TrainingLoop
-from paddle_dp.train.overrides import refuse_overrides
-from paddle_dp.train.setup import TrainerSpec
-from paddle_dp.units import Length
-
-if TYPE_CHECKING:
-    import paddle
-    from typing_extensions import Self
-
-_GUARD = ErrorContext(subject="guard", prefix="guard")
-_UNKNOWN_LENGTH = Length(1, "epochs")  # a placeholder in the made-up recipe if only `fit` will get a length
-NameOrSettings = str | Mapping[str, Any]
-"""A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
+from paddle_dp.train.steps import StepDriver, StepHook
+from paddle_dp.train.stopping import LOST_FOLDER, StopRequests, end_interrupted
+from paddle_dp.train.stragglers import Stragglers
+from paddle_dp.train.training_state import TrainingState
+from paddle_dp.train.unsaved import changes_printed
+from paddle_dp.units import Every, Length
 
 
-class Trainer(TrainingLoop):
+class Trainer(TrainingState):
     """Trains a learner on a loader's batches.
 
         Trainer.of(model=model, loss=loss, optimizer="adamw", train=dataset, batch=64, length="3 epochs").fit()
         Trainer(learner, loader, callbacks).fit("3 epochs")
 
     The first builds strategy, loaders and learner as for a recipe; the second takes a placed learner.
+    `run` has the folder and the held-out data; `check_every`: how often the ranks compare weights; `guard`: how to
+    handle an update with wrong numbers. Nothing here depends on the layout: the learner was placed before.
     """
 
-    @classmethod
-    @refuse_old_keywords
-    def of(  # noqa: PLR0913 - a recipe's keys, as keywords
-        cls,
+    of = classmethod(trainer_of)  # type: ignore[var-annotated]
+
+    def __init__(
+        self,
+        learner: Learner,
+        loader: Loader,
+        callbacks: Sequence[Callback] = (),
         *,
-        model: paddle.nn.Layer,
-        loss: Callable[[Any, Any], Any] | NameOrSettings,
-        optimizer: paddle.optimizer.Optimizer | Callable[[Any, list[tuple[str, Any]]], Any] | NameOrSettings,
-        train: Dataset,
-        batch: int,
-        test: Dataset | None = None,
-        length: Length | str | None = None,
-        micro_batches: int = 1,
-        drop_last: bool = False,
-        schedule: paddle.optimizer.lr.LRScheduler | NameOrSettings | None = None,
-        precision: Precision | NameOrSettings = "float32",
-        dropout: Dropout = "exact",
-        strategy: NameOrSettings = "data_parallel",
-        callbacks: Sequence[NameOrSettings | Callback] = CALLBACKS,
-        folder: str | Path = "runs/script",
-        seed: int = 0,
-        resume: bool | str = False,
-        accept: Sequence[str] | str = (),
-        loader: LoaderSettings | Mapping[str, Any] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        reading: Readers = "each",
-        guard: Guard | Mapping[str, Any] | None = None,
-        load: Load | Mapping[str, Any] | str | Path | None = None,
-        ema: Ema | Mapping[str, Any] | None = None,
-        adapter: NameOrSettings | None = None,
-        cuts: Mapping[str, str] | None = None,
-        attention_methods: Mapping[str, str] | None = None,
-        blocks: Sequence[Any] = (),
-    ) -> Self:
-        """A trainer from your own model, data and loss, without YAML, ready to fit. Collective.
+        run: Run | None = None,
+        check_every: Every | None = None,
+        guard: Guard | None = None,
+    ):
+        super().__init__(learner, loader, run or Run.plain(learner.mesh, loader), guard or Guard())
+        self.check_every = check_every
+        self.until = Length(0, "steps")
+        self._folder = RunFolder(self.run.folder) if self.mesh.is_main else None
+        self._refusals = Refusals(self.judge, learner, loader, self.soundness)
+        self.stragglers: Stragglers | None = None
+        self.measurements = Measurements(learner, loader, self.run)
+        for callback in callbacks:
+            self.add(callback)
 
-        Args:
-            train, test: data sets with `len(d)` and `d[i] → (input, target)`.
-            batch: the global batch, in samples; `micro_batches` cuts it into passes, one after the other.
-            reading: `each` rank reads them, or `scatter`: rank 0 reads for all (docs/parallelism.md). Then the other
-                ranks' arguments are ignored, and may be anything but None.
-            loss: `loss(outputs, targets)` gives one number per sample, or (total, count).
-            optimizer: a finished one, a class of them, or a function of (learning rate, named parameters).
-            length: "3 epochs"; the default length of `fit()`, over which a schedule is spread.
-            dropout: `exact`, the same masks on any number of ranks, or `own`, as each rank's Paddle draws them.
-            folder: where logs and checkpoints are written.
-            resume: the newest checkpoint in `folder` (True; "auto": if there is one, for a script that may be
-                restarted), "best", or a path.
-            accept: settings that may differ from that checkpoint's, such as ["loss"] (docs/checks.md).
-            collate_fn: makes (inputs, targets) of a list of results of `d[i]`: of one at a time, or, with
-                loader={"collate": "batch"}, of a whole global batch (docs/add-a-part.md).
-            load: weights to begin with: a path, or {"path": …, "only": ["backbone.*"], "strict": False}.
-            adapter: small parameters, trained in place of the model's, such as {"use": "lora", "match": ["*.q"]}.
-            ema: an average of the weights, evaluated and saved with them, such as {"decay": 0.999}.
-            guard: how to handle a loss that is not finite, or spikes, such as {"non_finite": "skip"}.
-            cuts, attention_methods, blocks: how to split a model that has no such tables: patterns of layer names, as
-                in a recipe; `blocks` also takes layers and functions (docs/add-a-part.md).
+    def fit(self, until: Length | str | None = None) -> Progress:
+        """Trains from the current progress to `until`, counted from step 0, and returns the progress.
 
-        loss, optimizer, schedule, strategy and callbacks may also be given as in a recipe: "adamw", or
-        {"use": "adamw", "clip": 1.0}. An optimizer given by word or class has a recipe's default schedule, a constant
-        rate of 1e-3.
-        Raises UsageError if these do not fit each other, the ranks, or the run in `folder` that is resumed.
+        `until` may be left out if the run has a length. Any exception is passed to the callbacks' `failed`, then
+        raised.
         """
-        check_collections(
-            {"callbacks": callbacks, "blocks": blocks},
-            {"cuts": cuts or {}, "attention_methods": attention_methods or {}},
+        if until is None and not self.run.total_steps:
+            raise UsageError('fit: give a length, as in fit("3 epochs"), or give the run one.')
+        until = Length(self.run.total_steps, "steps") if until is None else until
+        self.until = until if isinstance(until, Length) else Length.parse(until)
+        self.total_steps = self.until.steps(self.loader.batches)
+        with on_board():
+            try:
+                self._train_to_the_end()
+            except BaseException as error:
+                self.callbacks.tell_failed(self.moment("failed"), error)
+                raise
+            finally:
+                self.measurements.drop()
+                heartbeat.enter("end", "closing the loader")
+                self.loader.close()
+                release(self.run.folder)
+        return self.progress
+
+    def _train_to_the_end(self) -> None:
+        synchronous = self.learner.worker is None
+        if self.mesh.ranks > 1 and synchronous:
+            self.stragglers = Stragglers(self.mesh, self._shares())
+        with StopRequests(
+            self.mesh, self.run.max_time, stragglers=self.stragglers, folder=self._folder
+        ) as requests:
+            self._refusals.begin(self.progress.step)
+            consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
+            self.tell_refuse()
+            self.begin_run()
+            if self._folder is not None:
+                self._folder.begin()
+            with changes_printed(self.learner, self.progress.step):
+                self.tell_start()
+            self.check("before the first update", states=True)
+            if synchronous:
+                self.measurements.plan(self.progress.step, self.total_steps)
+            self.drive(requests)
+            if self.interrupted:
+                self._interrupt(self.interrupted)
+        heartbeat.enter("end", "the last checks")
+        self.learner.weights.finalize()
+        self.learner.statistics.sync()  # the caller gets the same model on every rank, saved or not
+        self.check("at the end of the training")
+        self.look_at_itself()
+        with end_interrupted(self.progress.step, self.callbacks) as ended:
+            self._call_end(ended)
+        if self._folder is not None and self._folder.is_lost(now=True):
+            raise lost(self.run.folder, self.progress.step)
+
+    def _call_end(self, ended: list[Callback]) -> None:
+        """Calls `end` of all callbacks, and adds each that has returned to `ended`."""
+        moment = self.moment("end")
+
+        def end(callback: Callback) -> None:
+            callback.end(moment)
+            ended.append(callback)
+
+        # The last evaluation and checkpoint may fail: success is reported after them.
+        for reads in (False, True):
+            self.call("end", [c for c in self.callbacks if c.reads is reads], end)
+
+    def _shares(self) -> list[int]:
+        """How many samples of a full batch each rank computes."""
+        axes, sampler = self.mesh.axes, self.loader.sampler
+        return [sampler.samples_of_rank(axes.dp_rank(rank), axes.dp_size) for rank in range(self.mesh.ranks)]
+
+    def _interrupt(self, reason: str) -> NoReturn:
+        """Lets the callbacks save, and raises StoppedError."""
+        moment = self.moment("interrupted")
+        self.call("interrupted", self.callbacks, lambda c: c.interrupted(moment))
+        if reason == LOST_FOLDER:
+            raise lost(self.run.folder, self.progress.step)
+        raise StoppedError(
+            f"stopped by {reason} after step {self.progress.step} of {self.total_steps}: the training is not done."
         )
-        if schedule is None and isinstance(optimizer, (str, Mapping, type)):
-            schedule = DEFAULTS["schedule"]
-        resume_options = read_resume_options(folder=folder, resume=resume, accept=accept)
-        settings = read_train(
-            read_precision(precision),
-            length=str(_UNKNOWN_LENGTH if length is None else length),
-            batch=batch,
-            micro_batches=micro_batches,
-            drop_last=drop_last,
-            seed=seed,
-            dropout=dropout,
-        )
-        settings_of_loader = _loader_settings(loader)
-        mesh = join()
-        run_folder = agreed_folder(Path(resume_options.folder), mesh)
-        chosen = [_read_named("callbacks", c) if isinstance(c, (str, Mapping)) else c for c in callbacks]
-        for callback in chosen:
-            if not isinstance(callback, Part):
-                refuse_overrides(callback)
-        if test is None:  # the default callbacks include `evaluate`, which needs held-out data
-            chosen = [c for c in chosen if not (isinstance(c, Part) and c.name == "evaluate")]
-        loss_function = _loss(loss)
-        _annotate(
-            model, cuts=dict(cuts or {}), attention_methods=dict(attention_methods or {}), blocks=blocks
-        )
 
-        groups = _read_named("optimizers", optimizer).groups if isinstance(optimizer, (str, Mapping)) else ()
-        model, before = adapted(model, _read_named("adapters", adapter) if adapter else None, settings.seed)
-        group(model, groups, before)
-        base, added = base_of(model, before)
+    def drive(self, requests: StopRequests | None = None) -> None:
+        """Trains from the current progress to `total_steps`, and nothing else: `fit` calls it. Collective."""
+        self.meter.read()
+        heartbeat.first = heartbeat.step = self.progress.step
+        heartbeat.enter("data")
+        self._driver(requests or StopRequests(self.mesh)).run()
 
-        def task(steps: int, steps_per_epoch: int) -> Task:
-            return Task(
-                model=model,
-                loss=loss_function,
-                optimizer=_optimizer(optimizer),
-                schedule=_schedule(schedule, steps, steps_per_epoch, settings.batch),
-                precision=settings.precision,
-                dropout=settings.dropout,
-                base=base,
-                added=added,
-            )
-
-        reader = read_settings(Reading, {"reading": reading}, OWNER).reading
-        guarded = guard if isinstance(guard, Guard) else read_settings(Guard, dict(guard or {}), _GUARD)
-        average = _ema(ema)
-        recipe = Recipe.model_construct(
-            model=_wrap_object("models", model),
-            dataset=replace(_wrap_object("datasets", train), reading=reader),
-            loss=_wrap_object("losses", loss_function),
-            strategy=_read_named("strategies", strategy),
-            train=settings,
-            guard=guarded,
-            ema=average,
-            callbacks=tuple(c for c in chosen if isinstance(c, Part)),
-        )
-        setup = TrainerSpec(
-            name=run_folder.name,
-            folder=run_folder,
-            strategy=recipe.strategy,
-            requested=recipe,
-            dataset=lambda split: prepared(
-                as_dataset(
-                    train if split == "train" else test,
-                    settings_of_loader.samples if split == "train" else None,
-                    f"Trainer.of.{split}",
-                    once=reader == "scatter" and not settings_of_loader.num_workers,
-                ),
-                settings_of_loader,
-                collate_fn,
-            ),
-            task=task,
-            batch=settings.batch,
-            micro_batches=settings.micro_batches,
-            drop_last=settings.drop_last,
-            seed=settings.seed,
-            length=None if length is None else settings.length,
-            loader=settings_of_loader,
-            guard=guarded,
-            load=_load(load),
-            ema=average,
-            named_settings={
-                word: _read_named(shelf, value).settings
-                for word, shelf, value in (
-                    ("loss", "losses", loss),
-                    ("optimizer", "optimizers", optimizer),
-                    ("schedule", "schedules", schedule),
-                    ("adapter", "adapters", adapter),
-                )
-                if isinstance(value, (str, Mapping))
-            },
-            callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in chosen],
-            script_callbacks=[c for c in chosen if not isinstance(c, Part)],
-        )
-        which = _which(resume_options, mesh)
-        older = _claim_folder(run_folder, mesh, which)
-        trainer = TrainerBuilder(setup, mesh).trainer(cls, which, resume_options.accepted)
-        trainer.begin_run = partial(_begin_run, run_folder, mesh, older)
-        return trainer
-
-
-@dataclass(frozen=True)
-class ObjectConfig:
-    """Replaces a part's Config if a script gave the object itself; has the settings that a strategy reads."""
-
-    instance: Any
-
-    def build(self) -> Any:
-        return self.instance
-
-    @property
-    def heads(self) -> int:
-        return self._size("heads")
-
-    @property
-    def kv_heads(self) -> int:
-        return self._size("kv_heads")
-
-    @property
-    def length(self) -> int:
-        return self._size("length")
-
-    def _size(self, name: str) -> int:
-        size = getattr(self.instance, name, 0)
-        return size if isinstance(size, int) else 0
-
-
-def _wrap_object(shelf: str, thing: Any) -> Part:
-    return Part(shelf, type(thing).__name__, ObjectConfig(thing))
-
-
-def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) -> None:
-    """Raises RecipeError for a pattern that matches no layer, or an unknown way to cut one."""
-    if blocks or any(tables.values()):
-        annotation = read_settings(Annotation, tables, ErrorContext(subject="Trainer.of"))
-        annotate(model, replace(annotation, blocks=tuple(blocks)), "Trainer.of")
-
-
-def _which(resume_options: ResumeOptions, mesh: Mesh) -> str | None:
-    """The checkpoint to resume, as --resume names it; None: none. Collective."""
-    if resume_options.resume != "auto":
-        return "newest" if resume_options.resume is True else resume_options.resume or None
-    found = bool(mesh.is_main and checkpoints.checkpoints(Path(resume_options.folder) / "checkpoints"))
-    return "newest" if any(mesh.gather(found)) else None
-
-
-def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> int | None:
-    """Claims the run's folder, once for all ranks; returns, on rank 0, the older run to move aside. Collective."""
-    older = claim(folder, resume) if mesh.is_main else None
-    if mesh.is_main and older is None:
-        checkpoints.clean(folder / "checkpoints")
-    mesh.wait("run folder claimed")
-    return older
-
-
-def _begin_run(folder: Path, mesh: Mesh, older: int | None) -> None:
-    """Moves an older run out of the folder, when all checks have passed. Collective."""
-    if mesh.is_main:
-        move_aside(folder, older)
-    mesh.wait("run folder ready")
-
-
-def _read_named(shelf: str, value: NameOrSettings) -> Part:
-    return read_part(shelf, {"use": value} if isinstance(value, str) else value)
-
-
-def _loss(value: Any) -> Any:
-    return _read_named("losses", value).build() if isinstance(value, (str, Mapping)) else value
-
-
-def _optimizer(value: Any) -> Any:
-    """Raises UsageError for several optimizers, and for a class that is none."""
-    if isinstance(value, (list, tuple)):
-        raise UsageError(
-            f"optimizer: one optimizer updates all parameters here, and this is a {type(value).__name__} of "
-            f"{len(value)}. Give one; its parameter groups have separate rates and decays (docs/recipes.md)."
-        )
-    if isinstance(value, type):
-        if wrong := validate_callable(value, "optimizers"):
-            raise UsageError(f"optimizer: {value.__name__} {wrong}.")
-        return config_of(value, "optimizers")().build
-    return _read_named("optimizers", value).build if isinstance(value, (str, Mapping)) else value
-
-
-def _schedule(value: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
-    """Raises UsageError for a schedule given as in a recipe when the length that it is spread over is not known."""
-    if not isinstance(value, (str, Mapping)):
-        return value
-    config = _read_named("schedules", value)
-    if not steps and config.name != "constant":
-        raise UsageError(
-            f'schedule {value}: it is spread over the whole training: give length="3 epochs", too, and call fit().'
-        )
-    return config.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
-
-
-def _load(value: Load | Mapping[str, Any] | str | Path | None) -> Load | None:
-    """Reads `load` as in a recipe, or a path alone."""
-    if value is None or isinstance(value, Load):
-        return value
-    settings = {"path": str(value)} if isinstance(value, (str, Path)) else dict(value)
-    return read_settings(Load, settings, ErrorContext(subject="load", prefix="load"))
-
-
-def _ema(value: Ema | Mapping[str, Any] | None) -> Ema | None:
-    if value is None or isinstance(value, Ema):
-        return value
-    return read_settings(Ema, dict(value), ErrorContext(subject="ema", prefix="ema"))
-
-
-def _loader_settings(value: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:
-    """Reads `loader` as in a recipe; a timeout may be a number of seconds."""
-    if isinstance(value, LoaderSettings):
-        return value
-    settings = dict(value or {})
-    if isinstance(timeout := settings.get("timeout"), (int, float)):
-        settings["timeout"] = f"{timeout} s"
-    return read_settings(LoaderSettings, settings, ErrorContext(subject="loader", prefix="loader"))
+    def _driver(self, requests: StopRequests) -> StepDriver | RoundDriver:
+        if self.learner.worker is not None:
+            return RoundDriver(self, self.learner.worker, requests, self.check_every)
+        hooks: list[StepHook] = [
+            GuardHook(self, self._refusals, requests, self.measurements),
+            ProgressHook(self),
+            SpeedHook(self),
+            CallbackHook(self, self._refusals, self.stragglers),
+            StopHook(self, requests),
+            MeasureHook(self, self.measurements),
+        ]
+        if self.check_every is not None:
+            hooks.append(WeightsHook(self, self.check_every))
+        if self.judge.guard.recompute is not None:
+            hooks.append(ProcessorsHook(self, self.judge.guard.recompute))
+        return StepDriver(self, hooks)

@@ -48,17 +48,17 @@ class ForkRunner:
     """
 
     def __init__(self, seconds: float):
-        self._until = time.monotonic() + seconds
+        self._seconds, self._until = seconds, time.monotonic() + seconds
 
     def __call__(self, function: Callable[[], Result]) -> Result:
         left = self._until - time.monotonic()
         if left <= 0:
-            raise TrialError(f"it takes longer than {SECONDS:g} s")
+            raise TrialError(f"it takes longer than {self._seconds:g} s")
         worker = Worker(partial(_serve, function))
         try:
             result = worker.receive(left)
         except WorkerHungError:
-            raise TrialError(f"it takes longer than {SECONDS:g} s") from None
+            raise TrialError(f"it takes longer than {self._seconds:g} s") from None
         except WorkerEndedError as ended:
             raise TrialError(f"the process that tried it {ended}") from None
         finally:

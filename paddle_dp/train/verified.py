@@ -20,6 +20,7 @@ from paddle_dp.checkpoint import disk, json_codec
 from paddle_dp.data.fingerprint import common
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Recipe
+from paddle_dp.text import plural
 from paddle_dp.train.facts import (
     MODULE_PREFIX,
     Facts,
@@ -163,7 +164,7 @@ def _equal(first: Any, other: Any) -> bool:
 def _otherwise(changes: Sequence[str], mesh: Mesh) -> str:
     """How a verdict that is no proof differs from the training."""
     if all(key == "ranks" or key.startswith("layout ") for key in changes):
-        return f"and now {_ranks(mesh.ranks)}" if "ranks" in changes else "in another layout"
+        return f"and now {plural(mesh.ranks, 'rank')}" if "ranks" in changes else "in another layout"
     code = [key.removeprefix("code of ") for key in changes if key.startswith("code of")]
     if code:
         return f"of other code ({code[0]}{', …' * (len(code) > 1)})"
@@ -175,8 +176,4 @@ def _otherwise(changes: Sequence[str], mesh: Mesh) -> str:
 
 def _when(verdict: Verdict) -> str:
     day = time.strptime(verdict["date"], "%Y-%m-%dT%H:%M:%SZ")
-    return f"verified on {_ranks(verdict['facts']['ranks'])}, {day.tm_mday} {time.strftime('%b %Y', day)}"
-
-
-def _ranks(ranks: int) -> str:
-    return f"{ranks} rank{'s' * (ranks > 1)}"
+    return f"verified on {plural(verdict['facts']['ranks'], 'rank')}, {day.tm_mday} {time.strftime('%b %Y', day)}"

@@ -184,7 +184,7 @@ def test_a_loader_that_is_the_bottleneck_is_said_so_and_the_whole_measurement_wh
     told = capsys.readouterr().out
     if not watched:
         assert told == (
-            "82% of the time waits for data: loader.num_workers=5 would do (0 now; 100 → 18 ms a step)\n"
+            "82% of the time waits for data: loader.num_workers=5 would do (0 now; 100 ms → 18 ms a step)\n"
         )
     else:
         assert told.startswith("Where a step of 100 ms goes") and "Change: loader.num_workers=5" in told

@@ -160,8 +160,12 @@ def test_host_memory_is_used_again_and_holds_what_the_tensors_held() -> None:
         weights[0].set_value(weights[0] + 1)
         assert shards[0].array[0] != weights[0].numpy()[0]
     assert places[0] == places[1]
-    with pytest.raises(ValueError, match="bytes"):
+    with pytest.raises(ValueError, match=r"1000 bytes, where \d+ are left"):
         room.take(1000)
+    room = HostMemory().room("model", 1, 1)
+    room.take(65)
+    with pytest.raises(ValueError, match="1 bytes, where 0 are left"):
+        room.take(1)
 
 
 def test_one_process_needs_no_file_of_another_rank(tmp_path: Path, snapshot_of: Callable[..., Any]) -> None:

@@ -258,3 +258,9 @@ def test_paddle_nlp_s_layouts_that_are_not_known_are_named(tmp_path: Path) -> No
             UsageError, match=f"{name} is PaddleNLP's, of {what}.*, whose layout is not known here"
         ):
             translated(source(tmp_path / "w.pdparams"), names_of(small()), {})
+
+
+def test_two_tensors_are_not_joined_head_by_head() -> None:
+    """It was «zip() argument 2 is longer than argument 1», at the first read."""
+    with pytest.raises(UsageError, match=r"joins 2 tensors, q \+ k: with a head width it names three"):
+        origins_of({"qk": (("q", "k"), 2)})

@@ -141,3 +141,9 @@ def test_what_is_damaged_or_too_much_is_refused(tmp_path: Path, monkeypatch: pyt
         PickledFile(tmp_path / "deep.pdparams")
     with pytest.raises(CheckpointError, match=r"nowhere\.pt cannot be read: No such file"):
         PickledFile(tmp_path / "nowhere.pt")
+
+
+def test_a_dict_with_a_bad_key_is_named_as_a_dict(tmp_path: Path) -> None:
+    (tmp_path / "w.pdparams").write_bytes(pickle.dumps({(1, 2): 3}, 4))
+    with pytest.raises(CheckpointError, match="a dict has keys other than numbers and texts"):
+        PickledFile(tmp_path / "w.pdparams")

@@ -185,3 +185,20 @@ def test_the_data_set_keeps_its_classes_and_random_numbers_stay_as_they_were():
     before = random.getstate(), np.random.get_state()[1].tolist()
     rows(data, 2)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+class Lengths(Texts):
+    """Each sample is there twice, one behind the other, and the two longest ones are equal."""
+
+    def __getitem__(self, i):
+        return {"text": [7] * (1 + i // 2 % 4 // 2), "label": 0}
+
+
+def counted(samples):
+    return np.zeros((len(samples), 2)), np.array([len({len(one["text"]) for one in samples})] * len(samples))
+
+
+@pytest.mark.parametrize("collate_fn", [to_longest, counted])
+def test_equal_neighbours_hide_no_dependence(collate_fn):
+    told = fingerprint(prepared(Lengths(collate_fn), settings()), 0)[COLLATING]
+    assert told.startswith(NEIGHBOUR_DEPENDENCE)

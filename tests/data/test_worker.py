@@ -2,15 +2,19 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import patch
 
+import numpy as np
 import psutil
 import pytest
 
+from paddle_dp.data import worker as worker_module
 from paddle_dp.data.worker import Worker, WorkerEndedError, WorkerHungError, fork
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
@@ -176,3 +180,28 @@ def _until(condition, seconds=10):
     while not condition():
         assert time.monotonic() < give_up, "it did not come to pass"
         time.sleep(0.01)
+
+
+@pytest.mark.processes
+def test_a_child_that_stops_within_a_reply_counts_as_hung_and_a_slow_one_does_not():
+    """The rank read on without a limit, and hung as well."""
+
+    def stops(commands, tell, progress):
+        tell({"arrays": [np.arange(1 << 20)]})
+        os.write(pipes[-1], struct.pack("<q", 20) + b"{}")
+        time.sleep(3600)
+
+    pipes, write = [], worker_module._write
+
+    def slowly(pipe, content):
+        pipes.append(pipe)
+        for chunk in np.array_split(np.frombuffer(content, np.uint8), 8):
+            time.sleep(0.1)
+            write(pipe, chunk)
+
+    with patch.object(worker_module, "_write", slowly):
+        worker = Worker(stops)
+    assert worker.receive(0.5)["arrays"][0].sum() == (1 << 20) * ((1 << 20) - 1) // 2
+    with pytest.raises(WorkerHungError):
+        worker.receive(0.3)
+    worker.end()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,3 +139,24 @@ def test_a_barrier_waits_for_all() -> None:
 @pytest.mark.long
 def test_a_barrier_waits_longer_than_gloo_does() -> None:
     assert min(run_ranks(barrier_with_one_late, 2, 35.0, timeout=120)) >= 34
+
+
+def test_a_question_whether_a_receive_is_complete_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+    import paddle
+
+    from paddle_dp.gloo import p2p
+
+    inbox: list[bytes] = []
+    endpoint = SimpleNamespace(
+        arrived=lambda *source: bool(inbox), is_gone=lambda rank: False, receive=lambda *source: inbox.pop(0)
+    )
+    monkeypatch.setattr(p2p.transport, "endpoint", lambda: endpoint)
+    monkeypatch.setattr(p2p, "around", nullcontext)
+    tensors = [paddle.zeros([1]), paddle.zeros([1])]
+    first, second = (p2p.ReceiveTask(SimpleNamespace(id=99, ranks=[0, 1]), 1, tensor) for tensor in tensors)
+    assert not second.is_completed()
+    inbox.append(np.float32(1).tobytes())
+    assert not second.is_completed() and first.is_completed()
+    inbox.append(np.float32(2).tobytes())
+    assert second.is_completed() and [t.item() for t in tensors] == [1, 2]

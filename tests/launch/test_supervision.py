@@ -1,12 +1,13 @@
 """Which failure is the cause, when a rank left without a word and its peer is the one that complains."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.signals import Signals
-from paddle_dp.launch.supervisor import ExternalEvents, Supervision
+from paddle_dp.launch.supervisor import ExternalEvents, Supervision, nobody_came
 from paddle_dp.launch.watch import Departure
 from paddle_dp.mesh.late_ranks import WAITED, Arrivals, Wait
 
@@ -82,3 +83,10 @@ def test_the_line_that_is_looked_for_is_the_one_that_is_written(capsys):
         arrivals._report(Wait("all", members, "'an exchange between all ranks'", 0.0), store, 21.3)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and all(WAITED.fullmatch(line) for line in said), said
+
+
+@pytest.mark.parametrize(("nodes", "said"), [(1, "(watch.start). Output"), (2, "--master's? Output")])
+def test_the_path_of_a_log_is_not_changed_by_the_message(nodes, said):
+    """«why?.1» lost its dot."""
+    message = nobody_came(SimpleNamespace(nodes=nodes), 60, Path("runs/why?.1"))
+    assert said in message and message.endswith("launcher: runs/why?.1/launcher.log")

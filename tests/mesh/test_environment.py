@@ -28,6 +28,17 @@ def test_the_launchers_variables():
     )
 
 
+@pytest.mark.parametrize(
+    ("endpoints", "single"),
+    [("127.0.0.1:1,127.0.0.1:2", True), ("10.0.0.1:1,10.0.0.1:2", False), ("127.0.0.1:1", False)],
+)
+def test_ranks_on_loopback_are_on_one_machine_without_a_local_size(endpoints, single):
+    """paddle.distributed.spawn sets no PADDLE_LOCAL_SIZE; pods of one host may share an address and nothing else."""
+    variables = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ENDPOINTS": endpoints}
+    assert Environment.read(variables).single_machine is single
+    assert not Environment.read({**variables, "PADDLE_LOCAL_SIZE": "1"}).single_machine
+
+
 def test_leftovers_of_another_job_are_refused():
     with pytest.raises(UsageError, match="PADDLE_TRAINER_ID=3 does not fit PADDLE_TRAINERS_NUM=1"):
         Environment.read({"PADDLE_TRAINER_ID": "3"})

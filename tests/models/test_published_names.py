@@ -133,7 +133,7 @@ def changed(folder: Path, **keys: Any) -> None:
         ({"quantization_config": {"bits": 4}}, "has quantization_config.bits 4, which"),
         ({"model_type": "bert"}, "has model_type 'bert', and llama reads 'llama' and 'mistral' only: use bert"),
         ({"model_type": "qwen2"}, "has model_type 'qwen2', and llama reads 'llama' and 'mistral' only"),
-        ({"model_type": "mistral"}, "has no sliding_window, of which a mistral has another default"),
+        ({"model_type": "mistral"}, "has no sliding_window, and a mistral has another default"),
         ({"alibi": True}, "has alibi true, which llama does not know"),
         ({"rope_interleaved": True}, "has rope_interleaved true, which llama does not know"),
         ({"fuse_attention_qkv": True}, "has fuse_attention_qkv true, which llama does not know"),

@@ -8,7 +8,6 @@ import pytest
 
 from paddle_dp.errors import DivergenceError
 from paddle_dp.parallel.exchange.low_rank import LowRankGradients, check_factors, is_worthwhile, orthonormal
-from paddle_dp.parallel.exchange.memory import narrowed, numbers_of
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
 from paddle_dp.parallel.exchange.residuals import (
     Residuals,
@@ -17,6 +16,7 @@ from paddle_dp.parallel.exchange.residuals import (
     restore_factors,
     restore_residuals,
 )
+from paddle_dp.tensors import narrowed, numbers_of
 from tests.parallel.test_push_reduce import finished, give, wires_of_two
 
 VALUES = [[1.0 + 2**-12, -3e-5, 700.3], [1 / 3, 2e-9, -0.1]]

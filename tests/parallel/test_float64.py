@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from paddle_dp.parallel import Precision, Task
-from paddle_dp.parallel.precision.amp import default_dtype
+from paddle_dp.parallel.precision.amp import default_dtype, everything_in_float64
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -149,3 +149,18 @@ def test_the_default_type_comes_back_after_an_error():
         fail()
     assert seen == [paddle.float64]
     assert paddle.zeros([1]).dtype == paddle.float32
+
+
+@pytest.mark.parametrize("how", ["paddle.cast", "x.astype", "x.cast"])
+@pytest.mark.parametrize("dtype", ["float32", paddle.float32, np.float32, np.dtype("float32")])
+def test_a_models_cast_to_float32_rounds_nothing_in_float64(how, dtype):
+    """Position embeddings that PaddleClas resizes in float32: a proof in float64 took the rounding for a fault."""
+    x = paddle.to_tensor([1 / 3], "float64")
+    convert = {"paddle.cast": paddle.cast, "x.astype": paddle.Tensor.astype, "x.cast": paddle.Tensor.cast}
+    with everything_in_float64():
+        inside = {"paddle.cast": paddle.cast, "x.astype": paddle.Tensor.astype, "x.cast": paddle.Tensor.cast}
+        assert inside[how](x, dtype).dtype == paddle.float64
+        for other in ("float16", paddle.bool, np.int64, "int32", paddle.bfloat16):
+            assert inside[how](x, other).dtype == convert[how](x, other).dtype
+        assert inside[how](x.astype("int64"), dtype).dtype == paddle.float32
+    assert convert[how](x, dtype).dtype == paddle.float32

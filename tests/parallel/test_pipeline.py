@@ -74,7 +74,7 @@ def _train(placer, case):
     rows, epoch, ordered = [], 0, None
     while len(rows) < STEPS:
         for batch in loader.read(epoch):
-            if recorder := getattr(learner, "recorder", None):
+            if recorder := learner.runner.recorder:
                 recorder.armed = len(rows) == STEPS - 1
             metrics = learner.train_batch(batch, collect_metrics=True)
             if recorder and recorder.armed:

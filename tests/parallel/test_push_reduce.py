@@ -10,8 +10,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.parallel.exchange.memory import bytes_from, bytes_of, moved_gradient, numbers_of
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
+from paddle_dp.tensors import bytes_from, bytes_of, moved_gradient, numbers_of
 
 
 class Wire:

@@ -451,3 +451,9 @@ def test_what_neither_exchange_nor_checkpoint_takes_is_refused() -> None:
     waits = paddle.optimizer.SGD(rate, parameters=model.parameters())
     with pytest.raises(UsageError, match="ReduceOnPlateau needs a metric at each step"):
         full_model_learner(Task(model=model, loss=contrastive, optimizer=waits), Mesh.alone())
+
+
+@pytest.mark.processes
+def test_a_trial_that_takes_too_long_names_its_own_limit() -> None:
+    with pytest.raises(trial.TrialError, match=r"it takes longer than 0\.2 s"):
+        ForkRunner(0.2)(lambda: time.sleep(60))

@@ -12,7 +12,7 @@ from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import seed_ranks
-from paddle_dp.parallel.dropout.uncaught import DrawMonitor
+from paddle_dp.parallel.dropout.uncaught import DrawMonitor, doubt
 from paddle_dp.parallel.placement import Placements
 from paddle_dp.parallel.tensor.layers import TensorParallelizer
 from paddle_dp.parallel.tensor.rng import draw_slice
@@ -105,3 +105,13 @@ def test_another_layout_of_as_many_ranks_draws_its_own(tmp_path):
     """Two readers' streams would be two masks for one activation on two tensor ranks: fit's last check says so."""
     run(tmp_path / "run", "3 steps", False, "{use: data_parallel}")
     assert len(run(tmp_path / "run", "6 steps", True, "{use: hybrid, tensor: 2}")["rows"]) == 3
+
+
+def test_a_watch_within_another_gives_it_back():
+    outer, inner = DrawMonitor(), DrawMonitor()
+    with outer.on([]):
+        with inner.on([]):
+            doubt(paddle.ones([3, 2]), 2)
+        doubt(paddle.ones([5, 2]), 2)
+    doubt(paddle.ones([7, 2]), 2)
+    assert [[*watch.doubted.values()] for watch in (inner, outer)] == [[([3, 2], 2)], [([5, 2], 2)]]

@@ -69,9 +69,10 @@ def test_what_is_unfrozen_in_the_midst_of_a_round(kind: Any) -> None:
     """Its gradient was pushed to nobody, and it stayed what it was, in silence."""
     parameter = paddle.create_parameter([2], "float32")
     parameter.stop_gradient = True
-    placed = SimpleNamespace(named_parameters=lambda: [("body", parameter)])
+    mesh = SimpleNamespace(ranks=2)
+    placed = SimpleNamespace(named_parameters=lambda: [("body", parameter)], mesh=mesh)
     modes = SimpleNamespace(counter=None)
-    learner = SimpleNamespace(mesh=SimpleNamespace(ranks=2), mode=modes)
+    learner = SimpleNamespace(mesh=mesh, mode=modes)
     worker = SimpleNamespace(_learner=learner, _weights=modes, _frozen=FrozenCheck(placed))
     parameter.stop_gradient = False
     with pytest.raises(UsageError, match="'body' was unfrozen after the model was placed"):

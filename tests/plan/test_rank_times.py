@@ -133,7 +133,7 @@ def test_so_many_workers_that_a_batch_is_there_in_each_step():
     two = part(data=0.020, forward=0.020, busy=0.02, workers_busy=0.0)  # two workers have 80 ms of reading
     assert workers_that_would_do([two], facts(num_workers=2)) == (4, pytest.approx(0.020))
     assert starved(measured([two], num_workers=2)) == (
-        "50% of the time waits for data: loader.num_workers=4 would do (2 now; 40 → 20 ms a step)"
+        "50% of the time waits for data: loader.num_workers=4 would do (2 now; 40 ms → 20 ms a step)"
     )
     assert starved(measured([part(data=0.001, forward=0.02)])) == ""
 

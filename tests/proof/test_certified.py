@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from pathlib import Path
 
 import pytest
 
 from paddle_dp.checkpoint import step_name
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import JobError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.proof import certified
 from paddle_dp.proof.certified import BAD, GOOD, Interval, certificate, chosen, verdict
@@ -140,6 +141,15 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
     told = screens[0] + screens[1] + capsys.readouterr().out
     assert "step 2600: weights 84a6b8abecab, optimizer 84a6b8abecab\n" in told and digest not in told
     assert "the weights are bit-equal: 84a6b8abecab\n" in told and max(map(len, told.splitlines()[1:])) <= 80
+    for ended, said in (
+        (-signal.SIGKILL, "a process was killed, by hand or"),
+        (1, "exit status 1"),
+        (2, "see"),
+    ):
+        monkeypatch.setattr(certified, "run_alone", lambda job, variables, ended=ended: ended)
+        with pytest.raises(JobError, match=f"1 to 2000 were not trained again: {said}"):
+            certificate(tmp_path, replay=3, steps=2000)
+    monkeypatch.setattr(certified, "run_alone", stops)
     recipe["strategy"] = {"use": "local_sgd", "every": "8 steps"}
     with pytest.raises(UsageError, match="nothing was trained again: strategy local_sgd does not promise"):
         certificate(tmp_path, replay=3, steps=2000)

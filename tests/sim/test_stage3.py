@@ -108,7 +108,7 @@ def gradients(folder: str, prefetch: int, more: str = "") -> tuple[list[dict[int
         layout = f"{{use: hybrid, sharding: 2, sharding_stage: 3, prefetch: {prefetch}{more}}}"
         trainer = build(read_recipe(gpt(own), [f"strategy={layout}", f"output_dir={own}"]), mesh)
         for batch in trainer.loader.read(0):
-            trainer._learn(batch, True)
+            trainer.learner.train_batch(batch, True)
         paddle.device.synchronize()
         mesh.wait("the end")
     finally:

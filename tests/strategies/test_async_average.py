@@ -23,8 +23,8 @@ def watched(
 
     here = trainer(folder, words)
     learner, seen, rows, looked = here.learner, [], [], []
-    names = ("learn_share",) if learner.worker is not None else ("train_batch",)
-    learn = getattr(learner, names[0])
+    part, name = (learner, "train_batch") if learner.worker is None else (learner.worker, "train_share")
+    learn = getattr(part, name)
 
     def watching(batch: Any, *given: Any, **named: Any) -> Any:
         time.sleep(computes + (seconds if here.mesh.rank == slow else 0.0))
@@ -46,7 +46,7 @@ def watched(
         def due_at_step(self, step: int) -> bool:
             return step % 30 == 0
 
-    setattr(learner, names[0], watching)
+    setattr(part, name, watching)
     here.add(Told())
     here.add(Looks())
     here.fit()

@@ -96,3 +96,9 @@ def _loss(function):
     return loss_of(
         type("Part", (), {"build": lambda self: function, "name": "bad", "shelf": "losses"})(), None, "mlp"
     )
+
+
+def test_a_path_in_an_error_stays_as_it_was_written() -> None:
+    assert "no such file: ../labels.txt. Samples of the data: 3." in explained(
+        ValueError("no such file: ../labels.txt."), None, "3"
+    )

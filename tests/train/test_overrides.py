@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,6 +14,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.part.shelf import load, names
 from paddle_dp.train import Moment, Trainer
 from paddle_dp.train.callback import Callback as Base
+from paddle_dp.train.callback import Name
 from paddle_dp.train.overrides import MOMENTS, refuse_overrides
 from tests.train.test_trainer import Points, trainer
 
@@ -28,6 +29,7 @@ def test_the_moments_are_those_of_a_callback() -> None:
         "due_at_step",
         "due_at_epoch",
     }
+    assert tuple(MOMENTS) == get_args(Name)
 
 
 @pytest.mark.parametrize(

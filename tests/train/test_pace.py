@@ -12,7 +12,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train.ledger import Assignments
 from paddle_dp.train.meter import Meter
-from paddle_dp.train.rounds import AsyncRounds
+from paddle_dp.train.rounds import RoundDriver
 
 
 def said_seconds(held_back: float, computes: float) -> list[float]:
@@ -27,11 +27,13 @@ def said_seconds(held_back: float, computes: float) -> list[float]:
     batch = SimpleNamespace(index=0, waited=0.0, micro_batches=[SimpleNamespace(is_dummy=False)])
     rounds: Any = SimpleNamespace(
         _worker=SimpleNamespace(train_share=learn),
-        mesh=SimpleNamespace(axes=SimpleNamespace(servers=0)),
-        callbacks=SimpleNamespace(due_at_step=lambda step, last: []),
-        progress=SimpleNamespace(step=0),
-        total_steps=9,
-        stopped=None,
+        _training=SimpleNamespace(
+            mesh=SimpleNamespace(axes=SimpleNamespace(servers=0)),
+            callbacks=SimpleNamespace(due_at_step=lambda step, last: []),
+            progress=SimpleNamespace(step=0),
+            total_steps=9,
+            stopped=None,
+        ),
         _requests=SimpleNamespace(wants=False),
         _come_to=lambda index, claims: None,
         _waited=0.0,
@@ -42,7 +44,7 @@ def said_seconds(held_back: float, computes: float) -> list[float]:
     )
     claims: Any = SimpleNamespace(done=lambda sums, seconds: said.append(seconds))
     for _ in range(3):
-        AsyncRounds._compute(rounds, batch, claims)
+        RoundDriver._compute(rounds, batch, claims)
     return said
 
 
@@ -59,16 +61,19 @@ def test_a_rank_that_is_held_back_by_the_staleness_is_not_slow() -> None:
 def test_lines_that_are_due_at_once_have_one_speed() -> None:
     """A rank that computes a long share passes several steps in a moment: no line says millions of samples a second."""
     meter = Meter(Mesh())
-    rounds: Any = AsyncRounds.__new__(AsyncRounds)
-    rounds.meter, rounds._waited, rounds._batch, rounds._known, rounds._local_sums = meter, 0.0, None, {}, []
-    rounds.mesh, rounds.progress = SimpleNamespace(is_main=False), SimpleNamespace(batch=0)
-    rounds.loader = SimpleNamespace(sampler=SimpleNamespace(size=lambda number: 64))
+    rounds: Any = RoundDriver.__new__(RoundDriver)
+    rounds._waited, rounds._batch, rounds._known, rounds._local_sums = 0.0, None, {}, []
+    progress = SimpleNamespace(batch=0)
+    loader = SimpleNamespace(sampler=SimpleNamespace(size=lambda number: 64))
+    rounds._training = SimpleNamespace(
+        meter=meter, mesh=SimpleNamespace(is_main=False), progress=progress, loader=loader
+    )
     lines: list[dict[str, float]] = []
 
     def passed(claims: Any) -> None:
-        rounds.progress.batch += 1
-        if rounds.progress.batch % 10 == 0:
-            lines.append(rounds._line(rounds.progress.batch, 0.1, claims))
+        progress.batch += 1
+        if progress.batch % 10 == 0:
+            lines.append(rounds._line(progress.batch, 0.1, claims))
 
     rounds._pass = passed
     meter.began -= 2.0

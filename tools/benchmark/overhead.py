@@ -137,7 +137,7 @@ def fit(model: nn.Layer, data: Arrays, batch: int) -> Callable[[int], None]:
 
 def train(trainer: Trainer, steps: int) -> None:
     trainer.total_steps = trainer.progress.step + steps
-    trainer._train()
+    trainer.drive()
 
 
 def seconds(work: Callable[[], Any]) -> tuple[float, float]:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CALLS = (
     ("join", "paddle_dp.mesh.mesh", "join"),
     ("build", "paddle_dp.train.build", "build"),
-    ("update", "paddle_dp.train.loop", "TrainingLoop._update"),
+    ("update", "paddle_dp.train.steps", "StepDriver.make_step"),
     ("launch", "paddle.distributed.launch.main", "launch"),
     ("batch", "paddle_dp.data.loader", "Loader.read"),
 )

@@ -209,7 +209,7 @@ class Pass:
         if self.watch.done > self.steps:
             self.loaders.training[self.loader_number] = self.loaders.training.get(self.loader_number, 0) + 1
         self.watch.journal.write(
-            PassEnded(loader=self.loader_number, number=self.number, given=self.yielded, shortened=shortened)
+            PassEnded(loader=self.loader_number, number=self.number, shortened=shortened)
         )
 
 

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from paddle_dp.audit.events import Batches, Ended, Event, Exchanged, LoaderCreated, PassBegan, Stepped
-from paddle_dp.audit.finding import AuditFinding, Section, few, plural
+from paddle_dp.audit.finding import AuditFinding, Section
 from paddle_dp.audit.records import EventTrace, Rank, same_loader
+from paddle_dp.text import few, plural
 
 GATHERS = ("all_gather", "all_gather_object", "gather")
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paddle_dp.audit.finding import AuditFinding, Section, few, plural
+from paddle_dp.audit.finding import AuditFinding, Section
 from paddle_dp.audit.records import Arrays, EventTrace
+from paddle_dp.text import few, plural
 
 EXACT = 3e-4  # relative distance of two float32 gradients of the same samples that only rounding explains
 NEAR = 2e-2  # the same, for low precision: allowed only where the exchange itself is exact

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from paddle_dp.audit.events import Buffered, Normed
-from paddle_dp.audit.finding import AuditFinding, Section, few, plural
+from paddle_dp.audit.finding import AuditFinding, Section
 from paddle_dp.audit.records import EventTrace
+from paddle_dp.text import few, plural
 
 
 def norms(trace: EventTrace, relative_error: float | None) -> Section:

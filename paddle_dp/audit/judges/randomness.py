@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paddle_dp.audit.events import OptimizerCreated, Seeded, Wrapped
-from paddle_dp.audit.finding import AuditFinding, Section, few, plural
+from paddle_dp.audit.finding import AuditFinding, Section
 from paddle_dp.audit.records import EventTrace, Rank, same_loader
+from paddle_dp.text import few, plural
 
 CALL = {"paddle": "paddle.seed(seed)", "numpy": "numpy.random.seed(seed)", "random": "random.seed(seed)"}
 

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from paddle_dp.audit.events import Batches, LoaderCreated
-from paddle_dp.audit.finding import AuditFinding, Section, few, plural
+from paddle_dp.audit.finding import AuditFinding, Section
 from paddle_dp.audit.records import EventTrace, same_loader
+from paddle_dp.text import few, plural
 
 REMEDY = (
     "DataLoader(dataset, batch_sampler=paddle.io.DistributedBatchSampler(dataset, batch_size, shuffle=True))"

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from paddle_dp.audit.events import Left, OptimizerCreated, Wrapped
-from paddle_dp.audit.finding import AuditFinding, Section, few, plural
+from paddle_dp.audit.finding import AuditFinding, Section
 from paddle_dp.audit.records import EventTrace
+from paddle_dp.text import few, plural
 
 
 def weights(trace: EventTrace) -> Section:

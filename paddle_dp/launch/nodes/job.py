@@ -26,6 +26,7 @@ from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.sizes import LOOK, Offer
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import BYTES, proof, users_secret
+from paddle_dp.text import numbered
 
 MAX_CHARS, SHORT = 8000, 300  # characters of each text of a failure, and of a consequence
 FOLLOWED = 8  # consequences at most
@@ -244,11 +245,9 @@ class _Node:
     # Messages of the rendezvous
 
     def _waits(self, message: Message) -> None:
-        numbers = ", ".join(map(str, message["nodes"]))
-        who = f"node{'s' * (len(message['nodes']) > 1)} {numbers}"
         console.write(
-            f"waiting for {who} at {self.node_job.plan.job.master}, for {message['seconds']:.0f} s at most "
-            f"({message['setting']})"
+            f"waiting for {numbered('node', message['nodes'])} at {self.node_job.plan.job.master}, for "
+            f"{message['seconds']:.0f} s at most ({message['setting']})"
         )
 
     def _prepare(self, message: Message) -> None:

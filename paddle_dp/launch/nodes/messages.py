@@ -7,6 +7,7 @@ or dropped unnoticed. Lines are not encrypted; without a secret the codes only f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -42,6 +43,7 @@ class Line:
         self._nonce, self._key = os.urandom(DIGITS // 2).hex(), b""
         self._sent, self._heard = 0, 0  # sealed lines in each direction
         self._in, self._out = b"", self._nonce.encode() + b"\n"
+        self._error: BrokenLineError | None = None  # of the received bytes
         self._before: list[Message] = []  # messages to send once the other end's digits arrive
         self.flush()
 
@@ -73,27 +75,41 @@ class Line:
             raise _broken(error) from error
 
     def hear(self) -> list[Message]:
-        """Returns the received messages. Raises BrokenLineError if the other end has closed, or breaks the protocol,
-        which discards the call's other messages."""
-        closed = False
+        """Returns the received messages. Raises BrokenLineError if the other end has closed, or breaks the protocol:
+        the next call does, if valid messages came before."""
+        messages: list[Message] = []
+        try:
+            self._receive(messages)
+        except BrokenLineError as error:
+            if not messages:
+                raise
+            self._error = error
+            with contextlib.suppress(OSError):  # it stays readable, so that the next call comes at once
+                self._end.shutdown(socket.SHUT_RD)
+        return messages
+
+    def _receive(self, messages: list[Message]) -> None:
+        """Appends the received messages. Raises BrokenLineError after those that are valid."""
+        if self._error is not None:
+            raise self._error
         try:
             while chunk := self._end.recv(1 << 16):
                 self._in += chunk
                 if len(self._in) > 4 * MAX_LINE_BYTES:
                     break
             else:
-                closed = True
+                raise BrokenLineError(CLOSED)
         except BlockingIOError:
             pass
         except OSError as error:
             raise _broken(error) from error
-        *lines, self._in = self._in.split(b"\n")
+        finally:
+            *lines, self._in = self._in.split(b"\n")
+            for line in lines:
+                if (message := self._open(line)) is not None:
+                    messages.append(message)
         if len(self._in) > MAX_LINE_BYTES:
             raise BrokenLineError(f"a line of more than {MAX_LINE_BYTES} bytes")
-        messages = [message for line in lines if (message := self._open(line)) is not None]
-        if closed and not messages:
-            raise BrokenLineError(CLOSED)
-        return messages
 
     def close(self) -> None:
         self._end.close()
@@ -123,9 +139,8 @@ class Line:
         return message
 
     def _code(self, by_greeter: bool, number: int, text: bytes) -> bytes:
-        return (
-            hmac.new(self._key, b"%d %d " % (by_greeter, number) + text, hashlib.sha256).hexdigest().encode()
-        )
+        code = hmac.digest(self._key, b"%d %d " % (by_greeter, number) + text, hashlib.sha256)
+        return code.hex().encode()
 
 
 def _broken(error: OSError) -> BrokenLineError:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paddle_dp.errors import StoppedError
 from paddle_dp.launch.nodes.messages import Message
+from paddle_dp.text import numbered
 
 if TYPE_CHECKING:
     from paddle_dp.recipe.schema import WatchSettings
@@ -218,7 +219,7 @@ class Rendezvous:
             )
             return
         verb, status = ("come", NOBODY) if first else ("return", LOST)
-        self._over(status, f"{_nodes(absent)} did not {verb} within {limit:.0f} s ({setting}).")
+        self._over(status, f"{numbered('node', absent)} did not {verb} within {limit:.0f} s ({setting}).")
 
     def _begin(self, message: Message) -> None:
         """Begins the attempt with node 0's answer: its ranks, nodes and checkpoint, or a refusal."""
@@ -333,7 +334,3 @@ def ranks_of(message: Message) -> int:
 def first_cause(causes: Sequence[Cause]) -> Cause:
     """Returns the earliest cause that is not the loss of a peer, else the earliest."""
     return min(causes, key=lambda cause: (cause.consequence, cause.time))
-
-
-def _nodes(numbers: Sequence[int]) -> str:
-    return f"node {numbers[0]}" if len(numbers) == 1 else f"nodes {', '.join(map(str, numbers))}"

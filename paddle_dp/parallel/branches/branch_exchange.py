@@ -18,7 +18,7 @@ from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel.branches.branch_trace import DOCS
 from paddle_dp.parallel.data_group import PaddleGroup
 from paddle_dp.parallel.exchange.lanes import CommGroups
-from paddle_dp.parallel.exchange.memory import nbytes
+from paddle_dp.tensors import dtype_of, nbytes
 
 
 class TensorSpec(NamedTuple):
@@ -30,7 +30,7 @@ class TensorSpec(NamedTuple):
 
     @classmethod
     def of(cls, output: paddle.Tensor) -> TensorSpec:
-        return cls(tuple(output.shape), str(output.dtype).rpartition(".")[2], not output.stop_gradient)
+        return cls(tuple(output.shape), dtype_of(output), not output.stop_gradient)
 
 
 def _form_or_flag(value: Any) -> Hashable:

@@ -85,7 +85,7 @@ def too_few(branches: list[int], ranks: int) -> str:
     most = max(branches, default=0)
     if most < 2:
         return (
-            "strategy branches: each `branches` table of the model names only one branch, so there is nothing to "
+            "strategy.branches: each `branches` table of the model names only one branch, so there is nothing to "
             f"deal to {ranks} ranks: name two or more branches in one table ({DOCS})."
         )
     return (

@@ -41,6 +41,7 @@ class DrawMonitor:
     def on(self, layers: Sequence[tuple[str, nn.Layer]]) -> Iterator[None]:
         """Watches one forward through these named layers, and computations on its outputs (the loss)."""
         global _watching
+        outer = _watching
         self._inside, self._before, _watching = ["the loss, or code around the model"], _states(), self
         hooks = []
         for name, layer in layers:
@@ -51,7 +52,7 @@ class DrawMonitor:
             yield
             self._look()
         finally:
-            _watching = None
+            _watching = outer
             for hook in hooks:
                 hook.remove()
 

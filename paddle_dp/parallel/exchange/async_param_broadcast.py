@@ -11,7 +11,7 @@ from paddle import nn
 
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel.exchange.lanes import CommGroups
-from paddle_dp.parallel.exchange.memory import nbytes
+from paddle_dp.tensors import nbytes
 
 
 class AsyncParamBroadcast:

@@ -22,11 +22,11 @@ from paddle_dp.parallel.exchange.buckets import LARGEST, Bucket, BucketSizes, ca
 from paddle_dp.parallel.exchange.grad_ready_hooks import GradReadyHooks
 from paddle_dp.parallel.exchange.gradient_exchange import NOTHING, GradientExchange
 from paddle_dp.parallel.exchange.lanes import CommGroups
-from paddle_dp.parallel.exchange.memory import LARGEST_HALF, as_dtype, dtype_of, nbytes
 from paddle_dp.parallel.exchange.residuals import Residuals, wide
 from paddle_dp.parallel.exchange.roundings import roundings
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.loss import Count
+from paddle_dp.tensors import LARGEST_HALF, as_dtype, dtype_of, nbytes
 
 
 class NarrowSum:

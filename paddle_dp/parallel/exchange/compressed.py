@@ -19,6 +19,7 @@ from paddle_dp.parallel.exchange.residuals import (
 )
 from paddle_dp.parallel.extra_state import ExtraState, SavedExtraState
 from paddle_dp.parallel.loss import Count, number
+from paddle_dp.text import and_more
 from paddle_dp.units import Compress
 
 _CLIPPED = (
@@ -81,7 +82,7 @@ class CompressedExchange(GradientExchange):
         names = list(dict.fromkeys(name for of_rank in rows for name in of_rank))
         self._warned_clipped = bool(names)
         if names and self._mesh.is_main:
-            more = f" and of {len(names) - 1} more" if len(names) > 1 else ""
+            more = and_more(names, phrase=" and of {} more")
             print(_CLIPPED.format(update, names[0], more), file=sys.stderr, flush=True)
 
     def commit(self) -> None:

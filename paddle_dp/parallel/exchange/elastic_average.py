@@ -10,7 +10,7 @@ import numpy as np
 
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.messages import CHANNELS
-from paddle_dp.parallel.exchange.memory import Array
+from paddle_dp.tensors import Array
 
 ROUND = struct.Struct("<q")
 

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.mesh.copies import Arriving, ToHost, to_device
-from paddle_dp.parallel.exchange.memory import Array, bytes_of, dtype_of
+from paddle_dp.tensors import Array, bytes_of, dtype_of
 
 
 class FlatCopy:

@@ -16,6 +16,7 @@ from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.residuals import Residuals, wide
 from paddle_dp.parallel.loss import Count
 from paddle_dp.plan.extra_memory import is_worthwhile, matrix
+from paddle_dp.text import numbered
 
 Exchange = Callable[[list[paddle.Tensor], str], GradientExchange]
 """Makes an exchange that sums the tensors' gradients; the text is a channel of `mesh.messages.CHANNELS`."""
@@ -136,9 +137,9 @@ def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> N
     first, *others = mesh.gather([list(digest) for digest in digests(columns_done)])
     if wrong := [number for number, found in enumerate(others, start=1) if found != first]:
         hosts = mesh.gather(mesh.host)
-        named = ", ".join(f"{number} ({hosts[number]})" for number in wrong)
+        named = numbered("rank", (f"{number} ({hosts[number]})" for number in wrong))
         raise DivergenceError(
-            f"strategy.compress=power_sgd: from the same factors rank{'s' * (len(wrong) > 1)} {named} computed other "
+            f"strategy.compress=power_sgd: from the same factors {named} computed other "
             f"bits than rank 0 ({hosts[0]}), so that their weights would drift apart: their processors, or the "
             "libraries on them, are of another kind. Take machines of one kind, or strategy.compress=bfloat16, whose "
             "sums one rank rounds for all."

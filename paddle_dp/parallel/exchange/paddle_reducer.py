@@ -12,9 +12,9 @@ from paddle_dp.errors import DivergenceError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.parallel.exchange.gradient_exchange import NOTHING, GradientExchange
-from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.exchange.reducer_buckets import ReducerBuckets
 from paddle_dp.parallel.loss import Count
+from paddle_dp.tensors import nbytes
 
 _UNUSED = (
     "a parameter that was used before is not used in this forward, on this rank at least, and paddle.DataParallel "

@@ -14,8 +14,8 @@ import paddle
 
 from paddle_dp.mesh import late_ranks, transport
 from paddle_dp.mesh.messages import CHANNELS
-from paddle_dp.parallel.exchange.memory import Array, bytes_of
 from paddle_dp.parallel.hcg import Group
+from paddle_dp.tensors import Array, bytes_of
 
 
 class ParamBroadcast:

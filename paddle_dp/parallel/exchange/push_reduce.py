@@ -14,7 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import paddle
 
-from paddle_dp.parallel.exchange.memory import (
+from paddle_dp.parallel.exchange.push import Push
+from paddle_dp.parallel.exchange.residuals import Residuals
+from paddle_dp.parallel.exchange.roundings import roundings
+from paddle_dp.tensors import (
     Array,
     bytes_from,
     bytes_of,
@@ -23,9 +26,6 @@ from paddle_dp.parallel.exchange.memory import (
     narrowed,
     numbers_of,
 )
-from paddle_dp.parallel.exchange.push import Push
-from paddle_dp.parallel.exchange.residuals import Residuals
-from paddle_dp.parallel.exchange.roundings import roundings
 
 # Elements of a segment: a larger one delays its sum, smaller ones cost a message each.
 MAX_SEGMENT = 1 << 18

@@ -16,7 +16,7 @@ import paddle
 
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel.exchange.buckets import called
-from paddle_dp.parallel.exchange.memory import nbytes
+from paddle_dp.tensors import nbytes
 
 
 class ReducerBuckets:

@@ -8,11 +8,11 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_dp.mesh.traffic import traffic
-from paddle_dp.parallel.exchange.memory import as_dtype, dtype_of, nbytes
 from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
 from paddle_dp.parallel.exchange.roundings import roundings
 from paddle_dp.parallel.hcg import Group
+from paddle_dp.tensors import as_dtype, dtype_of, nbytes
 
 
 class ReplicaSums:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 import paddle
 
-from paddle_dp.parallel.exchange.memory import Array, dtype_of
+from paddle_dp.tensors import Array, dtype_of
 
 DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 
@@ -31,8 +31,8 @@ def comm_dtype_of(requested: str | None, parameters: Iterable[paddle.Tensor]) ->
     float64 gradients are never rounded: a proof uses float64 to check a layout's arithmetic, and compares rounding
     errors in the recipe's precision.
     """
-    dtype = {dtype_of(parameter) for parameter in parameters}
-    return None if requested is None or dtype <= {requested} or "float64" in dtype else requested
+    dtypes = {dtype_of(parameter) for parameter in parameters}
+    return None if requested is None or dtypes <= {requested} or "float64" in dtypes else requested
 
 
 class Roundings:

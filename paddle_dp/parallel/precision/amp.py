@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import nn
 
@@ -24,6 +25,7 @@ from paddle_dp.structure import leaves
 
 _NOTHING = nullcontext()
 GROW_EVERY, GROW, SHRINK = 2000, 2.0, 0.5
+_FLOAT32 = ("float32", paddle.float32, np.float32, np.dtype("float32"))
 HOPELESS = 50  # consecutive skipped updates; 16 halvings bring the scale from 65536 to 1
 
 
@@ -187,7 +189,7 @@ class MixedPrecision:
     def context(self) -> AbstractContextManager[Any]:
         """Wraps every forward, in training and in evaluation."""
         if self.double:
-            return default_dtype("float64")
+            return everything_in_float64()
         if not self.low:
             return _NOTHING
         if self._rounder is not None:
@@ -200,7 +202,7 @@ class MixedPrecision:
         fleet's recompute restores autocast itself.
         """
         if self.double:
-            return default_dtype("float64")
+            return everything_in_float64()
         return self._rounding() if self._rounder is not None else _NOTHING
 
     @contextmanager
@@ -211,6 +213,33 @@ class MixedPrecision:
             yield
         finally:
             self._rounder.active = False
+
+
+@contextmanager
+def everything_in_float64() -> Iterator[None]:
+    """Wraps a forward or a backward in float64: new tensors are float64, and a model's casts of float64 to float32 do
+    nothing. In float32 they do nothing either; in float64 they would round, a proof would take that for a fault, and a
+    nudge of its weights by 1e-16 would not show it (position embeddings that are resized in float32)."""
+    originals = {
+        (owner, name): getattr(owner, name)
+        for owner, name in ((paddle, "cast"), (paddle.Tensor, "cast"), (paddle.Tensor, "astype"))
+    }
+
+    def widened(original: Any) -> Any:
+        def convert(x: paddle.Tensor, dtype: Any) -> paddle.Tensor:
+            narrows = x.dtype == paddle.float64 and dtype in _FLOAT32
+            return x if narrows else original(x, dtype)
+
+        return convert
+
+    for (owner, name), original in originals.items():
+        setattr(owner, name, widened(original))
+    try:
+        with default_dtype("float64"):
+            yield
+    finally:
+        for (owner, name), original in originals.items():
+            setattr(owner, name, original)
 
 
 def cast(data: Any, dtype: str) -> Any:

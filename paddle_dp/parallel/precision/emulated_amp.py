@@ -12,12 +12,13 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from paddle.autograd import PyLayer
 from paddle.distributed.fleet.layers.mpu import ColumnParallelLinear, RowParallelLinear
 from paddle.distributed.fleet.utils.sequence_parallel_utils import (
     ColumnSequenceParallelLinear,
     RowSequenceParallelLinear,
 )
+
+from paddle_dp.adjoint import WithAdjoint
 
 _CUT = (ColumnParallelLinear, RowParallelLinear, ColumnSequenceParallelLinear, RowSequenceParallelLinear)
 ROUNDED = (
@@ -30,19 +31,6 @@ ROUNDED = (
     nn.Conv2DTranspose,
     nn.Conv3DTranspose,
 )
-
-
-class _Round(PyLayer):
-    """Rounds a tensor to `dtype` and back, and its gradient likewise."""
-
-    @staticmethod
-    def forward(ctx: Any, x: paddle.Tensor, dtype: str) -> paddle.Tensor:
-        ctx.dtype = dtype
-        return x.astype(dtype).astype("float32")
-
-    @staticmethod
-    def backward(ctx: Any, grad: paddle.Tensor) -> paddle.Tensor:
-        return grad.astype(ctx.dtype).astype("float32")
 
 
 class Rounder:
@@ -61,7 +49,11 @@ class Rounder:
 
     def _round(self, x: Any) -> Any:
         is_float = isinstance(x, paddle.Tensor) and x.dtype == paddle.float32
-        return _Round.apply(x, self.dtype) if is_float else x
+        return WithAdjoint.apply(x, self._to_dtype, self._to_dtype) if is_float else x
+
+    def _to_dtype(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Rounds a tensor, or its gradient, to `dtype` and back."""
+        return x.astype(self.dtype).astype("float32")
 
     def _before(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not self.active:

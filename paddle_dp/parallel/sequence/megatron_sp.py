@@ -14,7 +14,6 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils.sequence_parallel_utils import (
     AllGatherOp,
     ColumnSequenceParallelLinear,
@@ -25,6 +24,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import (
     mark_as_sequence_parallel_parameter,
 )
 
+from paddle_dp.adjoint import WithAdjoint
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import blocks_of, settle
 from paddle_dp.parallel.hcg import Group
@@ -33,16 +33,13 @@ from paddle_dp.parallel.tensor.rng import draw_slice
 from paddle_dp.parallel.tensor.shared_input import shared
 
 
-class _TransposeBT(PyLayer):
+def _transposed(x: paddle.Tensor) -> paddle.Tensor:
     """[n, t, …] ↔ [t, n, …], contiguous in both directions, as collectives require."""
+    return WithAdjoint.apply(x, _swapped, _swapped)
 
-    @staticmethod
-    def forward(ctx: Any, x: paddle.Tensor) -> paddle.Tensor:
-        return x.transpose([1, 0, *range(2, x.ndim)]).contiguous()
 
-    @staticmethod
-    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        return gradient.transpose([1, 0, *range(2, gradient.ndim)]).contiguous()
+def _swapped(x: paddle.Tensor) -> paddle.Tensor:
+    return x.transpose([1, 0, *range(2, x.ndim)]).contiguous()
 
 
 class SequenceColwiseLinear(ColumnSequenceParallelLinear):
@@ -57,7 +54,7 @@ def gathered(x: paddle.Tensor, group: Group) -> paddle.Tensor:
     the same input share one exchange."""
 
     def exchange(shard: paddle.Tensor) -> paddle.Tensor:
-        return _TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(shard)))
+        return _transposed(AllGatherOp.apply(_transposed(shard)))
 
     return shared(x, exchange, ("gathered", *group.ranks))
 
@@ -66,7 +63,7 @@ class RowwiseLinear(RowSequenceParallelLinear):
     """Some of the inputs for all tokens [n, t, inputs / tp_size] → sequence shards [n, t / tp_size, width]."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return _TransposeBT.apply(super().forward(_TransposeBT.apply(x)))
+        return _transposed(super().forward(_transposed(x)))
 
 
 class GatherFromSequenceParallel(CopyToTensorParallel):
@@ -89,11 +86,11 @@ class BlockParallelizer(TensorParallelizer):
 
     def _copied(self, narrow: paddle.Tensor) -> paddle.Tensor:
         """Gathers x A of this rank's tokens to x A of all tokens."""
-        return _TransposeBT.apply(AllGatherOp.apply(_TransposeBT.apply(narrow)))
+        return _transposed(AllGatherOp.apply(_transposed(narrow)))
 
     def _summed(self, narrow: paddle.Tensor) -> paddle.Tensor:
         """Sums the ranks' partial x A of all tokens, and keeps this rank's tokens."""
-        return _TransposeBT.apply(ReduceScatterOp.apply(_TransposeBT.apply(narrow)))
+        return _transposed(ReduceScatterOp.apply(_transposed(narrow)))
 
 
 class SequenceParallelizer(TensorParallelizer):
@@ -136,11 +133,11 @@ class SequenceParallelizer(TensorParallelizer):
                 f"strategy.sequence_parallel: sequence length {length} is not divisible by strategy.tensor="
                 f"{self.group.nranks}. Choose a length that it divides, or set strategy.sequence_parallel=false."
             )
-        return _TransposeBT.apply(ScatterOp.apply(_TransposeBT.apply(output)))
+        return _transposed(ScatterOp.apply(_transposed(output)))
 
     @staticmethod
     def _gather(block: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (_TransposeBT.apply(GatherOp.apply(_TransposeBT.apply(inputs[0]))), *inputs[1:])
+        return (_transposed(GatherOp.apply(_transposed(inputs[0]))), *inputs[1:])
 
     def _mark(self, block: nn.Layer) -> None:
         """Prepares a block for sequence shards: it draws its tokens' masks, and its unsharded parameters are marked.

@@ -8,14 +8,15 @@ positions need no offset either. Paddle 3.3.1 has the groups for this axis, but 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import paddle
 import paddle.distributed as dist
 from paddle import nn
-from paddle.autograd import PyLayer
 from paddle.distributed.fleet.layers.mpu import mp_ops
 
+from paddle_dp.adjoint import WithAdjoint
 from paddle_dp.errors import UsageError
 from paddle_dp.parallel.blocks import settle
 from paddle_dp.parallel.dropout import within_slice
@@ -110,10 +111,13 @@ def _with_all_to_all(attend: Method, group: Group) -> Method:
     ordered by heads: [n, t, heads · …]."""
 
     attend = within_slice(attend, "sequence", "heads", group.rank, group.nranks)
+    to_heads, to_tokens = partial(_to_heads, group=group), partial(_to_tokens, group=group)
 
     def attended(*inputs: Any) -> paddle.Tensor:
-        exchanged = [_ToHeads.apply(x, group) if isinstance(x, paddle.Tensor) else x for x in inputs]
-        return _ToTokens.apply(attend(*exchanged), group)
+        exchanged = [
+            WithAdjoint.apply(x, to_heads, to_tokens) if isinstance(x, paddle.Tensor) else x for x in inputs
+        ]
+        return WithAdjoint.apply(attend(*exchanged), to_tokens, to_heads)
 
     return attended
 
@@ -138,29 +142,3 @@ def _all_to_all(chunks: paddle.Tensor, group: Group) -> paddle.Tensor:
     taken = paddle.empty_like(given)
     dist.alltoall_single(taken, given, group=group)
     return taken
-
-
-class _ToHeads(PyLayer):
-    """Forward from tokens to heads, backward from heads to tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, x: paddle.Tensor, group: Group) -> paddle.Tensor:
-        ctx.group = group
-        return _to_heads(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        return _to_tokens(gradient, ctx.group)
-
-
-class _ToTokens(PyLayer):
-    """Forward from heads to tokens, backward from tokens to heads."""
-
-    @staticmethod
-    def forward(ctx: Any, x: paddle.Tensor, group: Group) -> paddle.Tensor:
-        ctx.group = group
-        return _to_tokens(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        return _to_heads(gradient, ctx.group)

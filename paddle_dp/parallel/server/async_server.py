@@ -16,7 +16,7 @@ from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.mesh.transport import Patience
-from paddle_dp.parallel.exchange.memory import Array, bytes_from, bytes_of, dtype_of, nbytes, numbers_of
+from paddle_dp.tensors import Array, bytes_from, bytes_of, dtype_of, nbytes, numbers_of
 
 PULL, PUSH, END = range(3)
 # A worker's message: one of these, the global batch, the first sample and the fraction of the share, and the number of

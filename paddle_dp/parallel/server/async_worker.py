@@ -17,13 +17,13 @@ from paddle_dp.parallel import gradients
 from paddle_dp.parallel.clip import Clip
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.host_copies import bytes_on_host, to_tensors
-from paddle_dp.parallel.exchange.memory import Array, bytes_of, moved_gradient, nbytes
 from paddle_dp.parallel.learner_checks import FrozenCheck
 from paddle_dp.parallel.loss import number
 from paddle_dp.parallel.optimizer_checks import parameters_of
 from paddle_dp.parallel.runner import totals
 from paddle_dp.parallel.server.async_server import END, MESSAGE, PULL, PUSH, AsyncServer
 from paddle_dp.parallel.server.served import ServerOwners, ServerWeights
+from paddle_dp.tensors import Array, bytes_of, moved_gradient, nbytes
 
 if TYPE_CHECKING:
     from paddle_dp.parallel.learner import Learner

@@ -13,10 +13,10 @@ from paddle_dp.parallel.exchange.buckets import fill
 from paddle_dp.parallel.exchange.grad_ready_hooks import GradReadyHooks
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.host_copies import FlatCopy
-from paddle_dp.parallel.exchange.memory import moved_gradient
 from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
 from paddle_dp.parallel.loss import Count
+from paddle_dp.tensors import moved_gradient
 
 
 class CopiedGradients(GradientExchange):

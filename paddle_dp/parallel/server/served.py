@@ -22,7 +22,6 @@ from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.clip import Clip
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.host_copies import to_tensors
-from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.optimizer_checks import keep, parameters_of
@@ -32,6 +31,7 @@ from paddle_dp.parallel.server.copied_gradients import CopiedGradients
 from paddle_dp.parallel.update_mode import GradientNorm, UpdateMode
 from paddle_dp.parallel.weights import WeightSync
 from paddle_dp.plan.memory import owners
+from paddle_dp.tensors import nbytes
 
 
 class ServerOwners:
@@ -125,12 +125,11 @@ def server_exchange(deal: ServerOwners, mesh: Mesh) -> GradientExchange:
 
 
 class ServerNorm(GradientNorm):
-    """The 2-norm of the gradients on all servers; workers hold none. `clips`: the optimizer's global-norm clips, which
-    were taken out of it because a server's optimizer sees only a part of the model."""
+    """The 2-norm of the gradients on all servers; workers hold none."""
 
     def __init__(self, placed: PlacedModel, clips: Sequence[Clip]):
         super().__init__(placed.trainable)
-        self._mesh, self._clips = placed.mesh, clips
+        self._mesh, self.clips = placed.mesh, clips
         servers = range(placed.mesh.axes.servers)
         self._servers = None if placed.mesh.reads else Messages(servers, placed.mesh.rank, "servers")
 
@@ -149,12 +148,12 @@ class ServerNorm(GradientNorm):
 
     def clip(self) -> None:
         """Collective over the servers."""
-        if self._servers is None or not self._clips:
+        if self._servers is None or not self.clips:
             return
-        local = np.array([_square(clip.parameters) for clip in self._clips], "float64")
+        local = np.array([_square(clip.parameters) for clip in self.clips], "float64")
         rows = self._servers.gather(local.tobytes(), "the norm of the gradients")
         norms = np.sqrt(np.stack([np.frombuffer(row, "float64") for row in rows]).sum(0)).tolist()
-        for clip, norm in zip(self._clips, norms, strict=True):
+        for clip, norm in zip(self.clips, norms, strict=True):
             gradients.scale(clip.parameters, clip.bound / max(norm, clip.bound))
 
 

@@ -11,13 +11,13 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.exchange.memory import as_dtype, dtype_of
 from paddle_dp.parallel.exchange.residuals import wide
 from paddle_dp.parallel.exchange.roundings import roundings
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.sharding.chunk import Chunk, Gathering, Reducing
 from paddle_dp.parallel.sharding.prefetch_trace import FetchList, PrefetchTrace
 from paddle_dp.parallel.sharding.rounds import NO_ORDER, OwnerRounds
+from paddle_dp.tensors import as_dtype, dtype_of
 
 MAX_REDUCES_IN_FLIGHT = 1  # chunks of gradients that are being reduced while the next one is computed
 

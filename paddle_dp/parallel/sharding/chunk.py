@@ -10,9 +10,9 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from paddle_dp.parallel.exchange.memory import as_dtype
 from paddle_dp.parallel.exchange.residuals import wide
 from paddle_dp.parallel.hcg import Group
+from paddle_dp.tensors import as_dtype
 
 
 class Chunk:
@@ -61,18 +61,18 @@ class Gathering:
 
     def _exchange(self, chunk: Chunk, group: Group) -> None:
         me, sizes = group.rank, [chunk.size(rank) for rank in range(group.nranks)]
-        gradient = [chunk.parameters[index].reshape([-1]) for index in chunk.of(me)]
-        gathered = paddle.concat(gradient * (group.nranks - 1))
-        out = paddle.empty([sum(sizes) - sizes[me]], gathered.dtype)
+        values = [chunk.parameters[index].reshape([-1]) for index in chunk.of(me)]
+        copies = paddle.concat(values * (group.nranks - 1))
+        out = paddle.empty([sum(sizes) - sizes[me]], copies.dtype)
         task = dist.alltoall_single(
             out,
-            gathered,
+            copies,
             [0 if rank == me else sizes[me] for rank in range(group.nranks)],
             [0 if rank == me else size for rank, size in enumerate(sizes)],
             group,
             sync_op=False,
         )
-        self.pending.append((task, gathered))
+        self.pending.append((task, copies))
         at = 0
         for rank in range(group.nranks):
             for index in chunk.of(rank) if rank != me else []:
@@ -137,10 +137,10 @@ class Reducing:
         in the order of ranks, independently of the chunk's other gradients."""
         for task in self._tasks:
             task.wait()
-        indices = [self._chunk.indices[index] for index in self._chunk.of(self._group.rank)]
+        positions = self._chunk.of(self._group.rank)
+        indices = [self._chunk.indices[position] for position in positions]
         if self._rows is None:
-            is_local = self._chunk.of(self._group.rank)
-            yield from zip(indices, (self._gradients[index] for index in is_local), strict=True)
+            yield from zip(indices, (self._gradients[position] for position in positions), strict=True)
             return
         size, at = self._chunk.size(self._group.rank), 0
         for index, gradient in zip(indices, self._gradients, strict=True):

@@ -44,8 +44,8 @@ class PrefetchTrace:
 
     def digest(self) -> bytes:
         """8 bytes, the same for the same order."""
-        told = repr((self.needs, self.gradients, self.travels, self.chunks)).encode()
-        return hashlib.blake2b(told, digest_size=8).digest()
+        order = repr((self.needs, self.gradients, self.travels, self.chunks)).encode()
+        return hashlib.blake2b(order, digest_size=8).digest()
 
 
 @dataclass

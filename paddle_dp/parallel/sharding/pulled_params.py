@@ -13,11 +13,11 @@ import paddle
 
 from paddle_dp.mesh import late_ranks, transport
 from paddle_dp.mesh.messages import CHANNELS
-from paddle_dp.parallel.exchange.memory import bytes_of
 from paddle_dp.parallel.exchange.push import Push
 from paddle_dp.parallel.exchange.push_reduce import PushReduce
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.sharding.prefetch_trace import FetchList, PrefetchTrace
+from paddle_dp.tensors import bytes_of
 
 HEADER = struct.Struct("<qq")  # of a reply: the provider's number in its process, the parameter's index
 Pass = tuple[int, int]  # the number of the provider in its process, and of the pass in the provider

@@ -12,8 +12,8 @@ import numpy as np
 import paddle
 
 from paddle_dp.mesh.messages import Messages
-from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.hcg import Group
+from paddle_dp.tensors import nbytes
 
 NO_ORDER = bytes(8)
 
@@ -52,8 +52,8 @@ class Rounds:
         flags = np.zeros(self._size + 1, bool)
         flags[list(needed)] = True
         flags[-1] = not done
-        is_local = order + np.packbits(flags).tobytes()
-        choices = self._messages.gather(is_local, "the choice of the next collectives")
+        choice = order + np.packbits(flags).tobytes()
+        choices = self._messages.gather(choice, "the choice of the next collectives")
         if order != NO_ORDER and all(one.startswith(order) for one in choices):
             return None
         *requested, unfinished = np.unpackbits(

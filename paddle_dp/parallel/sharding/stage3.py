@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import paddle
 from paddle import nn
 
-from paddle_dp.parallel.exchange.memory import nbytes
 from paddle_dp.parallel.hcg import Group
 from paddle_dp.parallel.sharding.prefetch_trace import FetchList, PrefetchTrace, TraceRecorder
+from paddle_dp.tensors import nbytes
 
 MAX_BACKOFF = 64  # most passes for which an order that was left is not offered again
 

@@ -44,14 +44,14 @@ class Offload:
         if self._on_host:
             return
         for tensor in states(self.optimizer):
-            index = tensor.place
-            self._on_host.append((tensor, tensor.clone() if index.is_cpu_place() else tensor.cpu(), index))
+            device = tensor.place
+            self._on_host.append((tensor, tensor.clone() if device.is_cpu_place() else tensor.cpu(), device))
             tensor._clear_data()
 
     def to_device(self) -> None:
         """Copies the states back to their device; does nothing if they are on the device already."""
-        for tensor, host, index in self._on_host:
-            (host if index.is_cpu_place() else paddle.to_tensor(host, place=index))._share_buffer_to(tensor)
+        for tensor, host, device in self._on_host:
+            (host if device.is_cpu_place() else paddle.to_tensor(host, place=device))._share_buffer_to(tensor)
         self._on_host.clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -104,3 +105,15 @@ def test_the_secret_is_a_variable_or_a_file(tmp_path):
         users_secret({"PADDLE_DP_SECRET_FILE": str(tmp_path / "secret")})
     with pytest.raises(UsageError, match="cannot be read"):
         users_secret({"PADDLE_DP_SECRET_FILE": str(tmp_path / "none")})
+
+
+def test_a_broken_line_does_not_take_the_messages_before_it(ends):
+    one, other = meet(ends)
+    one.send({"say": "failed"})
+    ends[0].sendall(b"no code\n")
+    time.sleep(0.005)
+    assert other.hear() == [{"say": "failed"}]
+    assert select.select([other], [], [], 0)[0]  # so the next call is not far
+    for _ in range(2):
+        with pytest.raises(StrangerError):
+            other.hear()

@@ -71,7 +71,7 @@ def test_the_exam_tells_a_killer_from_what_changes_nothing(tmp_path):
     exam = Exam("mlp", Setting("mlp", 2, ("train.batch=10",)), tmp_path)
     known = {site for site, _ in exam.sites}
     wrong = next(
-        s for s in known if s.function == "MicroBatchRunner._factor" and s.mutation.endswith(" * divisor")
+        s for s in known if s.function == "BatchRunner._factor" and s.mutation.endswith(" * divisor")
     )
     row = exam.judge(wrong, shared=True, seed="")
     assert (row.outcome, row.bits) == ("different", "differ")
@@ -80,7 +80,7 @@ def test_the_exam_tells_a_killer_from_what_changes_nothing(tmp_path):
     cached = next(
         s
         for s in known
-        if s.function == "MicroBatchRunner._weight" and s.mutation.startswith("constant+1: len")
+        if s.function == "BatchRunner._gradient_of" and s.mutation.startswith("constant+1: len")
     )
     row = exam.judge(cached, shared=True, seed="")
     assert (row.outcome, row.bits, row.in_file) == ("same", "equal", None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,23 +52,44 @@ CASES_PER_JOB = 12
 def examine(names: Sequence[str], scratch: Path) -> list[Mark]:
     """Runs every named case on its ranks and on one process, and marks it. A job takes some cases with as many ranks.
 
-    One process goes last: it does the ranks' updates again. Says on stderr how far it is.
+    One process goes last: it makes the ranks' updates again. A case is marked then, and its traces, up to 20 GB, are
+    removed. Prints its progress on stderr.
     """
     cases = [CASES[name] for name in names]
     answers: dict[int, dict[str, Any]] = {}
-    for ranks in sorted({1, *(case.setting.ranks for case in cases)}, reverse=True):
-        mine = [case.name for case in cases if ranks in (1, case.setting.ranks)]
+    for ranks in sorted({case.setting.ranks for case in cases} - {1}, reverse=True):
+        mine = [case.name for case in cases if case.setting.ranks == ranks]
         answers[ranks] = _sit(mine, ranks, scratch / str(ranks))
-    return [_mark(case, answers, scratch) for case in cases]
+    marks: dict[str, Mark] = {}
+
+    def mark(name: str, answer: Any) -> None:
+        case, kept = CASES[name], scratch / "1" / slug(name) / "mark.json"
+        if kept.exists():  # of an interrupted run
+            marks[name] = Mark(case=case, **json.loads(kept.read_text()))
+            return
+        marks[name] = _mark(case, {**answers, 1: {name: answer}}, scratch)
+        fields = {key: value for key, value in vars(marks[name]).items() if key != "case"}
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(fields))
+        for ranks in (1, case.setting.ranks):
+            shutil.rmtree(scratch / str(ranks) / slug(name) / "trace", ignore_errors=True)
+
+    _sit(names, 1, scratch / "1", mark)
+    return [marks[name] for name in names]
 
 
-def _sit(names: Sequence[str], ranks: int, folder: Path) -> dict[str, Any]:
-    """Jobs of some cases each, and another for what is left when a case has ended its job.
+def _sit(
+    names: Sequence[str], ranks: int, folder: Path, answered: Callable[[str, Any], None] = lambda *_: None
+) -> dict[str, Any]:
+    """Jobs of some cases each, and another for what is left when a case has ended its job. Calls `answered` with each
+    case's name and answer as it comes.
 
     Cases that an interrupted run has answered in the same folder are not asked again.
     """
     read = {name: _read(folder / slug(name), ranks) for name in names}
     answers = {name: answer for name, answer in read.items() if answer is not None}
+    for name, answer in answers.items():
+        answered(name, answer)
     left, jobs = [name for name in names if name not in answers], 0
     while left:
         jobs += 1
@@ -82,6 +104,7 @@ def _sit(names: Sequence[str], ranks: int, folder: Path) -> dict[str, Any]:
                 break
             answers[name] = found
             left.remove(name)
+            answered(name, found)
         print(f"{ranks} ranks: {len(answers)} of {len(names)} cases", file=sys.stderr, flush=True)
     return answers
 

@@ -46,9 +46,9 @@ def _only_forward(reduced: Callable[..., Any]) -> Callable[..., Any]:
     """`reduced` where it is called by a forward (Sum), and the tensor itself where by a backward (Copy)."""
     import inspect
 
-    def partly(ranks: Any, tensor: Any) -> Any:
+    def partly(group: Any, tensor: Any, *operation: Any) -> Any:
         caller = inspect.stack()[1].function
-        return tensor.clone() if caller == "backward" else reduced(ranks, tensor)
+        return tensor.clone() if caller == "backward" else reduced(group, tensor, *operation)
 
     return partly
 
@@ -57,8 +57,8 @@ def summed_twice() -> AbstractContextManager[None]:
     import inspect
 
     def make(reduced: Callable[..., Any]) -> Callable[..., Any]:
-        def twice(ranks: Any, tensor: Any) -> Any:
-            found = reduced(ranks, tensor)
+        def twice(group: Any, tensor: Any, *operation: Any) -> Any:
+            found = reduced(group, tensor, *operation)
             return found * 2 if inspect.stack()[1].function == "backward" else found
 
         return twice

@@ -32,7 +32,7 @@ def told_otherwise(change: Callable[[list[Any]], None]) -> AbstractContextManage
     def make(evaluate: Callable[..., Any]) -> Callable[..., Any]:
         return lambda learner, loader, mesh: evaluate(learner, loader, Liar(mesh))
 
-    return replaced("paddle_dp.train.moments:evaluate", make)
+    return replaced("paddle_dp.train.training_state:evaluate", make)
 
 
 def mean_of_means() -> AbstractContextManager[None]:
@@ -87,7 +87,7 @@ def evaluation_forgets_momentum() -> AbstractContextManager[None]:
 
         return clearing
 
-    return replaced("paddle_dp.train.moments:evaluate", make)
+    return replaced("paddle_dp.train.training_state:evaluate", make)
 
 
 def save_sums_statistics() -> AbstractContextManager[None]:
@@ -144,7 +144,7 @@ def restored(change: Callable[[Any, Any], None]) -> AbstractContextManager[None]
 
         return spoiled
 
-    return replaced("paddle_dp.train.moments:TrainingState.restore", make)
+    return replaced("paddle_dp.train.training_state:TrainingState.restore", make)
 
 
 def resumes_at_the_first_batch() -> AbstractContextManager[None]:

@@ -1,21 +1,17 @@
-"""Calls the callbacks at the moments of a training, and gives them evaluations and an early end.
-
-`CallbackList` has the order of callbacks, decides which are due, and meters their work. `TrainingState` has the placed
-model, the progress and the averages; it is checked, saved and restored as one.
-"""
+"""The state of a training: what callbacks see, what is checked, saved and restored as one."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from paddle_dp.checkpoint import Checkpoint, Checks, HostMemory, Snapshot
 from paddle_dp.data import Loader
-from paddle_dp.errors import CheckpointError, DivergenceError, NotFiniteError, UsageError, message_of
+from paddle_dp.errors import CheckpointError, DivergenceError, NotFiniteError, UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.ema import Averages
@@ -23,11 +19,11 @@ from paddle_dp.parallel.layer_settings import LayerSettings
 from paddle_dp.recipe import Ema, Guard
 from paddle_dp.train import state
 from paddle_dp.train.callback import Callback, Moment, Name
+from paddle_dp.train.callback_list import CallbackList
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from paddle_dp.train.evaluation import EMA, Evaluation
 from paddle_dp.train.judge import LossGuard
 from paddle_dp.train.meter import Meter
-from paddle_dp.train.overrides import is_overridden, refuse_overrides
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.train.sound import NumericsCheck
@@ -35,17 +31,43 @@ from paddle_dp.train.unsaved import Unsaved
 
 
 class TrainingState:
-    """The learner, the loader and the progress of a training, with its judge and its averages."""
+    """A training as callbacks and drivers see it (`callback.Training`): learner, loader, progress, callbacks, judge and
+    averages, and the methods that check, evaluate, save, restore and call the callbacks.
+
+    `stopped`: the reason given to `stop`; `interrupted`: the reason for which all ranks end before the last step.
+    """
 
     def __init__(self, learner: Learner, loader: Loader, run: Run, guard: Guard):
         self.learner, self.loader, self.mesh, self.run = learner, loader, learner.mesh, run
-        self.progress = Progress()
+        self.progress, self.total_steps = Progress(), 0
+        # Collective: opens the run's folder, once all checks have passed.
+        self.begin_run: Callable[[], None] = lambda: None
+        self.stopped: str | None = None
+        self.interrupted: str | None = None
+        self.facts: list[str] = []
+        self.differences: list[str] = []
+        self.unknown: list[str] = []
         self.averages: Averages | None = None
         self.soundness = NumericsCheck(run, loader)
         self.judge = LossGuard(guard, scaled=learner.mixed.scale is not None)
+        self.meter = Meter(self.mesh, self.mesh.ranks > 1 and learner.exchange.counts_bytes)
+        self.callbacks = CallbackList(learner, self.meter)
+        self._refused: Evaluation | None = None  # an evaluation that is not finite, which ends the training
         self._base = ""  # the digest of an adapter's base weights
         self._unsaved = Unsaved()
         self._settings: LayerSettings | None = None  # the layers' settings at the first check
+
+    @property
+    def continues(self) -> bool:
+        """Whether there is another step."""
+        return self.progress.step < self.total_steps and not (self.stopped or self.interrupted)
+
+    def end_epoch(self) -> None:
+        """Counts the epoch and calls its callbacks, if its last batch is done. Collective."""
+        if self.progress.batch >= self.loader.batches and not self.interrupted:
+            self.progress = self.progress.next_epoch()
+            moment = self.moment("epoch")
+            self.call("epoch", self.callbacks.due_at_epoch(self.progress.epoch), lambda c: c.epoch(moment))
 
     def keep_averages(self, settings: Ema) -> None:
         """Keeps averages of the weights from now on, beginning with the present ones. Call it on every rank."""
@@ -101,98 +123,13 @@ class TrainingState:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Loads a checkpoint. In the same layout training continues bit by bit; in another, with the same global
         batches and the same counts."""
-        self._restore(checkpoint)
+        self.restore_without_judge(checkpoint)
         self.judge.load(checkpoint.state.get("guard"))
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def restore_without_judge(self, checkpoint: Checkpoint) -> None:
         """Restores all but the judge's state."""
         self.learner.weights.wait()
         self.progress, self.soundness.step = state.restore(checkpoint, self.learner, self.averages), None
-
-
-class CallbackList:
-    """The callbacks of a training of `learner`; `meter` excludes the time of those that are no part of training.
-
-    `at_work`: whether callbacks of a step, an epoch or the end are being called.
-    """
-
-    def __init__(self, learner: Learner, meter: Meter):
-        self._learner, self._meter = learner, meter
-        self._all: tuple[Callback, ...] = ()
-        self._step_callbacks: tuple[Callback, ...] = ()
-        self.at_work = False
-
-    def __iter__(self) -> Iterator[Callback]:
-        return iter(self._all)
-
-    def add(self, callback: Callback) -> None:
-        """Adds a callback. Raises UsageError unless it is a Callback, and for a method that looks like a moment's and
-        is none."""
-        refuse_overrides(callback)
-        # At an epoch and at the end, callbacks that work (evaluate, save) precede those that report it. At a step they
-        # follow them: metrics must be on disk before the checkpoint of the same step.
-        self._all = tuple(sorted([*self._all, callback], key=lambda c: c.reads))
-        # Metrics are read only if a callback overrides `step`.
-        self._step_callbacks = tuple(c for c in reversed(self._all) if is_overridden(c, "step"))
-
-    def due_at_step(self, step: int, last: bool) -> list[Callback]:
-        """The callbacks that are due after update `step`. Callbacks that read are due after the `last` one, too; the
-        others, which evaluate or save, have `end`."""
-        return [c for c in self._step_callbacks if c.due_at_step(step) or (last and c.reads)]
-
-    def due_at_epoch(self, epochs: int) -> list[Callback]:
-        return [callback for callback in self._all if callback.due_at_epoch(epochs)]
-
-    def call(self, name: Name, callbacks: Iterable[Callback], call: Callable[[Callback], None]) -> None:
-        """Calls these callbacks while the training stands still. Their time does not count, except `step` of callbacks
-        that read."""
-        self.at_work = True
-        try:
-            for callback in callbacks:
-                if callback.weights or name != "step":
-                    self._learner.weights.wait()
-                with (
-                    nullcontext() if name == "step" and callback.reads else self._meter.paused(),
-                    _within(callback, name),
-                ):
-                    call(callback)
-        finally:
-            self.at_work = False
-
-    def tell(self, name: Name, call: Callable[[Callback], None]) -> None:
-        """Calls all callbacks, within another one's work or before any."""
-        for callback in self._all:
-            with _within(callback, name):
-                call(callback)
-
-    def tell_failed(self, moment: Moment, error: BaseException) -> None:
-        """Calls `failed` of all callbacks, which close their files. An error there must not hide the first."""
-        for callback in self._all:
-            try:
-                callback.failed(moment, error)
-            except Exception as second:  # noqa: BLE001 - a callback may raise anything, and the first error matters
-                if sys.version_info >= (3, 11):
-                    error.add_note(f"({type(callback).__name__} failed too: {message_of(second)})")
-
-
-def _within(callback: Callback, name: Name) -> AbstractContextManager[None]:
-    """Marks time in the heartbeat as this callback's work, «Evaluate.epoch»."""
-    return heartbeat.within("callbacks", f"{type(callback).__name__}.{name}")
-
-
-class Moments(TrainingState):
-    """The training that callbacks see (`Training`), with the methods that call them."""
-
-    def __init__(self, learner: Learner, loader: Loader, run: Run, guard: Guard):
-        super().__init__(learner, loader, run, guard)
-        self.total_steps = 0
-        self.stopped: str | None = None
-        self.facts: list[str] = []
-        self.differences: list[str] = []
-        self.unknown: list[str] = []
-        self.meter = Meter(self.mesh, self.mesh.ranks > 1 and learner.exchange.counts_bytes)
-        self.callbacks = CallbackList(learner, self.meter)
-        self._refused: Evaluation | None = None  # an evaluation that is not finite, which ends the training
 
     def add(self, callback: Callback) -> None:
         """Adds a callback, which is called from the next moment on. Call it on every rank.
@@ -222,7 +159,7 @@ class Moments(TrainingState):
                 with self.averages.in_place():
                     averaged = evaluate(self.learner, self.run.test_loader, self.mesh)
                 evaluation = evaluation.with_prefixed(EMA, averaged)
-        moment = self._moment("evaluated")
+        moment = self.moment("evaluated")
         self.callbacks.tell("evaluated", lambda c: c.evaluated(moment, evaluation))
         if evaluation.not_finite:
             self._refused = evaluation
@@ -246,13 +183,13 @@ class Moments(TrainingState):
 
     def tell_refuse(self) -> None:
         """Calls `refuse` of all callbacks."""
-        moment = self._moment("refuse")
+        moment = self.moment("refuse")
         self.callbacks.tell("refuse", lambda c: c.refuse(moment))
 
     def tell_start(self) -> None:
         """Calls `start` of all callbacks."""
         self.look_at_itself()
-        moment = self._moment("start")
+        moment = self.moment("start")
         self.callbacks.tell("start", lambda c: c.start(moment))
 
     def tell_saved(
@@ -260,23 +197,19 @@ class Moments(TrainingState):
     ) -> None:
         """Implements `Training.tell_saved`."""
         self.learner.weights.wait()
-        moment = replace(self._moment("saved", progress), numbers=numbers or {})
+        moment = replace(self.moment("saved", progress), numbers=numbers or {})
         self.callbacks.tell("saved", lambda c: c.saved(moment, path))
 
     def tell_save_failed(self, error: CheckpointError, progress: Progress | None = None) -> None:
         """Implements `Training.tell_save_failed`."""
         self.learner.weights.wait()
-        moment = self._moment("save_failed", progress)
+        moment = self.moment("save_failed", progress)
         self.callbacks.tell("save_failed", lambda c: c.save_failed(moment, error))
 
-    def _moment(self, name: Name, progress: Progress | None = None) -> Moment:
+    def moment(self, name: Name, progress: Progress | None = None) -> Moment:
         return Moment(name=name, progress=progress or self.progress, trainer=self)
 
-    def _call_epoch(self) -> None:
-        moment = self._moment("epoch")
-        self._call("epoch", self.callbacks.due_at_epoch(self.progress.epoch), lambda c: c.epoch(moment))
-
-    def _call(self, name: Name, callbacks: Iterable[Callback], call: Callable[[Callback], None]) -> None:
+    def call(self, name: Name, callbacks: Iterable[Callback], call: Callable[[Callback], None]) -> None:
         """Calls these callbacks. Then raises NotFiniteError if an evaluation of theirs was not finite."""
         self.callbacks.call(name, callbacks, call)
         if self._refused is not None:

@@ -1,13 +1,15 @@
-"""NumPy views of a host tensor's memory, without a copy; conversions of 16-bit numbers for arithmetic."""
+"""Sizes, dtypes and bytes of tensors, as NumPy views without a copy; 16-bit numbers for arithmetic."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import paddle
+
+if TYPE_CHECKING:
+    import paddle
 
 Array = np.ndarray[Any, Any]
 LARGEST_HALF = 65504.0  # float16's largest number
@@ -31,6 +33,8 @@ def bytes_of(tensor: paddle.Tensor) -> Array:
 
 def moved_gradient(parameter: paddle.Tensor) -> paddle.Tensor:
     """Takes the gradient, contiguous, from a parameter that has one. Copies only what is not contiguous."""
+    import paddle
+
     gradient = parameter.grad
     assert gradient is not None
     # A transposed parameter's gradient is not contiguous. Paddle works in place: clearing would free it (3.3.1).
@@ -43,13 +47,7 @@ def moved_gradient(parameter: paddle.Tensor) -> paddle.Tensor:
 
 def numbers_of(data: Any, dtype: str) -> Array:
     """Bytes as numbers for arithmetic: 16-bit numbers as a float32 copy, others as a view. `dtype`: "bfloat16", …"""
-    if dtype == "bfloat16":  # unknown to NumPy: the upper half of a float32
-        halves = np.frombuffer(data, np.uint16)
-        bits = np.zeros(halves.size, "<u4")
-        bits.view("<u2")[1::2] = halves
-        return bits.view(np.float32)
-    values = np.frombuffer(data, dtype)
-    return values.astype(np.float32) if dtype == "float16" else values
+    return widened(np.frombuffer(data, np.uint16 if dtype == "bfloat16" else dtype), dtype)
 
 
 def bytes_from(numbers: Array, dtype: str) -> Array:
@@ -64,6 +62,15 @@ def bytes_from(numbers: Array, dtype: str) -> Array:
             rounded[np.isnan(numbers)] = 0x7FC0 << 16
         return np.ascontiguousarray(rounded.view("<u2")[1::2]).view(np.uint8)
     return numbers.astype(dtype, copy=False).view(np.uint8)
+
+
+def widened(array: Array, dtype: str) -> Array:
+    """16-bit floats in float32, others as they are. NumPy has no bfloat16: its bits are uint16."""
+    if dtype == "bfloat16":  # the upper half of a float32
+        bits = np.zeros(array.size, "<u4")
+        bits.view("<u2")[1::2] = array.reshape(-1)
+        return bits.view(np.float32).reshape(array.shape)
+    return array.astype(np.float32) if dtype == "float16" else array
 
 
 def narrowed(numbers: Array, dtype: str) -> tuple[Array, bool]:
