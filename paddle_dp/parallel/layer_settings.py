@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from paddle import nn
 
 from paddle_dp.errors import DivergenceError
-from paddle_dp.parallel.attributes import attributes_of, digest
-from paddle_dp.parallel.library_code import is_library
+from paddle_dp.identity.attributes import attributes_of, digest
+from paddle_dp.identity.library_code import is_library
 
 if TYPE_CHECKING:
     from paddle_dp.parallel.learner import Learner

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import paddle
 
+from paddle_dp.identity.settings import described, hooks_of, settings_of
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.proof.record import running_statistics
-from paddle_dp.train.settings import described, hooks_of, settings_of
 
 
 class Memory:

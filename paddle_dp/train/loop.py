@@ -17,11 +17,13 @@ from paddle_dp.errors import (
     TargetError,
     UsageError,
 )
+from paddle_dp.identity import consistency
+from paddle_dp.identity.unsaved import changes_printed
 from paddle_dp.mesh.heartbeat import heartbeat, on_board
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Guard
 from paddle_dp.recipe.folder import release
-from paddle_dp.train import blame, consistency, out_of_memory, processors
+from paddle_dp.train import blame, out_of_memory, processors
 from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.judge import Refusal
 from paddle_dp.train.measured import Measurements
@@ -33,7 +35,6 @@ from paddle_dp.train.run import Run
 from paddle_dp.train.run_folder import RunFolder, lost
 from paddle_dp.train.stopping import LOST_FOLDER, StopRequests, end_interrupted
 from paddle_dp.train.stragglers import Stragglers
-from paddle_dp.train.unsaved import changes_printed
 from paddle_dp.units import Every, Length
 
 

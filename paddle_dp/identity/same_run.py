@@ -19,15 +19,12 @@ from paddle.optimizer import lr
 
 from paddle_dp.data.fingerprint import common
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task
-from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.part.aliases import RENAMED
-from paddle_dp.train.facts import (
+from paddle_dp.identity.facts import (
     MAY_DIFFER,
     MODULE_PREFIX,
     Facts,
     RunSignature,
+    TrainingSettings,
     callback_facts,
     flat,
     module_code,
@@ -40,11 +37,14 @@ from paddle_dp.train.facts import (
     threads,
     unsaved_tensors,
 )
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Task
+from paddle_dp.parallel.batch_norm import statistics
+from paddle_dp.part.aliases import RENAMED
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
     from paddle_dp.data import Loader
-    from paddle_dp.train.setup import TrainerSpec
 
 _MAX_LAYER_SETTINGS = 4000  # settings of layers that a checkpoint keeps one by one
 _ALL_LAYERS = "model.all_layers"
@@ -84,7 +84,7 @@ class RunChange:
 
 
 def identity(
-    setup: TrainerSpec,
+    setup: TrainingSettings,
     task: Task,
     mesh: Mesh,
     loaders: Mapping[str, Loader | None],
@@ -107,7 +107,7 @@ def compare(
     checkpoint: Checkpoint,
     now: RunSignature,
     task: Task,
-    setup: TrainerSpec,
+    setup: TrainingSettings,
     mesh: Mesh,
     accept: Sequence[str] = (),
 ) -> tuple[list[str], RunSignature]:
@@ -135,7 +135,7 @@ def compare(
     return words, replace(now, accepted=(*past.get("accepted", ()), *accepted))
 
 
-def _described(setup: TrainerSpec, task: Task) -> dict[str, Any]:
+def _described(setup: TrainingSettings, task: Task) -> dict[str, Any]:
     """The recipe by dotted key; for a script, the settings of the script and its objects, under such keys."""
     if (recipe := setup.recipe) is not None:
         codes = recipe_code(recipe)
@@ -178,7 +178,7 @@ def _object_facts(task: Task) -> dict[str, Any]:
     return {**facts, **unsaved_tensors(task.model), "frozen parameters": some}
 
 
-def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainerSpec) -> list[RunChange]:
+def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainingSettings) -> list[RunChange]:
     """Changes that would change the samples of global batches. They are never accepted: in the middle of an epoch some
     samples would be read twice and others never.
     """
@@ -220,7 +220,7 @@ def data_changes(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]
 
 
 def _settings(
-    saved: Mapping[str, Any], now: RunSignature, task: Task, setup: TrainerSpec
+    saved: Mapping[str, Any], now: RunSignature, task: Task, setup: TrainingSettings
 ) -> Iterator[RunChange]:
     """Yields the facts that differ."""
     facts, past = now.state()["facts"], (saved.get("identity") or {}).get("facts")
@@ -357,7 +357,7 @@ def _is_in(key: str, accept: Sequence[str]) -> bool:
     return any(key == word or key.startswith((f"{word}.", f"{word} ")) for word in accept)
 
 
-def _refusal(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: TrainerSpec) -> str:
+def _refusal(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: TrainingSettings) -> str:
     recipe = setup.recipe is not None
     another = "leave --resume out" if recipe else "leave resume out"
     more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""

@@ -9,7 +9,7 @@ import random
 import warnings
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import CellType, FunctionType, GeneratorType
 from typing import Any
@@ -18,15 +18,17 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.parallel.library_code import is_library
-from paddle_dp.parallel.optimizer_checks import parameters_of
+from paddle_dp.identity.library_code import is_library
 
 
 class OptimizerMemory:
-    """Digests an optimizer's attributes when it is created, and lists those that training has changed since."""
+    """Digests an optimizer's attributes when it is created, and lists those that training has changed since.
 
-    def __init__(self, optimizer: Any):
-        self.optimizer = optimizer
+    `parameters`: those it updates.
+    """
+
+    def __init__(self, optimizer: Any, parameters: Sequence[paddle.Tensor]):
+        self.optimizer, self._parameters = optimizer, parameters
         self._initial = self._attributes()
 
     def lost(self) -> list[str]:
@@ -45,11 +47,11 @@ class OptimizerMemory:
         if is_known(kind):
             return {}
         usual = set_by_paddle(kind)
-        lists = (parameters_of(self.optimizer), self.optimizer.state_dict().values())
+        lists = (self._parameters, self.optimizer.state_dict().values())
         known = {id(tensor) for some in lists for tensor in some}
         user_attributes = {name: v for name, v in vars(self.optimizer).items() if name not in usual}
         found = {name: told for name, v in user_attributes.items() if (told := digest(v, known)) is not None}
-        return found | on_parameters(parameters_of(self.optimizer))
+        return found | on_parameters(self._parameters)
 
 
 def is_known(kind: type) -> bool:

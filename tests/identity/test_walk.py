@@ -17,7 +17,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.train.settings import settings_of
+from paddle_dp.identity.settings import settings_of
 
 SCALE = 1.0
 CLASSES = np.array([1.0, 2.0])

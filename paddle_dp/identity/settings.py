@@ -26,7 +26,7 @@ from paddle import nn
 from paddle.base.framework import EagerParamBase as Parameter
 from paddle.optimizer.lr import LRScheduler
 
-from paddle_dp.parallel.library_code import is_library
+from paddle_dp.identity.library_code import is_library
 
 _PATHS = {"path", "folder", "dir", "directory", "file", "filename", "name", "root", "cache"}
 _DEVICES = re.compile(

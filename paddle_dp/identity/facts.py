@@ -14,7 +14,7 @@ import platform
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -25,16 +25,16 @@ from paddle.incubate.optimizer import DistributedFusedLamb
 from paddle.optimizer import AdamW, Lamb, Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from paddle_dp.identity.attributes import set_by_paddle
+from paddle_dp.identity.library_code import is_library
+from paddle_dp.identity.settings import described, hooks_of, kind_of, settings_of, tensors_of
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
-from paddle_dp.parallel.attributes import set_by_paddle
-from paddle_dp.parallel.library_code import is_library
 from paddle_dp.parallel.parameter_groups import group_decay
 from paddle_dp.part import Part
 from paddle_dp.part.call import Call
-from paddle_dp.recipe import Recipe
-from paddle_dp.train.callback import Callback
-from paddle_dp.train.settings import described, hooks_of, kind_of, settings_of, tensors_of
+from paddle_dp.recipe import Ema, Guard, Recipe
+from paddle_dp.units import Length
 from paddle_dp.version import __version__
 
 _MAX_NAMES_SHOWN = 3  # names of parameters in a value
@@ -214,6 +214,36 @@ class RunSignature:
         return state
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The settings of a training as its recipe or its script gave them. `batch` is global; `length` is None if only
+    `fit` gets it.
+
+    `requested` is the recipe that strategy and callbacks check and may refuse; `recipe` is the same, or None for a
+    script, whose `requested` is made up. `named_settings`: the settings of the parts that a script gave by name.
+    `script_callbacks`: the callbacks that it made.
+    """
+
+    strategy: Part
+    requested: Recipe
+    batch: int
+    micro_batches: int = 1
+    shuffle: bool = True
+    drop_last: bool = False
+    seed: int = 0
+    length: Length | None = None
+    guard: Guard = field(default_factory=Guard)
+    ema: Ema | None = None
+    recipe: Recipe | None = None
+    named_settings: Mapping[str, Any] = field(default_factory=dict)
+    script_callbacks: Sequence[Any] = ()
+
+    @property
+    def scatters(self) -> bool:
+        """Whether rank 0 reads the data for all ranks."""
+        return self.requested.dataset.reading == "scatter"
+
+
 def packages(mesh: Mesh) -> dict[str, Any]:
     """The versions that results depend on; Python's patch number is not one."""
     import numpy
@@ -347,7 +377,7 @@ def script_facts() -> dict[str, Any]:
     return {"code of the script": script_code()}
 
 
-def callback_facts(callbacks: Sequence[Part | Callback]) -> dict[str, Any]:
+def callback_facts(callbacks: Sequence[Any]) -> dict[str, Any]:
     """Types and settings of users' callbacks, which may change the result."""
     facts: dict[str, Any] = {}
     for callback in callbacks:
