@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,11 +31,13 @@ from paddle_dp.identity.facts import (
     recipe_code,
     recipe_facts,
     schedule_of,
+    script_arguments,
     script_facts,
     task_facts,
     threads,
     unsaved_tensors,
 )
+from paddle_dp.identity.walk import checksum
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.parallel.batch_norm import statistics
@@ -60,7 +61,7 @@ VERDICTS = {
     "callbacks": FREE, "callback ": NOTED, "train.patience": FREE, "train.max_time": FREE, "watch": FREE,
     "dataset.reading": FREE,
     "guard": NOTED, "load": NOTED, "strategy": NOTED, "train.micro_batches": NOTED, "train.device": NOTED,
-    "code of": NOTED,
+    "code of": NOTED, "arguments": NOTED,
     "package": NOTED, "python": NOTED, "device": NOTED, "threads": NOTED,
     "schedule": RATES, "train.length": RATES,
     "train.batch": NEVER, "train.seed": NEVER, "train.shuffle": NEVER, "train.drop_last": NEVER,
@@ -156,7 +157,7 @@ def _described(setup: TrainingSettings, task: Task) -> dict[str, Any]:
         **setup.named_settings,
     }
     facts = {name: fact for key, value in settings.items() for name, fact in flat(key, value).items()}
-    codes = {**script_facts(), **module_code()}
+    codes = {**script_facts(), **script_arguments(), **module_code()}
     return {
         **codes,
         **facts,
@@ -170,11 +171,10 @@ def _object_facts(task: Task) -> dict[str, Any]:
     facts = task_facts(task)
     layers = {key: value for key, value in facts.items() if key.startswith("model.")}
     if len(layers) > _MAX_LAYER_SETTINGS:
-        text = json.dumps(layers, sort_keys=True, default=str)
-        digest = f"CRC-32 {zlib.crc32(text.encode()):08x} of {len(layers)} settings"
+        digest = f"{checksum(json.dumps(layers, sort_keys=True, default=str))} of {len(layers)} settings"
         facts = {key: value for key, value in facts.items() if key not in layers} | {_ALL_LAYERS: digest}
     frozen = [name for name, parameter in task.model.named_parameters() if parameter.stop_gradient]
-    some = "none" if not frozen else f"{len(frozen)}, CRC-32 {zlib.crc32(chr(10).join(frozen).encode()):08x}"
+    some = "none" if not frozen else f"{len(frozen)}, {checksum(chr(10).join(frozen))}"
     return {**facts, **unsaved_tensors(task.model), "frozen parameters": some}
 
 

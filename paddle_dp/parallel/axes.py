@@ -18,7 +18,7 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import (
 from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
 
 from paddle_dp.errors import UsageError
-from paddle_dp.identity.library_code import is_library
+from paddle_dp.identity.walk import is_library
 from paddle_dp.parallel.batch_statistics import SumOverReaders
 from paddle_dp.parallel.data_group import NestedGroup, PaddleGroup
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients

@@ -34,7 +34,14 @@ FORMAT = 1
 DONE = "done"
 _BITS = 16  # bytes of a digest
 VARIABLES = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # they decide how products are summed, and so the bits
-_UNUSED = ("callbacks", "watch", "train.max_time", "train.patience", "train.device")  # they decide no number
+_UNUSED = (
+    "callbacks",
+    "watch",
+    "train.max_time",
+    "train.patience",
+    "train.device",
+    "arguments",
+)  # they decide no number
 Content = dict[str, Any]
 
 

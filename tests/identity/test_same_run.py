@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import linecache
 import os
 import re
 import shutil
@@ -574,17 +575,26 @@ def test_own_callbacks_and_modules_are_told(tmp_path: Path, monkeypatch: pytest.
 def test_the_code_of_a_notebook_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main = sys.modules["__main__"]
     monkeypatch.delattr(main, "__file__", raising=False)
-    cells = (
-        "def loss(o, t):\n    return o",
-        "def loss(o, t):\n\n    return o",
-        "def loss(o, t):\n    return -o",
-    )
     codes = []
-    for cell in cells:
-        exec(cell, vars(main))
+    for cell in (
+        "def loss(o, t):\n    return o",
+        "def loss(o, t):\n    return o",
+        "def loss(o, t):\n    return -o",
+    ):
+        file = f"<cell {len(codes)}>"  # a notebook keeps the text of its cells there
+        monkeypatch.setitem(linecache.cache, file, (len(cell), None, cell.splitlines(keepends=True), file))
+        exec(compile(cell, file, "exec"), vars(main))
         codes.append(script_code())
     del main.loss  # type: ignore[attr-defined]
-    assert codes[0] == codes[1] != codes[2]
+    assert codes[0] == codes[1] != codes[2] != None  # noqa: E711
+
+
+def test_other_arguments_of_a_script_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They decide global variables, which nobody reads."""
+    script(tmp_path).fit("2 steps")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--alpha", "0.5"])
+    (said,) = script(tmp_path, resume=True).run.changes
+    assert said.startswith("arguments of the script was ") and said.endswith(" and is --alpha 0.5")
 
 
 def test_many_changes_are_named_in_a_few_words(tmp_path: Path) -> None:
