@@ -136,8 +136,8 @@ def module_code() -> dict[str, str]:
     """{"code of module net": "CRC-32 0a1b2c3d"} for each imported file outside installed packages."""
     checksums, main = {}, sys.modules.get("__main__")
     for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if module is main or name in _PYTHON_MODULES or is_library(name) or not str(file).endswith(".py"):
+        file = str(getattr(module, "__file__", None))
+        if module is main or name in _PYTHON_MODULES or is_library(name) or not file.endswith(".py"):
             continue
         if not _INSTALLED & {*Path(file).parts} and (crc := _module_crc(file, os.path.getmtime(file))):
             checksums[f"{MODULE_PREFIX}{name}"] = crc
