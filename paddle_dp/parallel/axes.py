@@ -18,6 +18,7 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import (
 from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
 
 from paddle_dp.errors import UsageError
+from paddle_dp.identity.walk import is_library
 from paddle_dp.parallel.batch_statistics import SumOverReaders
 from paddle_dp.parallel.data_group import NestedGroup, PaddleGroup
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
@@ -27,7 +28,6 @@ from paddle_dp.parallel.exchange.replica_sums import ReplicaSums
 from paddle_dp.parallel.exchange.roundings import comm_dtype_of, rounds
 from paddle_dp.parallel.gathered_samples import GatheredSamples
 from paddle_dp.parallel.hcg import HCG
-from paddle_dp.parallel.library_code import is_library
 from paddle_dp.parallel.loss import Count
 from paddle_dp.parallel.missing_gradients import MissingGradients
 from paddle_dp.parallel.pipeline.stages import LocalStages

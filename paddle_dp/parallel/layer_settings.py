@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from paddle import nn
 
 from paddle_dp.errors import DivergenceError
-from paddle_dp.parallel.attributes import attributes_of, digest
-from paddle_dp.parallel.library_code import is_library
+from paddle_dp.identity.walk import Walker, is_library
 
 if TYPE_CHECKING:
     from paddle_dp.parallel.learner import Learner
@@ -88,9 +87,8 @@ class LayerSettings:
                 continue  # this package's layers have rank-local state
             settings[name, _MODE] = "training" if layer.training else "evaluation"
             settings[name, _HOOKS] = ", ".join(_hooks(layer)) or "none"
-            for setting, value in attributes_of(layer).items():
-                if (told := digest(value)) is not None:
-                    settings[name, setting] = repr(told)
+            for setting, value in Walker(state=True).settings_of(layer).items():
+                settings[name, setting] = repr(value)
         return settings
 
 

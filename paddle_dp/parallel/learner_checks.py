@@ -9,14 +9,15 @@ from typing import Any
 import paddle
 
 from paddle_dp.errors import UsageError
+from paddle_dp.identity.attributes import Attributes, OptimizerMemory
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.attributes import Attributes, OptimizerMemory
 from paddle_dp.parallel.batch_norm import LocalNorms
 from paddle_dp.parallel.batch_statistics import BatchStatistics
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import Digest, digests
 from paddle_dp.parallel.dropout import Draws
 from paddle_dp.parallel.loss import Loss
+from paddle_dp.parallel.optimizer_checks import parameters_of
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.update_mode import UpdateMode
 from paddle_dp.text import and_more, few, plural
@@ -185,7 +186,7 @@ class UnsavedState:
     def __init__(self, placed: PlacedModel, optimizer: Any, loss: Loss, schedule: Any):
         self._placed = placed
         self._initial = self._unsaved_buffers()
-        self._optimizer_memory = OptimizerMemory(optimizer)
+        self._optimizer_memory = OptimizerMemory(optimizer, parameters_of(optimizer))
         layers = {f"model.{name}".rstrip("."): layer for name, layer in placed.named_layers()}
         owner = loss.owner
         is_separate = owner is not None and all(owner is not layer for layer in layers.values())

@@ -24,8 +24,8 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import LossError, PaddleDPError
+from paddle_dp.identity.attributes import Attributes
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.attributes import Attributes
 from paddle_dp.parallel.batch_norm import is_batch_norm
 from paddle_dp.parallel.blocks import blocks_of, check_chain, is_table
 from paddle_dp.parallel.compiled import plain_forward

@@ -1,4 +1,4 @@
-"""Records the state of layers and loss outside their weights: attributes, globals, buffers, modes, settings and hooks.
+"""Records the state of layers and loss outside their weights: attributes, buffers, modes, hooks, module variables.
 
 Ranks exchange none of it except buffers. Changes are recorded after each step, to name a value that differs between a
 rank and one process (diagnose.memory). Recording reads this rank's values only, and changes nothing.
@@ -6,18 +6,20 @@ rank and one process (diagnose.memory). Recording reads this rank's values only,
 
 from __future__ import annotations
 
-import random
-import zlib
+import sys
 from collections import deque
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import paddle
 
+from paddle_dp.identity.walk import Walker, hooks_of, is_library
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.consistency import digests
 from paddle_dp.proof.record import running_statistics
-from paddle_dp.train.settings import described, hooks_of, settings_of
+
+_DATA = (bool, int, float, list, dict, set, deque, np.ndarray, paddle.Tensor)
 
 
 class Memory:
@@ -37,17 +39,14 @@ class Memory:
     def look(self, step: int) -> None:
         """Records the changes up to the end of this step."""
         now = self._read()
-        changed = {name: now.get(name) for name in {*now, *self._settings} if self._other(name, now)}
+        names = {*now, *self._settings}
+        changed = {name: now.get(name) for name in names if now.get(name) != self._settings.get(name)}
         buffers = dict(self._learner.placed.named_buffers())
         for name, bits in self._digests().items():
             if bits != self._bits.get(name):
                 changed[f"buffer {name}"] = _sketch(buffers[name])
         if changed:
             self.steps[step] = changed
-
-    def _other(self, name: str, now: dict[str, Any]) -> bool:
-        before, after = self._settings.get(name), now.get(name)
-        return before != after and repr(before) != repr(after)  # a NaN is no change
 
     def _read(self) -> dict[str, Any]:
         owners = [(name or "the model", layer) for name, layer in self._layers]
@@ -57,35 +56,20 @@ class Memory:
         for owner, thing in owners:
             if type(thing).__module__.startswith(("paddle_dp.", "paddle.distributed.")):
                 continue  # exists on ranks only
-            facts = settings_of(thing) | _moving(thing)
+            facts = Walker(state=True).settings_of(thing)
             if isinstance(thing, paddle.nn.Layer):
                 facts |= hooks_of(thing) | {"training": thing.training}
             state |= {f"`{name}` of {owner}": fact for name, fact in facts.items()}
+        defined = (thing if isinstance(thing, FunctionType) else type(thing) for _, thing in owners)
+        modules = {each.__module__ for each in defined if not is_library(each.__module__)}
+        for module in sorted(modules & sys.modules.keys()):
+            variables = {n: v for n, v in vars(sys.modules[module]).items() if isinstance(v, _DATA)}
+            state |= {f"`{n}` of module {module}": fact for n, fact in Walker().walk(variables).items()}
         return state
 
     def _digests(self) -> dict[str, Any]:
         named = [(n, b) for n, b in self._learner.placed.named_buffers() if n not in self._statistics]
         return dict(zip((n for n, _ in named), digests(b for _, b in named), strict=True))
-
-
-def _moving(thing: Any) -> dict[str, Any]:
-    """The attributes that change with use: queues, and generators by their state."""
-    own = getattr(thing, "__dict__", {})
-    queues = described({name: list(value) for name, value in own.items() if isinstance(value, deque)})
-    states = {name: _state_of(value) for name, value in own.items()}
-    return queues | {name: state for name, state in states.items() if state is not None}
-
-
-def _state_of(value: Any) -> str | None:
-    """A checksum of a generator's state; None for another value."""
-    state: Any = None
-    if isinstance(value, random.Random):
-        state = value.getstate()
-    elif isinstance(value, np.random.Generator):
-        state = value.bit_generator.state
-    elif isinstance(value, np.random.RandomState):
-        state = value.get_state()
-    return None if state is None else f"state {zlib.crc32(repr(state).encode()):08x}"
 
 
 def _sketch(buffer: paddle.Tensor) -> list[float]:

@@ -19,6 +19,7 @@ from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import TensorShard, load
 from paddle_dp.data import Loader
 from paddle_dp.errors import UsageError
+from paddle_dp.identity.same_run import data_changes
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.proof import noise
 from paddle_dp.proof.compare import EPS, NO_GRADIENT, ratio
@@ -27,7 +28,6 @@ from paddle_dp.tensors import widened
 from paddle_dp.train import Callback, Moment
 from paddle_dp.train.build import build
 from paddle_dp.train.certificate import model_digest
-from paddle_dp.train.same_run import data_changes
 from paddle_dp.train.state import model_shards
 from paddle_dp.train.trainer import Trainer
 from paddle_dp.units import Length

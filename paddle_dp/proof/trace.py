@@ -28,6 +28,7 @@ from paddle_dp.checkpoint import Checkpoint, load
 from paddle_dp.data import Sampler
 from paddle_dp.data.scatter import Elsewhere, is_in_order
 from paddle_dp.errors import PaddleDPError, TracingError, UsageError
+from paddle_dp.identity.consistency import data_of_main
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.seed import seed_ranks
@@ -46,7 +47,6 @@ from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.text import gigabytes
 from paddle_dp.train.assemble import TrainerBuilder
 from paddle_dp.train.build import dataset, setup, task
-from paddle_dp.train.consistency import data_of_main
 from paddle_dp.train.initial import load_full
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.train.progress import Progress

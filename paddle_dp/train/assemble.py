@@ -19,6 +19,8 @@ from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.scatter import Elsewhere, ReadByMain, is_in_order, share
 from paddle_dp.errors import UsageError
+from paddle_dp.identity import consistency, same_run
+from paddle_dp.identity.facts import RunSignature
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.parallel import Learner, Strategy, Task
@@ -26,9 +28,8 @@ from paddle_dp.parallel.optimizer_checks import check_within
 from paddle_dp.parallel.samplewise import SAMPLES, Findings, is_known
 from paddle_dp.recipe import Load, write_recipe
 from paddle_dp.structure import mapped
-from paddle_dp.train import consistency, same_run, trial
+from paddle_dp.train import trial
 from paddle_dp.train.certificate import CertificateWriter
-from paddle_dp.train.facts import RunSignature
 from paddle_dp.train.initial import load_initial, other_settings
 from paddle_dp.train.run import Run
 from paddle_dp.train.setup import Split, TrainerSpec

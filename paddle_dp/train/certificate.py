@@ -21,10 +21,10 @@ from paddle_dp.checkpoint import Checkpoint, checkpoints, json_codec, load, step
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.errors import CheckpointError, message_of
+from paddle_dp.identity.facts import RunSignature, recipe_facts
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.callback import Callback, Moment
-from paddle_dp.train.facts import RunSignature, recipe_facts
 from paddle_dp.train.judge import Refusal
 from paddle_dp.train.run import Run
 from paddle_dp.train.state import placed_digest
@@ -34,7 +34,14 @@ FORMAT = 1
 DONE = "done"
 _BITS = 16  # bytes of a digest
 VARIABLES = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # they decide how products are summed, and so the bits
-_UNUSED = ("callbacks", "watch", "train.max_time", "train.patience", "train.device")  # they decide no number
+_UNUSED = (
+    "callbacks",
+    "watch",
+    "train.max_time",
+    "train.patience",
+    "train.device",
+    "arguments",
+)  # they decide no number
 Content = dict[str, Any]
 
 

@@ -142,7 +142,7 @@ def patience(recipe: Recipe, variables: Mapping[str, str]) -> float:
 
 def _in_agreed_folder(recipe: Recipe, mesh: Mesh) -> Recipe:
     """The recipe with rank 0's run folder. Collective."""
-    from paddle_dp.train.consistency import agreed_folder
+    from paddle_dp.identity.consistency import agreed_folder
 
     folder = agreed_folder(recipe.folder, mesh)
     return recipe if folder == recipe.folder else recipe.model_copy(update={"output_dir": str(folder)})

@@ -164,7 +164,7 @@ def _parameters(error: Exception) -> list[str]:
 def user_frame(error: BaseException) -> str:
     """«loss.py, line 12, in forward: return x / y»: the innermost frame of a user's code, outside this package and
     libraries; "" if there is none."""
-    from paddle_dp.parallel.library_code import is_library
+    from paddle_dp.identity.walk import is_library
 
     location, trace = "", error.__traceback__
     while trace is not None:

@@ -1,64 +1,43 @@
 """Refuses, before training, a callback with a method that looks like a moment's and that the trainer would never call.
 
 Keras, Lightning and Paddle's `Model.fit` call `on_epoch_end(epoch, logs)`; a callback written for them would be
-accepted and never run. A callback may have further methods that its other methods name.
+accepted and never run. A callback's further methods are private, or take no moment.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType, MethodType
+from collections.abc import Iterable
+from types import FunctionType, MethodType
 from typing import Any
 
 from paddle_dp.errors import UsageError, near
 from paddle_dp.train.callback import Callback
 from paddle_dp.units import Every
 
-# The methods of a Callback that a trainer calls for a moment, and their arguments.
-MOMENTS = {
-    "refuse": ("moment",),
-    "start": ("moment",),
-    "step": ("moment",),
-    "epoch": ("moment",),
-    "rewinding": ("moment",),
-    "refused": ("moment", "refusal"),
-    "measured": ("moment", "measured"),
-    "evaluated": ("moment", "evaluation"),
-    "saved": ("moment", "path"),
-    "save_failed": ("moment", "error"),
-    "interrupted": ("moment",),
-    "end": ("moment",),
-    "failed": ("moment", "error"),
+# The methods that a trainer calls, with their arguments; for a moment those whose first one it is.
+_CALLS = {
+    name: tuple(inspect.signature(method).parameters)[1:]
+    for name, method in vars(Callback).items()
+    if isinstance(method, FunctionType)
 }
-_CALLS = {**MOMENTS, "due_at_step": ("step",), "due_at_epoch": ("epochs",)}
+MOMENTS = {name: arguments for name, arguments in _CALLS.items() if arguments[0] == "moment"}
 
-_UNIT = (
-    "train|training|run|fit|epoch|step|batch|iter|iteration|update|evaluation|eval|val|validation|validate|test|"
-    "backward|optimizer_step|zero_grad|save_checkpoint|load_checkpoint"
-)
-# Methods of other trainers' callbacks.
-_FOREIGN = re.compile(
-    rf"on_.+|((train|training)_)?({_UNIT})_(begin|start|end)|(before|after)_(train_|val_|test_)?({_UNIT})"
-)
-# The bare words for a moment in Lightning, TensorFlow's hooks, Accelerate's trackers, or plain English.
-_MOMENT_LIKE = re.compile(
-    "begin|begun|beginning|started|set_?up|tear_?down|finish|finished|done|closed?|stop|stopped|"
-    "iteration|iter|iterate|batch|updated?|(every|each)_(step|epoch)|log|logged|logging|"
-    "saving|checkpoint|checkpointed|loaded|evaluating|validated?|validation|exception|error|failure|crashed|interrupted"
-)
-# The moment that a name probably means: the first pattern found in it decides.
-_MEANT = (
-    ("exception|error|fail|interrupt|crash", "failed"),
-    ("load", "start"),
-    ("save|saving|checkpoint", "saved"),
-    ("eval|val|test|predict", "evaluated"),
-    ("epoch", "epoch"),
-    ("batch|step|iter|update|^log|backward|zero_grad", "step"),
-    ("begin|begun|start|before|set_?up", "start"),
-    ("", "end"),
-)
+# A moment, its names in other tools or in plain English, and further words in such names; the first row decides.
+_OTHER_NAMES = (
+    ("failed", "exception error failure crashed", "fail interrupt crash"),
+    ("start", "loaded", "load"),
+    ("saved", "saving checkpoint checkpointed", "save"),
+    ("evaluated", "evaluating validate validated validation", "eval evaluation val test predict"),
+    ("epoch", "every_epoch each_epoch", "epoch"),
+    ("step", "batch iter iterate iteration update updated every_step each_step log logged logging", "step backward"),
+    ("start", "begin begun beginning started setup set_up", "start before"),
+    ("end", "finish finished done close closed stop stopped teardown tear_down", "end"),
+)  # fmt: skip
+_UNITS = {
+    "train", "training", "run", "fit", "epoch", "step", "batch", "iter", "iteration", "update", "evaluation", "eval",
+    "val", "validation", "validate", "test", "backward", "checkpoint",
+}  # fmt: skip
 
 
 def refuse_overrides(callback: Any) -> None:
@@ -74,9 +53,11 @@ def refuse_overrides(callback: Any) -> None:
         )
     for name in _CALLS:
         _check_call(getattr(callback, name), name, label)
+    called = [_function(getattr(callback, name)) for name in _CALLS]
     for name in sorted({*dir(kind), *vars(callback)} - {*dir(Callback), *vars(Callback)}):
-        if not name.startswith("_") and callable(method := getattr(callback, name, None)):
-            _check_name(callback, method, name, label)
+        method = None if name.startswith("_") else getattr(callback, name, None)
+        if callable(method) and not any(_function(method) is function for function in called):  # an alias
+            _check_name(method, name, label)
     _check_settings(callback, label)
 
 
@@ -91,39 +72,38 @@ def _check_settings(callback: Callback, label: str) -> None:
         raise UsageError(f"{label}: reads is {reads!r}: write True, if step needs moment.numbers, or False.")
 
 
-def _check_name(callback: Callback, method: Any, name: str, label: str) -> None:
-    """Refuses `on_epoch_end` and its like; also `evaluate`, `finish` and other names that look written for a moment,
-    unless another method of the callback names them.
-    """
-    if _FOREIGN.fullmatch(name):
-        meant = _meant(name)
-        late = meant in ("epoch", "step") and re.search("begin|start|before", name)
-        after = (
-            f" (it is called after the {'update' if meant == 'step' else 'epoch'}; none is called before)"
-            if late
-            else ""
-        )
-        raise UsageError(
-            f"{label}: its method {name} is never called. Did you mean {_written(meant)}{after}? The moments are "
-            f"{_listed(MOMENTS)} (docs/add-a-part.md). If you call it yourself, rename it, such as to _{name}."
-        )
-    if _is_named(callback, method, name):
+def _check_name(method: Any, name: str, label: str) -> None:
+    """Refuses `on_epoch_end` and its like; also `evaluate`, `finish` and others that may be written for a moment."""
+    first, hint, after = _first(method), "", ""
+    for_moment = first is not None and (first.name == "moment" or _type_of(first) == "Moment")
+    by_name = {other: moment for moment, names, _ in _OTHER_NAMES for other in names.split()}
+    if is_foreign := _is_foreign(name):
+        hint = _meant(name)
+        if hint in ("epoch", "step") and any(word in name for word in ("begin", "start", "before")):
+            after = (
+                f" (it is called after the {'update' if hint == 'step' else 'epoch'}; none is called before)"
+            )
+    elif for_moment or _takes_anything(method, first):
+        hint = by_name.get(name) or near(name, MOMENTS) or ""
+    if not (hint or for_moment):
         return
-    close = near(name, MOMENTS) if _takes_moment(method) else None
-    if likely := _meant(name) if _MOMENT_LIKE.fullmatch(name) and _may_be_for_moment(method) else close:
-        raise UsageError(
-            f"{label}: its method {name} is never called. Did you mean {_written(likely)}? If you call it yourself, "
-            f"rename it to _{name}."
-        )
-    if _is_for_moment(method):
-        raise UsageError(
-            f"{label}: its method {name} is never called. The trainer calls {_listed(MOMENTS)} (docs/add-a-part.md). "
-            f"If you call it yourself, rename it to _{name}."
-        )
+    meant = f" Did you mean {_written(hint)}{after}?" if hint else ""
+    calls = f" The trainer calls {_listed(MOMENTS)} (docs/add-a-part.md)." if is_foreign or not hint else ""
+    raise UsageError(
+        f"{label}: its method {name} is never called.{meant}{calls} If you call it yourself, rename it to _{name}."
+    )
+
+
+def _is_foreign(name: str) -> bool:
+    """True for a name that other trainers' callbacks have: `on_train_end`, `epoch_end`, `after_train_iter`."""
+    affixed = name.startswith(("before_", "after_")) or name.endswith(("_begin", "_start", "_end"))
+    return name.startswith("on_") or (affixed and not _UNITS.isdisjoint(name.split("_")))
 
 
 def _meant(name: str) -> str:
-    return next(moment for pattern, moment in _MEANT if re.search(pattern, name))
+    """The moment that a foreign name probably means."""
+    tokens = {*name.split("_")}
+    return next((row[0] for row in _OTHER_NAMES if tokens & {*row[1].split(), *row[2].split()}), "end")
 
 
 # Functions whose call runs nothing until the result is awaited or iterated.
@@ -156,28 +136,18 @@ def is_overridden(callback: Callback, name: str) -> bool:
     return _unbound(getattr(callback, name)) is not vars(Callback)[name]
 
 
-def _takes_moment(method: Any) -> bool:
-    """True if it takes one argument, or its first is a moment by name or type."""
-    return _takes(method, 1) or _is_for_moment(method)
-
-
-def _may_be_for_moment(method: Any) -> bool:
-    """True if it may have been written for a moment, or for another tool's trainer: it needs one argument, of no other
-    declared type.
-    """
-    first = _first(method)
-    if first is None or _is_for_moment(method) or first.name == "trainer":
+def _takes_anything(method: Any, first: inspect.Parameter | None) -> bool:
+    """True if it needs one argument, of no declared type, or begins with a trainer."""
+    if first is None or first.name == "trainer":
         return first is not None
-    return _takes(method, 1) and not _takes(method, 0) and first.annotation in (first.empty, Any, "Any")
+    return _takes(method, 1) and not _takes(method, 0) and _type_of(first) in ("", "Any")
 
 
-def _is_for_moment(method: Any) -> bool:
-    """True if it was written for a moment: its first argument is named `moment`, or annotated as Moment."""
-    first = _first(method)
-    if first is None:
-        return False
-    annotation = inspect.formatannotation(first.annotation).strip("'\"")
-    return first.name == "moment" or annotation.rpartition(".")[2] == "Moment"
+def _type_of(parameter: inspect.Parameter) -> str:
+    """The last word of a parameter's annotation; "" without one."""
+    if parameter.annotation is parameter.empty:
+        return ""
+    return inspect.formatannotation(parameter.annotation).strip("'\"").rpartition(".")[2]
 
 
 def _first(method: Any) -> inspect.Parameter | None:
@@ -188,20 +158,6 @@ def _first(method: Any) -> inspect.Parameter | None:
         return None
 
 
-def _is_named(callback: Callback, method: Any, name: str) -> bool:
-    """True if another method of the callback names this one, and so may call it, or is an alias of it."""
-    kinds = [kind for kind in type(callback).__mro__ if kind not in Callback.__mro__]
-    members = [
-        (word, value) for place in (*kinds, callback) for word, value in vars(place).items() if word != name
-    ]
-    function = _function(method)
-    return any(
-        other is function or (isinstance(other, FunctionType) and name in _names(other.__code__))
-        for _, value in members
-        for other in _functions(value)
-    )
-
-
 def _unbound(method: Any) -> Any:
     """The function of a bound, class or static method; anything else unchanged."""
     return method.__func__ if isinstance(method, (MethodType, classmethod, staticmethod)) else method
@@ -209,24 +165,6 @@ def _unbound(method: Any) -> Any:
 
 def _function(method: Any) -> Any:
     return inspect.unwrap(_unbound(method))
-
-
-def _functions(value: Any) -> Iterator[Any]:
-    """Yields the functions of a class attribute: a method, a property, a decorated method."""
-    for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
-        if callable(function) or isinstance(function, (classmethod, staticmethod)):
-            yield _function(function)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yields the attributes that code names, also in functions within it, and its strings, since they may be looked up
-    by name."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-        elif isinstance(constant, str):
-            yield constant
 
 
 def _takes(method: Any, number: int) -> bool:

@@ -14,8 +14,8 @@ from paddle_dp.plan.rank_memory import Layout
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
+    from paddle_dp.identity.facts import RunSignature
     from paddle_dp.recipe import Recipe
-    from paddle_dp.train.facts import RunSignature
 
 
 @dataclass(frozen=True)

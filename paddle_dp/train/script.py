@@ -13,6 +13,7 @@ from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import Dataset
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import UsageError
+from paddle_dp.identity.consistency import agreed_folder
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.parallel import Dropout, Task
 from paddle_dp.parallel.parameter_groups import base_of, group
@@ -35,7 +36,6 @@ from paddle_dp.recipe.precision import read_precision
 from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
 from paddle_dp.train.assemble import TrainerBuilder
 from paddle_dp.train.callback import Callback
-from paddle_dp.train.consistency import agreed_folder
 from paddle_dp.train.keywords import (
     OWNER,
     ResumeOptions,

@@ -14,7 +14,7 @@ from paddle_dp.train.judge import Refusal
 from paddle_dp.train.measured import Measurements
 from paddle_dp.train.meter import worker_averages
 from paddle_dp.train.refusals import Refusals
-from paddle_dp.train.steps import Phase, Step, StepHook
+from paddle_dp.train.steps import Phase, StepHook, TrainStep
 from paddle_dp.train.stopping import StopRequests
 from paddle_dp.train.stragglers import Stragglers
 from paddle_dp.train.training_state import TrainingState
@@ -36,11 +36,11 @@ class GuardHook(StepHook):
         self._training, self._judge, self._refusals = training, training.judge, refusals
         self._requests, self._measurements = requests, measurements
 
-    def before_update(self, step: Step) -> None:
+    def before_update(self, step: TrainStep) -> None:
         self._judge.why = ""
         step.refusal = self._refusals.repetition(step.batch, step.number)
 
-    def after_update(self, step: Step) -> None:
+    def after_update(self, step: TrainStep) -> None:
         if self._judge.why and step.metrics is not None:
             step.refusal = self._refusals.refusal_of(step.batch, step.number, step.metrics)
         if step.refusal is None:
@@ -76,7 +76,7 @@ class ProgressHook(StepHook):
     def __init__(self, training: TrainingState):
         self._training = training
 
-    def after_update(self, step: Step) -> None:
+    def after_update(self, step: TrainStep) -> None:
         training = self._training
         training.progress = training.progress.advance(step.batch.samples)
         if training.averages is not None:
@@ -93,14 +93,14 @@ class SpeedHook(StepHook):
     def __init__(self, training: TrainingState):
         self._training, self._empty_batches = training, 0
 
-    def after_update(self, step: Step) -> None:
+    def after_update(self, step: TrainStep) -> None:
         if self._training.learner.empty:
             self._empty_batches += 1
             if self._training.mesh.is_main and self._empty_batches in (1, 10, 100, 1000):
                 self._print_empty(step)
         self._training.meter.add(step.batch.samples, step.batch.waited)
 
-    def _print_empty(self, step: Step) -> None:
+    def _print_empty(self, step: TrainStep) -> None:
         often = f" ({self._empty_batches} batches so far)" if self._empty_batches > 1 else ""
         print(
             f"step {step.number}: not one target of this global batch of {step.batch.samples} samples counts, so "
@@ -119,7 +119,7 @@ class WeightsHook(StepHook):
     def __init__(self, training: TrainingState, every: Every):
         self._training, self._every = training, every
 
-    def after_update(self, step: Step) -> None:
+    def after_update(self, step: TrainStep) -> None:
         if self._every.due_at_step(step.number):
             self._training.check(f"after step {step.number}")
 
@@ -132,7 +132,7 @@ class CallbackHook(StepHook):
     def __init__(self, training: TrainingState, refusals: Refusals, stragglers: Stragglers | None):
         self._training, self._refusals, self._stragglers = training, refusals, stragglers
 
-    def after_update(self, step: Step) -> None:
+    def after_update(self, step: TrainStep) -> None:
         training, due = self._training, step.due
         if step.refusal is not None:
             due = [callback for callback in due if not callback.reads]
@@ -143,7 +143,7 @@ class CallbackHook(StepHook):
             moment = Moment(name="step", progress=training.progress, trainer=training, numbers=numbers)
             training.call("step", due, lambda c: c.step(moment))
 
-    def _numbers(self, step: Step) -> dict[str, float]:
+    def _numbers(self, step: TrainStep) -> dict[str, float]:
         """The metrics of the update just made, its learning rate and the speed. Raises NotFiniteError, on every rank,
         if the loss or the gradient norm is not finite."""
         training, metrics = self._training, step.metrics or {}
@@ -173,7 +173,7 @@ class ProcessorsHook(StepHook):
         self._training, self._every = training, every
         self._unsteady = ""  # why processors cannot be compared
 
-    def after_update(self, step: Step) -> None:
+    def after_update(self, step: TrainStep) -> None:
         training = self._training
         if self._unsteady or not self._every.due_at_step(step.number):
             return
@@ -192,7 +192,7 @@ class StopHook(StepHook):
     def __init__(self, training: TrainingState, requests: StopRequests):
         self._training, self._requests = training, requests
 
-    def after_update(self, step: Step) -> None:
+    def after_update(self, step: TrainStep) -> None:
         if not step.is_last and not self._training.stopped:
             self._training.interrupted = self._requests.due(step.number)
 
@@ -205,7 +205,7 @@ class MeasureHook(StepHook):
     def __init__(self, training: TrainingState, measurements: Measurements):
         self._training, self._measurements = training, measurements
 
-    def after_update(self, step: Step) -> None:
+    def after_update(self, step: TrainStep) -> None:
         training = self._training
         if step.number != self._measurements.due:
             return

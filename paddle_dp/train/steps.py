@@ -37,7 +37,7 @@ class Phase(IntEnum):
 
 
 @dataclass
-class Step:
+class TrainStep:
     """One step, as its hooks see it. `number` counts from 1. `due`: the callbacks that are called after it; `reads`:
     whether one of them reads numbers; `rate`: the learning rate then. A hook that sets `refusal` before the update
     skips it; one that sets it later reports that the learner has refused it. `rewound`: the training went back to a
@@ -60,9 +60,9 @@ class StepHook:
 
     phase: Phase
 
-    def before_update(self, step: Step) -> None: ...
+    def before_update(self, step: TrainStep) -> None: ...
 
-    def after_update(self, step: Step) -> None: ...
+    def after_update(self, step: TrainStep) -> None: ...
 
 
 class StepDriver:
@@ -85,14 +85,14 @@ class StepDriver:
                         break
                 training.end_epoch()
 
-    def make_step(self, batch: Batch) -> Step:
+    def make_step(self, batch: Batch) -> TrainStep:
         """One update, or none where a hook skips it, and all hooks. Collective."""
         training, number = self._training, self._training.progress.step + 1
         is_last = number >= training.total_steps
         due = training.callbacks.due_at_step(number, is_last)
         reads = any(callback.reads for callback in due)
         rate = training.learner.optimizer.get_lr() if reads else 0.0
-        step = Step(number, batch, is_last, due, reads, rate)
+        step = TrainStep(number, batch, is_last, due, reads, rate)
         for hook in self._before:
             hook(step)
         if step.refusal is None:
@@ -106,7 +106,7 @@ class StepDriver:
         heartbeat.enter("data")
         return step
 
-    def _train_batch(self, step: Step) -> Metrics | None:
+    def _train_batch(self, step: TrainStep) -> Metrics | None:
         training = self._training
         accept = training.judge.accept if training.judge.judges else None
         try:

@@ -7,11 +7,12 @@ from typing import NoReturn
 
 from paddle_dp.data import Loader
 from paddle_dp.errors import StoppedError, UsageError
+from paddle_dp.identity import consistency
+from paddle_dp.identity.unsaved import changes_printed
 from paddle_dp.mesh.heartbeat import heartbeat, on_board
 from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Guard
 from paddle_dp.recipe.folder import release
-from paddle_dp.train import consistency
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.measured import Measurements
 from paddle_dp.train.progress import Progress
@@ -34,7 +35,6 @@ from paddle_dp.train.steps import StepDriver, StepHook
 from paddle_dp.train.stopping import LOST_FOLDER, StopRequests, end_interrupted
 from paddle_dp.train.stragglers import Stragglers
 from paddle_dp.train.training_state import TrainingState
-from paddle_dp.train.unsaved import changes_printed
 from paddle_dp.units import Every, Length
 
 

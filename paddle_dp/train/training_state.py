@@ -12,6 +12,7 @@ from typing import NoReturn
 from paddle_dp.checkpoint import Checkpoint, Checks, HostMemory, Snapshot
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError, DivergenceError, NotFiniteError, UsageError
+from paddle_dp.identity.unsaved import Unsaved
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import Learner
 from paddle_dp.parallel.ema import Averages
@@ -27,7 +28,6 @@ from paddle_dp.train.meter import Meter
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.train.sound import NumericsCheck
-from paddle_dp.train.unsaved import Unsaved
 
 
 class TrainingState:

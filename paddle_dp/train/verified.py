@@ -18,10 +18,7 @@ from typing import Any
 
 from paddle_dp.checkpoint import disk, json_codec
 from paddle_dp.data.fingerprint import common
-from paddle_dp.mesh import Mesh
-from paddle_dp.recipe import Recipe
-from paddle_dp.text import plural
-from paddle_dp.train.facts import (
+from paddle_dp.identity.facts import (
     MODULE_PREFIX,
     Facts,
     RunSignature,
@@ -31,8 +28,11 @@ from paddle_dp.train.facts import (
     recipe_code,
     recipe_facts,
 )
+from paddle_dp.identity.same_run import are_same, data_changes, is_path
+from paddle_dp.mesh import Mesh
+from paddle_dp.recipe import Recipe
+from paddle_dp.text import plural
 from paddle_dp.train.run import Proof
-from paddle_dp.train.same_run import are_same, data_changes, is_path
 
 FOLDER, FORMAT = ".verified", 1
 _MAX_BYTES, _MAX_FILES = 2**22, 256  # bytes of a verdict; files that are read, the newest first

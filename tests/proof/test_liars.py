@@ -37,7 +37,10 @@ SAID = {  # a half of tests/proof/zoo/liars.py; the zoo has all of them
     "Prototype": (BUFFER,),
     "MeanInFloat": ("`mean` of the model is 0.0", "on rank 1 after step 1"),
     "RecentMeans": ("`recent` of the model differs between rank 0 and rank 1 after step 1",),
-    "ClassMeans": ("`means` of the model differs between rank 0 and rank 1 after step 1",),
+    "ClassMeans": ("`means.0` of the model differs between rank 0 and rank 1 after step 1",),
+    "ModuleGlobal": (
+        "`_SEEN` of module tests.proof.zoo.liars differs between rank 0 and rank 1 after step 1",
+    ),
     "LateCache": (ORDER, "`first` of the model differs between rank 0 and rank 1"),
 }
 

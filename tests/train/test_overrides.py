@@ -187,27 +187,23 @@ def test_a_method_for_a_moment_that_nobody_names_is_refused() -> None:
         refuse_overrides(with_method("setup", lambda self, trainer, module, stage: None))
 
 
-def test_what_another_method_names_is_let_be() -> None:
-    class Base(Callback):
+def test_a_method_for_a_moment_is_refused_where_another_one_calls_it_too() -> None:
+    """Only its code would say so, and that is not read."""
+
+    class Mine(Callback):
         def step(self, moment: Moment) -> None:
-            for write in (lambda: self.log(moment), self.note):
-                write()
+            self.note(moment)
 
-        def end(self, moment: Moment) -> None:
-            getattr(self, "finish")(moment)  # noqa: B009
+        def note(self, moment: Moment) -> None: ...
 
-    class Mine(Base):
-        def log(self, moment: Any) -> None: ...
+    with pytest.raises(
+        UsageError, match=r"note is never called\. .* If you call it yourself, rename it to _note\."
+    ):
+        refuse_overrides(Mine())
 
-        def note(self, moment: Any = None) -> None: ...
 
-        def finish(self, moment: Moment) -> None: ...
-
-        def save(self, path: str) -> None: ...
-
-        def saved(self, moment: Moment, path: Any) -> None:
-            self.save(path)
-
+def test_another_name_of_a_moment_s_method_is_let_be() -> None:
+    class Mine(Callback):
         def after(self, moment: Moment) -> None: ...
 
         epoch = after
@@ -220,9 +216,11 @@ def test_methods_of_ones_own_and_optional_arguments_are_let_be() -> None:
         window_end = 3
 
         def step(self, moment: Moment, *, factor: int = 1, **more: Any) -> None:
-            self.note(moment)
+            self._note(moment)
 
-        def note(self, moment: Moment) -> None: ...
+        def _note(self, moment: Moment) -> None: ...
+
+        def sample(self, image): ...  # type: ignore[no-untyped-def]
 
         def log(self, text: str) -> None: ...
 

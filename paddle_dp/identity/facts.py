@@ -11,13 +11,15 @@ import inspect
 import json
 import os
 import platform
+import shlex
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from paddle import nn
@@ -25,19 +27,19 @@ from paddle.incubate.optimizer import DistributedFusedLamb
 from paddle.optimizer import AdamW, Lamb, Optimizer
 from paddle.optimizer.lr import LRScheduler
 
+from paddle_dp.identity.attributes import PADDLE_ATTRIBUTES
+from paddle_dp.identity.walk import Walker, checksum, hooks_of, is_library, kind_of, tensors_of
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
-from paddle_dp.parallel.attributes import set_by_paddle
-from paddle_dp.parallel.library_code import is_library
 from paddle_dp.parallel.parameter_groups import group_decay
 from paddle_dp.part import Part
 from paddle_dp.part.call import Call
-from paddle_dp.recipe import Recipe
-from paddle_dp.train.callback import Callback
-from paddle_dp.train.settings import described, hooks_of, kind_of, settings_of, tensors_of
+from paddle_dp.recipe import Ema, Guard, Recipe
+from paddle_dp.units import Length
 from paddle_dp.version import __version__
 
 _MAX_NAMES_SHOWN = 3  # names of parameters in a value
+_walk, settings_of = Walker().walk, Walker().settings_of
 
 
 def parameter_facts(task: Task) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def parameter_facts(task: Task) -> dict[str, Any]:
         "not_clipped": summarize_names([name for name, p in named if not p.need_clip]),
         "regularizers": _values(
             {
-                name: [kind_of(p.regularizer), described(_public(vars(p.regularizer)))]
+                name: [kind_of(p.regularizer), _walk(_public(vars(p.regularizer)))]
                 for name, p in named
                 if p.regularizer is not None
             }
@@ -90,12 +92,12 @@ def _groups(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
     for number, group in enumerate(optimizer._param_groups):
         settings = {key: value for key, value in group.items() if key != "params"}
         group_facts = {
-            **described(settings),
+            **_walk(settings),
             "parameters": summarize_names([names.get(id(p), p.name) for p in group["params"]]),
         }
         for key in ("grad_clip", "weight_decay"):
             if (part := settings.get(key)) is not None and key not in group_facts:
-                group_facts |= {key: [kind_of(part), described(_public(vars(part)))]}
+                group_facts |= {key: [kind_of(part), _walk(_public(vars(part)))]}
         facts |= {f"groups.{number}.{key}": value for key, value in group_facts.items()}
     return facts
 
@@ -109,7 +111,7 @@ def summarize_names(names: Sequence[str]) -> str | None:
     if not names:
         return None
     shown = ", ".join(names[:_MAX_NAMES_SHOWN]) + ", …" * (len(names) > _MAX_NAMES_SHOWN)
-    return f"{len(names)} (CRC-32 {zlib.crc32(chr(10).join(names).encode()):08x}): {shown}"
+    return f"{len(names)} ({checksum(chr(10).join(names))}): {shown}"
 
 
 def _values(values: Mapping[str, Any]) -> str | None:
@@ -127,21 +129,15 @@ def file_crc(file: str | None) -> str | None:
     """«CRC-32 0a1b2c3d»; None if there is no file, or it is too large to read."""
     if file is None or not os.path.isfile(file) or os.path.getsize(file) > _MAX_FILE_BYTES:
         return None
-    return f"CRC-32 {zlib.crc32(Path(file).read_bytes()):08x}"
+    return checksum(Path(file).read_bytes())
 
 
 def module_code() -> dict[str, str]:
     """{"code of module net": "CRC-32 0a1b2c3d"} for each imported file outside installed packages."""
     checksums, main = {}, sys.modules.get("__main__")
     for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if (
-            module is main
-            or name in _PYTHON_MODULES
-            or is_library(name)
-            or not isinstance(file, str)
-            or not file.endswith(".py")
-        ):
+        file = str(getattr(module, "__file__", None))
+        if module is main or name in _PYTHON_MODULES or is_library(name) or not file.endswith(".py"):
             continue
         if not _INSTALLED & {*Path(file).parts} and (crc := _module_crc(file, os.path.getmtime(file))):
             checksums[f"{MODULE_PREFIX}{name}"] = crc
@@ -160,34 +156,15 @@ def script_code() -> str | None:
 
 
 def _defined_in(module: ModuleType) -> str | None:
-    crc, has_code = 0, False
-    for name, value in sorted(vars(module).items()):
-        for function in _functions(value, module.__name__):
-            crc, has_code = (
-                zlib.crc32(_text(function.__code__).encode(), zlib.crc32(name.encode(), crc)),
-                True,
-            )
-    return f"CRC-32 {crc:08x}" if has_code else None
-
-
-def _functions(value: Any, module: str) -> list[FunctionType]:
-    """A function of this module, or the methods of a class of it, in the order of their names."""
-    if getattr(value, "__module__", None) != module:
-        return []
-    if isinstance(value, FunctionType):
-        return [value]
-    methods = [vars(value)[name] for name in sorted(vars(value))] if isinstance(value, type) else []
-    return [method for method in methods if isinstance(method, FunctionType)]
-
-
-def _text(code: CodeType) -> str:
-    """The code's content without its file and lines."""
-    constants = [_text(one) if isinstance(one, CodeType) else _constant(one) for one in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
-
-
-def _constant(value: Any) -> str:
-    return repr(sorted(value, key=repr)) if isinstance(value, frozenset) else repr(value)
+    """The checksum of the sources of a module's functions and methods; None without any."""
+    members = [member for _, member in sorted(vars(module).items())]
+    methods = [vars(kind)[name] for kind in members if isinstance(kind, type) for name in sorted(vars(kind))]
+    sources = []
+    for function in (*members, *methods):
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            with suppress(OSError):  # it was not made by a cell
+                sources.append(inspect.getsource(function))
+    return checksum("".join(sources)) if sources else None
 
 
 Facts = Mapping[str, Any]
@@ -212,6 +189,36 @@ class RunSignature:
         """The fields as plain JSON values."""
         state: dict[str, Any] = json.loads(json.dumps(vars(self), default=str))
         return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The settings of a training as its recipe or its script gave them. `batch` is global; `length` is None if only
+    `fit` gets it.
+
+    `requested` is the recipe that strategy and callbacks check and may refuse; `recipe` is the same, or None for a
+    script, whose `requested` is made up. `named_settings`: the settings of the parts that a script gave by name.
+    `script_callbacks`: the callbacks that it made.
+    """
+
+    strategy: Part
+    requested: Recipe
+    batch: int
+    micro_batches: int = 1
+    shuffle: bool = True
+    drop_last: bool = False
+    seed: int = 0
+    length: Length | None = None
+    guard: Guard = field(default_factory=Guard)
+    ema: Ema | None = None
+    recipe: Recipe | None = None
+    named_settings: Mapping[str, Any] = field(default_factory=dict)
+    script_callbacks: Sequence[Any] = ()
+
+    @property
+    def scatters(self) -> bool:
+        """Whether rank 0 reads the data for all ranks."""
+        return self.requested.dataset.reading == "scatter"
 
 
 def packages(mesh: Mesh) -> dict[str, Any]:
@@ -286,7 +293,7 @@ def task_facts(task: Task) -> dict[str, Any]:
     else:
         facts |= {f"loss.{name}": value for name, value in settings_of(loss).items()}
     if task.schedule is None and (own := schedule_of(task)) is not None:
-        facts |= {f"schedule of the {key}": value for key, value in described({"optimizer": own}).items()}
+        facts |= {f"schedule of the {key}": value for key, value in _walk({"optimizer": own}).items()}
     facts |= {f"schedule.{name}": value for name, value in settings_of(task.schedule).items()}
     settings = {**_optimizer_settings(task.optimizer, task.schedule), **parameter_facts(task)}
     return facts | {f"optimizer.{name}": value for name, value in settings.items()}
@@ -318,7 +325,7 @@ def unsaved_tensors(model: nn.Layer) -> dict[str, Any]:
     left_out = {id(tensor) for tensor in model.state_dict().values()}
     # A buffer with a gradient is made of weights in each forward: the weight of spectral norm, of weight norm.
     left_out |= {id(buffer) for buffer in model.buffers() if not buffer.stop_gradient}
-    return described({f"model.{name}": b for name, b in model.named_buffers() if id(b) not in left_out})
+    return _walk({f"model.{name}": b for name, b in model.named_buffers() if id(b) not in left_out})
 
 
 @cache
@@ -347,7 +354,13 @@ def script_facts() -> dict[str, Any]:
     return {"code of the script": script_code()}
 
 
-def callback_facts(callbacks: Sequence[Part | Callback]) -> dict[str, Any]:
+def script_arguments() -> dict[str, Any]:
+    """The arguments of the running script, which may decide its global variables; not a notebook's."""
+    has_file = hasattr(sys.modules.get("__main__"), "__file__")
+    return {"arguments of the script": shlex.join(sys.argv[1:])} if has_file else {}
+
+
+def callback_facts(callbacks: Sequence[Any]) -> dict[str, Any]:
     """Types and settings of users' callbacks, which may change the result."""
     facts: dict[str, Any] = {}
     for callback in callbacks:
@@ -367,20 +380,10 @@ def _optimizer_settings(optimizer: Any, schedule: Any) -> dict[str, Any]:
     """The settings of a finished Paddle optimizer, which keeps them under private names, or of a function's closure."""
     if not isinstance(optimizer, Optimizer):
         return settings_of(optimizer)
-    attributes = {name.lstrip("_"): value for name, value in vars(optimizer).items()}
-    paddles = {name.lstrip("_") for name in set_by_paddle(type(optimizer))}
-    plain = {
-        n: v for n, v in attributes.items() if n in paddles and isinstance(v, (bool, int, float, str, tuple))
-    }
-    settings = {
-        name: value
-        for name, value in described(plain).items()
-        if "fus" not in name and name != "learning_rate"
-    }
-    settings |= described({name: value for name, value in attributes.items() if name not in paddles})
-    for name in ("grad_clip", "regularization"):
-        if (part := attributes.get(name)) is not None:
-            inner = {key.lstrip("_"): value for key, value in vars(part).items()}
-            settings |= {name: kind_of(part)}
-            settings |= {f"{name}.{key}": value for key, value in described(inner).items()}
+    attributes = vars(optimizer)
+    settings = _walk(_public({n: v for n, v in attributes.items() if n not in PADDLE_ATTRIBUTES}))
+    for name in ("_grad_clip", "regularization"):
+        if (component := attributes.get(name)) is not None:
+            inner = _walk({name.lstrip("_"): _public(vars(component))})
+            settings |= {name.lstrip("_"): kind_of(component), **inner}
     return settings if schedule is not None else {**settings, "learning_rate": optimizer.get_lr()}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import tempfile
 import time
 import uuid
 from argparse import Namespace
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -13,30 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.train.settings import settings_of
+from paddle_dp.identity.walk import Walker
 
-SCALE = 1.0
-CLASSES = np.array([1.0, 2.0])
-BY_CLASS = nn.CrossEntropyLoss(weight=paddle.to_tensor([1.0, 2.0]))
-calls = 0
-
-
-def half() -> float:
-    return SCALE
-
-
-def scaled(outputs: Any, targets: Any) -> Any:
-    return (lambda: outputs * half())()
-
-
-def by_class(outputs: Any, targets: Any) -> Any:
-    global calls
-    calls += 1
-    return BY_CLASS(outputs, targets) * CLASSES
+settings_of = Walker().settings_of
 
 
 def test_a_functions_closure_defaults_and_arguments_are_settings() -> None:
@@ -48,24 +33,6 @@ def test_a_functions_closure_defaults_and_arguments_are_settings() -> None:
     assert settings_of(closure) == {"smoothing": 0.3, "where": "cpu", "scale": 2.0, "ignored": -1}
     assert settings_of(partial(closure, ignored=2))["ignored"] == 2
     assert settings_of(partial(closure, 3.0))["argument 0"] == 3.0
-
-
-@pytest.mark.parametrize(
-    ("function", "name", "other", "key"),
-    [
-        (scaled, "SCALE", 3.0, "half.SCALE"),
-        (by_class, "CLASSES", np.array([1.0, 3.0]), "CLASSES"),
-        (by_class, "BY_CLASS", nn.CrossEntropyLoss(weight=paddle.to_tensor([1.0, 3.0])), "BY_CLASS.weight"),
-    ],
-)
-def test_the_globals_that_a_function_reads_are_settings(
-    function: Any, name: str, other: Any, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = settings_of(function)
-    monkeypatch.setitem(globals(), name, other)
-    after = settings_of(function)
-    assert {k for k in before if before[k] != after[k]} == {key} and before.keys() == after.keys()
-    assert "calls" not in before  # it sets it: a counter
 
 
 class Own:
@@ -88,7 +55,7 @@ def test_a_classs_own_default_said_aloud_is_nothing_new() -> None:
 
 def test_lists_and_arrays_are_settings() -> None:
     found = settings_of(Own(scales=(1.0, [2]), by={"a": 1}, table=np.arange(3), mixed=[object()]))
-    assert found["scales"] == [1.0, [2]] and found["by"] == {"a": 1} and "mixed" not in found
+    assert found["scales"] == [1.0, [2]] and found["by.a"] == 1 and "mixed" not in found
     assert found["table"].startswith("int64[3], CRC-32 ")
     assert found["table"] != settings_of(Own(table=np.arange(3)[::-1]))["table"]
     assert settings_of(Own(lowest=float("-inf")))["lowest"] == "-inf"  # JSON has none
@@ -164,27 +131,16 @@ def test_what_stands_in_objects_of_ones_own_counts(one: Any, other: Any, key: st
     } and before.keys() == after.keys()
 
 
-def test_what_nobody_reads_of_a_configuration_is_no_setting() -> None:
-    args = Namespace(alpha=1.0, resume=False)
+def test_a_whole_configuration_counts_but_for_the_switches_of_one_run() -> None:
+    """Which of it a function reads, only its code would say, and that is not read."""
+    args, every = Namespace(alpha=1.0, width=3, resume=False), {"beta": 2, "is_main": True}
 
     def loss(outputs: Any, targets: Any) -> Any:
-        return outputs * args.alpha
+        return outputs * args.alpha * every["beta"]
 
-    assert settings_of(loss) == {"args": "argparse.Namespace", "args.alpha": 1.0}
+    named = {"args": "argparse.Namespace", "args.alpha": 1.0, "args.width": 3}
+    assert settings_of(loss) == {**named, "every.beta": 2}
     assert "given.resume" not in settings_of(Configured(Given(resume=True)))
-
-
-def test_what_a_function_reads_of_a_dict_is_a_setting() -> None:
-    every = {"alpha": 1.0, "resume": False}
-
-    def loss(outputs: Any, targets: Any) -> Any:
-        return outputs * every["alpha"]
-
-    def given(outputs: Any, targets: Any) -> Any:
-        return Given(**every)
-
-    assert settings_of(loss)["every"] == {"alpha": 1.0}
-    assert settings_of(given)["every"] == every
 
 
 def test_weights_are_no_settings_wherever_they_are_held() -> None:
@@ -224,15 +180,37 @@ def test_addresses_clocks_random_names_and_the_order_of_a_dict_are_no_settings()
     """A resume of the same script, and a rank beside another one, would be refused for nothing."""
     names = [f"name {number}" for number in range(300)]
     found, again = settings_of(of_this_process(names)), settings_of(of_this_process(names[::-1]))
-    few, many = found.pop("few"), found.pop("many")
-    # Other names, and the same ones.
-    assert again.pop("few").keys() != few.keys() and again.pop("many") == many
-    assert found == again
-    assert len(found["no_decay"]) == 2 and list(found["rates"].values()) == [0.5, 0.25]
-    assert (
-        list(found["by_object"].values()) == [1.0, 2.0]
-        and not {"created", "uid", "dashed", "scratch"} & found.keys()
+    few, others = ({key for key in facts if key.startswith("few.")} for facts in (found, again))
+    assert len(few) == len(others) == 3 and few != others  # other names
+    assert {k: v for k, v in found.items() if k not in few} == {
+        k: v for k, v in again.items() if k not in others
+    }
+    assert found["many"].startswith("CRC-32 ")
+    assert len(found["no_decay"]) == 2 and [v for k, v in found.items() if k.startswith("rates.")] == [
+        0.5,
+        0.25,
+    ]
+    assert [v for k, v in found.items() if k.startswith("by_object.")] == [1.0, 2.0]
+    assert not {"created", "uid", "dashed", "scratch"} & found.keys()
+
+
+def test_generators_and_iterators_count_where_state_is_asked_for() -> None:
+    """Two new objects may well have two states, so they are no settings; a change says that something was drawn."""
+
+    def numbers() -> Any:
+        yield from range(9)
+
+    lazy, queue = numbers(), deque([1.0], maxlen=2)
+    own = Own(
+        draws=random.Random(3), noise=np.random.default_rng(), count=itertools.count(), lazy=lazy, queue=queue
     )
+    assert settings_of(own) == {"d": 8, "queue": [1.0]}
+    state = Walker(state=True).settings_of
+    before = state(own)
+    assert state(own) == before
+    own.draws.random(), own.noise.random(), next(own.count), next(lazy), queue.append(2.0)  # type: ignore[attr-defined]
+    changed = {key.partition(".")[0] for key, fact in state(own).items() if fact != before.get(key)}
+    assert changed == {"draws", "noise", "count", "lazy", "queue"}
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,9 @@ from paddle_dp.data.collate import NEIGHBOUR_DEPENDENCE
 from paddle_dp.data.fingerprint import COLLATING, RANDOM, UNREAD, fingerprint
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task
-from paddle_dp.recipe import LoaderSettings
-from paddle_dp.train.facts import (
+from paddle_dp.identity.facts import (
     Facts,
+    TrainingSettings,
     flat,
     module_code,
     packages,
@@ -35,11 +33,12 @@ from paddle_dp.train.facts import (
     script_facts,
     task_facts,
 )
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Task
+from paddle_dp.recipe import LoaderSettings
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
-    from paddle_dp.train.callback import Callback
-    from paddle_dp.train.setup import TrainerSpec
 
 _MAX_VALUE_CHARS = 100  # characters of a value in a message
 SAME_START = "Start every node with the same recipe, overrides and package versions."
@@ -68,7 +67,7 @@ def compare(facts: Facts, mesh: Mesh, advice: str) -> None:
     raise UsageError(f"the ranks do not begin the same training. {key}: {values}. {advice}")
 
 
-def compare_setups(setup: TrainerSpec, mesh: Mesh) -> None:
+def compare_setups(setup: TrainingSettings, mesh: Mesh) -> None:
     """Compares packages, the code of parts or of the script, and the resolved recipe or the script's settings.
     Collective."""
     if mesh.ranks == 1:
@@ -175,7 +174,7 @@ def compare_checkpoints(checkpoint: Checkpoint, mesh: Mesh) -> None:
     compare({"the checkpoint to resume": resumed}, mesh, "Name the same checkpoint on every node.")
 
 
-def compare_starts(step: int, total_steps: int, callbacks: Iterable[Callback], mesh: Mesh) -> None:
+def compare_starts(step: int, total_steps: int, callbacks: Iterable[Any], mesh: Mesh) -> None:
     """Compares the first step, the length, and when callbacks are due, since they do collective work. Collective."""
     due = [f"{'every ' + str(c.every) if c.every else 'always'}{', reads' * c.reads}" for c in callbacks]
     facts = {"step to begin with": step, "steps in all": total_steps}

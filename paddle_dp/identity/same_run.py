@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,15 +18,12 @@ from paddle.optimizer import lr
 
 from paddle_dp.data.fingerprint import common
 from paddle_dp.errors import UsageError
-from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task
-from paddle_dp.parallel.batch_norm import statistics
-from paddle_dp.part.aliases import RENAMED
-from paddle_dp.train.facts import (
+from paddle_dp.identity.facts import (
     MAY_DIFFER,
     MODULE_PREFIX,
     Facts,
     RunSignature,
+    TrainingSettings,
     callback_facts,
     flat,
     module_code,
@@ -35,16 +31,21 @@ from paddle_dp.train.facts import (
     recipe_code,
     recipe_facts,
     schedule_of,
+    script_arguments,
     script_facts,
     task_facts,
     threads,
     unsaved_tensors,
 )
+from paddle_dp.identity.walk import checksum
+from paddle_dp.mesh import Mesh
+from paddle_dp.parallel import Task
+from paddle_dp.parallel.batch_norm import statistics
+from paddle_dp.part.aliases import RENAMED
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
     from paddle_dp.data import Loader
-    from paddle_dp.train.setup import TrainerSpec
 
 _MAX_LAYER_SETTINGS = 4000  # settings of layers that a checkpoint keeps one by one
 _ALL_LAYERS = "model.all_layers"
@@ -60,7 +61,7 @@ VERDICTS = {
     "callbacks": FREE, "callback ": NOTED, "train.patience": FREE, "train.max_time": FREE, "watch": FREE,
     "dataset.reading": FREE,
     "guard": NOTED, "load": NOTED, "strategy": NOTED, "train.micro_batches": NOTED, "train.device": NOTED,
-    "code of": NOTED,
+    "code of": NOTED, "arguments": NOTED,
     "package": NOTED, "python": NOTED, "device": NOTED, "threads": NOTED,
     "schedule": RATES, "train.length": RATES,
     "train.batch": NEVER, "train.seed": NEVER, "train.shuffle": NEVER, "train.drop_last": NEVER,
@@ -84,7 +85,7 @@ class RunChange:
 
 
 def identity(
-    setup: TrainerSpec,
+    setup: TrainingSettings,
     task: Task,
     mesh: Mesh,
     loaders: Mapping[str, Loader | None],
@@ -107,7 +108,7 @@ def compare(
     checkpoint: Checkpoint,
     now: RunSignature,
     task: Task,
-    setup: TrainerSpec,
+    setup: TrainingSettings,
     mesh: Mesh,
     accept: Sequence[str] = (),
 ) -> tuple[list[str], RunSignature]:
@@ -135,7 +136,7 @@ def compare(
     return words, replace(now, accepted=(*past.get("accepted", ()), *accepted))
 
 
-def _described(setup: TrainerSpec, task: Task) -> dict[str, Any]:
+def _described(setup: TrainingSettings, task: Task) -> dict[str, Any]:
     """The recipe by dotted key; for a script, the settings of the script and its objects, under such keys."""
     if (recipe := setup.recipe) is not None:
         codes = recipe_code(recipe)
@@ -156,7 +157,7 @@ def _described(setup: TrainerSpec, task: Task) -> dict[str, Any]:
         **setup.named_settings,
     }
     facts = {name: fact for key, value in settings.items() for name, fact in flat(key, value).items()}
-    codes = {**script_facts(), **module_code()}
+    codes = {**script_facts(), **script_arguments(), **module_code()}
     return {
         **codes,
         **facts,
@@ -170,15 +171,14 @@ def _object_facts(task: Task) -> dict[str, Any]:
     facts = task_facts(task)
     layers = {key: value for key, value in facts.items() if key.startswith("model.")}
     if len(layers) > _MAX_LAYER_SETTINGS:
-        text = json.dumps(layers, sort_keys=True, default=str)
-        digest = f"CRC-32 {zlib.crc32(text.encode()):08x} of {len(layers)} settings"
+        digest = f"{checksum(json.dumps(layers, sort_keys=True, default=str))} of {len(layers)} settings"
         facts = {key: value for key, value in facts.items() if key not in layers} | {_ALL_LAYERS: digest}
     frozen = [name for name, parameter in task.model.named_parameters() if parameter.stop_gradient]
-    some = "none" if not frozen else f"{len(frozen)}, CRC-32 {zlib.crc32(chr(10).join(frozen).encode()):08x}"
+    some = "none" if not frozen else f"{len(frozen)}, {checksum(chr(10).join(frozen))}"
     return {**facts, **unsaved_tensors(task.model), "frozen parameters": some}
 
 
-def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainerSpec) -> list[RunChange]:
+def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainingSettings) -> list[RunChange]:
     """Changes that would change the samples of global batches. They are never accepted: in the middle of an epoch some
     samples would be read twice and others never.
     """
@@ -220,7 +220,7 @@ def data_changes(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]
 
 
 def _settings(
-    saved: Mapping[str, Any], now: RunSignature, task: Task, setup: TrainerSpec
+    saved: Mapping[str, Any], now: RunSignature, task: Task, setup: TrainingSettings
 ) -> Iterator[RunChange]:
     """Yields the facts that differ."""
     facts, past = now.state()["facts"], (saved.get("identity") or {}).get("facts")
@@ -357,7 +357,7 @@ def _is_in(key: str, accept: Sequence[str]) -> bool:
     return any(key == word or key.startswith((f"{word}.", f"{word} ")) for word in accept)
 
 
-def _refusal(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: TrainerSpec) -> str:
+def _refusal(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: TrainingSettings) -> str:
     recipe = setup.recipe is not None
     another = "leave --resume out" if recipe else "leave resume out"
     more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""

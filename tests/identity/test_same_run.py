@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import linecache
 import os
 import re
 import shutil
@@ -22,13 +23,13 @@ from paddle_dp import checkpoint as checkpoints
 from paddle_dp.checkpoint.disk import digest_of
 from paddle_dp.checkpoint.manifest import MANIFEST, STATE, read_manifest
 from paddle_dp.errors import CheckpointError, UsageError
+from paddle_dp.identity.facts import script_code
+from paddle_dp.identity.same_run import VERDICTS, RunSignature, _todays_keys
 from paddle_dp.mesh import join
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train import Trainer
 from paddle_dp.train.build import build
 from paddle_dp.train.callback import Callback
-from paddle_dp.train.facts import script_code
-from paddle_dp.train.same_run import VERDICTS, RunSignature, _todays_keys
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -562,10 +563,10 @@ def test_own_callbacks_and_modules_are_told(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "own_net.py").write_text("SCALE = 10")
     code, after = script(tmp_path, callbacks=["checkpoint", Freezes(4)], resume=True).run.changes
     assert code.startswith("code of module own_net was CRC-32 ")
-    assert after == "callback tests.train.test_same_run.Freezes.after was 3 and is 4"
+    assert after == "callback tests.identity.test_same_run.Freezes.after was 3 and is 4"
     changes = script(tmp_path, resume=True).run.changes
     assert (
-        "callback tests.train.test_same_run.Freezes was tests.train.test_same_run.Freezes and is not there"
+        "callback tests.identity.test_same_run.Freezes was tests.identity.test_same_run.Freezes and is not there"
         in changes
     )
     del sys.modules["own_net"]
@@ -574,17 +575,26 @@ def test_own_callbacks_and_modules_are_told(tmp_path: Path, monkeypatch: pytest.
 def test_the_code_of_a_notebook_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main = sys.modules["__main__"]
     monkeypatch.delattr(main, "__file__", raising=False)
-    cells = (
-        "def loss(o, t):\n    return o",
-        "def loss(o, t):\n\n    return o",
-        "def loss(o, t):\n    return -o",
-    )
     codes = []
-    for cell in cells:
-        exec(cell, vars(main))
+    for cell in (
+        "def loss(o, t):\n    return o",
+        "def loss(o, t):\n    return o",
+        "def loss(o, t):\n    return -o",
+    ):
+        file = f"<cell {len(codes)}>"  # a notebook keeps the text of its cells there
+        monkeypatch.setitem(linecache.cache, file, (len(cell), None, cell.splitlines(keepends=True), file))
+        exec(compile(cell, file, "exec"), vars(main))
         codes.append(script_code())
     del main.loss  # type: ignore[attr-defined]
-    assert codes[0] == codes[1] != codes[2]
+    assert codes[0] == codes[1] != codes[2] != None  # noqa: E711
+
+
+def test_other_arguments_of_a_script_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They decide global variables, which nobody reads."""
+    script(tmp_path).fit("2 steps")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--alpha", "0.5"])
+    (said,) = script(tmp_path, resume=True).run.changes
+    assert said.startswith("arguments of the script was ") and said.endswith(" and is --alpha 0.5")
 
 
 def test_many_changes_are_named_in_a_few_words(tmp_path: Path) -> None:
@@ -601,11 +611,11 @@ def test_many_changes_are_named_in_a_few_words(tmp_path: Path) -> None:
 
 def test_own_callbacks_of_a_recipe_are_told(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    own = "callbacks=[{use: checkpoint}, {use: tests.train.test_same_run.freezes, after: %d}]"
+    own = "callbacks=[{use: checkpoint}, {use: tests.identity.test_same_run.freezes, after: %d}]"
     again(tmp_path, own % 3, resume=None).fit("2 steps")
     assert again(tmp_path, own % 3).run.changes == ()
     assert list(again(tmp_path, own % 4).run.changes) == [
-        "callback tests.train.test_same_run.freezes.after was 3 and is 4"
+        "callback tests.identity.test_same_run.freezes.after was 3 and is 4"
     ]
 
 
