@@ -55,7 +55,7 @@ def interrupted_at_the_store() -> int:
         mesh.wait("begin")
         if mesh.rank == 0:
             threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-            mesh._store.wait("late")
+            mesh._store.get("late")
         else:
             time.sleep(0.8)
             mesh._store.set("late", "here")
