@@ -23,16 +23,15 @@ from paddle_dp.data.fingerprint import COLLATING, RANDOM, UNREAD, fingerprint
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import UsageError
 from paddle_dp.identity.facts import (
+    MODULE_PREFIX,
     Facts,
     TrainingSettings,
-    flat,
-    module_code,
+    are_same,
     packages,
-    recipe_code,
-    recipe_facts,
-    script_facts,
+    setup_facts,
+    shown,
     task_facts,
-)
+)  # fmt: skip
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.recipe import LoaderSettings
@@ -40,7 +39,6 @@ from paddle_dp.recipe import LoaderSettings
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
 
-_MAX_VALUE_CHARS = 100  # characters of a value in a message
 SAME_START = "Start every node with the same recipe, overrides and package versions."
 SAME_DATA = "Every rank must read the same data, in the same order: look at the paths, and at random draws."
 _SEEDED = (
@@ -57,12 +55,12 @@ def compare(facts: Facts, mesh: Mesh, advice: str) -> None:
         return
     rows = mesh.gather([json.loads(_text(facts)), mesh.host, _node(mesh)])
     tables = [row[0] for row in rows]
-    key = next((key for key in _keys(tables) if not _are_same([table.get(key) for table in tables])), None)
+    key = next((key for key in _keys(tables) if not are_same(*(table.get(key) for table in tables))), None)
     if key is None:
         return
     ranks_of: dict[str, list[int]] = {}
     for rank, table in enumerate(tables):
-        ranks_of.setdefault(_shown(table[key]) if key in table else "nothing", []).append(rank)
+        ranks_of.setdefault(shown(table[key]) if key in table else "nothing", []).append(rank)
     values = "; ".join(f"{value} on {_named(ranks, rows)}" for value, ranks in ranks_of.items())
     raise UsageError(f"the ranks do not begin the same training. {key}: {values}. {advice}")
 
@@ -72,37 +70,16 @@ def compare_setups(setup: TrainingSettings, mesh: Mesh) -> None:
     Collective."""
     if mesh.ranks == 1:
         return
-    recipe, imported = setup.recipe, _common(module_code(), mesh)
-    if recipe is not None:
-        facts = recipe_facts(recipe)
-        if setup.scatters:  # only rank 0 needs to see the files at the data set's paths
-            facts = {
-                key: _as_text(fact) if key.startswith("dataset.") else fact for key, fact in facts.items()
-            }
-        compare({**packages(mesh), **recipe_code(recipe), **facts, **imported}, mesh, SAME_START)
-        return
-    settings: dict[str, Any] = {
-        "batch": setup.batch,
-        "micro_batches": setup.micro_batches,
-        "shuffle": setup.shuffle,
-        "drop_last": setup.drop_last,
-        "seed": setup.seed,
-    }
-    settings["reading"] = setup.requested.dataset.reading
-    length = {"length": None if setup.length is None else str(setup.length)}
-    strategy = flat("strategy", setup.strategy.settings)
-    script = {**script_facts(), **imported}
-    compare({**packages(mesh), **script, **settings, **length, **strategy}, mesh, SAME_SCRIPT)
+    facts = setup_facts(setup)
+    if setup.scatters:  # only rank 0 needs to see the files at the data set's paths
+        facts = {key: _as_text(fact) if key.startswith("dataset.") else fact for key, fact in facts.items()}
+    common = set.intersection(*({*of_rank} for of_rank in mesh.gather(sorted(facts))))  # imports may differ
+    facts = {key: fact for key, fact in facts.items() if key in common or not key.startswith(MODULE_PREFIX)}
+    compare({**packages(mesh), **facts}, mesh, SAME_SCRIPT if setup.recipe is None else SAME_START)
 
 
 def _as_text(fact: Any) -> Any:
     return fact["path"] if isinstance(fact, Mapping) and "path" in fact else fact
-
-
-def _common(facts: Facts, mesh: Mesh) -> Facts:
-    """The facts that all ranks have, since imported modules may depend on the rank. Collective."""
-    keys = set.intersection(*({*of_rank} for of_rank in mesh.gather(sorted(facts))))
-    return {key: fact for key, fact in facts.items() if key in keys}
 
 
 def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) -> dict[str, str]:
@@ -193,13 +170,6 @@ def agreed_folder(folder: Path, mesh: Mesh) -> Path:
     return Path(named[0])
 
 
-def _are_same(values: list[Any]) -> bool:
-    """True if the values are equal, or paths to files with the same bytes."""
-    if all(isinstance(value, Mapping) and "path" in value for value in values):
-        return len({value["crc32"] for value in values}) == 1
-    return all(value == values[0] for value in values)
-
-
 def _text(facts: Facts) -> str:
     """The facts as JSON; NumPy numbers become strings."""
     return json.dumps(facts, default=str)
@@ -212,12 +182,6 @@ def _digest(facts: Facts) -> int:
 def _keys(tables: Iterable[Facts]) -> list[str]:
     """The first rank's keys in their order, then the keys that only others have."""
     return list(dict.fromkeys(key for table in tables for key in table))
-
-
-def _shown(value: Any) -> str:
-    text = value["path"] if isinstance(value, Mapping) and "path" in value else value
-    shown = text if isinstance(text, str) else json.dumps(text)
-    return shown if len(shown) <= _MAX_VALUE_CHARS else shown[:_MAX_VALUE_CHARS] + "…"
 
 
 def _node(mesh: Mesh) -> int | None:

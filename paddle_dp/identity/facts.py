@@ -22,13 +22,15 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
+import paddle
 from paddle import nn
 from paddle.incubate.optimizer import DistributedFusedLamb
 from paddle.optimizer import AdamW, Lamb, Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from paddle_dp.identity.attributes import PADDLE_ATTRIBUTES
-from paddle_dp.identity.walk import Walker, checksum, hooks_of, is_library, kind_of, tensors_of
+from paddle_dp.identity.walk import Walker, checksum, hooks_of, is_library, kind_of, prefixed, tensors_of
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.parallel.parameter_groups import group_decay
@@ -39,6 +41,7 @@ from paddle_dp.units import Length
 from paddle_dp.version import __version__
 
 _MAX_NAMES_SHOWN = 3  # names of parameters in a value
+_MAX_VALUE_CHARS = 100  # characters of a value in a message
 _walk, settings_of = Walker().walk, Walker().settings_of
 
 
@@ -168,6 +171,22 @@ def _defined_in(module: ModuleType) -> str | None:
 
 
 Facts = Mapping[str, Any]
+
+
+def are_same(*values: Any) -> bool:
+    """True if the values are equal as JSON, or paths to files with the same bytes."""
+    if all(isinstance(value, Mapping) and "path" in value for value in values):
+        values = tuple(value["crc32"] for value in values)
+    return len({json.dumps(value, sort_keys=True, default=str) for value in values}) == 1
+
+
+def shown(value: Any) -> str:
+    """A value for a message."""
+    value = value["path"] if isinstance(value, Mapping) and "path" in value else value
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "…"
+
+
 MAY_DIFFER = ("output_dir", "name", "loader")
 
 
@@ -221,15 +240,33 @@ class TrainingSettings:
         return self.requested.dataset.reading == "scatter"
 
 
+def setup_facts(setup: TrainingSettings) -> dict[str, Any]:
+    """Code, and the recipe or the settings of a script, by dotted key: known before the task is made."""
+    if (recipe := setup.recipe) is not None:
+        codes = recipe_code(recipe)
+        others = {key: code for key, code in module_code().items() if code not in codes.values()}
+        return {**codes, **others, **recipe_facts(recipe)}
+    words = ("batch", "micro_batches", "shuffle", "drop_last", "seed")
+    train = {"length": setup.length and str(setup.length), **{name: getattr(setup, name) for name in words}}
+    settings = {
+        "strategy": setup.strategy.settings, "train": train, "guard": _as_texts(setup.guard),
+        "ema": _as_texts(setup.ema), "dataset.reading": setup.requested.dataset.reading, **setup.named_settings,
+    }  # fmt: skip
+    facts = {name: fact for key, value in settings.items() for name, fact in flat(key, value).items()}
+    return {"code of the script": script_code(), **module_code(), **facts}
+
+
+def _as_texts(settings: Guard | Ema | None) -> dict[str, str | None] | None:
+    values = {} if settings is None else vars(settings)
+    return {name: None if value is None else str(value) for name, value in values.items()} or None
+
+
 def packages(mesh: Mesh) -> dict[str, Any]:
     """The versions that results depend on; Python's patch number is not one."""
-    import numpy
-    import paddle
-
     return {
         "package paddle_dp": f"{__version__} (its files: {_sources():08x})",
         "package paddle": paddle.__version__,
-        "package numpy": numpy.__version__,
+        "package numpy": np.__version__,
         "python": ".".join(platform.python_version_tuple()[:2]),
         "device": mesh.computes_on,
     }
@@ -275,28 +312,20 @@ def _path(text: str, content: bool) -> Any:
 
 def task_facts(task: Task) -> dict[str, Any]:
     """Types and settings of model, loss, optimizer, schedule and every layer, and settings of single parameters."""
-    objects = {
-        "model": task.model,
-        "loss": task.loss.function,
-        "optimizer": task.optimizer,
-        "schedule": task.schedule,
-    }
-    facts: dict[str, Any] = {
-        name: None if thing is None else kind_of(thing) for name, thing in objects.items()
-    }
-    facts |= _layer_facts("model", task.model)
+    facts = _layer_facts("model", task.model)
+    objects = {"loss": task.loss.function, "optimizer": task.optimizer, "schedule": task.schedule}
+    facts |= {name: None if thing is None else kind_of(thing) for name, thing in objects.items()}
     layers = task.model.named_sublayers(include_self=True)
     if frozen := summarize_names([name or "the model" for name, layer in layers if not layer.training]):
         facts["layers in evaluation mode"] = frozen
     if isinstance(loss := task.loss.function, nn.Layer):
         facts |= _layer_facts("loss", loss, without=task.model)
     else:
-        facts |= {f"loss.{name}": value for name, value in settings_of(loss).items()}
-    if task.schedule is None and (own := schedule_of(task)) is not None:
-        facts |= {f"schedule of the {key}": value for key, value in _walk({"optimizer": own}).items()}
-    facts |= {f"schedule.{name}": value for name, value in settings_of(task.schedule).items()}
+        facts |= prefixed("loss", settings_of(loss))
+    if task.schedule is None and (schedule := schedule_of(task)) is not None:
+        facts |= prefixed("schedule of the optimizer", {"": kind_of(schedule), **settings_of(schedule)})
     settings = {**_optimizer_settings(task.optimizer, task.schedule), **parameter_facts(task)}
-    return facts | {f"optimizer.{name}": value for name, value in settings.items()}
+    return facts | prefixed("schedule", settings_of(task.schedule)) | prefixed("optimizer", settings)
 
 
 def schedule_of(task: Task) -> Any:
@@ -309,14 +338,12 @@ def _layer_facts(prefix: str, root: nn.Layer, without: nn.Layer | None = None) -
     """Types and settings of all layers by name, except the layers of `without`. With `without`, for a loss, tensors are
     settings, too; a model's tensors are learned."""
     facts: dict[str, Any] = {}
-    left_out = {id(layer) for layer in without.sublayers(include_self=True)} if without is not None else set()
+    others = {id(layer) for layer in without.sublayers(include_self=True)} if without is not None else set()
     for name, layer in root.named_sublayers(include_self=True):
-        if id(layer) in left_out:
-            continue
-        within = f"{prefix}.{name}" if name else prefix
-        settings = settings_of(layer) if without is None else {**settings_of(layer), **tensors_of(layer)}
-        settings |= hooks_of(layer)
-        facts |= {within: kind_of(layer)} | {f"{within}.{key}": value for key, value in settings.items()}
+        if id(layer) not in others:
+            tensors = tensors_of(layer) if without is not None else {}
+            settings = {"": kind_of(layer), **settings_of(layer), **tensors, **hooks_of(layer)}
+            facts |= prefixed(f"{prefix}.{name}".rstrip("."), settings)
     return facts
 
 
@@ -349,11 +376,6 @@ def code_of(component: Part) -> str | None:
         return None
 
 
-def script_facts() -> dict[str, Any]:
-    """The checksum of the running script, or of a notebook's definitions; None if there is neither."""
-    return {"code of the script": script_code()}
-
-
 def script_arguments() -> dict[str, Any]:
     """The arguments of the running script, which may decide its global variables; not a notebook's."""
     has_file = hasattr(sys.modules.get("__main__"), "__file__")
@@ -366,13 +388,14 @@ def callback_facts(callbacks: Sequence[Any]) -> dict[str, Any]:
     for callback in callbacks:
         if isinstance(callback, Part):
             if code := code_of(callback):
-                settings = flat("", callback.settings)
-                facts |= {f"callback {callback.name}{name}": value for name, value in settings.items()}
+                facts |= {
+                    f"callback {callback.name}{key}": fact
+                    for key, fact in flat("", callback.settings).items()
+                }
                 facts[f"code of callback {callback.name}"] = code
         elif not is_library(type(callback).__module__):
             kind = kind_of(callback)
-            facts |= {f"callback {kind}": kind}
-            facts |= {f"callback {kind}.{name}": value for name, value in settings_of(callback).items()}
+            facts |= prefixed(f"callback {kind}", {"": kind, **settings_of(callback)})
     return facts
 
 

@@ -24,19 +24,18 @@ from paddle_dp.identity.facts import (
     Facts,
     RunSignature,
     TrainingSettings,
+    are_same,
     callback_facts,
     flat,
-    module_code,
     packages,
-    recipe_code,
-    recipe_facts,
     schedule_of,
     script_arguments,
-    script_facts,
+    setup_facts,
+    shown,
     task_facts,
     threads,
     unsaved_tensors,
-)
+)  # fmt: skip
 from paddle_dp.identity.walk import checksum
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
@@ -51,7 +50,6 @@ _MAX_LAYER_SETTINGS = 4000  # settings of layers that a checkpoint keeps one by 
 _ALL_LAYERS = "model.all_layers"
 _NAMED = 8  # changes that a message names one by one
 _POINTS = 64  # rates of a schedule that are kept, at updates spread over it
-_MAX_VALUE_CHARS = 60  # characters of a value in a message
 _ABSENT = "not there"
 
 # The longest of these prefixes of its key decides the verdict on a change. docs/checks.md has the reasons.
@@ -81,7 +79,7 @@ class RunChange:
     note: str = ""
 
     def __str__(self) -> str:
-        return f"{self.key} was {_shown(self.was)} and is {_shown(self.now)}{self.note}"
+        return f"{self.key} was {shown(self.was)} and is {shown(self.now)}{self.note}"
 
 
 def identity(
@@ -138,32 +136,12 @@ def compare(
 
 def _described(setup: TrainingSettings, task: Task) -> dict[str, Any]:
     """The recipe by dotted key; for a script, the settings of the script and its objects, under such keys."""
-    if (recipe := setup.recipe) is not None:
-        codes = recipe_code(recipe)
-        others = {key: code for key, code in module_code().items() if code not in codes.values()}
-        return {**codes, **others, **recipe_facts(recipe), **callback_facts(recipe.callbacks)}
-    train = {
-        "length": None if setup.length is None else str(setup.length), "batch": setup.batch,
-        "micro_batches": setup.micro_batches, "shuffle": setup.shuffle, "drop_last": setup.drop_last,
-        "seed": setup.seed, "dropout": task.dropout, "precision": vars(task.precision),
-    }  # fmt: skip
-    guard = {name: value if value is None else str(value) for name, value in vars(setup.guard).items()}
-    ema = setup.ema and {name: str(value) for name, value in vars(setup.ema).items()}
-    settings = {
-        "strategy": setup.strategy.settings,
-        "train": train,
-        "guard": guard,
-        "ema": ema,
-        **setup.named_settings,
-    }
-    facts = {name: fact for key, value in settings.items() for name, fact in flat(key, value).items()}
-    codes = {**script_facts(), **script_arguments(), **module_code()}
-    return {
-        **codes,
-        **facts,
-        **_object_facts(task),
-        **callback_facts([*setup.requested.callbacks, *setup.script_callbacks]),
-    }
+    facts = setup_facts(setup)
+    if setup.recipe is not None:
+        return {**facts, **callback_facts(setup.recipe.callbacks)}
+    precision = {"train.dropout": task.dropout, **flat("train.precision", vars(task.precision))}
+    callbacks = callback_facts([*setup.requested.callbacks, *setup.script_callbacks])
+    return {**facts, **script_arguments(), **precision, **_object_facts(task), **callbacks}
 
 
 def _object_facts(task: Task) -> dict[str, Any]:
@@ -338,13 +316,6 @@ def _judged(changes: list[RunChange], known: bool, other: Sequence[float] | None
     return [judged(change) for change in changes]
 
 
-def are_same(was: Any, now: Any) -> bool:
-    """True if the values are equal as JSON, or paths to files with the same bytes."""
-    if all(isinstance(value, Mapping) and "path" in value for value in (was, now)):
-        return bool(was["crc32"] == now["crc32"])
-    return json.dumps(was, sort_keys=True) == json.dumps(now, sort_keys=True)
-
-
 def is_path(key: str, *values: Any) -> bool:
     """True if a setting of a data set is a path: the samples are compared instead."""
     word = key.rpartition(".")[2].lower()
@@ -361,7 +332,7 @@ def _refusal(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: Traini
     recipe = setup.recipe is not None
     another = "leave --resume out" if recipe else "leave resume out"
     more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-    shown = "; ".join(map(str, refused[:_NAMED]))
+    changes = "; ".join(map(str, refused[:_NAMED]))
     keys = list(dict.fromkeys(c.key.partition(" ")[0] for c in refused if c.verdict != NEVER))
     if more:
         keys = list(dict.fromkeys(key.partition(".")[0] for key in keys))
@@ -369,7 +340,7 @@ def _refusal(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: Traini
     never = [c.key for c in refused if c.verdict == NEVER]
     old, them = ("the old values", "them") if len(refused) > 1 else ("the old value", "it")
     return (
-        f"{checkpoint.folder} cannot be resumed as the same run: {shown}{more}. Give {old}, "
+        f"{checkpoint.folder} cannot be resumed as the same run: {changes}{more}. Give {old}, "
         + ("" if never else f"or accept {them}: {how}, ")
         + f"or {another} for a new run (its folder's content is moved aside, not lost)."
         + (f" {', '.join(never)} cannot be accepted; the others can: {how}." if never and keys else "")
@@ -385,9 +356,3 @@ def _from_weights(checkpoint: Checkpoint, recipe: bool) -> str:
     if recipe:
         return f"leave --resume out, and give load.path={checkpoint.folder} and another --output-dir"
     return f"leave resume out, and give load={str(checkpoint.folder)!r} and another folder"
-
-
-def _shown(value: Any) -> str:
-    text = value["path"] if isinstance(value, Mapping) and "path" in value else value
-    shown = text if isinstance(text, str) else json.dumps(text)
-    return shown if len(shown) <= _MAX_VALUE_CHARS else shown[:_MAX_VALUE_CHARS] + "…"

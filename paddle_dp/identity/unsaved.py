@@ -19,30 +19,27 @@ class Unsaved:
     def print_new(self, learner: Learner) -> None:
         """Prints a line for buffers, one for the optimizer's attributes, and one for attributes of model, loss and
         schedule. Collective."""
-        optimizer = type(learner.optimizer).__name__
-        lines = {
-            "buffer": self._new("buffer", learner.unsaved.buffers()),
-            "optimizer": self._new("optimizer", learner.unsaved.attributes_of_optimizer()),
-            "attribute": self._new("attribute", learner.unsaved.attributes()),
-        }
+        buffers = self._new("buffer", learner.unsaved.buffers())
+        optimizer = self._new("optimizer", learner.unsaved.attributes_of_optimizer())
+        attributes = self._new("attribute", learner.unsaved.attributes())
         if not learner.mesh.is_main:
             return
-        if names := lines["buffer"]:
+        if buffers:
             _print(
-                f"buffer {_first(names)}: changed in training, and not in the checkpoint, so a resumed run starts "
+                f"buffer {_first(buffers)}: changed in training, and not in the checkpoint, so a resumed run starts "
                 "with its first value. If later batches read it, make it with register_buffer(name, tensor): a tensor "
                 "that is assigned to a layer's attribute, or made with persistable=False, is not saved."
             )
-        if names := lines["optimizer"]:
+        if optimizer:
             _print(
-                f"optimizer {optimizer}: its attribute{'s' * (len(names) > 1)} "
-                f"{', '.join(names)} changed in training, and not in its state_dict, so a resumed run starts with the "
-                "first value. Keep it in an accumulator, which is saved: self._add_accumulator(name, parameter)."
+                f"optimizer {type(learner.optimizer).__name__}: its attribute{'s' * (len(optimizer) > 1)} "
+                f"{', '.join(optimizer)} changed in training, and not in its state_dict, so a resumed run starts with "
+                "the first value. Keep it in an accumulator, which is saved: self._add_accumulator(name, parameter)."
             )
-        if names := lines["attribute"]:
+        if attributes:
             _print(
-                f"{_first(names)}: changed in training, and not in the checkpoint, so a resumed run starts with its "
-                "first value. If later batches read it, keep it in a buffer of the model (register_buffer); of a "
+                f"{_first(attributes)}: changed in training, and not in the checkpoint, so a resumed run starts with "
+                "its first value. If later batches read it, keep it in a buffer of the model (register_buffer); of a "
                 "schedule, name it in state_keys."
             )
 

@@ -73,6 +73,11 @@ def kind_of(thing: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def prefixed(prefix: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of something by «prefix.path»; "" is itself."""
+    return {f"{prefix}.{path}" if path else prefix: fact for path, fact in facts.items()}
+
+
 @dataclass(frozen=True)
 class Walker:
     """Walks objects. `state`: also reads random generators and iterators, which change with use. `saved`: where it is
@@ -97,7 +102,7 @@ class Walker:
                 inner = self._within(value, depth - 1)
                 if len(inner) > _MAX_ENTRIES and isinstance(value, (list, tuple, deque, Mapping)):
                     inner = {"": _in_short(inner)}
-                facts |= {f"{name}.{path}" if path else name: fact for path, fact in inner.items()}
+                facts |= prefixed(name, inner)
         return facts
 
     def _within(self, value: Any, depth: int) -> dict[str, Any]:
@@ -220,9 +225,7 @@ def hooks_of(layer: nn.Layer) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for position, table in (("before", layer._forward_pre_hooks), ("behind", layer._forward_post_hooks)):
         for number, hook in enumerate(hook for hook in table.values() if not _is_package_hook(hook)):
-            name = f"hook {position} {number}"
-            settings = Walker().settings_of(hook)
-            facts |= {name: kind_of(hook)} | {f"{name}.{path}": fact for path, fact in settings.items()}
+            facts |= prefixed(f"hook {position} {number}", {"": kind_of(hook), **Walker().settings_of(hook)})
     return facts
 
 

@@ -22,13 +22,14 @@ from paddle_dp.identity.facts import (
     MODULE_PREFIX,
     Facts,
     RunSignature,
+    are_same,
     callback_facts,
     module_code,
     packages,
     recipe_code,
     recipe_facts,
 )
-from paddle_dp.identity.same_run import are_same, data_changes, is_path
+from paddle_dp.identity.same_run import data_changes, is_path
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import plural

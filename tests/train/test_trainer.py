@@ -35,17 +35,17 @@ class Diary(Callback):
         self.every = Every.parse(every) if every else None
         self.lines = []
 
-    def note(self, moment, what=None):
+    def _note(self, moment, what=None):
         self.lines.append((moment.name, moment.progress.epoch, moment.progress.batch, moment.progress.step))
 
-    start = epoch = evaluated = saved = end = note
+    start = epoch = evaluated = saved = end = _note
 
     def step(self, moment):
-        self.note(moment)
+        self._note(moment)
         self.numbers = dict(moment.numbers)
 
     def failed(self, moment, error):
-        self.note(moment)
+        self._note(moment)
         self.error = error
 
 
