@@ -115,11 +115,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "parallel/layer_settings.py parallel/elementwise.py parallel/bias_on_cpu.py "
         "parallel/convolution_on_cpu.py"
     )),
-    "identity": (1000, (
-        "identity/* train/same_run.py train/facts.py train/settings.py train/per_parameter.py "
-        "train/own_code.py train/consistency.py train/unsaved.py parallel/attributes.py "
-        "parallel/optimizer_memory.py parallel/library_code.py train/overrides.py"
-    )),
+    "identity": (1000, "identity/* train/overrides.py"),
     "core": (3900, "core/* parallel/*"),
     "weights": (1260, (
         "weights/* extras/weights/* checkpoint/pickled.py checkpoint/other_names.py checkpoint/source.py "

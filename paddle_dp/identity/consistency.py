@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from paddle_dp.identity.facts import (
     shown,
     task_facts,
 )  # fmt: skip
+from paddle_dp.identity.walk import checksum
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel import Task
 from paddle_dp.recipe import LoaderSettings
@@ -146,7 +146,7 @@ def compare_task(task: Task, mesh: Mesh) -> None:
 def compare_checkpoints(checkpoint: Checkpoint, mesh: Mesh) -> None:
     """Compares the checkpoints that the ranks resume from, by their manifests, which hold the checksums of all files.
     Collective."""
-    manifest = zlib.crc32((checkpoint.folder / "manifest.json").read_bytes())
+    manifest = checksum((checkpoint.folder / "manifest.json").read_bytes())
     resumed = {"path": str(checkpoint.folder), "crc32": manifest}
     compare({"the checkpoint to resume": resumed}, mesh, "Name the same checkpoint on every node.")
 
@@ -175,8 +175,8 @@ def _text(facts: Facts) -> str:
     return json.dumps(facts, default=str)
 
 
-def _digest(facts: Facts) -> int:
-    return zlib.crc32(_text(facts).encode())
+def _digest(facts: Facts) -> str:
+    return checksum(_text(facts))
 
 
 def _keys(tables: Iterable[Facts]) -> list[str]:
