@@ -104,7 +104,7 @@ def breach(importer: str, imported: str, when: str = "now") -> str | None:
     if theirs in SHELVES:
         return f"{mine} may not import the shelf {theirs}: part.py finds its files by name. Ask for a Part."
     if theirs not in LAYERS:
-        return f"{mine} may not import {theirs}: test_layers.py knows no such package. Give it a layer in FLOORS."
+        return f"{mine} may not import {theirs}: test_layers.py knows no such package. Give it a layer in LAYERS."
     if mine not in LAYERS and mine not in REACH:
         return f"{mine} has no layer. Give it one in tests/test_layers.py and in docs/map.md."
     reach = REACH.get(mine, LAYERS.get(mine, 0) - 0.5)

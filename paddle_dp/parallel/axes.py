@@ -19,7 +19,6 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 
 from paddle_dp.errors import UsageError
 from paddle_dp.identity.walk import is_library
-from paddle_dp.parallel.batch_statistics import SumOverReaders
 from paddle_dp.parallel.data_group import NestedGroup, PaddleGroup
 from paddle_dp.parallel.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
@@ -32,6 +31,7 @@ from paddle_dp.parallel.loss import Count
 from paddle_dp.parallel.missing_gradients import MissingGradients
 from paddle_dp.parallel.pipeline.stages import LocalStages
 from paddle_dp.parallel.placed_model import PlacedModel
+from paddle_dp.parallel.running_statistics import SumOverReaders
 from paddle_dp.parallel.sharding.zero import Zero
 from paddle_dp.parallel.tensor.layers import before_exchanges
 from paddle_dp.parallel.update_mode import UpdateMode

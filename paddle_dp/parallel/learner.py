@@ -17,7 +17,6 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.batch_norm import LocalNorms
-from paddle_dp.parallel.batch_statistics import BatchStatistics
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import check_gradients, check_sound
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
@@ -30,6 +29,7 @@ from paddle_dp.parallel.optimizer_checks import parameters_of
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.precision.amp import MixedPrecision
 from paddle_dp.parallel.runner import BatchRunner, Sums, totals
+from paddle_dp.parallel.running_statistics import RunningStatistics
 from paddle_dp.parallel.trial import buffers_before
 from paddle_dp.parallel.weights import States, WeightSync
 
@@ -94,7 +94,7 @@ class Learner:
     mixed: MixedPrecision
     runner: BatchRunner
     weights: WeightSync
-    statistics: BatchStatistics
+    statistics: RunningStatistics
     buffers: Buffers
     local_norms: LocalNorms
     checks: Sequence[LearnerCheck] = ()

@@ -12,13 +12,13 @@ from paddle_dp.errors import UsageError
 from paddle_dp.identity.attributes import Attributes, OptimizerMemory
 from paddle_dp.mesh import Mesh
 from paddle_dp.parallel.batch_norm import LocalNorms
-from paddle_dp.parallel.batch_statistics import BatchStatistics
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.consistency import Digest, digests
 from paddle_dp.parallel.dropout import Draws
 from paddle_dp.parallel.loss import Loss
 from paddle_dp.parallel.optimizer_checks import parameters_of
 from paddle_dp.parallel.placed_model import PlacedModel
+from paddle_dp.parallel.running_statistics import RunningStatistics
 from paddle_dp.parallel.update_mode import UpdateMode
 from paddle_dp.text import and_more, few, plural
 
@@ -88,7 +88,7 @@ class FrozenCheck(LearnerCheck):
 class FrozenNorms(LearnerCheck):
     """Averages running statistics before the first update in which a layer uses them."""
 
-    def __init__(self, local_norms: LocalNorms, statistics: BatchStatistics):
+    def __init__(self, local_norms: LocalNorms, statistics: RunningStatistics):
         self._local_norms, self._statistics = local_norms, statistics
 
     def before_update(self, mode: UpdateMode) -> None:

@@ -12,7 +12,6 @@ import paddle
 
 from paddle_dp.batch import Batch
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.batch_statistics import BatchStatistics
 from paddle_dp.parallel.consistency import Replica
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.extra_state import ExtraState, SavedExtraState
@@ -21,6 +20,7 @@ from paddle_dp.parallel.loss import Count, number
 from paddle_dp.parallel.outer_momentum import OuterMomentum
 from paddle_dp.parallel.periods import LocalStates, Periods, Tensors, write
 from paddle_dp.parallel.placed_model import NamedTensors, PlacedModel
+from paddle_dp.parallel.running_statistics import RunningStatistics
 from paddle_dp.parallel.update_mode import Counter, GradientNorm, UpdateMode
 from paddle_dp.parallel.weights import States, WeightSync
 from paddle_dp.tensors import moved_gradient
@@ -87,7 +87,7 @@ class PeriodicMeans(WeightSync):
         together: UpdateMode,
         placed: PlacedModel,
         rate: Rate,
-        statistics: BatchStatistics,
+        statistics: RunningStatistics,
         periods: Periods,
         outer: OuterMomentum | None = None,
         optimizer_states: Literal["local", "averaged"] = "local",

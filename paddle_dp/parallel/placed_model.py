@@ -123,7 +123,7 @@ class PlacedModel:
         return [(name, tensor) for name, tensor in self.state().items() if id(tensor) not in parameters]
 
     def shards(self) -> Iterator[Placed]:
-        """The parts of parameters, statistics and buffers that this rank saves. Call `BatchStatistics.sync` first:
+        """The parts of parameters, statistics and buffers that this rank saves. Call `RunningStatistics.sync` first:
         until then running statistics differ between ranks."""
         return self._placed_tensors(lambda name: name not in self.base)
 

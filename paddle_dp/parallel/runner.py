@@ -12,13 +12,13 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.parallel.batch_statistics import BatchStatistics
 from paddle_dp.parallel.compiled import plain_forward
 from paddle_dp.parallel.dropout import Draws, number_elements
 from paddle_dp.parallel.exchange.gradient_exchange import NOTHING, GradientExchange
 from paddle_dp.parallel.loss import Count, Loss, numbers
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.precision.amp import MixedPrecision
+from paddle_dp.parallel.running_statistics import RunningStatistics
 from paddle_dp.parallel.weights import WeightSync
 from paddle_dp.structure import call
 
@@ -61,7 +61,7 @@ class BatchRunner:
     parallel_model: nn.Layer
     loss: Loss
     mixed: MixedPrecision
-    statistics: BatchStatistics
+    statistics: RunningStatistics
     weights: WeightSync
     dropout: Dropout = "exact"
     copies: int = 1

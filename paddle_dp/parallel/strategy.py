@@ -15,7 +15,6 @@ from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.multi_device import moved, on
 from paddle_dp.parallel.batch_norm import LocalNorms
-from paddle_dp.parallel.batch_statistics import BatchStatistics
 from paddle_dp.parallel.bias_on_cpu import quick_biases
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.compiled import compiled
@@ -46,6 +45,7 @@ from paddle_dp.parallel.parameter_groups import use_group_decays
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.precision.amp import MixedPrecision, widen
 from paddle_dp.parallel.runner import BatchRunner, Dropout
+from paddle_dp.parallel.running_statistics import RunningStatistics
 from paddle_dp.parallel.update_mode import Counter, GradientNorm, UpdateMode
 from paddle_dp.parallel.weights import WeightSync
 from paddle_dp.recipe import Precision
@@ -154,7 +154,7 @@ class PreparedTask:
         weights: Callable[[UpdateMode], WeightSync] = WeightSync,
         runner: Callable[..., BatchRunner] = BatchRunner,
         parallel_model: nn.Layer | None = None,
-        statistics: BatchStatistics | None = None,
+        statistics: RunningStatistics | None = None,
         buffers: Buffers | None = None,
         gathered: Callable[[PlacedModel], GatheredSamples] = _samples_of_all,
         batch_norm_check: Callable[[LocalNorms], LearnerCheck] | None = None,
@@ -175,7 +175,7 @@ class PreparedTask:
             norm=norm or GradientNorm(placed.trainable, self.norm_dtype),
         )
         weight_sync = weights(mode)
-        statistics = statistics or BatchStatistics(self.model, self.mesh)
+        statistics = statistics or RunningStatistics(self.model, self.mesh)
         buffers = buffers or Buffers(placed.named_buffers, self.mesh)
         batch_runner = runner(
             placed=placed, parallel_model=parallel_model or self.model, loss=loss, mixed=self.mixed,

@@ -72,14 +72,14 @@ class AsyncAverage:
 
     def place(self, task: Task) -> Learner:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
-        from paddle_dp.parallel.batch_statistics import BatchStatistics
         from paddle_dp.parallel.elastic_worker import ElasticMeans, ElasticWorker
         from paddle_dp.parallel.learner_checks import NO_REMEDY, BatchNormCheck
         from paddle_dp.parallel.periods import Periods
+        from paddle_dp.parallel.running_statistics import RunningStatistics
 
         config = self.config
         prepared, placed, exchange = place_alone(task, self.mesh, config.recompute)
-        statistics = BatchStatistics(prepared.model, self.mesh)
+        statistics = RunningStatistics(prepared.model, self.mesh)
         learner = prepared.learner(
             placed,
             exchange=exchange,

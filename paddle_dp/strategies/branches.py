@@ -97,14 +97,14 @@ class Branches:
         from paddle_dp.parallel import full_model_learner, prepare
         from paddle_dp.parallel.axes import gathered_samples
         from paddle_dp.parallel.batch_norm import synchronize
-        from paddle_dp.parallel.batch_statistics import BatchStatistics
         from paddle_dp.parallel.branches.branch_exchange import BranchExchange
-        from paddle_dp.parallel.branches.branch_gradients import branch_exchange
+        from paddle_dp.parallel.branches.branch_gradients import branch_gradient_exchange
         from paddle_dp.parallel.branches.branched_model import branched
         from paddle_dp.parallel.buffers import Buffers
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.data_group import PaddleGroup
         from paddle_dp.parallel.placement import Placements
+        from paddle_dp.parallel.running_statistics import RunningStatistics
         from paddle_dp.parallel.update_mode import PlacedNorm
 
         axes, me = self.mesh.axes, self.mesh.rank
@@ -125,9 +125,9 @@ class Branches:
         groups = (data.group,) if len(data.ranks) > 1 else ()
         learner = prepared.learner(
             placed,
-            exchange=branch_exchange(placed, branched_model, data, every),
+            exchange=branch_gradient_exchange(placed, branched_model, data, every),
             norm=PlacedNorm(placed, clips),
-            statistics=BatchStatistics(prepared.model, self.mesh, data.sum_tensor),
+            statistics=RunningStatistics(prepared.model, self.mesh, data.sum_tensor),
             buffers=Buffers(placed.named_buffers, self.mesh, groups),
             gathered=gathered_samples,
         )

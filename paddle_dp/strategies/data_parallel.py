@@ -1,4 +1,4 @@
-"""Every rank holds the whole model and computes its share of each batch (paddle.DataParallel)."""
+"""Every rank holds the whole model and computes its share of each batch; gradients meet by `exchange`."""
 
 from __future__ import annotations
 

@@ -214,7 +214,6 @@ class Hybrid:
             sum_over_readers,
         )
         from paddle_dp.parallel.batch_norm import synchronize
-        from paddle_dp.parallel.batch_statistics import BatchStatistics
         from paddle_dp.parallel.buffers import Buffers
         from paddle_dp.parallel.clip import take_clips
         from paddle_dp.parallel.data_group import NestedGroup
@@ -225,6 +224,7 @@ class Hybrid:
         from paddle_dp.parallel.pipeline.stages import build_stages
         from paddle_dp.parallel.placement import Placements
         from paddle_dp.parallel.runner import BatchRunner
+        from paddle_dp.parallel.running_statistics import RunningStatistics
         from paddle_dp.parallel.strategy import make_optimizer
         from paddle_dp.parallel.trial_weights import check_lendable
         from paddle_dp.parallel.update_mode import PlacedNorm
@@ -280,7 +280,7 @@ class Hybrid:
             weights=WeightSync if zero is None else partial(OwnerWeights, zero=zero),
             runner=BatchRunner if stages is None else partial(PipelineRunner, micro_batch_loss=micro_batch_loss),
             parallel_model=engine,
-            statistics=BatchStatistics(model, self.mesh, sum_over_readers(self.hcg, axes.sequence)),
+            statistics=RunningStatistics(model, self.mesh, sum_over_readers(self.hcg, axes.sequence)),
             buffers=None if stages is None else Buffers(
                 placed.named_buffers, self.mesh, groups_of_equal_buffers(placed, self.hcg)
             ),

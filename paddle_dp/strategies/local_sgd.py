@@ -108,11 +108,11 @@ class LocalSGD:
 
     def place(self, task: Task) -> Learner:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
-        from paddle_dp.parallel.batch_statistics import BatchStatistics
         from paddle_dp.parallel.learner_checks import NO_REMEDY, BatchNormCheck
         from paddle_dp.parallel.outer_momentum import OuterMomentum
         from paddle_dp.parallel.periodic_means import PeriodicMeans
         from paddle_dp.parallel.periods import Periods
+        from paddle_dp.parallel.running_statistics import RunningStatistics
 
         config, outer = self.config, self.config.outer
         every, known_differences = int(config.every.count), []
@@ -121,7 +121,7 @@ class LocalSGD:
                 f"each rank learns from its own samples alone, and weights are averaged every {every} steps"
             ]
         prepared, placed, exchange = place_alone(task, self.mesh, config.recompute)
-        statistics = BatchStatistics(prepared.model, self.mesh)
+        statistics = RunningStatistics(prepared.model, self.mesh)
         learner = prepared.learner(
             placed,
             exchange=exchange,

@@ -12,7 +12,7 @@ from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.placed_model import PlacedModel
 
 
-def branch_exchange(
+def branch_gradient_exchange(
     placed: PlacedModel, branched: Branched, data_ranks: PaddleGroup, every_rank: PaddleGroup
 ) -> GradientExchange:
     """Creates the exchange that sums gradients over `data_ranks`, which have the same branches, and over `every_rank`

@@ -4,12 +4,12 @@
 |----------------------|----------------------------|-----------------|---------------------------------------------|
 | `PushedGradients`    | pushed while backward runs | –               | `pushed`; `auto` on CPUs                    |
 | `PaddleReducer`      | backward waits             | overlapped      | `bucketed`; `auto` on accelerators          |
-| `BucketedGradients`  | backward waits             | overlapped      | `bucketed` with absent gradients; `after`,  |
+| `BucketedGradients`  | backward waits             | overlapped      | `bucketed` with absent gradients;           |
 |                      |                            |                 | `per_parameter`                             |
+| …                    | after backward             | after backward  | `after`                                     |
 | `CompressedExchange` | over pushes                | over buckets    | `compress`                                  |
 
-Other layouts compose theirs: `axes.AxesExchange`, `branch_gradients.branch_exchange`, `served.server_exchange`,
-`replicas.CopiesExchange`.
+Other layouts compose theirs: `AxesExchange`, `branch_gradient_exchange`, `server_exchange`, `CopiesExchange`.
 
 PaddleReducer fails in two cases (3.3.1), where our buckets replace it: under recompute it reports the parameters of a
 backward inside a backward as used twice («parameter … has been ready before»); and with absent gradients its

@@ -1,6 +1,7 @@
-"""The contract of a gradient exchange: the only way in which a gradient leaves its rank.
+"""The contract of a gradient exchange: how gradients leave their ranks (ZeRO-3's owners take theirs in stage3.py).
 
-`choose_exchange` (choose.py) has the table of all exchanges. A learner calls one in this order, in each update:
+`choose_exchange` (choose.py) has the table of all exchanges. The learner and its runner call one in this
+order, in each update:
 
     begin_update → for each micro-batch: micro_batch(backward(…)) → finish → [before_metrics] → commit, if the optimizer
     has stepped

@@ -17,7 +17,6 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.copies import is_cpu
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.parallel import gradients
-from paddle_dp.parallel.batch_statistics import BatchStatistics
 from paddle_dp.parallel.buffers import Buffers
 from paddle_dp.parallel.clip import Clip
 from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
@@ -27,6 +26,7 @@ from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
 from paddle_dp.parallel.optimizer_checks import keep, parameters_of
 from paddle_dp.parallel.placed_model import PlacedModel
 from paddle_dp.parallel.placement import Placements
+from paddle_dp.parallel.running_statistics import RunningStatistics
 from paddle_dp.parallel.server.copied_gradients import CopiedGradients
 from paddle_dp.parallel.update_mode import GradientNorm, UpdateMode
 from paddle_dp.parallel.weights import WeightSync
@@ -175,7 +175,7 @@ class ServerWeights(WeightSync):
         self._params.share()
 
 
-class ServerStatistics(BatchStatistics):
+class ServerStatistics(RunningStatistics):
     """Also sends the first worker's statistics and buffers to the servers, which save them and run no forward."""
 
     def __init__(self, placed: PlacedModel, buffers: Buffers):

@@ -64,7 +64,7 @@ def put_in(file: str, number: int) -> None:
 
 MUTABLE = (
     "parallel/learner", "parallel/runner", "parallel/update_mode", "parallel/weights", "parallel/axes",
-    "parallel/batch_norm", "parallel/batch_statistics",
+    "parallel/batch_norm", "parallel/running_statistics",
     "parallel/gradients", "parallel/clip", "parallel/missing_gradients", "parallel/gathered_samples",
     "parallel/recompute", "parallel/parameter_groups", "parallel/exchange/*", "parallel/sharding/*",
     "parallel/tensor/*", "parallel/pipeline/*", "parallel/sequence/*", "parallel/dropout/*", "parallel/precision/*",

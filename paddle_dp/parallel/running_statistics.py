@@ -15,7 +15,7 @@ SumOverReaders = Callable[[paddle.Tensor], paddle.Tensor]
 """The sum, over the readers, of a tensor that is equal on all ranks of a reader; in place or not. Collective."""
 
 
-class BatchStatistics:
+class RunningStatistics:
     """The running statistics of a model on this rank. `sum_over_readers`: by default over all ranks of the mesh."""
 
     def __init__(self, model: nn.Layer, mesh: Mesh, sum_over_readers: SumOverReaders | None = None):
