@@ -73,6 +73,8 @@ class AxesExchange(GradientExchange):
         # Our exchanges add up; Paddle's along the data axis averages.
         ours = self._overlapped is not None or self._replicas is not None
         self.mean_over = 1 if ours else axes.data
+        # A pipeline times its works by itself.
+        self._waits = self.mean_over > 1 and stages is None
         # On CPUs our exchanges and the bridge count; on accelerators only the buckets of `parallel.exchange` do.
         stage = zero.stage if zero is not None else 0
         only_buckets = axes.tensor == axes.sequence == axes.pipeline == 1 and stage < 3
@@ -83,7 +85,7 @@ class AxesExchange(GradientExchange):
     @contextmanager
     def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
         with ExitStack() as stack:
-            if last and self.mean_over > 1:
+            if last and self._waits:
                 stack.enter_context(self.placed.mesh.waiting("the exchange of gradients", computes=True))
             if self._stage3 is not None:
                 self._stage3.sends = True

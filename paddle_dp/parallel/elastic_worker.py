@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.batch import Batch
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.parallel import gradients
 from paddle_dp.parallel.exchange.elastic_average import ElasticAverage
@@ -53,6 +54,11 @@ class ElasticWorker:
     computes = True
 
     def __init__(self, learner: Learner, weights: ElasticMeans, staleness: int, moving_rate: float):
+        if learner.mixed.scale is not None:
+            raise UsageError(
+                "strategy async_average: with float16 all ranks agree on a loss scale at every step: set "
+                "train.precision=bfloat16 or float32."
+            )
         self._learner, self._weights, self._staleness = learner, weights, staleness
         self._frozen = FrozenCheck(learner.placed)
         size = sum(int(parameter.size) for parameter in learner.trainable)

@@ -153,7 +153,7 @@ class Learner:
         known = mode.counter.known_count(batch)
         divisor = batch.samples if known is None else known or 1.0
         mode.exchange.begin_update(update, self.mixed.scale.scale if self.mixed.scale else 1.0, divisor)
-        local_sums, counted = self._run(batch, divisor, collect)
+        local_sums, counted = self.run(batch, divisor, collect)
         heartbeat.enter("exchange")
         missing = mode.exchange.finish()
         if self.mesh.ranks > 1 and mode.exchange.missing == "refuse":
@@ -174,9 +174,12 @@ class Learner:
         self.after_update()
         return metrics
 
-    def _run(self, batch: Batch, divisor: float, collect: bool) -> tuple[list[Sums], Count]:
+    def run(
+        self, batch: Batch, divisor: float, collect: bool, final: bool = True
+    ) -> tuple[list[Sums], Count]:
+        """Forward and backward of a batch (`BatchRunner.run`), whose errors name their cause. Collective."""
         try:
-            return self.runner.run(batch, divisor, self.exchange, collect)
+            return self.runner.run(batch, divisor, self.exchange, collect, final)
         except RuntimeError as error:
             explained = self.exchange.explain(error) or self.weights.explain(error)
             if explained is None:
@@ -297,11 +300,7 @@ class Learner:
         self.empty = count == 0
         local, (measured,) = totals(local_sums, norm.measure() if count else 0.0)
         self.local_loss = local.get("loss", 0.0)
-        if not self._metric_names:
-            self._metric_names = list(local)
-            if self.mesh.axes.servers or self.mesh.axes.pipeline > 1:  # ranks without a loss have no names
-                self._metric_names = max(self.mesh.gather(list(local)), key=len)
-        names = self._metric_names
+        names = self._names_of_metrics(list(local))
         *sums, row = self.mesh.sum([*(local.get(name, 0.0) for name in names), norm.to_row(measured)])
         total = norm.from_row(measured, row)
         # Under a loss scale an overflow is no fault: the update is skipped.
@@ -310,6 +309,15 @@ class Learner:
         self.faulty_gradients = not_finite((name, p.grad) for name, p in named if p.grad is not None)
         means = [value / count if count else math.nan for value in sums]
         return {**dict(zip(names, means, strict=True)), "gradient_norm": total}
+
+    def _names_of_metrics(self, local: list[str]) -> list[str]:
+        """The names on all ranks; stages and servers without a loss take them from the others. Collective."""
+        axes = self.mesh.axes
+        if not axes.servers and axes.pipeline == 1:
+            return local
+        if axes.servers or not self._metric_names:
+            self._metric_names = max(self.mesh.gather(local), key=len)
+        return self._metric_names
 
     def _clear_gradients(self) -> None:
         if self._updates_parameters:

@@ -50,9 +50,8 @@ def recompute_gradients(learner: Learner, batch: Batch) -> dict[str, list[int]]:
 
 def compute_without_exchange(learner: Learner, batch: Batch) -> None:
     """Runs forward and backward of a batch without exchanging gradients. Collective."""
-    exchange = learner.exchange
     with gradient_digests.untouched(learner.model, learner.loss.owner), learner.loss.alone():
-        learner.runner.run(batch, batch.samples, exchange, collect=False, final=False)
-        exchange.discard()
+        learner.run(batch, batch.samples, collect=False, final=False)
+        learner.exchange.discard()
     for parameter in learner.trainable:
         parameter.clear_gradient(False)

@@ -186,7 +186,7 @@ class ParameterServer:
         learner = prepared.learner(
             placed,
             exchange=server_exchange(deal, self.mesh),
-            norm=ServerNorm(placed, clips),
+            norm=None if asynchronous else ServerNorm(placed, clips),  # workers clip by their shares' norms
             weights=partial(
                 AsyncServerWeights if asynchronous else ServerWeights,
                 params=ServerParams(self.mesh, deal.parameters, deal.owners),

@@ -91,17 +91,18 @@ class SpeedHook(StepHook):
     phase = Phase.SPEED
 
     def __init__(self, training: TrainingState):
-        self._training, self._empty_batches = training, 0
+        self._training = training
 
     def after_update(self, step: TrainStep) -> None:
         if self._training.learner.empty:
-            self._empty_batches += 1
-            if self._training.mesh.is_main and self._empty_batches in (1, 10, 100, 1000):
+            self._training.empty_batches += 1
+            if self._training.mesh.is_main and self._training.empty_batches in (1, 10, 100, 1000):
                 self._print_empty(step)
         self._training.meter.add(step.batch.samples, step.batch.waited)
 
     def _print_empty(self, step: TrainStep) -> None:
-        often = f" ({self._empty_batches} batches so far)" if self._empty_batches > 1 else ""
+        count = self._training.empty_batches
+        often = f" ({count} batches so far)" if count > 1 else ""
         print(
             f"step {step.number}: not one target of this global batch of {step.batch.samples} samples counts, so "
             f"no update was made from it{often}. Look at the data, and at the targets that the loss ignores "
@@ -171,17 +172,16 @@ class ProcessorsHook(StepHook):
 
     def __init__(self, training: TrainingState, every: Every):
         self._training, self._every = training, every
-        self._unsteady = ""  # why processors cannot be compared
 
     def after_update(self, step: TrainStep) -> None:
         training = self._training
-        if self._unsteady or not self._every.due_at_step(step.number):
+        if training.unsteady or not self._every.due_at_step(step.number):
             return
         training.learner.weights.wait()
         with training.meter.paused():
-            self._unsteady = processors.check(training.learner, step.batch, f"after step {step.number}")
-        if self._unsteady and training.mesh.is_main:
-            print(self._unsteady, file=sys.stderr, flush=True)
+            training.unsteady = processors.check(training.learner, step.batch, f"after step {step.number}")
+        if training.unsteady and training.mesh.is_main:
+            print(training.unsteady, file=sys.stderr, flush=True)
 
 
 class StopHook(StepHook):

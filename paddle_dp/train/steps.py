@@ -96,7 +96,7 @@ class StepDriver:
         for hook in self._before:
             hook(step)
         if step.refusal is None:
-            step.metrics = self._train_batch(step)
+            step.metrics = self.train_batch(step)
         else:
             training.learner.skip_update()
         for hook in self._after:
@@ -106,7 +106,8 @@ class StepDriver:
         heartbeat.enter("data")
         return step
 
-    def _train_batch(self, step: TrainStep) -> Metrics | None:
+    def train_batch(self, step: TrainStep) -> Metrics | None:
+        """The update of a step, whose errors name step, samples and tensors. Collective."""
         training = self._training
         accept = training.judge.accept if training.judge.judges else None
         try:

@@ -44,6 +44,8 @@ class TrainingState:
         self.begin_run: Callable[[], None] = lambda: None
         self.stopped: str | None = None
         self.interrupted: str | None = None
+        self.empty_batches = 0  # batches without a counted target, and so without an update
+        self.unsteady = ""  # why processors cannot be compared
         self.facts: list[str] = []
         self.differences: list[str] = []
         self.unknown: list[str] = []

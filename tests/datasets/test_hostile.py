@@ -131,7 +131,7 @@ HOSTILE = {
     "lists in lists": (b"\x80\x02](K\x01e" + doubling(40, b"l") + b".", "a list holds other than numbers"),
     "a key of tuples": (
         b"\x80\x02)" + doubling(40, b"t") + b"q\x00(h\x00K\x01d.",
-        "a list holds other than numbers",
+        "a dict has keys other than numbers",
     ),
     "a kind of tuples": (
         b"\x80\x02)" + doubling(40, b"t") + b"q\x00cnumpy\ndtype\n(h\x00tR.",

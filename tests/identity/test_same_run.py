@@ -591,6 +591,9 @@ def test_the_code_of_a_notebook_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_other_arguments_of_a_script_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They decide global variables, which nobody reads."""
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", __file__, raising=False
+    )  # a process of xdist has none
     script(tmp_path).fit("2 steps")
     monkeypatch.setattr(sys, "argv", ["train.py", "--alpha", "0.5"])
     (said,) = script(tmp_path, resume=True).run.changes

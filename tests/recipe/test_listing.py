@@ -43,7 +43,7 @@ def test_one_shelf_with_settings() -> None:
 
 def test_one_part_with_what_its_config_says() -> None:
     shown = screen("strategies", "data_parallel")
-    assert "sync_batch_norm" in shown and "A parameter may be without a gradient" in shown
+    assert "sync_batch_norm" in shown and "Whether a parameter may have no gradient" in shown
     assert "single" not in shown
 
 

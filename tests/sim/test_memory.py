@@ -33,13 +33,16 @@ def train(folder: str, words: str, width: int, batch: int, limit: float = 0) -> 
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train.build import build
+    from paddle_dp.train.steps import StepDriver, TrainStep
 
     mesh = join()
     path = Path(folder) / f"recipe-{mesh.rank}.yaml"
     path.write_text(RECIPE.format(width=width, batch=batch))
     trainer = build(read_recipe(path, [f"strategy={words}", f"output_dir={folder}"]), mesh)
     # Steps alone: the trial forwards before and after a training need memory of their own.
-    metrics = [trainer.learner.train_batch(batch, True) for batch in trainer.loader.read(0)]
+    driver = StepDriver(trainer, [])
+    steps = [TrainStep(1, batch, False, [], True, 0.0) for batch in trainer.loader.read(0)]
+    metrics = [driver.train_batch(step) for step in steps]
     paddle.device.synchronize()  # a rank that leaves takes what it is still sending with it
     mesh.wait("the end")
     library = ctypes.CDLL(str(Path(os.environ["CUSTOM_DEVICE_ROOT"]) / "libsim.so"))

@@ -19,7 +19,6 @@ from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
 from paddle_dp.parallel.exchange.host_copies import bytes_on_host, to_tensors
 from paddle_dp.parallel.learner_checks import FrozenCheck
 from paddle_dp.parallel.loss import number
-from paddle_dp.parallel.optimizer_checks import parameters_of
 from paddle_dp.parallel.runner import totals
 from paddle_dp.parallel.server.async_server import END, MESSAGE, PULL, PUSH, AsyncServer
 from paddle_dp.parallel.server.served import ServerOwners, ServerWeights
@@ -30,9 +29,12 @@ if TYPE_CHECKING:
 
 
 class AsyncServerWeights(ServerWeights):
-    """The weights of workers that pull them for each share, however old they are."""
+    """The weights of workers that pull them for each share, however old they are; an update sends nothing."""
 
     description = "updates made from shares as they come"
+
+    def publish(self) -> None:
+        """Sends nothing: a server answers when a worker asks."""
 
 
 class AsyncServerWorker:
@@ -83,11 +85,10 @@ class AsyncServerWorker:
         self._learner.weights.share()
 
     def _update(self) -> None:
-        """Steps a server's optimizer with the gradients in its parameters."""
-        optimizer = self._learner.optimizer
-        if parameters_of(optimizer):
-            optimizer.step()
-            optimizer.clear_grad(set_to_zero=False)
+        """On a server, with gradients in its parameters."""
+        self._learner.update()
+        for parameter in self._learner.trainable:
+            parameter.clear_gradient(False)
 
     # On a worker. Nothing here is collective.
 
