@@ -1,4 +1,4 @@
-"""A function of one tensor with a gradient of its own, such as a collective and its adjoint."""
+"""A function of one tensor and its adjoint as one operation of autograd, such as two collectives."""
 
 from __future__ import annotations
 

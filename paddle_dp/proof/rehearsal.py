@@ -117,7 +117,7 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
 
     options["ranks"] is the larger side's number of ranks. One process trains without interruption, and again with
     weights nudged by one unit in the last place, for its noise. For ranks that round their gradients
-    (options["beside"], [folder, ranks] each) it makes its updates with theirs, and writes to the folder follow<number>.
+    (options["candidates"], [folder, ranks] each) it makes its updates with theirs, and writes to the folder follow<number>.
     """
     joined = join(recipe.train.seed, recipe.train.device, servers=recipe.strategy.config.servers)
     folder = Path(options["trace"])
@@ -128,7 +128,7 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
         if joined.is_main:
             _write(folder, results)
         return
-    candidates = [Trace.read(Path(side), NAME, ranks) for side, ranks in options.get("beside", ())]
+    candidates = [Trace.read(Path(side), NAME, ranks) for side, ranks in options.get("candidates", ())]
     if not candidates or None in candidates:
         _write(folder, rehearsal.alone(recipe.train.precision.dtype))
     for number, candidate in enumerate(candidates):

@@ -160,7 +160,7 @@ class Comparison:
         `candidates`: the sides that it will be compared with; it repeats their updates from their gradients.
         """
         overrides = [word for word in self.overrides if not word.startswith("strategy")]
-        extra = {"alone": True, "beside": [[str(side.folder), side.ranks] for side in candidates]}
+        extra = {"alone": True, "candidates": [[str(side.folder), side.ranks] for side in candidates]}
         extra["tensor"] = max((side.axes["tensor"] for side in candidates), default=1)
         job = self._job([*overrides, "strategy.use=single"], 1, self.scratch / "one", **extra)
         reference = self._side(run_alone(job), job)

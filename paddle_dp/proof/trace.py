@@ -126,7 +126,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     Options: "ranks", the larger side's number of ranks, so that both sides read the same batches; "steps", the number
     of steps in the recipe's precision; "wide", two steps in float64; "failed", the reason against it, if some ranks
     failed there (proof.sides); "measure_memory" of each rank; "rehearse", the training afterwards (proof.rehearsal);
-    "start", the path of a checkpoint that replaces the initial state. For one process: "alone": True, "beside", the
+    "start", the path of a checkpoint that replaces the initial state. For one process: "alone": True, "candidates", the
     sides with updates that it repeats, [folder, ranks] each (proof.replay), and "tensor", the largest degree of their
     tensor axes. "patch": "module:function", called first.
     """
@@ -148,7 +148,7 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
                 raise
             facts["wide"] = failed_together(error, side.folder, side.mesh.rank, side.mesh.ranks)
     side.run("own", recipe.train.precision)
-    for number, (folder, ranks) in enumerate(options.get("beside", ())):
+    for number, (folder, ranks) in enumerate(options.get("candidates", ())):
         side.replay(number, Path(folder), ranks, wide=facts["wide"] is None)
         side.follow(number, Path(folder), ranks)
     peak = max(side.mesh.gather(peak_memory(side.mesh.device)))

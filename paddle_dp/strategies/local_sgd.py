@@ -78,7 +78,7 @@ class Config(StrategyConfig):
             if self.every.count == 1:
                 cause = "the outer optimizer makes other steps than one process"
         elif clips:
-            cause = "each rank clips the gradient of its own samples"
+            cause = "each rank clips the gradient of its share"
         else:
             cause = (
                 f"{recipe.optimizer.name} makes another step of a mean gradient than the mean of its steps"

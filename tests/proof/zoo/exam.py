@@ -69,7 +69,7 @@ def _compare(case: Any, folder: Path, ranks: int) -> None:
     asked: dict[str, Any] = {"steps": steps, "ranks": case.setting.ranks, "trace": str(folder / "trace")}
     beside = folder.parents[1] / str(case.setting.ranks) / folder.name / "trace"  # the ranks go first
     if ranks == 1 and (beside / "side.json").exists():
-        asked["beside"] = [[str(beside), case.setting.ranks]]
+        asked["candidates"] = [[str(beside), case.setting.ranks]]
     trace(_recipe(case, folder, ranks), asked)
 
 
