@@ -117,7 +117,7 @@ def rehearse(recipe: Recipe, options: dict[str, Any]) -> None:
 
     options["ranks"] is the larger side's number of ranks. One process trains without interruption, and again with
     weights nudged by one unit in the last place, for its noise. For ranks that round their gradients
-    (options["candidates"], [folder, ranks] each) it makes its updates with theirs, and writes to the folder follow<number>.
+    (options["candidates"], [folder, ranks] each) it makes its updates with theirs, and writes to follow<number>.
     """
     joined = join(recipe.train.seed, recipe.train.device, servers=recipe.strategy.config.servers)
     folder = Path(options["trace"])
