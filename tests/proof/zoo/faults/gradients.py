@@ -212,14 +212,14 @@ FAULTS = (
         says="Gradients are summed over the ranks where they should be averaged.",
         source="TTrace, wrong loss scaling under data parallelism",
         setting=MLP,
-        patch=scaled_by(lambda learner, micro_batch, count: float(learner.mesh.ranks)),
+        patch=scaled_by(lambda runner, micro_batch, count: float(runner.placed.mesh.ranks)),
     ),
     Fault(
         name="averaged twice",
         says="The loss is divided by the number of ranks, and the exchange averages once more.",
         source="TTrace, wrong loss scaling under context parallelism",
         setting=MLP,
-        patch=scaled_by(lambda learner, micro_batch, count: 1 / learner.mesh.ranks),
+        patch=scaled_by(lambda runner, micro_batch, count: 1 / runner.placed.mesh.ranks),
     ),
     Fault(
         name="mean of means",
