@@ -47,7 +47,7 @@ def recipe(tmp_path):
         ([local("every: 8 steps")], "every 8 steps, each rank learns from its own samples alone"),
         ([local("every: 1 step"), *ADAMW], "adamw makes another step"),
         ([local("every: 1 step"), *MOMENTUM], "momentum makes another step"),
-        ([local("every: 1 step"), "optimizer.clip=1.0"], "clips the gradient of its own samples"),
+        ([local("every: 1 step"), "optimizer.clip=1.0"], "clips the gradient of its share"),
         ([local("every: 1 step", "outer: {use: momentum}")], "the outer optimizer makes other steps"),
         (["strategy={use: async_average}"], "not even that of the same command again"),
     ],
