@@ -34,7 +34,7 @@ def watched(
 
     class Told(Callback):
         def step(self, moment: Any) -> None:
-            rows.append([moment.progress.step, moment.progress.samples, moment.numbers["loss"]])
+            rows.append([moment.progress.step, moment.progress.samples, moment.numbers.get("loss")])  # none before a share is done
 
     class Looks(Callback):
         reads = False
