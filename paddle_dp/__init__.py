@@ -14,10 +14,10 @@ if TYPE_CHECKING:  # for editors and type checkers
     from paddle_dp.data import Batch as Batch
     from paddle_dp.data import Loader as Loader
     from paddle_dp.data import Sampler as Sampler
+    from paddle_dp.learner import Learner as Learner
+    from paddle_dp.learner import Precision as Precision
     from paddle_dp.mesh import Mesh as Mesh
     from paddle_dp.mesh import join as join
-    from paddle_dp.parallel import Learner as Learner
-    from paddle_dp.parallel import Precision as Precision
     from paddle_dp.recipe import Recipe as Recipe
     from paddle_dp.recipe import read_recipe as read_recipe
     from paddle_dp.train import Callback as Callback
@@ -30,8 +30,8 @@ _MODULES: dict[str, str] = {
     "Batch": "paddle_dp.data",
     "Loader": "paddle_dp.data",
     "Sampler": "paddle_dp.data",
-    "Learner": "paddle_dp.parallel",
-    "Precision": "paddle_dp.parallel",
+    "Learner": "paddle_dp.learner",
+    "Precision": "paddle_dp.learner",
     "Progress": "paddle_dp.train",
     "Callback": "paddle_dp.train",
     "Trainer": "paddle_dp.train",

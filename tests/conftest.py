@@ -34,11 +34,11 @@ LONGEST_FIRST = (
     "proof/zoo/test_zoo.py", "faults/test_failures.py", "train/test_resume.py", "faults/test_ends.py",
     "launch/test_steady.py", "train/test_verified.py", "faults/test_stop_requests.py", "train/test_claims.py",
     "faults/test_surroundings.py", "faults/test_strangers.py", "sim/test_memory.py", "train/test_run_folder.py",
-    "faults/test_standstill.py", "parallel/test_sharding.py", "sim/test_resume.py", "parallel/test_hybrid.py",
+    "faults/test_standstill.py", "axes/test_sharding.py", "sim/test_resume.py", "axes/test_hybrid.py",
     "cli/test_cli.py", "audit/test_audit.py", "recipe/test_page.py", "test_docs.py", "proof/mutants/test_mutants.py",
-    "parallel/test_sequence.py", "launch/test_worker.py", "train/test_sound.py", "parallel/test_pipeline.py",
+    "axes/test_sequence.py", "launch/test_worker.py", "train/test_sound.py", "axes/test_pipeline.py",
     "train/test_same_run.py", "test_private_names.py", "launch/test_script.py", "faults/test_first_cause.py",
-    "parallel/test_any_model.py",
+    "learner/test_any_model.py",
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 What is private begins with one underscore. Uses are found in the source: attributes of what was imported from Paddle,
 attributes that nothing in the same file defines, and, in classes that derive from Paddle's, what those have themselves.
-The names that a `Patch` replaces stand in the tables of `paddle_dp.gloo` and `paddle_dp.parallel.dropout.calls`.
+The names that a `Patch` replaces stand in the tables of `paddle_dp.gloo` and `paddle_dp.core.dropout.calls`.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from paddle_dp.axes.meta_init import anatomy
 from paddle_dp.errors import EndedError, PaddleDPError
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.waiting import WaitingRanks
 from paddle_dp.mesh.degrees import AXES, Degrees
-from paddle_dp.parallel.meta_init import anatomy
 from paddle_dp.plan import Shape, legal_layouts, problems
 from paddle_dp.proof.report import number
 from paddle_dp.proof.sides import Comparison, Side

@@ -27,6 +27,6 @@ class Config:
             raise ValueError("match: is empty: name the Linear layers, such as ['*.q', '*.v']")
 
     def build(self, model: nn.Layer, seed: int) -> nn.Layer:
-        from paddle_dp.parallel.lora import add_low_rank
+        from paddle_dp.core.lora import add_low_rank
 
         return add_low_rank(model, self.match, self.rank, self.alpha / self.rank, seed)

@@ -20,7 +20,7 @@ from paddle_dp.train import Callback, Moment, Run
 from paddle_dp.units import Count, Positive
 
 if TYPE_CHECKING:
-    from paddle_dp.parallel.pipeline.timeline import PipelineRecorder
+    from paddle_dp.learner.timeline import PipelineRecorder
     from paddle_dp.recipe import Recipe
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.checkpoint import Checkpoint
+from paddle_dp.core.lora import merge_low_rank
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import class_names, read_samples
 from paddle_dp.errors import ExportError, NotFiniteError
@@ -17,7 +18,6 @@ from paddle_dp.export import onnx, program
 from paddle_dp.export.program import Parity
 from paddle_dp.export.target import INFO, check_target, new_export
 from paddle_dp.mesh import join
-from paddle_dp.parallel.lora import merge_low_rank
 from paddle_dp.recipe import Recipe
 from paddle_dp.structure import mapped
 from paddle_dp.train.assemble import find_checkpoint

@@ -15,10 +15,10 @@ from paddle_dp.checkpoint.shards import DTYPES
 from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf, WeightSource
 from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
 from paddle_dp.checkpoint.translated import Origin, Translated, origins_of
+from paddle_dp.core.lora import merge_low_rank
 from paddle_dp.errors import CheckpointError, ExportError
 from paddle_dp.export.target import INFO, check_target, new_export
 from paddle_dp.mesh import join
-from paddle_dp.parallel.lora import merge_low_rank
 from paddle_dp.part import lazily
 from paddle_dp.recipe import Recipe
 from paddle_dp.recipe.hf_config import FILE as CONFIG

@@ -12,7 +12,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.errors import ExportError
-from paddle_dp.parallel.compiled import layer_by_layer, plain_forward
+from paddle_dp.model.compiled import layer_by_layer, plain_forward
 from paddle_dp.structure import (
     Structure,
     arguments,

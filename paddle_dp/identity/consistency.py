@@ -32,8 +32,8 @@ from paddle_dp.identity.facts import (
     task_facts,
 )  # fmt: skip
 from paddle_dp.identity.walk import checksum
+from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task
 from paddle_dp.recipe import LoaderSettings
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle.optimizer import lr
 
+from paddle_dp.core.batch_norm import statistics
 from paddle_dp.data.fingerprint import common
 from paddle_dp.errors import UsageError
 from paddle_dp.identity.facts import (
@@ -37,9 +38,8 @@ from paddle_dp.identity.facts import (
     unsaved_tensors,
 )  # fmt: skip
 from paddle_dp.identity.walk import checksum
+from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task
-from paddle_dp.parallel.batch_norm import statistics
 from paddle_dp.part.aliases import RENAMED
 
 if TYPE_CHECKING:

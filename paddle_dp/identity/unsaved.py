@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from paddle_dp.parallel import Learner
-from paddle_dp.parallel.consistency import digests
+from paddle_dp.core.consistency import digests
+from paddle_dp.learner import Learner
 
 
 class Unsaved:

@@ -1,4 +1,4 @@
-"""A loss's operations over all classes: here for whole scores, in `parallel.tensor` for split scores."""
+"""A loss's operations over all classes: here for whole scores, in `axes.tensor` for split scores."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ For a quantity p (a parameter's gradient, its update, a loss …), with 2-norms 
     r_p = |many - one| / F_p
 
 If ranks round their gradients in the exchange (reduce_dtype), a bound of that error follows from the rounded values
-(parallel.exchange.roundings). It is allowed in addition to the noise: |many - one| ≤ K F_p + bound_p. It is no
+(exchange.roundings). It is allowed in addition to the noise: |many - one| ≤ K F_p + bound_p. It is no
 measurement, so K does not multiply it.
 
 An update or optimizer state is compared with one process's result from the ranks' gradients (proof.replay). Then F_p is

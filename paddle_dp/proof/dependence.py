@@ -24,8 +24,8 @@ import numpy as np
 import paddle
 from paddle.base import core
 
-from paddle_dp.parallel import Learner
-from paddle_dp.parallel.compiled import is_compiled
+from paddle_dp.learner import Learner
+from paddle_dp.model.compiled import is_compiled
 from paddle_dp.proof import noise
 from paddle_dp.proof.compare import BEYOND
 from paddle_dp.proof.record import running_statistics

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.parallel import Learner
+from paddle_dp.learner import Learner
 
 SHORTEST, LONGEST = 0.02, 2.0  # seconds
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import paddle
 
+from paddle_dp.core.consistency import digests
 from paddle_dp.identity.walk import Walker, hooks_of, is_library
-from paddle_dp.parallel import Learner
-from paddle_dp.parallel.consistency import digests
+from paddle_dp.learner import Learner
 from paddle_dp.proof.record import running_statistics
 
 _DATA = (bool, int, float, list, dict, set, deque, np.ndarray, paddle.Tensor)

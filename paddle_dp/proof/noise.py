@@ -25,10 +25,10 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
+from paddle_dp.axes.tensor.convolutions import CONVOLUTIONS, channel_dim, instead, is_grouped, with_bias
 from paddle_dp.batch import Batch
+from paddle_dp.core.precision.emulated_amp import ROUNDED
 from paddle_dp.data.sampler import cut
-from paddle_dp.parallel.precision.emulated_amp import ROUNDED
-from paddle_dp.parallel.tensor.convolutions import CONVOLUTIONS, channel_dim, instead, is_grouped, with_bias
 
 ULP = {"float64": 2.0**-52}  # of weights; in every other precision they are float32
 FLOAT32 = 2.0**-23

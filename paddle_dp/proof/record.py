@@ -21,9 +21,9 @@ import paddle
 
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.errors import DivergenceError, NotFiniteError
-from paddle_dp.parallel import Learner
-from paddle_dp.parallel.compiled import is_compiled
-from paddle_dp.parallel.exchange.roundings import roundings
+from paddle_dp.exchange.roundings import roundings
+from paddle_dp.learner import Learner
+from paddle_dp.model.compiled import is_compiled
 from paddle_dp.proof.trace_files import MODEL_LAYER, key
 from paddle_dp.tensors import widened
 from paddle_dp.train.state import optimizer_states, placed_shard

@@ -18,8 +18,8 @@ from typing import Any
 
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import save
+from paddle_dp.learner import Learner, Task
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.parallel import Learner, Task
 from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.noise import nudge
 from paddle_dp.proof.record import ProofRecorder

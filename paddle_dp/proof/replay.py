@@ -6,7 +6,7 @@ optimizer computes the same update on both sides, to the last places of its arit
 themselves, updates and optimizer states against one process's results from the ranks' gradients.
 
 A rehearsal for ranks that round their gradients begins each step with the ranks' weights. Its gradients may differ from
-theirs by one process's noise and the bound of the ranks' rounding (parallel.exchange.roundings), no more.
+theirs by one process's noise and the bound of the ranks' rounding (exchange.roundings), no more.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import numpy as np
 import paddle
 
 from paddle_dp.checkpoint import TensorShard
-from paddle_dp.parallel import Learner, gradients
-from paddle_dp.parallel.clip import bound_of
+from paddle_dp.core import gradients
+from paddle_dp.core.clip import bound_of
+from paddle_dp.learner import Learner
 from paddle_dp.proof.record import ProofRecorder, Put
 from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, Writer, key
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.axes.meta_init import size_of
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import Checkpoint, load
 from paddle_dp.data import Sampler
@@ -30,11 +31,10 @@ from paddle_dp.data.scatter import Elsewhere, is_in_order
 from paddle_dp.errors import PaddleDPError, TracingError, UsageError
 from paddle_dp.identity.consistency import data_of_main
 from paddle_dp.launch.memory import available_memory
+from paddle_dp.learner import Learner, Task
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.seed import seed_ranks
-from paddle_dp.parallel import Learner, Task
-from paddle_dp.parallel.initial_weights import draw
-from paddle_dp.parallel.meta_init import size_of
+from paddle_dp.model.initial_weights import draw
 from paddle_dp.proof import noise
 from paddle_dp.proof.dependence import Curve, Dependence, find_dependence, kinks, train
 from paddle_dp.proof.floors import Floors

@@ -12,9 +12,9 @@ import numpy as np
 
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import TensorShard
+from paddle_dp.learner import Learner
+from paddle_dp.learner.memory import MemoryMeter
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Learner
-from paddle_dp.parallel.memory import MemoryMeter
 from paddle_dp.proof import noise
 from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.memory import Memory

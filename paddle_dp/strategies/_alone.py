@@ -8,11 +8,11 @@ from paddle_dp.errors import UsageError
 from paddle_dp.units import Recompute
 
 if TYPE_CHECKING:
+    from paddle_dp.core.placed_model import PlacedModel
+    from paddle_dp.exchange.gradient_exchange import GradientExchange
+    from paddle_dp.learner import Task
+    from paddle_dp.learner.task import PreparedTask
     from paddle_dp.mesh import Mesh
-    from paddle_dp.parallel import Task
-    from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
-    from paddle_dp.parallel.placed_model import PlacedModel
-    from paddle_dp.parallel.strategy import PreparedTask
     from paddle_dp.recipe import Recipe
 
 
@@ -38,7 +38,7 @@ def refuse_shared_decisions(recipe: Recipe, strategy: str) -> None:
 
 def compared(recipe: Recipe) -> str:
     """The samples that the recipe's loss compares with one another (`Loss.compares`); "" without a loss."""
-    from paddle_dp.parallel.loss import as_loss
+    from paddle_dp.core.loss import as_loss
 
     return "" if recipe.loss is None else as_loss(recipe.loss.build()).compares
 
@@ -59,10 +59,10 @@ def place_alone(
     UsageError for a loss that compares the samples of all ranks."""
     from paddle.distributed.parallel import sync_params_buffers
 
-    from paddle_dp.parallel import prepare
-    from paddle_dp.parallel.buffers import give_unusual
-    from paddle_dp.parallel.exchange.choose import ExchangeSettings, choose_exchange
-    from paddle_dp.parallel.recompute import recomputed
+    from paddle_dp.core.buffers import give_unusual
+    from paddle_dp.exchange.choose import ExchangeSettings, choose_exchange
+    from paddle_dp.learner import prepare
+    from paddle_dp.model.recompute import recomputed
 
     refuse_across(task.loss.compares, mesh.ranks)
     recomputed(task.model, recompute)

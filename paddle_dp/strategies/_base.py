@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory
 from paddle_dp.units import Every, Recompute
 
 if TYPE_CHECKING:
+    from paddle import nn
+
+    from paddle_dp.learner import Strategy
     from paddle_dp.mesh import Mesh
-    from paddle_dp.parallel import Strategy
     from paddle_dp.recipe import Recipe
 
 
@@ -38,7 +40,7 @@ class StrategyConfig:
     @property
     def partitions_model(self) -> bool:
         """Whether a rank keeps only a part of the model. `place` then takes a model without memory for its weights, and
-        draws that part (`parallel.initial_weights`); by default it takes a finished model."""
+        draws that part (`model.initial_weights`); by default it takes a finished model."""
         return False
 
     @property
@@ -101,9 +103,18 @@ class StrategyConfig:
         By default, only recipes that no strategy can train are refused. Called before any process starts, and again in
         each process.
         """
-        from paddle_dp.parallel.preflight import preflight_check
+        from paddle_dp.checks.preflight import preflight_check
 
         preflight_check(recipe, self.layout(ranks))
+
+    def assigned(self, recipe: Recipe, layout: Layout, blocks: Blocks, width: int) -> tuple[Layout, Blocks]:
+        """Returns the layout and the weights of each rank, at `width` bytes per exchanged number, where a forward of
+        samples decides them; by default both unchanged. Raises DataError if the samples cannot be read."""
+        return layout, blocks
+
+    def rank_layers(self, recipe: Recipe, memory: RankMemory) -> list[nn.Layer] | None:
+        """Builds the layers of one rank on the CPU; None if the model's `blocks` and `cuts` describe them."""
+        return None
 
     def build(self, mesh: Mesh) -> Strategy:
         """Prepares this process and returns the strategy on `mesh`. Collective. Raises UsageError for a mesh that does

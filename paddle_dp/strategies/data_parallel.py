@@ -13,10 +13,10 @@ from paddle_dp.units import Bytes, Compress, Recompute
 if TYPE_CHECKING:
     from paddle import nn
 
+    from paddle_dp.core.placed_model import PlacedModel
+    from paddle_dp.exchange.gradient_exchange import GradientExchange
+    from paddle_dp.learner import Learner, Task
     from paddle_dp.mesh import Mesh
-    from paddle_dp.parallel import Learner, Task
-    from paddle_dp.parallel.exchange.gradient_exchange import GradientExchange
-    from paddle_dp.parallel.placed_model import PlacedModel
     from paddle_dp.recipe import Recipe
 
 
@@ -107,10 +107,10 @@ class DataParallel:
 
     def place(self, task: Task) -> Learner:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
-        from paddle_dp.parallel import full_model_learner, prepare
-        from paddle_dp.parallel.batch_norm import needs_ours, synchronize
-        from paddle_dp.parallel.consistency import check_equal
-        from paddle_dp.parallel.recompute import recomputed
+        from paddle_dp.core.batch_norm import needs_ours, synchronize
+        from paddle_dp.core.consistency import check_equal
+        from paddle_dp.learner import full_model_learner, prepare
+        from paddle_dp.model.recompute import recomputed
 
         again, is_distributed = self.config.recompute, self.mesh.ranks > 1
         if self.config.sync_batch_norm and (is_distributed or needs_ours(task.model)):
@@ -141,9 +141,9 @@ class DataParallel:
         self, placed: PlacedModel, parallel_model: nn.Layer, counted_late: bool
     ) -> GradientExchange:
         """Creates the exchange of gradients. Collective."""
-        from paddle_dp.parallel.exchange.buckets import BucketSizes
-        from paddle_dp.parallel.exchange.choose import ExchangeSettings, choose_exchange
-        from paddle_dp.parallel.exchange.paddle_reducer import PaddleReducer
+        from paddle_dp.exchange.buckets import BucketSizes
+        from paddle_dp.exchange.choose import ExchangeSettings, choose_exchange
+        from paddle_dp.exchange.paddle_reducer import PaddleReducer
 
         if self._by_paddle:
             return PaddleReducer(parallel_model, placed.trainable, self.mesh)
@@ -174,7 +174,7 @@ class DataParallel:
         import paddle
         from paddle.distributed.parallel import sync_params_buffers
 
-        from paddle_dp.parallel.buffers import give_unusual
+        from paddle_dp.core.buffers import give_unusual
 
         give_unusual(model, self.mesh)
         if not self._by_paddle:

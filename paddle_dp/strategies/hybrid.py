@@ -14,11 +14,11 @@ from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Count, Positive
 
 if TYPE_CHECKING:
+    from paddle_dp.axes.sharding.zero import Zero
+    from paddle_dp.core.placement import Placements
+    from paddle_dp.learner import Learner, Task
+    from paddle_dp.learner.task import PreparedTask
     from paddle_dp.mesh import Mesh
-    from paddle_dp.parallel import Learner, Task
-    from paddle_dp.parallel.placement import Placements
-    from paddle_dp.parallel.sharding.zero import Zero
-    from paddle_dp.parallel.strategy import PreparedTask
     from paddle_dp.plan import Shape
     from paddle_dp.recipe import Recipe
 
@@ -132,7 +132,7 @@ class Config(StrategyConfig):
 
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError, with the nearest legal layouts, unless the degrees divide model, batch and ranks."""
-        from paddle_dp.parallel.preflight import preflight_check
+        from paddle_dp.checks.preflight import preflight_check
         from paddle_dp.plan import refusal
         from paddle_dp.plan.sharded import unshardable
 
@@ -146,8 +146,8 @@ class Config(StrategyConfig):
 
     def shape(self, recipe: Recipe) -> Shape:
         """The sizes that a layout of the recipe must divide; builds the model without allocating its weights."""
-        from paddle_dp.parallel.loss import as_loss
-        from paddle_dp.parallel.meta_init import anatomy
+        from paddle_dp.axes.meta_init import anatomy
+        from paddle_dp.core.loss import as_loss
         from paddle_dp.plan import Shape
 
         model, train = recipe.model, recipe.train
@@ -205,30 +205,30 @@ class Hybrid:
 
     def place(self, task: Task) -> Learner:
         """Returns a learner for this rank's part. Collective. Raises UsageError if the model cannot be split so."""
-        from paddle_dp.parallel import full_model_learner, prepare
-        from paddle_dp.parallel.axes import (
+        from paddle_dp.axes.axes_exchange import (
             AxesExchange,
             OwnerWeights,
             gathered_samples,
             groups_of_equal_buffers,
             sum_over_readers,
         )
-        from paddle_dp.parallel.batch_norm import synchronize
-        from paddle_dp.parallel.buffers import Buffers
-        from paddle_dp.parallel.clip import take_clips
-        from paddle_dp.parallel.data_group import NestedGroup
-        from paddle_dp.parallel.elementwise import check_by_parameter, check_elementwise
-        from paddle_dp.parallel.initial_weights import draw, initial_weights, reads_weights
-        from paddle_dp.parallel.pipeline.runner import MicroBatchLoss, PipelineRunner, StageNames
-        from paddle_dp.parallel.pipeline.schedules import unsynchronized
-        from paddle_dp.parallel.pipeline.stages import build_stages
-        from paddle_dp.parallel.placement import Placements
-        from paddle_dp.parallel.runner import BatchRunner
-        from paddle_dp.parallel.running_statistics import RunningStatistics
-        from paddle_dp.parallel.strategy import make_optimizer
-        from paddle_dp.parallel.trial_weights import check_lendable
-        from paddle_dp.parallel.update_mode import PlacedNorm
-        from paddle_dp.parallel.weights import WeightSync
+        from paddle_dp.axes.pipeline.runner import MicroBatchLoss, PipelineRunner, StageNames
+        from paddle_dp.axes.pipeline.schedules import unsynchronized
+        from paddle_dp.axes.pipeline.stages import build_stages
+        from paddle_dp.core.batch_norm import synchronize
+        from paddle_dp.core.buffers import Buffers
+        from paddle_dp.core.clip import take_clips
+        from paddle_dp.core.data_group import NestedGroup
+        from paddle_dp.core.placement import Placements
+        from paddle_dp.core.running_statistics import RunningStatistics
+        from paddle_dp.learner import full_model_learner, prepare
+        from paddle_dp.learner.runner import BatchRunner
+        from paddle_dp.learner.task import make_optimizer
+        from paddle_dp.learner.update_mode import PlacedNorm
+        from paddle_dp.learner.weights import WeightSync
+        from paddle_dp.model.elementwise import check_by_parameter, check_elementwise
+        from paddle_dp.model.initial_weights import draw, initial_weights, reads_weights
+        from paddle_dp.model.trial_weights import check_lendable
 
         axes, drawn = self.mesh.axes, initial_weights(task.model) is not None
         check_lendable(task.model, task.samples, task.lendable)
@@ -298,14 +298,14 @@ class Hybrid:
     def _cut(self, task: Task, placements: Placements) -> tuple[Any, Any]:
         """Cuts the task's model and loss along the tensor and the sequence axis. Raises UsageError if the cut model
         gives other outputs than the whole one for some samples."""
-        from paddle_dp.parallel.cut_check import CutCheck
-        from paddle_dp.parallel.initial_weights import initial_weights
-        from paddle_dp.parallel.recompute import recomputed
-        from paddle_dp.parallel.sequence.megatron_sp import SequenceParallelizer
-        from paddle_dp.parallel.sequence.ulysses import parallelize_sequence
-        from paddle_dp.parallel.tensor.layers import TensorParallelizer
-        from paddle_dp.parallel.tensor.vocab_parallel_loss import vocab_parallel
-        from paddle_dp.parallel.trial_weights import trial_weights
+        from paddle_dp.axes.cut_check import CutCheck
+        from paddle_dp.axes.sequence.megatron_sp import SequenceParallelizer
+        from paddle_dp.axes.sequence.ulysses import parallelize_sequence
+        from paddle_dp.axes.tensor.layers import TensorParallelizer
+        from paddle_dp.axes.tensor.vocab_parallel_loss import vocab_parallel
+        from paddle_dp.model.initial_weights import initial_weights
+        from paddle_dp.model.recompute import recomputed
+        from paddle_dp.model.trial_weights import trial_weights
 
         axes, model, loss = self.mesh.axes, task.model, task.loss
         slices: list[tuple[int, Any]] = []
@@ -320,7 +320,7 @@ class Hybrid:
             model = parallelizer.parallelize(model)
             loss = vocab_parallel(loss, group) if parallelizer.cuts_classes else loss
             slices += [(-1, group)] if parallelizer.cuts_classes else []
-        # In the order of parallel.wrapping: random numbers, recompute, sequence.
+        # In the order of core.wrapping: random numbers, recompute, sequence.
         model = recomputed(model, self.config.recompute)
         if axes.sequence > 1:
             model, loss = parallelize_sequence(model, loss, self.hcg.get_sep_parallel_group())
@@ -331,9 +331,9 @@ class Hybrid:
 
     def _zero(self, prepared: PreparedTask, placements: Placements) -> Zero:
         """Deals the parameters to the ranks of the sharding axis."""
-        from paddle_dp.parallel.exchange.roundings import comm_dtype_of
-        from paddle_dp.parallel.optimizer_checks import check_ungrouped, leave_frozen_out
-        from paddle_dp.parallel.sharding.zero import Zero
+        from paddle_dp.axes.sharding.zero import Zero
+        from paddle_dp.core.optimizer_checks import check_ungrouped, leave_frozen_out
+        from paddle_dp.exchange.roundings import comm_dtype_of
 
         check_ungrouped(prepared.optimizer, "strategy.sharding")
         leave_frozen_out(prepared.optimizer)
@@ -352,7 +352,7 @@ class Hybrid:
     def _engine(self, stages: Any) -> Any:
         from paddle.distributed import fleet
 
-        from paddle_dp.parallel.pipeline.schedules import ENGINES
+        from paddle_dp.axes.pipeline.schedules import ENGINES
 
         engine = ENGINES[self.config.pipeline_schedule, self.config.stages_per_rank > 1]
         return engine(stages, self.hcg, fleet.fleet._user_defined_strategy)

@@ -12,8 +12,8 @@ from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import AboveZero, EverySteps, Probability, Steps, check_steps
 
 if TYPE_CHECKING:
+    from paddle_dp.learner import Learner, Task
     from paddle_dp.mesh import Mesh
-    from paddle_dp.parallel import Learner, Task
     from paddle_dp.recipe import Recipe
 
 
@@ -108,11 +108,11 @@ class LocalSGD:
 
     def place(self, task: Task) -> Learner:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
-        from paddle_dp.parallel.learner_checks import NO_REMEDY, BatchNormCheck
-        from paddle_dp.parallel.outer_momentum import OuterMomentum
-        from paddle_dp.parallel.periodic_means import PeriodicMeans
-        from paddle_dp.parallel.periods import Periods
-        from paddle_dp.parallel.running_statistics import RunningStatistics
+        from paddle_dp.core.running_statistics import RunningStatistics
+        from paddle_dp.learner.learner_checks import NO_REMEDY, BatchNormCheck
+        from paddle_dp.strategies._rounds.outer_momentum import OuterMomentum
+        from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
+        from paddle_dp.strategies._rounds.periods import Periods
 
         config, outer = self.config, self.config.outer
         every, known_differences = int(config.every.count), []

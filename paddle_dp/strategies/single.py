@@ -9,8 +9,8 @@ from paddle_dp.errors import UsageError
 from paddle_dp.strategies._base import StrategyConfig
 
 if TYPE_CHECKING:
+    from paddle_dp.learner import Learner, Task
     from paddle_dp.mesh import Mesh
-    from paddle_dp.parallel import Learner, Task
     from paddle_dp.recipe import Recipe
 
 
@@ -46,8 +46,8 @@ class Single:
     mesh: Mesh
 
     def place(self, task: Task) -> Learner:
-        from paddle_dp.parallel import full_model_learner
-        from paddle_dp.parallel.recompute import recomputed
+        from paddle_dp.learner import full_model_learner
+        from paddle_dp.model.recompute import recomputed
 
         recomputed(task.model, self.config.recompute)
         return full_model_learner(task, self.mesh)

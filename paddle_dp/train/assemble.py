@@ -15,17 +15,17 @@ import paddle
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.checkpoint.other_names import names_of
+from paddle_dp.checks.samplewise import SAMPLES, Findings, is_known
+from paddle_dp.core.optimizer_checks import check_within
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.scatter import Elsewhere, ReadByMain, is_in_order, share
 from paddle_dp.errors import UsageError
 from paddle_dp.identity import consistency, same_run
 from paddle_dp.identity.facts import RunSignature
+from paddle_dp.learner import Learner, Strategy, Task
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
-from paddle_dp.parallel import Learner, Strategy, Task
-from paddle_dp.parallel.optimizer_checks import check_within
-from paddle_dp.parallel.samplewise import SAMPLES, Findings, is_known
 from paddle_dp.recipe import Load, write_recipe
 from paddle_dp.structure import mapped
 from paddle_dp.train import trial

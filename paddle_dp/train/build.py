@@ -10,13 +10,13 @@ from typing import Any
 import paddle
 
 from paddle_dp.checkpoint.other_names import names_of
+from paddle_dp.core.loss import loss_of
+from paddle_dp.core.parameter_groups import base_of, group
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.stream import as_dataset
+from paddle_dp.learner import Learner, Task
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Learner, Task
-from paddle_dp.parallel.initial_weights import draw, without_memory
-from paddle_dp.parallel.loss import loss_of
-from paddle_dp.parallel.parameter_groups import base_of, group
+from paddle_dp.model.initial_weights import draw, without_memory
 from paddle_dp.part import adapted, read_part
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.assemble import TrainerBuilder
@@ -74,7 +74,7 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
     """The recipe's model, loss, optimizer and schedule, for a training of `steps` updates.
 
     The initial weights equal one process's draw from the recipe's seed. If each rank will keep a part of the model, the
-    weights have no memory yet (`parallel.initial_weights`), unless only a whole model draws the same.
+    weights have no memory yet (`model.initial_weights`), unless only a whole model draws the same.
     """
     finish = partial(_task, recipe, steps=steps, steps_per_epoch=steps_per_epoch)
     paddle.seed(recipe.train.seed)

@@ -13,8 +13,8 @@ from paddle_dp.units import Every
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import HostMemory, Snapshot
     from paddle_dp.errors import CheckpointError
+    from paddle_dp.learner import Learner
     from paddle_dp.mesh import Mesh
-    from paddle_dp.parallel import Learner
     from paddle_dp.plan.measured import Measured
     from paddle_dp.train.evaluation import Evaluation
     from paddle_dp.train.judge import Refusal

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 from paddle_dp.errors import message_of
+from paddle_dp.learner import Learner
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.parallel import Learner
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.meter import Meter
 from paddle_dp.train.overrides import is_overridden, refuse_overrides

@@ -22,7 +22,7 @@ from paddle_dp.checkpoint.disk import replace
 from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.errors import CheckpointError, message_of
 from paddle_dp.identity.facts import RunSignature, recipe_facts
-from paddle_dp.parallel import Learner
+from paddle_dp.learner import Learner
 from paddle_dp.recipe import Recipe
 from paddle_dp.train.callback import Callback, Moment
 from paddle_dp.train.judge import Refusal

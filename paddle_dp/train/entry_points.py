@@ -104,7 +104,7 @@ def try_recipe() -> None:
 
     Its argument is JSON, [recipe, divided, chained]; the last line of its output has the findings as JSON.
     """
-    from paddle_dp.parallel.samplewise import SAMPLES
+    from paddle_dp.checks.samplewise import SAMPLES
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train import trial
     from paddle_dp.train.build import dataset, task
@@ -185,7 +185,7 @@ def merge(recipe: Recipe, options: dict[str, Any]) -> None:
     file, options["to"]."""
     from paddle_dp.checkpoint.merge import write_merged
     from paddle_dp.checkpoint.tensors import tensor_shard
-    from paddle_dp.parallel.lora import merge_low_rank
+    from paddle_dp.core.lora import merge_low_rank
     from paddle_dp.train.assemble import find_checkpoint
     from paddle_dp.train.build import plain_learner
     from paddle_dp.train.state import load_model

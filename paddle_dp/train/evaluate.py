@@ -11,12 +11,12 @@ import numpy as np
 import paddle
 
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.core.loss import Loss
 from paddle_dp.data import Loader
 from paddle_dp.data.sample import class_names
 from paddle_dp.errors import DataError, TargetError
+from paddle_dp.learner import Learner
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Learner
-from paddle_dp.parallel.loss import Loss
 from paddle_dp.train.blame import bad_target
 from paddle_dp.train.evaluation import Evaluation
 

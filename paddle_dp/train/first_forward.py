@@ -21,13 +21,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from paddle_dp.axes.meta_init import describe_weights
+from paddle_dp.checks.preflight import built_without_memory
 from paddle_dp.data.arrays import describe
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_sample
 from paddle_dp.errors import PaddleDPError, UsageError, gist, near
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.meta_init import describe_weights
-from paddle_dp.parallel.preflight import built_without_memory
 from paddle_dp.part import read_part
 from paddle_dp.plan.rank_memory import total_parameters
 from paddle_dp.recipe import Recipe, read_recipe

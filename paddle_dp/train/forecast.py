@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+from paddle_dp.axes.meta_init import built, describe_weights
+from paddle_dp.core.parameter_groups import describe_groups, group
 from paddle_dp.data.arrays import describe
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.randomness import restoring_globals
@@ -16,8 +18,6 @@ from paddle_dp.data.sample import read_sample
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.mesh.degrees import AXES
-from paddle_dp.parallel.meta_init import built, describe_weights
-from paddle_dp.parallel.parameter_groups import describe_groups, group
 from paddle_dp.part import adapted, lazily
 from paddle_dp.plan.activations import Tokens, activation_bytes, in_flight
 from paddle_dp.plan.bound import Compute, WorkOrder, bound
@@ -33,7 +33,6 @@ from paddle_dp.plan.rank_memory import (
 )
 from paddle_dp.recipe import Recipe
 from paddle_dp.text import digits, duration
-from paddle_dp.train import planned_branches
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
 
@@ -77,11 +76,10 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         blocks: Blocks = describe_weights(model)
     if recipe.optimizer.groups or recipe.adapter:
         yield from describe_groups(model, recipe.optimizer.groups)
-    if layout.branches is not None:
-        try:
-            layout, blocks = planned_branches.assign_branches(recipe, layout, blocks, _bytes(recipe))
-        except DataError as error:
-            yield f"all branches are counted for each rank: samples show where each goes, and there are none: {error}"
+    try:
+        layout, blocks = recipe.strategy.config.assigned(recipe, layout, blocks, _bytes(recipe))
+    except DataError as error:
+        yield f"all branches are counted for each rank: samples show where each goes, and there are none: {error}"
     yield f"{ranks} rank{'s' * (ranks > 1)}: {layout}; the whole model: {total_parameters(blocks):,} parameters"
     memories = rank_memories(blocks, layout) if rank is None else [rank_memory(blocks, layout, rank)]
     shown = max(memories, key=lambda m: m.total + (activations(recipe, layout, blocks, m) or 0.0))
@@ -327,9 +325,8 @@ def _built(recipe: Recipe, layout: Layout, memory: RankMemory) -> str:
 
     paddle.set_device("cpu")
     tensor, size = memory.coords["tensor"], layout.degrees.tensor
-    if layout.branches is not None:
-        layers = [planned_branches.rank_model(recipe, layout, tensor)]
-    else:
+    layers = recipe.strategy.config.rank_layers(recipe, memory)
+    if layers is None:
         layers = built(recipe.build_model, memory.blocks, tensor, size, recipe.train.seed)
     parameters = {id(p): p for layer in layers for p in layer.parameters()}.values()
     count = sum(int(p.size) for p in parameters)

@@ -13,11 +13,11 @@ from paddle_dp.checkpoint import fill
 from paddle_dp.checkpoint.matching import match, table
 from paddle_dp.checkpoint.other_names import Tables, names_of, translated
 from paddle_dp.checkpoint.source import source
+from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.errors import CheckpointError, PaddleDPError, RecipeError
+from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task
-from paddle_dp.parallel.initial_weights import draw
-from paddle_dp.parallel.placed_model import PlacedModel
+from paddle_dp.model.initial_weights import draw
 from paddle_dp.recipe import Load
 from paddle_dp.recipe.write import RESOLVED
 from paddle_dp.recipe.yaml_document import read_page

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import paddle
 
+from paddle_dp.checks.repeats import compute_without_exchange
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import AXES
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.tape import Tape
 from paddle_dp.mesh.traffic import traffic
-from paddle_dp.parallel.repeats import compute_without_exchange
 from paddle_dp.plan.changes import Facts
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.rank_times import attribute
@@ -28,7 +28,7 @@ from paddle_dp.train.meter import peak_memory
 
 if TYPE_CHECKING:
     from paddle_dp.data import Batch, Loader
-    from paddle_dp.parallel import Learner
+    from paddle_dp.learner import Learner
     from paddle_dp.train.run import Run
 
 AFTER = 10  # steps before the first measurement: the first ones are slower

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from paddle_dp.errors import OutOfMemoryError
+from paddle_dp.learner.learner import Learner
+from paddle_dp.learner.memory import size, states
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.learner import Learner
-from paddle_dp.parallel.memory import size, states
 from paddle_dp.train.meter import peak_memory
 
 MB = 1e6

@@ -12,10 +12,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from paddle_dp.core.loss import Loss, as_loss, loss_of, number
 from paddle_dp.data.arrays import Array, Arrays, describe
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import join
-from paddle_dp.parallel.loss import Loss, as_loss, loss_of, number
 from paddle_dp.recipe import Recipe
 from paddle_dp.structure import call, mapped
 from paddle_dp.train.array_files import SUFFIXES, samples_of

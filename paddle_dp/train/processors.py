@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paddle_dp.batch import Batch
+from paddle_dp.checks.repeats import recompute_gradients, shared_batch
 from paddle_dp.errors import ProcessorError
+from paddle_dp.learner import Learner
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
-from paddle_dp.parallel import Learner
-from paddle_dp.parallel.repeats import recompute_gradients, shared_batch
 from paddle_dp.text import and_more, numbered
 
 Digests = Mapping[str, Sequence[int]]

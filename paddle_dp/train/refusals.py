@@ -13,10 +13,10 @@ from pathlib import Path
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint.manifest import MANIFEST
+from paddle_dp.checks.repeats import find_not_finite
 from paddle_dp.data import Loader
 from paddle_dp.errors import NotFiniteError, SpikeError
-from paddle_dp.parallel import Learner
-from paddle_dp.parallel.repeats import find_not_finite
+from paddle_dp.learner import Learner
 from paddle_dp.text import numbered
 from paddle_dp.train import blame
 from paddle_dp.train.judge import LossGuard, Refusal

@@ -19,8 +19,8 @@ import time
 
 from paddle_dp.data import Batch
 from paddle_dp.errors import TargetError
+from paddle_dp.learner.learner import AsyncWorker
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.parallel.learner import AsyncWorker
 from paddle_dp.train import blame
 from paddle_dp.train.callback import Moment
 from paddle_dp.train.claims import WorkQueue, claims_of

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.core.parameter_groups import base_of, group
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import Dataset
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import UsageError
 from paddle_dp.identity.consistency import agreed_folder
+from paddle_dp.learner import Dropout, Task
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.parallel import Dropout, Task
-from paddle_dp.parallel.parameter_groups import base_of, group
 from paddle_dp.part import (
     Annotation,
     ErrorContext,

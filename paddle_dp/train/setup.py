@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paddle_dp.identity.facts import TrainingSettings
-from paddle_dp.parallel import Task
+from paddle_dp.learner import Task
 from paddle_dp.recipe import Load, LoaderSettings
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.run import Run

@@ -15,15 +15,15 @@ from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.tensors import fill, tensor_shard
+from paddle_dp.core.placed_model import Placed
+from paddle_dp.core.placement import Placement
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError
+from paddle_dp.learner import Learner
+from paddle_dp.learner.ema import Averages
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.seed import seed_ranks
-from paddle_dp.parallel import Learner
-from paddle_dp.parallel.ema import Averages
-from paddle_dp.parallel.placed_model import Placed
-from paddle_dp.parallel.placement import Placement
 from paddle_dp.tensors import nbytes
 from paddle_dp.text import and_more
 from paddle_dp.train.progress import Progress

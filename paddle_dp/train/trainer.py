@@ -9,8 +9,8 @@ from paddle_dp.data import Loader
 from paddle_dp.errors import StoppedError, UsageError
 from paddle_dp.identity import consistency
 from paddle_dp.identity.unsaved import changes_printed
+from paddle_dp.learner import Learner
 from paddle_dp.mesh.heartbeat import heartbeat, on_board
-from paddle_dp.parallel import Learner
 from paddle_dp.recipe import Guard
 from paddle_dp.recipe.folder import release
 from paddle_dp.train.callback import Callback

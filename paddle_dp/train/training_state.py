@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from paddle_dp.checkpoint import Checkpoint, Checks, HostMemory, Snapshot
+from paddle_dp.checks.layer_settings import LayerSettings
 from paddle_dp.data import Loader
 from paddle_dp.errors import CheckpointError, DivergenceError, NotFiniteError, UsageError
 from paddle_dp.identity.unsaved import Unsaved
+from paddle_dp.learner import Learner
+from paddle_dp.learner.ema import Averages
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.parallel import Learner
-from paddle_dp.parallel.ema import Averages
-from paddle_dp.parallel.layer_settings import LayerSettings
 from paddle_dp.recipe import Ema, Guard
 from paddle_dp.train import state
 from paddle_dp.train.callback import Callback, Moment, Name

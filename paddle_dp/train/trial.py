@@ -1,4 +1,4 @@
-"""Tries a task in another process before its training (`parallel.samplewise`), never in a rank that trains.
+"""Tries a task in another process before its training (`checks.samplewise`), never in a rank that trains.
 
 On CPUs the process is a fork of one rank, with its model and samples; each run within it is another fork, so that all
 begin with one state. Forks hold none of the rank's sockets and write nothing. Accelerators' drivers survive no fork:
@@ -25,11 +25,11 @@ import paddle
 
 from paddle_dp import errors
 from paddle_dp.batch import MicroBatch
+from paddle_dp.checks.samplewise import Findings, findings
+from paddle_dp.core.trial import Result
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
-from paddle_dp.parallel import Task
-from paddle_dp.parallel.samplewise import Findings, findings
-from paddle_dp.parallel.trial import Result
+from paddle_dp.learner import Task
 from paddle_dp.structure import mapped
 
 SECONDS = 60.0  # for the whole trial
@@ -42,7 +42,7 @@ class TrialError(Exception):
 
 
 class ForkRunner:
-    """Runs functions in forks of this process, for `seconds` in all: see `parallel.trial.ForkRunner`.
+    """Runs functions in forks of this process, for `seconds` in all: see `core.trial.ForkRunner`.
 
     Raises LossError and UsageError as the function does, and TrialError for any other failure of the fork.
     """

@@ -12,11 +12,11 @@ import pytest
 from paddle import nn
 
 from paddle_dp.callbacks._exchange_timeline import TimelineRow, draw, trace
+from paddle_dp.exchange.reducer_buckets import ReducerBuckets
 from paddle_dp.launch.worker import work
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import Heartbeat, heartbeat
 from paddle_dp.mesh.tape import ExchangeTrace
-from paddle_dp.parallel.exchange.reducer_buckets import ReducerBuckets
 from tests.ranks import run_ranks
 
 ROWS = [

@@ -5,9 +5,9 @@ import paddle
 import pytest
 
 from models.bert import Config
+from paddle_dp.axes.tensor.layers import TensorParallelizer
+from paddle_dp.core.placement import Placements
 from paddle_dp.gloo.fake_group import alone
-from paddle_dp.parallel.placement import Placements
-from paddle_dp.parallel.tensor.layers import TensorParallelizer
 
 SMALL = {"vocab": 20, "width": 16, "depth": 2, "heads": 4, "length": 12}
 

@@ -42,9 +42,9 @@ def measured(folder: str, strategy: str, late: int = -1) -> dict[str, float]:
     one; and what the plan says. Rank `late` is late in each."""
     import paddle
 
+    from paddle_dp.axes.meta_init import describe_weights
     from paddle_dp.mesh import join
     from paddle_dp.mesh.traffic import traffic
-    from paddle_dp.parallel.meta_init import describe_weights
     from paddle_dp.part import lazily
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train.build import build
@@ -136,11 +136,11 @@ def test_one_process_allocates_what_its_replicas_hold() -> None:
     import paddle
     from paddle import nn
 
+    from paddle_dp.axes.meta_init import describe_weights
     from paddle_dp.batch import Batch, MicroBatch
+    from paddle_dp.learner import Task
     from paddle_dp.losses.mean_squared_error import Config as SquaredError
     from paddle_dp.mesh import Mesh
-    from paddle_dp.parallel import Task
-    from paddle_dp.parallel.meta_init import describe_weights
     from paddle_dp.part import read_part
     from paddle_dp.plan.memory import Widths
 

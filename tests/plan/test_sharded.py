@@ -2,8 +2,8 @@
 
 import pytest
 
+from paddle_dp.axes.sharding.prefetch_trace import TraceRecorder
 from paddle_dp.errors import UsageError
-from paddle_dp.parallel.sharding.prefetch_trace import TraceRecorder
 from paddle_dp.plan.sharded import chunks, max_fetched, most_on_accelerator, travels, unshardable
 from paddle_dp.recipe import read_recipe
 

@@ -6,10 +6,10 @@ from contextlib import nullcontext
 import numpy as np
 import paddle
 
-from paddle_dp.parallel import batch_norm
-from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
-from paddle_dp.parallel.learner import Learner
-from paddle_dp.parallel.runner import BatchRunner
+from paddle_dp.core import batch_norm
+from paddle_dp.exchange.pushed_gradients import PushedGradients
+from paddle_dp.learner.learner import Learner
+from paddle_dp.learner.runner import BatchRunner
 
 LAST = os.environ.get("PADDLE_TRAINER_ID", "0") == "1"
 
@@ -165,7 +165,7 @@ def late_gradient():
 
 def fewer_digits():
     """What travels is rounded to four digits of base 2 instead of eight."""
-    from paddle_dp.parallel.exchange import push_reduce
+    from paddle_dp.exchange import push_reduce
 
     rounded = push_reduce.bytes_from
 

@@ -7,9 +7,9 @@ from paddle import nn
 from paddle.optimizer.lr import StepDecay
 
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.learner import Task, full_model_learner
 from paddle_dp.losses.mean_squared_error import MeanSquaredError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task, full_model_learner
 from paddle_dp.proof.compare import K, TraceComparison
 from paddle_dp.proof.record import ProofRecorder
 from paddle_dp.proof.replay import replay

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.parallel.exchange.roundings import Roundings, comm_dtype_of, rounds
+from paddle_dp.exchange.roundings import Roundings, comm_dtype_of, rounds
 from paddle_dp.proof import Comparison, compare_sides
 from paddle_dp.proof.rehearsed import Rehearsals
 from paddle_dp.tensors import bytes_from, numbers_of

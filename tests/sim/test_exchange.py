@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.hard import learn
+from tests.exchange.hard import learn
 from tests.ranks import run_ranks
 from tests.sim.recipes import gpt
 
@@ -24,9 +24,9 @@ def trained(recipe: str, overrides: list[str], travel: bool) -> tuple[dict[str, 
     and of their averages, and in how many updates values still travelled when the forward began."""
     import paddle
 
+    from paddle_dp.core.consistency import digests
+    from paddle_dp.exchange.async_param_broadcast import AsyncParamBroadcast
     from paddle_dp.mesh import join
-    from paddle_dp.parallel.consistency import digests
-    from paddle_dp.parallel.exchange.async_param_broadcast import AsyncParamBroadcast
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train.build import build
 

@@ -90,8 +90,8 @@ def allocated(folder: str, words: str) -> dict[str, float]:
     this rank: of parameters, gradients and states; lent and exchanged besides; of activations."""
     import paddle
 
+    from paddle_dp.axes.meta_init import describe_weights
     from paddle_dp.mesh import join
-    from paddle_dp.parallel.meta_init import describe_weights
     from paddle_dp.part import lazily
     from paddle_dp.plan.rank_memory import rank_memory
     from paddle_dp.recipe import read_recipe

@@ -28,7 +28,7 @@ FOUR = {
 
 def waiting() -> None:
     """In each rank: as fleet has it, on the stream that computes."""
-    from paddle_dp.parallel.pipeline.schedules import Engine
+    from paddle_dp.axes.pipeline.schedules import Engine
 
     Engine.asynchronous = False
 

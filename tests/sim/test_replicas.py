@@ -21,7 +21,7 @@ COPIES = "{use: replicas, count: 3}"
 def trained(folder: str) -> dict[str, Any]:
     """In a rank of four devices: what it learned, and where each copy's weights, buffers and gradients lay."""
     os.environ |= {"FLAGS_selected_sims": "0,3,1,2"}  # as the launcher says it to one process
-    from paddle_dp.parallel.replicas import Copies
+    from paddle_dp.strategies.replicas.replicas import Copies
 
     seen: dict[str, set[str]] = {}
     add_up = Copies._add_up

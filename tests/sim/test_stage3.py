@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.parallel import test_frozen, test_missing_gradients
+from tests.exchange import test_missing_gradients
+from tests.learner import test_frozen
 from tests.ranks import run_ranks
 
 ALL = [0, 1, 2, 0, 1, 2, 0, 1]  # on each of two ranks every expert
@@ -30,7 +31,7 @@ BATCHES = [
 
 def learn(cases: list[dict[str, Any]]) -> dict[str, Any]:
     """In a rank: what the cases learn, how many passes followed an order, and how often this rank left one."""
-    from paddle_dp.parallel.sharding.broadcasts import Broadcasts
+    from paddle_dp.axes.sharding.broadcasts import Broadcasts
 
     counts = {"followed": 0, "left": 0, "midway": 0}
     begin, leave = Broadcasts.begin, Broadcasts.abandon
@@ -83,9 +84,9 @@ def gradients(folder: str, prefetch: int, more: str = "") -> tuple[list[dict[int
     """In a rank: of four steps of two micro-batches, the bits of the gradients that this rank owns; and its rounds."""
     import paddle
 
+    from paddle_dp.axes.sharding.broadcasts import Broadcasts
+    from paddle_dp.axes.sharding.rounds import Rounds
     from paddle_dp.mesh import join
-    from paddle_dp.parallel.sharding.broadcasts import Broadcasts
-    from paddle_dp.parallel.sharding.rounds import Rounds
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train.build import build
     from tests.sim.recipes import gpt

@@ -79,7 +79,7 @@ def assert_waits_for_readers_alone(of_ranks: list[dict[int, dict[str, int]]], la
         for step, found in by_step.items():
             read = step % READ == 0 or step == last
             found = unmeasured(step, found, last)
-            assert lines(found) == ({"stream: paddle_dp/parallel/loss.py"} if read else set()), (step, found)
+            assert lines(found) == ({"stream: paddle_dp/core/loss.py"} if read else set()), (step, found)
             assert sum(found.values()) == (ONE_READ if read else 0), (step, found)
 
 
@@ -127,7 +127,7 @@ def test_in_float16_each_update_waits_once_to_see_whether_a_gradient_overflowed(
         for step, found in by_step.items():
             if step % READ and step != 20:
                 found = unmeasured(step, found)
-                assert lines(found) == {"stream: paddle_dp/parallel/learner.py"}
+                assert lines(found) == {"stream: paddle_dp/learner/learner.py"}
                 assert sum(found.values()) == 1
 
 

@@ -34,7 +34,9 @@ def watched(
 
     class Told(Callback):
         def step(self, moment: Any) -> None:
-            rows.append([moment.progress.step, moment.progress.samples, moment.numbers.get("loss")])  # none before a share is done
+            rows.append(
+                [moment.progress.step, moment.progress.samples, moment.numbers.get("loss")]
+            )  # none before a share is done
 
     class Looks(Callback):
         reads = False

@@ -11,15 +11,15 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.core.data_group import PaddleGroup
+from paddle_dp.core.placement import Placement, Placements
 from paddle_dp.errors import RecipeError, UsageError
-from paddle_dp.parallel.branches.assignment import assign
-from paddle_dp.parallel.branches.branch_exchange import BranchExchange
-from paddle_dp.parallel.branches.branch_trace import observed, tables_of
-from paddle_dp.parallel.branches.branched_model import Branched, branched
-from paddle_dp.parallel.data_group import PaddleGroup
-from paddle_dp.parallel.placement import Placement, Placements
 from paddle_dp.part import read_part
 from paddle_dp.strategies.branches import Config
+from paddle_dp.strategies.branches.assignment import assign
+from paddle_dp.strategies.branches.branch_exchange import BranchExchange
+from paddle_dp.strategies.branches.branch_trace import observed, tables_of
+from paddle_dp.strategies.branches.branched_model import Branched, branched
 from tests.parity import weights
 from tests.ranks import run_ranks
 from tests.sim.build import built, why_not
@@ -406,13 +406,13 @@ def counted(out: str, strategy: str, parts: dict[str, str]) -> dict[str, float]:
     ("place", "parts"), [(TWO, DEEP), (FOUR, APART), (TWO, PAIRS)], ids=["deep", "apart", "shared"]
 )
 def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_device, monkeypatch) -> None:
-    from paddle_dp.parallel.meta_init import describe_weights
+    from paddle_dp.axes.meta_init import describe_weights
     from paddle_dp.part import lazily
     from paddle_dp.plan.exchange import mean_bytes
     from paddle_dp.plan.rank_memory import rank_memory
     from paddle_dp.recipe import read_recipe
+    from paddle_dp.strategies.branches.forecast import assign_branches
     from paddle_dp.train.forecast import layout_of
-    from paddle_dp.train.planned_branches import assign_branches
 
     if on_device:
         if reason := why_not():

@@ -12,8 +12,8 @@ import pytest
 from paddle import nn
 
 from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task
 from paddle_dp.part import read_part
 from paddle_dp.proof import Comparison, compare_sides, verify
 from paddle_dp.recipe import read_recipe
@@ -298,7 +298,7 @@ def test_a_checkpoint_goes_from_any_strategy_to_any_other(tmp_path):
 
 def unweighted() -> None:
     """A fault: ranks count as much as each other, whatever their shares."""
-    from paddle_dp.parallel.periodic_means import PeriodicMeans
+    from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
 
     PeriodicMeans._take_portion = lambda self: None  # type: ignore[method-assign]
 

@@ -10,13 +10,13 @@ import pytest
 from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.checks.repeats import recompute_gradients, shared_batch
 from paddle_dp.errors import UsageError
+from paddle_dp.learner import Task
 from paddle_dp.losses.contrastive import Config as Contrastive
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Task
-from paddle_dp.parallel.compiled import is_compiled
-from paddle_dp.parallel.repeats import recompute_gradients, shared_batch
+from paddle_dp.model.compiled import is_compiled
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Precision
 from tests.ranks import run_ranks

@@ -23,9 +23,9 @@ def evaluated(batch):
     from paddle import nn
 
     from paddle_dp.data import Loader
+    from paddle_dp.learner import Task
     from paddle_dp.losses.cross_entropy import Config as CrossEntropy
     from paddle_dp.mesh import join
-    from paddle_dp.parallel import Task
     from paddle_dp.strategies.data_parallel import Config
     from paddle_dp.train.evaluate import evaluate, names_of_numbers
 

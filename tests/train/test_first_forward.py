@@ -91,7 +91,7 @@ def test_a_users_own_error_shows_the_users_frames_alone(tmp_path: Path) -> None:
 
 
 def _loss(function):
-    from paddle_dp.parallel.loss import loss_of
+    from paddle_dp.core.loss import loss_of
 
     return loss_of(
         type("Part", (), {"build": lambda self: function, "name": "bad", "shelf": "losses"})(), None, "mlp"

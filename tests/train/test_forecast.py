@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from paddle_dp.axes import meta_init
 from paddle_dp.errors import PaddleDPError, UsageError
-from paddle_dp.parallel import meta_init
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train.forecast import Wire, between, forecast, layout_of
 from paddle_dp.units import Duration, LinkSpeed

@@ -19,11 +19,11 @@ import pytest
 from paddle import nn
 
 from paddle_dp.checkpoint import checkpoints, load, newest
+from paddle_dp.checks.repeats import find_not_finite
 from paddle_dp.data import Loader
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.errors import NotFiniteError, RecipeError, SpikeError, UsageError
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel.repeats import find_not_finite
 from paddle_dp.recipe import Guard
 from paddle_dp.train import Callback, Trainer, blame
 from paddle_dp.train.judge import FLOOR, WARM_UP, WINDOW, LossGuard

@@ -32,10 +32,10 @@ import numpy as np
 import paddle
 from paddle.nn import functional as F
 
+from paddle_dp.core.dropout import Scope, install, masks
 from paddle_dp.data import Batch, MicroBatch
+from paddle_dp.learner import Learner, Task, full_model_learner
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Learner, Task, full_model_learner
-from paddle_dp.parallel.dropout import Scope, install, masks
 from paddle_dp.part import find
 
 SHAPES: tuple[tuple[int, ...], ...] = ((64, 256), (16, 128, 128), (4, 512, 768))

@@ -23,7 +23,7 @@ class Forecast:
     @classmethod
     def of(cls, file: Path, words: list[str], ranks: int) -> Forecast:
         """Of a recipe with overrides; builds the model without memory for its weights."""
-        from paddle_dp.parallel.meta_init import describe_weights
+        from paddle_dp.axes.meta_init import describe_weights
         from paddle_dp.part import lazily
         from paddle_dp.recipe import read_recipe
         from paddle_dp.train.forecast import between, layout_of, order_of

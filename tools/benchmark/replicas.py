@@ -26,9 +26,9 @@ import numpy as np
 import paddle
 
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.learner import Learner, Task
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
-from paddle_dp.parallel import Learner, Task
 from paddle_dp.part import read_part
 
 COUNTS, TURNS, STEPS, BATCH, WIDTH = (1, 2, 4), 12, 3, 128, 1024

@@ -340,7 +340,7 @@ def check(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
 
 def whole_bytes(recipe: Path) -> int:
     """Of a recipe's parameters, in float32."""
-    from paddle_dp.parallel.meta_init import size_of
+    from paddle_dp.axes.meta_init import size_of
     from paddle_dp.recipe import read_recipe
 
     return 4 * (size_of(read_recipe(recipe).model.build) or 0)

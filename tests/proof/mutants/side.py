@@ -63,11 +63,11 @@ def put_in(file: str, number: int) -> None:
 
 
 MUTABLE = (
-    "parallel/learner", "parallel/runner", "parallel/update_mode", "parallel/weights", "parallel/axes",
-    "parallel/batch_norm", "parallel/running_statistics",
-    "parallel/gradients", "parallel/clip", "parallel/missing_gradients", "parallel/gathered_samples",
-    "parallel/recompute", "parallel/parameter_groups", "parallel/exchange/*", "parallel/sharding/*",
-    "parallel/tensor/*", "parallel/pipeline/*", "parallel/sequence/*", "parallel/dropout/*", "parallel/precision/*",
+    "learner/learner", "learner/runner", "learner/update_mode", "learner/weights", "axes/axes_exchange",
+    "core/batch_norm", "core/running_statistics",
+    "core/gradients", "core/clip", "exchange/missing_gradients", "core/gathered_samples",
+    "model/recompute", "core/parameter_groups", "exchange/*", "axes/sharding/*",
+    "axes/tensor/*", "axes/pipeline/*", "axes/sequence/*", "core/dropout/*", "core/precision/*",
     "data/sampler", "mesh/mesh",
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from tests.proof.mutants.sites import ROOT, mutated
 
 LIMIT = 900  # seconds for the tests of a file
 # Of all that learns: every layout with dropout, and against one process.
-BROAD = ("tests/parallel/dropout/test_layouts.py", "tests/parallel/test_parity.py")
+BROAD = ("tests/core/dropout/test_layouts.py", "tests/learner/test_parity.py")
 
 
 class Suite:

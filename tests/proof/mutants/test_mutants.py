@@ -14,7 +14,7 @@ from tests.proof.mutants.suite import suite_files
 from tests.proof.zoo.case import Setting
 from tests.ranks import run_ranks
 
-SAMPLER, LEARNER = "paddle_dp/data/sampler.py", "paddle_dp/parallel/learner.py"
+SAMPLER, LEARNER = "paddle_dp/data/sampler.py", "paddle_dp/learner/learner.py"
 
 
 def of_file(file):
@@ -130,6 +130,4 @@ def test_a_list_that_is_written_is_the_list_that_is_read(tmp_path):
 
 def test_every_file_that_may_be_mutated_has_tests():
     assert not [file for file in mutable_files() if not suite_files(file)]
-    assert (
-        str(suite_files("paddle_dp/parallel/dropout/masks.py")[0]) == "tests/parallel/dropout/test_masks.py"
-    )
+    assert str(suite_files("paddle_dp/core/dropout/masks.py")[0]) == "tests/core/dropout/test_masks.py"

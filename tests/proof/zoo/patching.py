@@ -10,16 +10,16 @@ from importlib import import_module
 from typing import Any
 
 # Where faults are put in: the parts of a learner, and their methods.
-LEARNER = "paddle_dp.parallel.learner:Learner"
+LEARNER = "paddle_dp.learner.learner:Learner"
 UPDATE = f"{LEARNER}.update"
-FACTOR = "paddle_dp.parallel.runner:BatchRunner._factor"
-COUNT = "paddle_dp.parallel.update_mode:Counter.total"
-NORMS = "paddle_dp.parallel.update_mode:PlacedNorm.norms_over"
-CLIP = "paddle_dp.parallel.update_mode:PlacedNorm.clip"
-STATISTICS = "paddle_dp.parallel.running_statistics:RunningStatistics.sync"
-PUSHED = "paddle_dp.parallel.exchange.pushed_gradients:PushedGradients"
-AXES = "paddle_dp.parallel.axes:AxesExchange"
-OWNERS = "paddle_dp.parallel.axes:OwnerWeights"
+FACTOR = "paddle_dp.learner.runner:BatchRunner._factor"
+COUNT = "paddle_dp.learner.update_mode:Counter.total"
+NORMS = "paddle_dp.learner.update_mode:PlacedNorm.norms_over"
+CLIP = "paddle_dp.learner.update_mode:PlacedNorm.clip"
+STATISTICS = "paddle_dp.core.running_statistics:RunningStatistics.sync"
+PUSHED = "paddle_dp.exchange.pushed_gradients:PushedGradients"
+AXES = "paddle_dp.axes.axes_exchange:AxesExchange"
+OWNERS = "paddle_dp.axes.axes_exchange:OwnerWeights"
 
 
 def rank() -> int:

@@ -54,7 +54,7 @@ def left_out() -> AbstractContextManager[None]:
 
 
 def exchange_after_the_first_micro_batch() -> AbstractContextManager[None]:
-    from paddle_dp.parallel.exchange.pushed_gradients import PushedGradients
+    from paddle_dp.exchange.pushed_gradients import PushedGradients
 
     finish = PushedGradients.finish
 
@@ -98,7 +98,7 @@ def no_exchange_and_equal_shares() -> AbstractContextManager[None]:
 def clipped_before_the_exchange() -> AbstractContextManager[None]:
     def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
         def clipping(self: Any) -> None:
-            from paddle_dp.parallel import gradients
+            from paddle_dp.core import gradients
 
             norm = float(gradients.global_norm(self.placed.trainable))
             gradients.scale(self.placed.trainable, min(1.0, 0.05 / norm))
@@ -137,7 +137,7 @@ def one_in_a_thousand() -> AbstractContextManager[None]:
     def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
         def scaling(self: Any) -> None:
             if last():
-                from paddle_dp.parallel import gradients
+                from paddle_dp.core import gradients
 
                 gradients.scale([self.placed.model.blocks[1].norm1.weight], 1.001)
             exchange(self)
@@ -170,7 +170,7 @@ def shares_swap_weight() -> AbstractContextManager[None]:
 
     def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
         def weighing(self: Any) -> None:
-            from paddle_dp.parallel import gradients
+            from paddle_dp.core import gradients
 
             if ranks() > 1:
                 gradients.scale(self.placed.trainable, 1.5 if rank() == 0 else 0.5)

@@ -9,7 +9,7 @@ from typing import Any
 from tests.proof.zoo.case import Fault, Setting
 from tests.proof.zoo.patching import last, ranks, replaced
 
-NORM = "paddle_dp.parallel.batch_norm"
+NORM = "paddle_dp.core.batch_norm"
 
 
 class _Exchange:
@@ -88,9 +88,7 @@ def momentum_the_other_way() -> AbstractContextManager[None]:
 
 def not_synchronized() -> AbstractContextManager[None]:
     """One kind of BatchNorm is passed over when the others are made global."""
-    return replaced(
-        "paddle_dp.parallel.batch_norm:synchronize", lambda synchronize: lambda model, mesh: model
-    )
+    return replaced("paddle_dp.core.batch_norm:synchronize", lambda synchronize: lambda model, mesh: model)
 
 
 def buffer_of_the_own_samples() -> AbstractContextManager[None]:

@@ -95,7 +95,7 @@ def accuracy_twice() -> AbstractContextManager[None]:
 
 def forward_before_the_values() -> AbstractContextManager[None]:
     """Where new values may travel behind the next forward, that forward does not wait for them."""
-    from paddle_dp.parallel.sharding.zero import Zero
+    from paddle_dp.axes.sharding.zero import Zero
 
     share_now = Zero.share
 
@@ -123,7 +123,7 @@ def forward_before_the_values() -> AbstractContextManager[None]:
 
         return settled
 
-    zero = "paddle_dp.parallel.sharding.zero:Zero"
+    zero = "paddle_dp.axes.sharding.zero:Zero"
     return all_of(
         replaced(f"{OWNERS}.publish", make_publish),
         replaced(f"{zero}.share", make_share),

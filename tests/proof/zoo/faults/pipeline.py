@@ -10,11 +10,11 @@ from typing import Any
 from tests.proof.zoo.case import Fault, strategy
 from tests.proof.zoo.patching import NORMS, replaced
 
-LOSS = "paddle_dp.parallel.pipeline.runner:MicroBatchLoss.__call__"
+LOSS = "paddle_dp.axes.pipeline.runner:MicroBatchLoss.__call__"
 
 
 def tied_apart() -> AbstractContextManager[None]:
-    return replaced("paddle_dp.parallel.pipeline.stages:TiedWeight.add_up", lambda add_up: lambda self: None)
+    return replaced("paddle_dp.axes.pipeline.stages:TiedWeight.add_up", lambda add_up: lambda self: None)
 
 
 def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
@@ -30,7 +30,7 @@ def tied_on_the_last_stage_only() -> AbstractContextManager[None]:
 
         return head_only
 
-    return replaced("paddle_dp.parallel.pipeline.stages:TiedWeight.add_up", make)
+    return replaced("paddle_dp.axes.pipeline.stages:TiedWeight.add_up", make)
 
 
 def tied_counted_per_stage() -> AbstractContextManager[None]:
@@ -83,7 +83,7 @@ def targets_of_the_next_micro_batch() -> AbstractContextManager[None]:
 
         return ahead
 
-    return replaced("paddle_dp.parallel.pipeline.runner:MicroBatchLoss.open", make)
+    return replaced("paddle_dp.axes.pipeline.runner:MicroBatchLoss.open", make)
 
 
 def blocks_change_places() -> AbstractContextManager[None]:
@@ -97,7 +97,7 @@ def blocks_change_places() -> AbstractContextManager[None]:
 
         return swapped
 
-    return replaced("paddle_dp.parallel.pipeline.stages:Stages.__init__", make)
+    return replaced("paddle_dp.axes.pipeline.stages:Stages.__init__", make)
 
 
 def block_runs_twice() -> AbstractContextManager[None]:
@@ -109,7 +109,7 @@ def block_runs_twice() -> AbstractContextManager[None]:
 
         return twice
 
-    return replaced("paddle_dp.parallel.pipeline.stages:Stages.__init__", make)
+    return replaced("paddle_dp.axes.pipeline.stages:Stages.__init__", make)
 
 
 def stages_keyed_by_their_own_numbers() -> AbstractContextManager[None]:
@@ -126,7 +126,7 @@ def stages_keyed_by_their_own_numbers() -> AbstractContextManager[None]:
 
         return local
 
-    return replaced("paddle_dp.parallel.pipeline.stages:LocalStages.state", make)
+    return replaced("paddle_dp.axes.pipeline.stages:LocalStages.state", make)
 
 
 PIPELINE2 = strategy("gpt", pipeline=2)

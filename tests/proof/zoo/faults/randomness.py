@@ -9,7 +9,7 @@ from typing import Any
 from tests.proof.zoo.case import Fault, Setting, strategy
 from tests.proof.zoo.patching import ranks, replaced
 
-SCOPE = "paddle_dp.parallel.dropout.scope:Scope"
+SCOPE = "paddle_dp.core.dropout.scope:Scope"
 
 
 def places_in_the_own_share() -> AbstractContextManager[None]:
@@ -40,7 +40,7 @@ def own_seed() -> AbstractContextManager[None]:
 
 def other_masks_again() -> AbstractContextManager[None]:
     """A forward that backward computes again goes on counting calls, and draws what comes next."""
-    from paddle_dp.parallel.dropout.patching import install
+    from paddle_dp.core.dropout.patching import install
 
     install()
     place = "paddle.distributed.fleet.recompute.recompute:custom_state_manager.custom_set_state_func"

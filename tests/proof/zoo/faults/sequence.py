@@ -10,12 +10,12 @@ from unittest.mock import patch
 from tests.proof.zoo.case import Fault, strategy
 from tests.proof.zoo.patching import replaced
 
-SEQUENCE = "paddle_dp.parallel.sequence.ulysses"
+SEQUENCE = "paddle_dp.axes.sequence.ulysses"
 
 
 def unmarked() -> AbstractContextManager[None]:
     return replaced(
-        "paddle_dp.parallel.sequence.megatron_sp:mark_as_sequence_parallel_parameter",
+        "paddle_dp.axes.sequence.megatron_sp:mark_as_sequence_parallel_parameter",
         lambda mark: lambda p: None,
     )
 
@@ -29,7 +29,7 @@ def marked_sums_twice() -> AbstractContextManager[None]:
 
         return twice
 
-    return replaced("paddle_dp.parallel.axes:fused_allreduce_gradients_with_group", make)
+    return replaced("paddle_dp.axes.axes_exchange:fused_allreduce_gradients_with_group", make)
 
 
 def not_divided() -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from typing import Any
 from tests.proof.zoo.case import Fault, strategy
 from tests.proof.zoo.patching import AXES, CLIP, UPDATE, last, replaced
 
-ZERO = "paddle_dp.parallel.sharding.zero:Zero"
+ZERO = "paddle_dp.axes.sharding.zero:Zero"
 
 
 def owner_keeps_its_own() -> AbstractContextManager[None]:
@@ -23,7 +23,7 @@ def owner_keeps_its_own() -> AbstractContextManager[None]:
 
         return alone
 
-    return replaced("paddle_dp.parallel.exchange.push_reduce:PushReduce._add_up", make)
+    return replaced("paddle_dp.exchange.push_reduce:PushReduce._add_up", make)
 
 
 def updates_stay_with_their_owners() -> AbstractContextManager[None]:
@@ -46,7 +46,7 @@ def averaged_where_summed() -> AbstractContextManager[None]:
 def owners_decay_twice() -> AbstractContextManager[None]:
     def make(step: Callable[..., Any]) -> Callable[..., Any]:
         def decaying(self: Any) -> None:
-            from paddle_dp.parallel.axes import OwnerWeights
+            from paddle_dp.axes.axes_exchange import OwnerWeights
 
             if isinstance(self.weights, OwnerWeights):
                 for parameter in self.weights.zero.parameters:
@@ -74,7 +74,7 @@ def stale_loan() -> AbstractContextManager[None]:
 
         return keeping_the_first
 
-    return replaced("paddle_dp.parallel.sharding.stage3:Stage3._fill", make)
+    return replaced("paddle_dp.axes.sharding.stage3:Stage3._fill", make)
 
 
 def loan_before_the_update() -> AbstractContextManager[None]:
@@ -86,7 +86,7 @@ def loan_before_the_update() -> AbstractContextManager[None]:
 
         return begun
 
-    return replaced("paddle_dp.parallel.sharding.pulled_params:Pull._begin", make)
+    return replaced("paddle_dp.axes.sharding.pulled_params:Pull._begin", make)
 
 
 def norm_of_the_own_part() -> AbstractContextManager[None]:
@@ -94,7 +94,7 @@ def norm_of_the_own_part() -> AbstractContextManager[None]:
 
     def make(clip: Callable[..., Any]) -> Callable[..., Any]:
         def alone(self: Any) -> None:
-            from paddle_dp.parallel import gradients
+            from paddle_dp.core import gradients
 
             if self.placed.mesh.axes.sharding == 1:
                 clip(self)

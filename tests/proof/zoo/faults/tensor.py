@@ -95,7 +95,7 @@ def softmax_over_some_classes() -> AbstractContextManager[None]:
 
         return local
 
-    return replaced("paddle_dp.parallel.tensor.vocab_parallel_loss:VocabParallel.total", make)
+    return replaced("paddle_dp.axes.tensor.vocab_parallel_loss:VocabParallel.total", make)
 
 
 def classes_counted_twice() -> AbstractContextManager[None]:
@@ -109,7 +109,7 @@ def classes_counted_twice() -> AbstractContextManager[None]:
 
         return gathered
 
-    return replaced("paddle_dp.parallel.tensor.vocab_parallel_loss:VocabParallel.total", make)
+    return replaced("paddle_dp.axes.tensor.vocab_parallel_loss:VocabParallel.total", make)
 
 
 def norm_without_slices() -> AbstractContextManager[None]:
@@ -129,7 +129,7 @@ def _squares(lists: Any) -> Any:
     """Of each list of parameters, the squared norm over what lies here of their gradients."""
     import paddle
 
-    from paddle_dp.parallel import gradients
+    from paddle_dp.core import gradients
 
     return paddle.stack([gradients.global_norm(parameters).square() for parameters in lists])
 
@@ -164,7 +164,7 @@ def first_slice_everywhere() -> AbstractContextManager[None]:
 
         return first
 
-    return replaced("paddle_dp.parallel.placement:Shard.cut", make)
+    return replaced("paddle_dp.core.placement:Shard.cut", make)
 
 
 def exchanged_over_the_wrong_axis() -> AbstractContextManager[None]:
@@ -177,7 +177,7 @@ def exchanged_over_the_wrong_axis() -> AbstractContextManager[None]:
 
         return confused
 
-    return replaced("paddle_dp.parallel.exchange.pushed_gradients:PushedGradients.__init__", make)
+    return replaced("paddle_dp.exchange.pushed_gradients:PushedGradients.__init__", make)
 
 
 def decayed_norms() -> AbstractContextManager[None]:

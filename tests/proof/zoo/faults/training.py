@@ -108,7 +108,7 @@ def loads_the_first_slice() -> AbstractContextManager[None]:
     def make(load: Callable[..., Any]) -> Callable[..., Any]:
         def first(checkpoint: Any, learner: Any) -> None:
             with replaced(
-                "paddle_dp.parallel.placement:Placement.offset",
+                "paddle_dp.core.placement:Placement.offset",
                 lambda offset: lambda self, local: (0,) * len(local),
             ):
                 load(checkpoint, learner)
@@ -124,7 +124,7 @@ def saves_the_first_place() -> AbstractContextManager[None]:
     def make(owned: Callable[..., Any]) -> Callable[..., Any]:
         def first(*given: Any) -> Any:
             with replaced(
-                "paddle_dp.parallel.placement:Placement.offset",
+                "paddle_dp.core.placement:Placement.offset",
                 lambda offset: lambda self, local: (0,) * len(local),
             ):
                 return owned(*given)
@@ -186,8 +186,8 @@ def resumes_with_the_first_rate() -> AbstractContextManager[None]:
 def resumes_with_the_first_scale() -> AbstractContextManager[None]:
     """Shown with a scale that grows after each update, and not after 2000."""
     return all_of(
-        replaced("paddle_dp.parallel.precision.amp:LossScale.load", lambda load: lambda self, state: None),
-        replaced("paddle_dp.parallel.precision.amp:GROW_EVERY", lambda every: 1),
+        replaced("paddle_dp.core.precision.amp:LossScale.load", lambda load: lambda self, state: None),
+        replaced("paddle_dp.core.precision.amp:GROW_EVERY", lambda every: 1),
     )
 
 

@@ -16,7 +16,7 @@ def loss_scale_left_in() -> AbstractContextManager[None]:
     def make(scale: Callable[..., Any]) -> Callable[..., Any]:
         return lambda parameters, factor: None if last() else scale(parameters, factor)
 
-    return replaced("paddle_dp.parallel.gradients:scale", make)
+    return replaced("paddle_dp.core.gradients:scale", make)
 
 
 def unscaled_by_half() -> AbstractContextManager[None]:
@@ -25,7 +25,7 @@ def unscaled_by_half() -> AbstractContextManager[None]:
     def make(scale: Callable[..., Any]) -> Callable[..., Any]:
         return lambda parameters, factor: scale(parameters, factor * (2.0 if ranks() > 1 else 1.0))
 
-    return replaced("paddle_dp.parallel.gradients:scale", make)
+    return replaced("paddle_dp.core.gradients:scale", make)
 
 
 def one_rank_learns_faster() -> AbstractContextManager[None]:
@@ -50,7 +50,7 @@ def schedule_moves_once_a_rank() -> AbstractContextManager[None]:
 
         return often
 
-    return replaced("paddle_dp.parallel.learning_rate:Rate.step", make)
+    return replaced("paddle_dp.core.learning_rate:Rate.step", make)
 
 
 def one_rank_skips_a_step() -> AbstractContextManager[None]:

@@ -1,0 +1,430 @@
+"""Trials of a model and a loss before a training: refuses, or names, dependencies between samples.
+
+Ranks may share a batch if the sum of the samples' gradients is the batch's gradient. A loss that compares samples
+(contrastive ones do), or a model that subtracts their mean, computes something else from a rank's share than from the
+whole batch; totals and counts do not show this. So a few samples are tried: the loss on outputs of the model, the model
+on two samples, and both together with their backward, which may mix samples where the forward does not. A run with
+weights that differ in their last digit measures the tolerance for totals and gradients.
+
+All of this runs in a separate process, and each run by `run_trial`, so that none sees a buffer, an attribute or a
+generator that another one changed. A clean trial is not a guarantee.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.checks.gradient_sketch import Sketches, farthest, sketches
+from paddle_dp.core.batch_norm import is_batch_norm
+from paddle_dp.core.blocks import blocks_of, check_chain, is_table
+from paddle_dp.core.consistency import digests
+from paddle_dp.core.dropout import Scope, install
+from paddle_dp.core.dropout.uncaught import DrawMonitor
+from paddle_dp.core.loss import Count, Loss, number
+from paddle_dp.core.precision.amp import MixedPrecision, cast, default_dtype, read_by
+from paddle_dp.core.trial import Result, TrialRunner, random_state
+from paddle_dp.errors import LossError, PaddleDPError
+from paddle_dp.identity.attributes import Attributes
+from paddle_dp.learner.learner import Learner
+from paddle_dp.learner.task import Task, full_model_learner
+from paddle_dp.mesh import Mesh
+from paddle_dp.model.compiled import plain_forward
+from paddle_dp.model.initial_weights import draw
+from paddle_dp.model.trial_weights import is_lendable, trial_weights
+from paddle_dp.structure import call, leaves
+
+Total = tuple[float, Sketches]  # a loss, and its gradients
+Sentences = tuple[list[str], list[str]]  # about differences, and about failed trials
+
+SAMPLES = 16  # at most, in a trial
+# Bytes of weights up to which a model is tried with its loss and backward, which need three times as much.
+MAX_TRIED_BYTES = 2e9
+CALLS = 6  # calls of a loss with the same outputs: its state may change late
+CLOSE = 1e-3  # relative: rounding stays far below, and one sample's effect on another far above
+# Relative to the gradient, and to the largest one: a ReLU that flips by the last digit of its input is far below.
+SLOPES, SLIGHT = 0.01, 1e-3
+_SAME = 1e-5  # the same function of the same numbers
+
+
+@dataclass
+class Findings:
+    """The results of trials. `differences`: sentences about why a training will differ from one process's. `unknown`:
+    about failed trials. `remembers`: attributes, generators and weights that a forward changes; `in_blocks`: those
+    within the model's blocks. `lendable`: `trial_weights.is_lendable`."""
+
+    differences: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    remembers: list[str] = field(default_factory=list)
+    in_blocks: list[str] = field(default_factory=list)
+    lendable: bool = True
+
+
+class OutputProbe(Loss):
+    """Sums a number per sample's outputs, in place of a loss that is meant to compare samples."""
+
+    name, counted = "of each output", "samples"
+
+    def __call__(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, Count]:
+        """(total, count): outputs with unequal weights, so that they do not cancel, and no two are alike."""
+        total: paddle.Tensor = paddle.zeros([])
+        for output in _answers(outputs):
+            row = output.reshape([output.shape[0], -1]).astype("float32")
+            total = total + (row * paddle.arange(1, row.shape[1] + 1, dtype="float32").cos()).sum()
+        return total, int(leaves(targets)[0].shape[0])
+
+
+def is_known(loss: Loss) -> bool:
+    """Whether a loss needs no trial: it is in this package, or is meant to compare samples."""
+    return (
+        loss.function is None
+        or type(loss.function).__module__.startswith("paddle_dp.")
+        or bool(loss.compares)
+    )
+
+
+def findings(
+    task: Task, first: MicroBatch, run_trial: TrialRunner, splits_batch: bool, chained: str = ""
+) -> Findings:
+    """Tries a task on the samples of `first`; `splits_batch`: ranks, or copies, read different samples.
+
+    `chained`: the recipe's key that needs a forward equal to the model's blocks one after another. Raises UsageError if
+    it is not, and LossError if a loss's counts do not add up, or it keeps state between calls. Changes the task's
+    model.
+    """
+    model, report = task.model, Findings()
+
+    def samples() -> Any:
+        return _rows(first.inputs, slice(2))
+
+    report.lendable = run_trial(lambda: {"lendable": is_lendable(model, samples)})["lendable"]
+    if not report.lendable:
+        draw(model)
+    with trial_weights(model):
+        if chained and (chained == "strategy.pipeline" or is_table(model)):
+            check_chain(model, samples, chained, run_trial)
+        if splits_batch and first.samples > 1:
+            _add(report, mixing(model, samples(), run_trial, task.dropout == "exact"))
+    if (size := sum(p.size * p.element_size() for p in model.parameters())) > MAX_TRIED_BYTES:
+        report.unknown.append(_TOO_LARGE.format(type(model).__name__, size / 1e9, MAX_TRIED_BYTES / 1e9))
+        return report
+    draw(model)
+    try:
+        learner = full_model_learner(replace(task, compile=False, samples=None), Mesh.alone())
+    except PaddleDPError:  # placing the model reports it
+        return report
+    trial = _Trial(learner, first, run_trial)
+    report.remembers, drawn = trial.state()
+    inside = {id(layer) for block in blocks_of(model) for layer in block.sublayers(include_self=True)}
+    names = [f"model.{name}." for name, layer in model.named_sublayers() if id(layer) in inside]
+    report.in_blocks = [name for name in report.remembers if f"{name.rpartition('.')[0]}." in names]
+    if first.samples < 2:
+        mixes: Sentences = [], [_UNTRIED.format(task.loss.name, "there is one sample only")]
+    else:
+        mixes = ([] if is_known(task.loss) else trial.loss_alone(), [])
+        mixes = mixes if mixes[0] else trial.compare_halves() if splits_batch else mixes
+    if splits_batch:
+        _add(report, (drawn, []))
+        _add(report, mixes)
+    return report
+
+
+def _add(report: Findings, sentences: Sentences) -> None:
+    report.differences += sentences[0]
+    report.unknown += sentences[1]
+
+
+class _Trial:
+    """Runs a learner of the whole model on its first samples. If a run fails, the result is reported as unknown."""
+
+    def __init__(self, learner: Learner, first: MicroBatch, run_trial: TrialRunner):
+        self.learner, self.loss, self.first = learner, learner.loss, learner.mixed.cast_micro_batch(first)
+        self._run_trial = run_trial
+        self._batch = Batch((), first.samples, 0, 0)
+        half = first.samples // 2
+        self._halves = [_slice_of(self.first, slice(half)), _slice_of(self.first, slice(half, None))]
+        self._shares = f"{half} and {first.samples - half} of them"
+
+    def state(self) -> tuple[list[str], list[str]]:
+        """Attributes, generators and weights that a forward and its loss change, and sentences about draws."""
+
+        def forward() -> Result:
+            learner, owner = self.learner, self.loss.owner
+            layers_by_path = {
+                f"model.{name}".rstrip("."): layer for name, layer in learner.placed.named_layers()
+            }
+            weights = dict(learner.placed.named_parameters())
+            before = digests(weights.values())
+            is_separate = owner is not None and all(owner is not layer for layer in layers_by_path.values())
+            attributes = Attributes({**layers_by_path, "loss": owner} if is_separate else layers_by_path)
+            with (
+                learner.runner.draws.around(self._batch, self.first, learner.placed.named_layers),
+                paddle.no_grad(),
+            ):
+                learner.runner.repeat_forward(self.first, self._batch)
+            learner.runner.draws.gather_findings(learner.mesh)
+            after = zip(weights, digests(weights.values()), before, strict=True)
+            written = [f"model.{name}" for name, now, then in after if now != then]
+            return {"changed": [*attributes.changed(), *written], "drawn": learner.runner.draws.differences()}
+
+        try:
+            result = self._run_trial(forward)
+        except Exception:  # noqa: BLE001 - the first update reports it
+            return [], []
+        return result["changed"], result["drawn"]
+
+    def loss_alone(self) -> list[str]:
+        """A sentence if the loss compares samples. Raises LossError for one that no number of ranks can share."""
+        try:
+            full = self._run_trial(partial(self._called, self.first, CALLS))
+            if not full["totals"]:
+                return []  # outputs without a sample dim are tried with the model
+            halves = [self._run_trial(partial(self._called, chunk, 1)) for chunk in self._halves]
+        except LossError:
+            raise
+        except Exception:  # noqa: BLE001 - not possible here; a later call reports any error
+            return []
+        self._refuse_counts(full, [chunk["counts"][0] for chunk in halves])
+        if full["drew"]:
+            return []
+        first, *others = full["totals"]
+        again = next((total for total in others if abs(total - first) > _SAME * abs(first)), None)
+        if again is not None and not self._is_state_in_model:
+            raise LossError(
+                f"the loss {self.loss.name} gives {first:.6g} and then {again:.6g} for the same outputs "
+                "and targets: it remembers something, which no checkpoint holds and ranks do not share. "
+                "Keep it in a buffer of the model, and make the loss a method or a sublayer of the model."
+            )
+        sums = [chunk["totals"][0] for chunk in halves]
+        if abs(first - sum(sums)) <= CLOSE * max(sum(map(abs, sums)), abs(first)):
+            return []
+        return [
+            f"the loss {self.loss.name} is {first:.4g} for {self.first.samples} samples together and {sum(sums):.4g} "
+            f"for {self._shares}, added up: it compares samples, or is a mean, and each rank computes it over its "
+            "samples only (a loss over the samples of all ranks needs a method across: docs/add-a-part.md)"
+        ]
+
+    @property
+    def _is_state_in_model(self) -> bool:
+        """Whether the loss keeps its state in buffers of the model."""
+        owner = self.loss.owner
+        own = {id(buffer) for buffer in owner.buffers()} if isinstance(owner, nn.Layer) else set()
+        return not own.isdisjoint(id(buffer) for buffer in self.learner.model.buffers())
+
+    def _called(self, chunk: MicroBatch, calls: int) -> Result:
+        """Totals and counts of the loss, called with the chunk's rows of all samples' outputs; no totals if the outputs
+        have no sample dim."""
+        learner, first = self.learner, self.first
+        with learner.runner.draws.scope(self._batch, first), learner.mixed.context(), paddle.no_grad():
+            outputs = call(learner.model, first.inputs, plain_forward(learner.model))
+            cuttable = paddle.utils.flatten(outputs)
+            if not all(isinstance(x, paddle.Tensor) and x.ndim and len(x) == first.samples for x in cuttable):
+                return {"totals": []}
+            start = chunk.places[0] - first.first if chunk.places is not None else 0
+            outputs, before = _rows(outputs, slice(start, start + chunk.samples)), random_state()
+            called = [self.loss(outputs, chunk.targets) for _ in range(calls)]
+            return {
+                "totals": [number(total) for total, _ in called],
+                "counts": [number(count) for _, count in called],
+                "drew": random_state() != before,
+                "shape": list(cuttable[0].shape) if len(cuttable) == 1 else None,
+            }
+
+    def _refuse_counts(self, full: Result, chunk_counts: list[float]) -> None:
+        count, samples = full["counts"][0], self.first.samples
+        if abs(count - sum(chunk_counts)) <= CLOSE * max(abs(count), 1.0):
+            return
+        outputs, targets = full["shape"], self.first.targets
+        if count == chunk_counts[0] == chunk_counts[1]:
+            hint = "Return the sum over the samples and their number, not a mean and a constant."
+        elif outputs and isinstance(targets, paddle.Tensor) and len(outputs) != targets.ndim:
+            hint = (
+                f"Outputs {outputs} and targets {list(targets.shape)} are probably broadcast, each "
+                "sample's output against every target: give them one shape, with squeeze(-1) or unsqueeze(-1)."
+            )
+        else:
+            hint = "The count of a loss must be the sum of its samples' counts."
+        raise LossError(
+            f"the loss {self.loss.name} is over {count:g} things for {samples} samples together, and over "
+            f"{chunk_counts[0]:g} and {chunk_counts[1]:g} for {self._shares}: "
+            f"on another number of ranks, or of micro-batches, it would be another loss. {hint}"
+        )
+
+    def compare_halves(self) -> Sentences:
+        """Sentences if the losses, or gradients, of two halves with separate forwards do not add up; and about failed
+        trials."""
+        totals: list[Total] = []
+        for nudged, chunk in (
+            (False, self.first),
+            (True, self.first),
+            *((False, half) for half in self._halves),
+        ):
+            try:
+                result = self._run_trial(partial(self._learned, chunk, nudged))
+            except Exception as error:  # noqa: BLE001 - any error leaves it unknown
+                return [], [_UNTRIED.format(self.loss.name, f"with fewer samples there is {_gist(error)}")]
+            if result["drew"]:
+                return [], []  # random numbers, or masks without a sample: other sentences name the draws
+            sketched = dict(zip(result["names"], result["arrays"], strict=True))
+            totals.append((result["total"], sketched))
+        full, noisy, *halves = totals
+        added, size = (
+            sum(chunk[0] for chunk in halves),
+            max(sum(abs(chunk[0]) for chunk in halves), abs(full[0])),
+        )
+        if full[0] != full[0] or added != added:
+            return [], [_UNTRIED.format(self.loss.name, "it is not a number")]
+        if abs(full[0] - added) > max(8 * abs(full[0] - noisy[0]), _tolerance(self.learner.mixed) * size):
+            return [
+                f"the loss {self.loss.name} is {full[0]:.6g} for {self.first.samples} samples in one forward and "
+                f"{added:.6g} for {self._shares} in separate ones, added up: the model, or values that the loss takes "
+                "from its forward, mix samples, and each rank has only its own"
+            ], []
+        worst = farthest(full[1], noisy[1], [chunk[1] for chunk in halves], SLOPES, SLIGHT)
+        if worst is None:
+            return [], []
+        return [
+            f"the gradient of {worst[0]} from {self.first.samples} samples in one backward is {worst[1]:.0%} off the "
+            f"sum from {self._shares}: the backward mixes samples, and each rank has only its own"
+        ], []
+
+    def _learned(self, chunk: MicroBatch, nudged: bool) -> Result:
+        """The loss of some samples, sketches of its gradients if they are precise, and whether numbers were drawn that
+        differ from run to run. `OutputProbe` replaces a loss that is meant to compare samples."""
+        learner, watch = self.learner, DrawMonitor()
+        if self.loss.compares:
+            learner.runner.loss = OutputProbe()
+        for layer in learner.model.sublayers(include_self=True):
+            layer.training = layer.training and not is_batch_norm(layer)
+        if nudged:
+            _nudge(learner.model)
+        low = learner.mixed.low
+        with watch.on([]), paddle.no_grad() if low else nullcontext():
+            total, _ = learner.runner.repeat_forward(chunk, self._batch)
+            if not low:
+                with learner.mixed.backward_context():
+                    total.backward()
+        sketched = sketches(learner.placed.named_parameters(trainable=True))
+        return {
+            "total": number(total), "names": list(sketched), "arrays": list(sketched.values()),
+            "drew": bool(watch.kinds_by_layer or watch.doubted),
+        }  # fmt: skip
+
+
+def mixing(model: nn.Layer, pair: Any, run_trial: TrialRunner, exact: bool = True) -> Sentences:
+    """A sentence if a model's output for a sample depends on other samples of its batch, and one if the trial failed.
+
+    Two samples are computed together and alone, in evaluation and in the model's mode, but BatchNorm, checked
+    elsewhere, stays in evaluation. `exact`: each sample has separate dropout masks.
+    """
+    name, pair = type(model).__name__, cast(pair, read_by(model))
+    if exact:
+        install()
+    for evaluation in (True, False):
+        answers: list[Result] = []
+        for position, cut in ((0, slice(2)), (0, slice(1)), (1, slice(1, 2))):
+            scope = Scope(0, 0, 0, position, cut.stop - position) if exact else None
+            try:
+                answers.append(run_trial(partial(_outputs, model, _rows(pair, cut), scope, evaluation)))
+            except Exception as error:  # noqa: BLE001 - if two samples fail, the first update reports it
+                return [], [
+                    _UNTRIED.format(name, f"of one sample there is {_gist(error)}")
+                ] if answers else []
+        # Random numbers, or masks without a sample: the learner names its draws.
+        if any(answer["drew"] for answer in answers):
+            continue
+        together, *alone = [answer["arrays"] for answer in answers]
+        if not all(_close(both, each) for both, each in _matched(together, alone)):
+            return [_MIXES.format(name, _ALSO if evaluation else _TRAINING)], []
+        both, one, other = [answer["buffers"] for answer in answers]
+        # `buffers` detects values that depend on the samples themselves: they then differ between ranks.
+        if counts := [name for name in both if both[name] != one.get(name) == other.get(name)]:
+            return [_COUNTS.format(counts[0])], []
+    return [], []
+
+
+def _outputs(model: nn.Layer, samples: Any, scope: Scope | None, evaluation: bool) -> Result:
+    """The outputs for some samples, the buffers after their forward, and whether it drew random numbers."""
+    watch = DrawMonitor()
+    with paddle.no_grad(), default_dtype(read_by(model)), scope or nullcontext(), watch.on([]):
+        for layer in model.sublayers(include_self=True):
+            layer.training = layer.training and not evaluation and not is_batch_norm(layer)
+        answers = _answers(call(model, samples, plain_forward(model)))
+    buffers = dict(model.named_buffers())
+    arrays = [(x if x.dtype == paddle.float64 else x.astype("float32")).numpy() for x in answers]
+    left = {name: list(digest) for name, digest in zip(buffers, digests(buffers.values()), strict=True)}
+    return {"arrays": arrays, "buffers": left, "drew": bool(watch.kinds_by_layer or watch.doubted)}
+
+
+_COUNTS = (
+    "buffer {} depends on the number of samples that forward gets: a rank, or a copy of the model, gets only its "
+    "share, and one process gets all"
+)
+_MIXES = (
+    "the outputs of {} for a sample depend on the other samples in its batch, {}: each rank computes them from its "
+    "own samples"
+)
+_ALSO, _TRAINING = "also in evaluation", "in training"
+_UNTRIED = "whether {} treats each sample alone: {}"
+_TOO_LARGE = "whether {} and its loss treat each sample alone: of {:.1f} GB of weights at most {:g} are tried"
+
+
+def _tolerance(mixed: MixedPrecision) -> float:
+    """The relative difference that is allowed between totals of the same numbers."""
+    return 1e-7 if mixed.double else 1e-2 if mixed.low else 1e-5
+
+
+def _gist(error: Exception) -> str:
+    return str(error) if type(error).__name__ == "TrialError" else f"{type(error).__name__}: {error}"
+
+
+def _rows(data: Any, cut: slice) -> Any:
+    return paddle.utils.map_structure(lambda x: x[cut], data)
+
+
+def _slice_of(full_batch: MicroBatch, cut: slice) -> MicroBatch:
+    """Some of a micro-batch's samples, each with its index in the global batch."""
+    positions = tuple(range(full_batch.first, full_batch.first + full_batch.samples))[cut]
+    inputs, targets = _rows(full_batch.inputs, cut), _rows(full_batch.targets, cut)
+    return MicroBatch(inputs, targets, len(positions), positions[0], positions)
+
+
+def _answers(outputs: Any) -> list[paddle.Tensor]:
+    return [
+        x for x in paddle.utils.flatten(outputs) if isinstance(x, paddle.Tensor) and x.is_floating_point()
+    ]
+
+
+def _matched(
+    together: list[np.ndarray], alone: list[list[np.ndarray]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs each output of both samples, [2, …] or with several rows each, with the single samples' outputs; skips
+    outputs without a sample dim."""
+    for both, first, second in zip(together, *alone, strict=False):
+        if not both.ndim or not first.shape == second.shape != both.shape:
+            continue
+        if both.shape == (2 * first.shape[0], *first.shape[1:]):
+            yield both, np.concatenate([first, second])
+
+
+def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    difference, largest = float(np.abs(a - b).max(initial=0.0)), float(np.abs(b).max(initial=0.0))
+    return not difference > CLOSE * largest  # other checks report NaN
+
+
+@paddle.no_grad()
+def _nudge(model: nn.Layer) -> None:
+    """Moves every weight in memory by about one unit in its last place, up or down, in place."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter._is_initialized():
+            ulp = 2.0**-52 if parameter.dtype == paddle.float64 else 2.0**-23
+            signs = (paddle.arange(parameter.size) % 3 - 1).reshape(parameter.shape).astype(parameter.dtype)
+            parameter.set_value(parameter * (1 + ulp * signs))

@@ -1,0 +1,269 @@
+"""Batch normalization over the whole global batch, exact for unequal shares, on every device.
+
+`paddle.nn.SyncBatchNorm` (3.3.1) has no CPU kernel («The kernel `sync_batch_norm` is not registered»), and on GPU it
+averages the ranks' statistics with equal weights, which is wrong if one rank holds fewer samples than another
+(docs/decisions/0004-own-sync-batch-norm.md).
+
+A model may also have BatchNorms over one rank's samples; a training may freeze and unfreeze them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.autograd import PyLayer
+from paddle.base.dygraph_utils import _append_activation_in_dygraph
+
+from paddle_dp.core.data_group import ProcessGroup
+from paddle_dp.errors import UsageError
+
+
+class LocalNorms:
+    """Watches the BatchNorms among `layers`, by whole-model name."""
+
+    def __init__(self, layers: Iterable[tuple[str, nn.Layer]]):
+        self._watched = [(name, layer) for name, layer in layers if keeps_statistics(layer)]
+        self._now: frozenset[str] = frozenset()
+        self._ever: frozenset[str] = frozenset()
+
+    def look(self) -> bool:
+        """Called before an update: True if a local norm was frozen since the last update. The same on every rank."""
+        if not self._watched:
+            return False
+        before, self._now = self._now, self._local()
+        self._ever |= self._now
+        return not before <= self._now
+
+    def names(self) -> list[str]:
+        """The names of norms that are local, or were in an update."""
+        local = self._local() | self._ever
+        return [name for name, _ in self._watched if name in local]
+
+    def _local(self) -> frozenset[str]:
+        return frozenset(name for name, layer in self._watched if is_local(layer))
+
+
+# paddle.nn.BatchNorm, used by the densenets of paddle.vision, shares no base class with the others.
+_PADDLES = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)
+_FORWARDS = {kind.forward for kind in _PADDLES}
+
+
+class _Normalize(PyLayer):
+    """y = (x - mean) / sqrt(var + epsilon) · weight + bias with the mean and variance over the samples of all ranks.
+
+    One exchange combines the ranks' statistics as (count, mean, sum of squared deviations), by the parallel algorithm
+    of Chan, Golub & LeVeque (1979), without the cancellation of E[x²] - E[x]². All passes over x, also in backward, use
+    Paddle's batch_norm with given statistics: broadcasting over channels takes 40 times as long on a CPU.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor, layer: SyncBatchNorm
+    ) -> paddle.Tensor:
+        wide = x if x.dtype == paddle.float64 else x.astype("float32")
+        present = float(layer.present)
+        count = paddle.full([1], present * x.size / weight.size, wide.dtype)
+        mean = layer.over_samples(wide) * (weight.size / x.size)
+        centred = layer.affine(wide, mean, paddle.full_like(mean, 1 - layer.epsilon))
+        deviation = layer.over_samples(centred.square())
+        index = paddle.full([1], layer.index, wide.dtype)
+        mine = paddle.concat([count, index, mean, deviation * present])
+        rank_statistics = paddle.stack(layer.mesh.gather_tensor(mine))
+        counts = rank_statistics[:, :1]
+        means, deviations = paddle.split(rank_statistics[:, 2:], 2, axis=1)
+        samples = counts.sum()
+        total = layer.check_same_layer(samples.clip(min=1.0), rank_statistics[:, 1])
+        ctx.layer, ctx.present = layer, present
+        ctx.needs_gradient = [not tensor.stop_gradient for tensor in (x, weight, bias)]
+        # With one value per channel in the whole batch, Paddle's kernel returns x. The device is read only if this
+        # rank has a single value.
+        ctx.single = wide.size == weight.size and total.item() == 1.0
+        if ctx.single:
+            return x.clone()
+        mean = (counts * means).sum(0) / total
+        variance = (deviations.sum(0) + (counts * (means - mean).square()).sum(0)) / total
+        layer.keep(mean, variance, samples)
+        ctx.total = total
+        ctx.save_for_backward(wide, mean, variance, weight)
+        return layer.affine(wide, mean, variance, weight, bias).astype(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
+        if ctx.single:
+            # Two tensors: Paddle keeps them as gradients and adds in place, so a single one would get both sums.
+            zeros = (paddle.zeros_like(ctx.layer._mean), paddle.zeros_like(ctx.layer._mean))
+            return tuple(
+                gradient if needed else None
+                for gradient, needed in zip((grad * ctx.present, *zeros), ctx.needs_gradient, strict=True)
+            )
+        wide, mean, variance, weight = ctx.saved_tensor()
+        layer: SyncBatchNorm = ctx.layer
+        with paddle.enable_grad():
+            leaves = [wide.detach(), weight.detach(), paddle.zeros_like(weight)]
+            for leaf in leaves:
+                leaf.stop_gradient = False
+            normal = layer.affine(leaves[0], mean, variance, leaves[1], leaves[2])
+            grad_x, grad_weight, grad_bias = paddle.grad([normal], leaves, [grad.astype(wide.dtype)])
+        sums = layer.mesh.sum_tensor(paddle.stack([grad_weight, grad_bias])) / ctx.total
+        scale = paddle.rsqrt(variance + layer.epsilon) * weight
+        # mean and variance depend on x, too. A dummy batch reads them but does not contribute to them.
+        grad_x = grad_x - layer.affine(wide, mean, variance, sums[0] * scale, sums[1] * scale)
+        gradients = (
+            (grad_x * ctx.present if not ctx.present else grad_x).astype(grad.dtype),
+            grad_weight,
+            grad_bias,
+        )
+        return tuple(
+            gradient if needed else None
+            for gradient, needed in zip(gradients, ctx.needs_gradient, strict=True)
+        )
+
+
+class SyncBatchNorm(nn.Layer):
+    """Takes a finished BatchNorm's parameters and buffers, and normalizes over all ranks' samples.
+
+    In evaluation it is the local layer. `present` is False while this rank computes on a dummy sample, which must not
+    count. `index` identifies the BatchNorm within the model, to detect ranks that run different ones.
+    """
+
+    def __init__(self, local: nn.Layer, mesh: ProcessGroup, index: int = 0):
+        super().__init__()
+        self.mesh, self.index, self.present = mesh, index, True
+        # Paddle's kernel takes float32: 1e-5 becomes 2.5e-13 less, and 0.9 becomes 2.4e-8 less.
+        self.epsilon, self.momentum = (float(np.float32(x)) for x in (local._epsilon, local._momentum))
+        layout = local._data_layout if isinstance(local, nn.BatchNorm) else local._data_format
+        self.channels_last = layout.endswith("C") and layout != "NC"
+        self.act: str | None = local._act if isinstance(local, nn.BatchNorm) else None
+        self.weight, self.bias = local.weight, local.bias
+        self._mean, self._variance = local._mean, local._variance  # parameters without gradient, in Paddle
+        self._local = [local]  # a list keeps it from being a sublayer, so that the state's names stay
+
+    def share_parameters(self) -> None:
+        """Gives the local layer this layer's parameters after they were replaced."""
+        for name, parameter in self.named_parameters(include_sublayers=False):
+            setattr(self._local[0], name, parameter)
+
+    def check_same_layer(self, total: paddle.Tensor, indices: paddle.Tensor) -> paddle.Tensor:
+        """Returns `total` if the statistics of all ranks are this layer's.
+
+        Ranks on different paths through the model would mix statistics of different layers. On CPUs this raises
+        UsageError; elsewhere, so that the host does not wait for the device, the total is NaN, which ends the training.
+        """
+        differ = (indices != self.index).any()
+        if not total.place.is_cpu_place():
+            return paddle.where(differ, paddle.full_like(total, float("nan")), total)
+        if differ.item():
+            raise UsageError(
+                "BatchNorm over all ranks: ranks are in different BatchNorm layers at the same time, so the model's "
+                "forward runs other layers on one rank than on another (experts, layers left out at random). Let each "
+                "rank run all BatchNorms, or set strategy.sync_batch_norm=false, which is not one process's training "
+                "(docs/same.md)."
+            )
+        return total
+
+    def over_samples(self, x: paddle.Tensor) -> paddle.Tensor:
+        """The sum per channel, [channels]; x is contiguous, so this is faster than a sum over several axes."""
+        if self.channels_last:
+            return x.reshape([-1, x.shape[-1]]).sum(0)
+        return x.reshape([x.shape[0], x.shape[1], -1]).sum(-1).sum(0)
+
+    def affine(
+        self,
+        x: paddle.Tensor,
+        mean: paddle.Tensor,
+        variance: paddle.Tensor,
+        weight: paddle.Tensor | None = None,
+        bias: paddle.Tensor | None = None,
+    ) -> paddle.Tensor:
+        """(x - mean) / sqrt(variance + epsilon) · weight + bias, per channel."""
+        layout = "NHWC" if self.channels_last else "NCHW"
+        return paddle.nn.functional.batch_norm(
+            x, mean, variance, weight, bias, training=False, epsilon=self.epsilon, data_format=layout
+        )
+
+    @paddle.no_grad()
+    def keep(self, mean: paddle.Tensor, variance: paddle.Tensor, samples: paddle.Tensor) -> None:
+        """Updates the running statistics with a batch's, unless all ranks have dummies: 0 `samples`."""
+        for running, now in ((self._mean, mean), (self._variance, variance)):
+            updated = self.momentum * running + (1 - self.momentum) * now
+            running.set_value(paddle.where(samples > 0, updated, running))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        local = self._local[0]
+        if not (self.training and local.training):  # a user may freeze the layer that was replaced
+            if isinstance(local, nn.SyncBatchNorm):  # it has no CPU kernel, not even for evaluation
+                return self.affine(x, self._mean, self._variance, self.weight, self.bias)
+            training, local.training = local.training, False
+            try:
+                return local(x)
+            finally:
+                local.training = training
+        weight = paddle.ones_like(self._mean) if self.weight is None else self.weight
+        bias = paddle.zeros_like(self._mean) if self.bias is None else self.bias
+        normal = _Normalize.apply(x, weight, bias, self)
+        return _append_activation_in_dygraph(normal, act=self.act)  # as paddle.nn.BatchNorm(act=…) does
+
+
+def is_local(layer: nn.Layer) -> bool:
+    """Whether a layer normalizes by the statistics of this rank's samples.
+
+    A frozen one (in evaluation mode, or with `use_global_stats`) does not: all ranks use the same statistics.
+    """
+    return keeps_statistics(layer) and layer.training
+
+
+def keeps_statistics(layer: nn.Layer) -> bool:
+    """Whether a layer keeps running statistics of this rank's samples, or did before it was frozen."""
+    return isinstance(layer, _PADDLES) and not layer._use_global_stats
+
+
+def is_batch_norm(layer: nn.Layer) -> bool:
+    """Whether a layer is one of Paddle's BatchNorms or ours: local or not, frozen or not."""
+    return isinstance(layer, (*_PADDLES, SyncBatchNorm))
+
+
+def _is_plain(layer: nn.Layer) -> bool:
+    """Whether a layer is a local BatchNorm with the forward of a Paddle class, not a subclass with another forward."""
+    return is_local(layer) and type(layer).forward in _FORWARDS
+
+
+def synchronize(model: nn.Layer, mesh: ProcessGroup) -> nn.Layer:
+    """Replaces every BatchNorm within `model` with one over these ranks, with the same parameters and names.
+
+    Skips frozen ones, and subclasses with another forward, which `local_norms` still lists.
+    """
+    if _is_plain(model):
+        return SyncBatchNorm(model, mesh)
+    index = 0
+    for parent in model.sublayers(include_self=True):
+        if isinstance(parent, SyncBatchNorm):
+            continue
+        for name, child in list(parent.named_children()):
+            if _is_plain(child):
+                parent.add_sublayer(name, SyncBatchNorm(child, mesh, index))
+                index += 1
+    return model
+
+
+def needs_ours(model: nn.Layer) -> bool:
+    """Whether the model has a paddle.nn.SyncBatchNorm, which has no CPU kernel."""
+    return any(isinstance(layer, nn.SyncBatchNorm) for layer in model.sublayers(include_self=True))
+
+
+def statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
+    """The running means and variances of BatchNorm layers by name; in Paddle they are parameters without gradient."""
+    tensors: dict[str, paddle.Tensor] = {}
+    for name, layer in model.named_sublayers(include_self=True):
+        if is_batch_norm(layer):
+            prefix = f"{name}." if name else ""
+            tensors |= {f"{prefix}_mean": layer._mean, f"{prefix}_variance": layer._variance}
+    return tensors
+
+
+def local_norms(model: nn.Layer) -> list[str]:
+    """The names of the layers that normalize over one rank's samples only."""
+    return [name for name, layer in model.named_sublayers(include_self=True) if is_local(layer)]

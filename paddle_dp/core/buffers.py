@@ -1,0 +1,126 @@
+"""Keeps a model's buffers, except BatchNorm's statistics, equal on all ranks by broadcasting the first rank's values.
+
+A buffer that forward updates from its samples (a moving centre, a codebook's counts, a queue) diverges between ranks.
+Most cannot be averaged, and a sync at checkpoints would make the training depend on their times. So the first rank's
+values are broadcast after each update, as with torch's `broadcast_buffers`: all ranks compute with the values that are
+saved, evaluated and resumed. One process would update buffers from all samples: `differences` reports it.
+
+A buffer that depends on the weights alone (spectral norm's vectors, weight norm's product) is equal on all ranks
+without any exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+
+from paddle_dp.core.consistency import digests
+from paddle_dp.mesh import Mesh
+from paddle_dp.tensors import dtype_of
+from paddle_dp.text import and_more
+
+Named = list[tuple[str, paddle.Tensor]]
+_USUAL = {"float32", "float64", "int8", "uint8", "int32", "int64"}  # dtypes that every backend can broadcast
+
+
+class Buffers:
+    """Broadcasts the buffers of a model that differ between ranks.
+
+    `named` returns this rank's current buffers by their names in the whole model (forward may replace a buffer's
+    tensor). `groups` are groups of ranks that hold the same buffers, None for all ranks. The source is the first rank
+    of each that reads samples; a rank that reads none, a server, only receives.
+    """
+
+    def __init__(self, named: Callable[[], Named], mesh: Mesh, groups: Sequence[Any] = (None,)):
+        self._named, self._mesh, self._groups = named, mesh, groups
+        self._updates = 0
+        self._diverging: list[str] = []
+
+    def sync(self) -> None:
+        """Called after an update: broadcasts the first rank's values of the buffers that differ. Collective.
+
+        Buffers are compared after the updates 1, 2, 4, 8, …
+        """
+        if self._mesh.ranks == 1:
+            return
+        self._updates += 1
+        if self._updates & (self._updates - 1) == 0:
+            self._find_diverging()
+        if self._diverging:
+            buffers = dict(self._named())
+            for name in self._diverging:
+                if name in buffers:
+                    self.give(buffers[name])
+
+    def differences(self) -> list[str]:
+        """A sentence about buffers with other values than on one process, if any; the same on every rank. Compares once
+        more, and changes nothing. Collective."""
+        if self._mesh.ranks == 1:
+            return []
+        differing = list(dict.fromkeys([*self._diverging, *self._unequal()]))
+        if not differing:
+            return []
+        which = f"buffer {differing[0]}" + (and_more(differing, phrase=" and {} more are") or " is")
+        told = ", and all ranks go on with the first one's" if differing[0] in self._diverging else ""
+        return [
+            f"{which} updated by forward from each rank's own samples{told}; one process updates from all samples"
+        ]
+
+    def _find_diverging(self) -> None:
+        self._diverging += [name for name in self._unequal() if name not in self._diverging]
+
+    def _unequal(self) -> list[str]:
+        """The buffers that currently differ between ranks that have them. Collective."""
+        named = self._named() if self._mesh.reads else []
+        sums = digests(tensor for _, tensor in named)
+        rows_of_ranks = self._mesh.gather(
+            [[name, *pair] for (name, _), pair in zip(named, sums, strict=True)]
+        )
+        first: dict[str, list[int]] = {}
+        rows = [row for rows in rows_of_ranks for row in rows]
+        return list(dict.fromkeys(name for name, *pair in rows if first.setdefault(name, pair) != pair))
+
+    @paddle.no_grad()
+    def give(self, tensor: paddle.Tensor) -> None:
+        """Broadcasts the first reader's values of a tensor. Collective."""
+        if not tensor.size:
+            return
+        bits = bits_of(tensor)
+        for group in self._groups:
+            if group is None:
+                self._mesh.broadcast(bits, source := self._mesh.readers[0])
+                while source in self._mesh.lost:  # it may have died during the broadcast
+                    self._mesh.broadcast(bits, source := self._mesh.readers[0])
+            else:
+                dist.broadcast(bits, group.ranks[0], group)
+        tensor.set_value(from_bits(bits, tensor))
+
+
+def bits_of(tensor: paddle.Tensor) -> paddle.Tensor:
+    """A copy of a tensor's bytes as uint8, for an exchange: gloo does not support every dtype."""
+    flat = tensor.detach().contiguous().reshape([-1])
+    return (flat.astype("uint8") if tensor.dtype == paddle.bool else flat.view("uint8")).clone()
+
+
+def from_bits(bits: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
+    """The inverse, for a tensor of the shape and dtype of `like`."""
+    return (bits.astype("bool") if like.dtype == paddle.bool else bits.view(like.dtype)).reshape(like.shape)
+
+
+def give_unusual(model: nn.Layer, mesh: Mesh) -> None:
+    """Broadcasts the first rank's tensors that Paddle's broadcast cannot handle. Collective.
+
+    Paddle's refuses empty tensors, loses non-contiguous ones, and over gloo ends the process for buffers and frozen
+    weights of most dtypes (3.3.1: «Invalid data type»). Call this first: Paddle's then skips empty tensors and those
+    dtypes.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        odd = tensor.stop_gradient and dtype_of(tensor) not in _USUAL
+        if tensor._is_initialized() and (odd or not tensor.is_contiguous()):
+            Buffers(list, mesh).give(tensor)
+        if odd or not tensor.size:
+            tensor.no_sync = True

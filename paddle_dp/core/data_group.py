@@ -1,0 +1,84 @@
+"""Ranks over which layers gather and sum: along some axes, in one separate group or in two of fleet's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import paddle
+import paddle.distributed as dist
+
+from paddle_dp.core.hcg import HCG
+from paddle_dp.mesh import new_group
+from paddle_dp.mesh.degrees import Degrees
+
+
+class ProcessGroup(Protocol):
+    """The ranks over which a layer gathers and sums: all of a mesh, or some."""
+
+    def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]: ...
+
+    def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor: ...
+
+
+class PaddleGroup:
+    """Ranks with a separate process group, as seen by `rank`; a single rank has no group."""
+
+    def __init__(self, ranks: Sequence[int], rank: int, group: Any):
+        self.ranks, self.rank, self.group = list(ranks), rank, group
+
+    @classmethod
+    def create(cls, degrees: Degrees, rank: int, *axes: str) -> PaddleGroup:
+        """The ranks that differ from `rank` on these axes only. Collective: all ranks create all groups."""
+        local = None
+        for ranks in degrees.groups(*axes):
+            group = new_group(ranks) if len(ranks) > 1 else None
+            local = cls(ranks, rank, group) if rank in ranks else local
+        assert local is not None
+        return local
+
+    @property
+    def group_rank(self) -> int:
+        """This rank's index in `ranks`."""
+        return self.ranks.index(self.rank)
+
+    def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
+        """Every rank's `tensor`, in the order of `ranks`. Collective."""
+        if self.group is None:
+            return [tensor]
+        parts: list[paddle.Tensor] = []
+        dist.all_gather(parts, tensor, group=self.group)
+        return parts
+
+    def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """Sums `tensor` over the ranks, in place, and returns it. Collective."""
+        if self.group is not None:
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+
+class NestedGroup:
+    """The ranks along data and sharding as one group: fleet has a group for each of the two axes."""
+
+    def __init__(self, groups: Sequence[Any]):
+        self.groups = [group for group in groups if group.nranks > 1]
+
+    @classmethod
+    def from_hcg(cls, hcg: HCG) -> NestedGroup:
+        """This rank's group in fleet's HybridCommunicateGroup."""
+        return cls([hcg.get_data_parallel_group(), hcg.get_sharding_parallel_group()])
+
+    def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
+        """Every reader's `tensor` (equal shapes and dtypes), in the same order on all of them. Collective."""
+        gathered = tensor.unsqueeze(0)
+        for group in self.groups:
+            parts: list[paddle.Tensor] = []
+            dist.all_gather(parts, gathered, group=group)
+            gathered = paddle.concat(parts)
+        return list(gathered)
+
+    def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """Sums `tensor` over the readers, in place, and returns it. Collective."""
+        for group in self.groups:
+            dist.all_reduce(tensor, group=group)
+        return tensor

@@ -1,0 +1,229 @@
+"""The contract of a loss, and a wrapper that makes any user-defined callable fulfil it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, Union
+
+import paddle
+
+from paddle_dp.errors import LossError, TargetError, UsageError
+from paddle_dp.structure import leaves
+
+if TYPE_CHECKING:
+    from paddle_dp.core.gathered_samples import GatheredSamples
+    from paddle_dp.part import Part
+
+Count = Union[int, float, "paddle.Tensor"]
+Scores = dict[str, paddle.Tensor]
+PADDLE_IGNORE_INDEX = -100  # the default of Paddle's cross-entropies
+
+
+class Loss:
+    """A loss returns totals and counts, so that one division by the global count gives the one-process mean.
+
+    `counted` tells when the count is known: "samples": always, it is their number; "targets": before the forward, from
+    `count(targets)`; "answers": only from the call.
+    """
+
+    function: Any = None  # the wrapped callable
+    name: str
+    counted: Literal["samples", "targets", "answers"]
+    compares: Literal["", "ranks", "rank"] = ""
+    """The samples of a micro-batch that it compares: of all `ranks`, after `across`, or of one `rank` only; "": each
+    sample has a separate loss."""
+    splits_outputs: bool = False
+    """Whether it can be computed from shards of the outputs: some of the classes (`parallel`), or of the tokens."""
+
+    @property
+    def owner(self) -> Any:
+        """The object that may keep state for the loss: a bound method's object, else the wrapped callable itself."""
+        return getattr(self.function, "__self__", self.function)
+
+    def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
+        """(total, count): the sum over a micro-batch, with a gradient, and the number of its terms.
+
+        Raises LossError for a loss that returns neither a pair nor one loss per sample.
+        """
+        raise NotImplementedError
+
+    def count(self, targets: paddle.Tensor) -> Count:
+        """The count for these targets; called only where `counted` is "targets"."""
+        raise NotImplementedError
+
+    def scores(self, outputs: Any, targets: paddle.Tensor) -> Scores:
+        """Further sums over a micro-batch, by name, to be divided by the same count, such as "acc1"."""
+        return {}
+
+    def sums(self, outputs: Any, targets: paddle.Tensor, total: paddle.Tensor) -> Scores:
+        """The loss (`total`) and the scores of a micro-batch, by name."""
+        with paddle.no_grad():
+            return {"loss": total.detach(), **self.scores(outputs, targets)}
+
+    def num_classes(self, outputs: paddle.Tensor) -> int:
+        """The number of classes that outputs [n, …] score; this rank may hold only some of them."""
+        return int(outputs.shape[-1])
+
+    def predictions(self, outputs: paddle.Tensor) -> paddle.Tensor:
+        """The class of the highest score [n]."""
+        return outputs.argmax(-1)
+
+    def parallel(self, classes: Any) -> Loss | None:
+        """The same loss for scores of which this rank holds some classes; `classes` computes over all of them.
+
+        None if the loss cannot be computed from some of the classes.
+        """
+        return None
+
+    def across(self, samples: GatheredSamples) -> Loss:
+        """The same loss, comparing this rank's samples with all of `samples`; called only if `compares` is "ranks"."""
+        raise NotImplementedError
+
+    def present(self, present: bool) -> AbstractContextManager[None]:
+        """Wraps the loss of a micro-batch; if not `present`, it is a dummy, with which nothing is compared."""
+        return nullcontext()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Wraps losses that need no exchange between ranks."""
+        return nullcontext()
+
+
+class WrappedLoss(Loss):
+    """Makes a callable (outputs, targets), predefined or user-defined, a Loss.
+
+    It uses the callable's `count(targets)`, `scores(outputs, targets)`, `num_classes(outputs)`, `predictions(outputs)`,
+    `parallel(classes)` and `across(samples)`, if defined. `counts_samples = True` promises that the count is always the
+    number of samples, which saves an exchange.
+    """
+
+    def __init__(self, function: Any, samples: GatheredSamples | None = None):
+        self.function, self._samples = function, samples
+        self.name = getattr(function, "__name__", type(function).__name__)
+        for method in ("count", "scores", "num_classes", "predictions"):
+            if callable(own := getattr(function, method, None)):
+                setattr(self, method, own)
+        self.splits_outputs = hasattr(function, "parallel")
+        if hasattr(function, "across"):
+            self.compares = getattr(function, "compares", "ranks")
+        if "count" in vars(self):
+            self.counted = "targets"
+        else:
+            self.counted = "samples" if getattr(function, "counts_samples", False) else "answers"
+
+    def __call__(self, outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
+        samples = int(leaves(targets)[0].shape[0])
+        try:
+            result = self.function(outputs, targets)
+        except IndexError as error:  # Paddle's cross-entropies raise it without naming the target
+            raise _wrong_target(outputs, targets) or error from None
+        total, count = total_and_count(result, samples)
+        if self.counted == "samples" and count != samples:
+            raise LossError(
+                f"the loss {self.name} has counts_samples = True, but counts {number(count):g} in {samples} "
+                "samples: remove counts_samples, and the ranks will sum the counts that it returns."
+            )
+        return total, count
+
+    def parallel(self, classes: Any) -> Loss | None:
+        return WrappedLoss(self.function.parallel(classes)) if self.splits_outputs else None
+
+    def across(self, samples: GatheredSamples) -> Loss:
+        return WrappedLoss(self.function.across(samples), samples)
+
+    def present(self, present: bool) -> AbstractContextManager[None]:
+        return nullcontext() if self._samples is None else self._samples.present(present)
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._samples is None else self._samples.alone()
+
+
+def as_loss(function: Any) -> Loss:
+    """`function` itself if it is a Loss, otherwise the callable (outputs, targets), wrapped."""
+    return function if isinstance(function, Loss) else WrappedLoss(function)
+
+
+def loss_of(loss: Part | None, model: Any, name: str) -> Any:
+    """The loss that a recipe's part builds, or the method `loss` of model `name`. Raises UsageError if there is
+    neither."""
+    if loss is not None:
+        return loss.build()
+    if callable(getattr(model, "loss", None)):
+        return model.loss
+    raise UsageError(
+        f"model {name} has no method loss(outputs, targets), so the recipe must name one: "
+        "loss: {use: cross_entropy}, for a classifier."
+    )
+
+
+def total_and_count(result: Any, samples: int) -> tuple[paddle.Tensor, Count]:
+    """The `result` of a loss for `samples` samples as (total, count), the total in float32 at least.
+
+    A result is that pair, with an int, a float or a one-element tensor as count; or a tensor [samples, …] of losses,
+    each of which counts as one. Raises LossError for anything else: a mean without its count cannot be averaged over
+    unequal shares.
+    """
+    if isinstance(result, tuple | list) and len(result) == 2:
+        total, count = result
+        if not isinstance(total, paddle.Tensor) or prod(total.shape) != 1:
+            raise LossError(
+                f"the loss returned (total, count) with a total of {_described(total)}: the total must be the sum, one "
+                "number."
+            )
+        if isinstance(count, paddle.Tensor):
+            if prod(count.shape) != 1:
+                raise LossError(
+                    f"the loss returned (total, count) with a count of {_described(count)}: the count must be one "
+                    "number, such as (targets != -100).sum()."
+                )
+            return total, count.detach()
+        return total, count
+    if isinstance(result, paddle.Tensor) and result.ndim >= 1 and result.shape[0] == samples:
+        wide = result if result.dtype in (paddle.float32, paddle.float64) else result.astype("float32")
+        return wide.sum(), int(result.size)
+    raise LossError(
+        f"the loss returned {_described(result)}, without its count. Return (total, count), the sum and the number of "
+        "its terms, or one loss per sample: paddle.nn.CrossEntropyLoss(reduction='none'), for example."
+    )
+
+
+def _wrong_target(outputs: Any, targets: paddle.Tensor) -> TargetError | None:
+    """An error that names the first of targets [n, …] that is not a class of outputs [n, …, classes]; None if all are,
+    or if the shapes are not of this form."""
+    if not isinstance(outputs, paddle.Tensor) or targets.is_floating_point() or not outputs.ndim:
+        return None
+    classes, values = outputs.shape[-1], targets.numpy()
+    if values.size * classes != outputs.size:
+        return None
+    wrong = (values >= classes) | ((values < 0) & (values != PADDLE_IGNORE_INDEX))
+    if not wrong.any():
+        return None
+    row = int(wrong.reshape(len(values), -1).any(1).argmax())
+    value = int(values[row][wrong[row]].flat[0])
+    return TargetError(
+        f"target {value} is no class: the {classes} classes of the model's outputs are 0 to {classes - 1}. Give the "
+        "model more classes, correct the data set, or let the loss ignore such targets.",
+        row,
+        value,
+    )
+
+
+def number(value: Any) -> float:
+    """A number, or a one-element tensor, as a float. (`float(tensor)` is five times slower than `item`.)"""
+    return float(value.item() if isinstance(value, paddle.Tensor) else value)
+
+
+def numbers(values: Sequence[Any]) -> list[float]:
+    """`number` of each, in float64, with one read from the device for all of them."""
+    on_device = [v for v in values if isinstance(v, paddle.Tensor) and not v.place.is_cpu_place()]
+    if not on_device:
+        return [number(value) for value in values]
+    with paddle.no_grad():
+        read = iter(paddle.stack([v.astype("float64").reshape([]) for v in on_device]).tolist())
+    of_device = {id(v) for v in on_device}
+    return [next(read) if id(value) in of_device else number(value) for value in values]
+
+
+def _described(value: Any) -> str:
+    return f"shape {list(value.shape)}" if isinstance(value, paddle.Tensor) else type(value).__name__

@@ -1,0 +1,160 @@
+"""Applies the groups of a recipe's optimizer to a whole model: frozen parameters, learning-rate factors, weight decays.
+
+Each setting is an attribute of a parameter, which its slices inherit (`tensor.layers`) in every layout. Paddle's
+parameter groups are not used: each is clipped by a separate norm, and sharding cannot distribute them to owners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.regularizer import L2Decay
+
+from paddle_dp.core.blocks import blocks_of
+from paddle_dp.core.optimizer_checks import parameters_of
+from paddle_dp.part.groups import (
+    ParameterGroup,
+    choose,
+    depth_scales,
+    freeze,
+    keeps_statistics,
+    matches,
+    named_parameters,
+)
+
+_DECAY = "weight_decay"  # in a parameter's optimize_attr, next to Paddle's learning_rate
+_RATE_KEY = "given_learning_rate"
+
+
+def group(model: nn.Layer, groups: Sequence[ParameterGroup], frozen_names: Collection[str] = ()) -> None:
+    """Applies the groups' settings to the parameters of a whole model, before it is placed; `frozen_names` are frozen
+    unless a group says otherwise.
+
+    Raises RecipeError for a pattern that matches nothing, or sets nothing, and for `decay_by_depth` outside blocks.
+    """
+    freeze(model, groups, frozen_names)
+    for parameter, scale, decay in _settings(model, groups):
+        attributes = parameter.optimize_attr = dict(parameter.optimize_attr)
+        given = float(attributes.setdefault(_RATE_KEY, attributes["learning_rate"]) or 0.0)
+        attributes["learning_rate"] = given * scale
+        if decay is not None:
+            attributes[_DECAY] = decay
+
+
+def _settings(
+    model: nn.Layer, groups: Sequence[ParameterGroup]
+) -> Iterator[tuple[paddle.Tensor, float, float | None]]:
+    """Yields the trained parameters with a learning-rate factor or a weight decay, and both values."""
+    named, blocks = named_parameters(model), blocks_of(model)
+    choices = choose(groups, [names for names, _ in named])
+    numbers = {id(parameter): number for number, (_, parameter) in enumerate(named)}
+    block_of: dict[int, int] = {}
+    for place, block in enumerate(blocks):
+        for parameter in block.parameters():
+            block_of.setdefault(numbers.get(id(parameter), -1), place)
+    scales = depth_scales(choices, block_of, len(blocks))
+    for (_, parameter), choice, by_depth in zip(named, choices, scales, strict=True):
+        some = (choice.lr_scale, by_depth, choice.weight_decay)
+        if parameter.stop_gradient or all(value is None for value in some):
+            continue
+        yield (
+            parameter,
+            (choice.lr_scale or 1.0) * (1.0 if by_depth is None else by_depth),
+            choice.weight_decay,
+        )
+
+
+def base_of(model: nn.Layer, before: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of an adapter's base (the parameters frozen before it, listed in `before`, and fixed BatchNorm
+    statistics), and of the parameters that it added. Both are empty without an adapter."""
+    if not before:
+        return frozenset(), frozenset()
+    norms = [layer for layer in model.sublayers(include_self=True) if keeps_statistics(layer)]
+    statistics = {id(t): bool(n._use_global_stats) for n in norms for t in (n._mean, n._variance)}
+    named = model.named_parameters(remove_duplicate=False)
+    base = {name for name, p in named if p.stop_gradient and statistics.get(id(p), True)}
+    known = {name for names, _ in named_parameters(model) for name in names}
+    return frozenset(base), frozenset(known - set(before))
+
+
+def describe_groups(model: nn.Layer, groups: Sequence[ParameterGroup]) -> list[str]:
+    """A line per group: the number of parameters that it matches, and their settings."""
+    named = named_parameters(model)
+    lines = []
+    for entry in groups:
+        inside = [p for names, p in named if matches(entry, names)]
+        count, size = len(inside), sum(int(p.size) for p in inside)
+        frozen = sum(p.stop_gradient for p in inside)
+        rates = sorted({float(p.optimize_attr["learning_rate"]) for p in inside if not p.stop_gradient})
+        clauses = [f"{count} parameter{'s' * (count != 1)}, {size:,} numbers"]
+        if frozen:
+            clauses.append("frozen" if frozen == count else f"{frozen} of them frozen")
+        if (entry.lr_scale or entry.decay_by_depth) and rates:
+            span = f"{rates[0]:.3g}" + (f" to {rates[-1]:.3g}" if len(rates) > 1 else "")
+            clauses.append(f"learning rate × {span}")
+        if entry.weight_decay is not None:
+            clauses.append(f"weight decay {entry.weight_decay:g}")
+        lines.append(f"{entry.match}: {', '.join(clauses)}")
+    trained = [p for _, p in named if not p.stop_gradient]
+    whole = sum(int(p.size) for _, p in named)
+    lines.append(
+        f"trained: {len(trained)} of {len(named)}, {sum(int(p.size) for p in trained):,} of {whole:,} numbers"
+    )
+    return lines
+
+
+def group_decay(parameter: paddle.Tensor) -> float | None:
+    """The weight decay that a group has set for a parameter, or a slice of it."""
+    found: float | None = parameter.optimize_attr.get(_DECAY)
+    return found
+
+
+def use_group_decays(optimizer: Any) -> None:
+    """Makes a finished optimizer use the weight decays that groups have set on its parameters.
+
+    AdamW and Lamb have a single decay, which is changed around the update of such a parameter; the others add L2 decay
+    to the gradient, by a parameter's regularizer.
+    """
+    parameters = parameters_of(optimizer)
+    decay_by_name = {p.name: decay for p in parameters if (decay := group_decay(p)) is not None}
+    if not decay_by_name:
+        return
+    if isinstance(optimizer, paddle.optimizer.AdamW):
+        decides = optimizer._apply_decay_param_fun
+        optimizer._apply_decay_param_fun = lambda name: (
+            decay_by_name[name] > 0 if name in decay_by_name else decides is None or decides(name)
+        )
+        _around_update(optimizer, decay_by_name, "_weight_decay")
+    elif isinstance(optimizer, paddle.optimizer.Lamb):
+        leaves_out = optimizer._exclude_from_weight_decay_fn
+        optimizer._exclude_from_weight_decay_fn = lambda p: (
+            decay_by_name[p.name] == 0
+            if p.name in decay_by_name
+            else leaves_out is not None and leaves_out(p)
+        )
+        _around_update(optimizer, decay_by_name, "_lamb_weight_decay")
+    else:
+        for parameter in parameters:
+            if parameter.name in decay_by_name:
+                parameter.regularizer = L2Decay(decay_by_name[parameter.name])
+                parameter.regularizer.from_recipe = True
+
+
+def _around_update(optimizer: Any, decay_by_name: dict[str, float], strength: str) -> None:
+    """Sets the optimizer's attribute `strength` to a parameter's group decay while that parameter is updated."""
+    update, usual = optimizer._append_optimize_op, getattr(optimizer, strength)
+
+    def updated(block: Any, parameter_and_gradient: Any) -> Any:
+        decay = decay_by_name.get(parameter_and_gradient[0].name)
+        if decay is None:
+            return update(block, parameter_and_gradient)
+        setattr(optimizer, strength, decay)
+        try:
+            return update(block, parameter_and_gradient)
+        finally:
+            setattr(optimizer, strength, usual)
+
+    optimizer._append_optimize_op = updated

@@ -1,0 +1,110 @@
+"""Chooses the exchange of gradients for a model that every rank holds whole.
+
+| exchange             | on CPUs                    | on accelerators | chosen                                      |
+|----------------------|----------------------------|-----------------|---------------------------------------------|
+| `PushedGradients`    | pushed while backward runs | –               | `pushed`; `auto` on CPUs                    |
+| `PaddleReducer`      | backward waits             | overlapped      | `bucketed`; `auto` on accelerators          |
+| `BucketedGradients`  | backward waits             | overlapped      | `bucketed` with absent gradients;           |
+|                      |                            |                 | `per_parameter`                             |
+| …                    | after backward             | after backward  | `after`                                     |
+| `CompressedExchange` | over pushes                | over buckets    | `compress`                                  |
+
+Other layouts compose theirs: `AxesExchange`, `branch_gradient_exchange`, `server_exchange`, `CopiesExchange`.
+
+PaddleReducer fails in two cases (3.3.1), where our buckets replace it: under recompute it reports the parameters of a
+backward inside a backward as used twice («parameter … has been ready before»); and with absent gradients its
+find_unused_parameters checks the last micro-batch only, so a parameter that an earlier one used on one rank is updated
+on that rank alone. Over gloo it waits for each all-reduce, so that nothing overlaps with backward on CPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+
+from paddle_dp.core.placed_model import PlacedModel
+from paddle_dp.exchange.bucketed_gradients import BucketedGradients
+from paddle_dp.exchange.buckets import BUCKET_PER_GRADIENT, ONE_BUCKET, BucketSizes
+from paddle_dp.exchange.compressed import CompressedExchange
+from paddle_dp.exchange.gradient_exchange import GradientExchange
+from paddle_dp.exchange.low_rank import LowRankGradients, check_factors
+from paddle_dp.exchange.pushed_gradients import PushedGradients
+from paddle_dp.exchange.residuals import Residuals
+from paddle_dp.mesh import Mesh, new_group
+from paddle_dp.units import Compress
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeSettings:
+    """`kind`: the recipe's word, never `auto`; `sizes`: of buckets; `compress`: the compression of gradients; `absent`:
+    some ranks may lack a gradient, which then counts as zeros."""
+
+    kind: str = "pushed"
+    sizes: BucketSizes | None = None
+    compress: Compress = field(default_factory=Compress)
+    absent: bool = False
+
+
+def choose_exchange(
+    settings: ExchangeSettings, placed: PlacedModel, counted_late: bool = False
+) -> GradientExchange:
+    """Creates the exchange of a model's gradients over all ranks, except `PaddleReducer`, which needs a wrapper.
+    Collective. `counted_late`: the loss's count is known only after the forward."""
+    parameters, mesh = placed.trainable, placed.mesh
+    if settings.compress:
+        exchange = _compressed(settings.compress, placed, counted_late)
+    elif settings.kind in ("after", "per_parameter"):
+        alone = settings.kind == "per_parameter"
+        sizes = BUCKET_PER_GRADIENT if alone else ONE_BUCKET
+        exchange = _bucketed(mesh, parameters, sizes=sizes, overlapped=alone)
+    elif settings.kind == "bucketed":
+        exchange = _bucketed(mesh, parameters, sizes=settings.sizes)
+    else:
+        exchange = fastest_exchange(mesh, parameters)
+    exchange.missing = "zeros" if settings.absent else "refuse"
+    return exchange
+
+
+def fastest_exchange(
+    mesh: Mesh,
+    tensors: Sequence[paddle.Tensor],
+    channel: str = "gradients",
+    comm_dtype: str | None = None,
+    residuals: Residuals | None = None,
+) -> GradientExchange:
+    """Creates the fastest exchange of the gradients of `tensors` on this device. Collective."""
+    if mesh.device != "cpu":
+        return _bucketed(mesh, tensors, comm_dtype=comm_dtype, residuals=residuals)
+    ranks = list(range(mesh.ranks))
+    destinations = [ranks] * len(tensors)
+    return PushedGradients(
+        ranks, mesh.rank, tensors, destinations, comm_dtype=comm_dtype, residuals=residuals, channel=channel
+    )
+
+
+def _bucketed(mesh: Mesh, tensors: Sequence[paddle.Tensor], **settings: Any) -> GradientExchange:
+    """Uses a separate group on accelerators, so that other collectives do not delay the buckets."""
+    if mesh.device != "cpu":
+        return BucketedGradients(new_group(range(mesh.ranks)), list(tensors), **settings)
+    waiting = partial(mesh.waiting, "the exchange of gradients")
+    return BucketedGradients(dist.get_group(0), list(tensors), waiting=waiting, **settings)
+
+
+def _compressed(compress: Compress, placed: PlacedModel, counted_late: bool) -> GradientExchange:
+    parameters, mesh, names = placed.trainable, placed.mesh, placed.trainable_names
+    residuals = Residuals(parameters)
+    if compress.kind == "power_sgd":
+        named = list(zip(names, parameters, strict=True))
+        fastest = partial(fastest_exchange, mesh)
+        low_rank = LowRankGradients(named, compress.rank, fastest, residuals)
+        check_factors(low_rank.shapes, compress.rank, mesh)
+        compressed: GradientExchange = low_rank
+    else:
+        compressed = fastest_exchange(mesh, parameters, "gradients", compress.kind, residuals)
+    uncompressed = fastest_exchange(mesh, parameters) if compress.after else compressed
+    return CompressedExchange(compress, uncompressed, compressed, residuals, names, mesh, counted_late)

@@ -1,0 +1,101 @@
+"""The contract of a gradient exchange: how gradients leave their ranks (ZeRO-3's owners take theirs in stage3.py).
+
+`choose_exchange` (choose.py) has the table of all exchanges. The learner and its runner call one in this
+order, in each update:
+
+    begin_update → for each micro-batch: micro_batch(backward(…)) → finish → [before_metrics] → commit, if the optimizer
+    has stepped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Literal
+
+from paddle_dp.core.extra_state import ExtraState, SavedExtraState
+from paddle_dp.core.loss import Count
+
+NOTHING = nullcontext()
+
+
+class GradientExchange:
+    """Sums gradients over ranks. This base class is the exchange of one process, which sends nothing.
+
+    `mean_over`: the number of ranks over which the exchange averages; 1: it adds up.
+    `missing`: how a gradient counts that some ranks lack: as `zeros`, or as an error (`refuse`).
+    `waits_for_all`: a parameter without a gradient on any rank blocks the exchange.
+    `each_micro_batch`: every backward exchanges, so that only a gradient's owner holds it between them (ZeRO-2).
+    `counts_bytes`: `mesh.traffic` counts all bytes that the exchange sends.
+    `rounds_to`: the dtype to which gradients are rounded without error feedback: a step is one process's within that
+    rounding, a whole training is not. None: they are not rounded.
+    """
+
+    mean_over: int = 1
+    missing: Literal["refuse", "zeros"] = "zeros"
+    waits_for_all: bool = False
+    each_micro_batch: bool = False
+    counts_bytes: bool = True
+    rounds_to: str | None = None
+
+    @property
+    def description(self) -> str:
+        """How gradients are summed, as a part of a sentence."""
+        return f"gradients rounded to {self.rounds_to}" if self.rounds_to else "unrounded gradients"
+
+    def begin_update(self, number: int, loss_scale: float, divisor: float) -> None:
+        """Called before the first forward of update `number` (from 1). Totals are scaled by loss_scale / divisor."""
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        """A context for forward and backward of a micro-batch; `last`: of its update."""
+        return NOTHING
+
+    def backward(self, last: bool, counted: Count = 0) -> AbstractContextManager[Any]:
+        """A context for one backward, within which final gradients are sent. `counted`: the loss's count in this update
+        on this rank, including this micro-batch."""
+        return NOTHING
+
+    def finish(self) -> list[int]:
+        """Waits, after the last backward, until the owner of each gradient has the sum of the ranks that have one.
+        Returns the indices of the parameters without a local gradient. Collective."""
+        return []
+
+    def discard(self) -> None:
+        """Ends the exchanges of backwards without a last one. Collective."""
+
+    def before_metrics(self, update: int) -> None:
+        """Called before the metrics of update number `update` are added up. Collective."""
+
+    def commit(self) -> None:
+        """Called after the optimizer's step: keeps residuals of compression."""
+
+    def trace(self) -> None:
+        """Records each bucket on the heartbeat's tape from now on."""
+
+    def explain(self, error: RuntimeError) -> Exception | None:
+        """The error to raise instead of an `error` in a forward or a backward; None: raise `error`."""
+        return None
+
+    def extra_state(self) -> ExtraState:
+        """The tensors that a checkpoint holds in addition to model and optimizer."""
+        return ExtraState()
+
+    def load_extra_state(self, saved: SavedExtraState) -> None:
+        """Loads them; `saved` is empty if another strategy wrote the checkpoint."""
+
+
+class CompositeExchange(GradientExchange):
+    """Several exchanges, each with the indices of its parameters among all. No parameter is in two of them."""
+
+    def __init__(self, members: Sequence[tuple[GradientExchange, Sequence[int]]]):
+        self._members = [(exchange, sorted(indices)) for exchange, indices in members]
+
+    @contextmanager
+    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
+        with ExitStack() as stack:
+            for exchange, _ in self._members:
+                stack.enter_context(exchange.backward(last, counted))
+            yield
+
+    def finish(self) -> list[int]:
+        return sorted(indices[index] for exchange, indices in self._members for index in exchange.finish())

@@ -1,0 +1,326 @@
+"""A learner: makes one update of a placed model from each global batch. Strategies differ in its parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import paddle
+from paddle import nn
+
+from paddle_dp.batch import Batch
+from paddle_dp.core import gradients
+from paddle_dp.core.batch_norm import LocalNorms
+from paddle_dp.core.buffers import Buffers
+from paddle_dp.core.consistency import check_gradients, check_sound
+from paddle_dp.core.extra_state import ExtraState, SavedExtraState
+from paddle_dp.core.first_not_finite import not_finite
+from paddle_dp.core.learning_rate import Rate
+from paddle_dp.core.loss import Count, Loss
+from paddle_dp.core.optimizer_checks import parameters_of
+from paddle_dp.core.placed_model import PlacedModel
+from paddle_dp.core.precision.amp import MixedPrecision
+from paddle_dp.core.running_statistics import RunningStatistics
+from paddle_dp.core.trial import buffers_before
+from paddle_dp.errors import DivergenceError, NotFiniteError
+from paddle_dp.exchange.gradient_exchange import GradientExchange
+from paddle_dp.learner.learner_checks import LearnerCheck, UnsavedState, overriding
+from paddle_dp.learner.runner import BatchRunner, Sums, totals
+from paddle_dp.learner.weights import States, WeightSync
+from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.heartbeat import heartbeat
+
+_NEVER_USED = (
+    "parameter '{}' got no gradient on any rank, and paddle.DataParallel exchanges none of a bucket's gradients before "
+    "it has all. Set strategy.find_unused_parameters=true, or freeze the parameter (stop_gradient)."
+)
+Accept = Callable[[Mapping[str, float]], bool]
+"""Whether an update is to be made, by its metrics; the same answer on every rank."""
+
+
+class AsyncWorker(Protocol):
+    """A rank that does not wait for the others: the trainer then trains in rounds (train/rounds.py).
+
+    `computes`: this rank computes shares, and does not only serve the others.
+    """
+
+    computes: bool
+
+    def begin_round(self) -> None:
+        """Begins a round. Collective."""
+
+    def train_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
+        """Learns from this rank's share of a global batch.
+
+        With `collect`, returns the share's sums by name (`loss` and scores), the number that the loss counts in it
+        (`count`), and the `gradient_norm` of its mean.
+        """
+
+    def end_of_work(self) -> None:
+        """Called when no share is left for this rank in a round."""
+
+    def serve(self) -> Iterator[int]:
+        """On a rank that computes no shares: serves the others until they have ended their work. Yields the number of
+        each global batch that they reach."""
+
+    def end_round(self) -> None:
+        """Ends a round: from here on all ranks have the weights of the training. Collective."""
+
+
+@dataclass(kw_only=True)
+class Learner:
+    """Makes one update from each global batch; this process has its share of it.
+
+    The gradient of an update is the one-process gradient. With any number of micro-batches and ranks, each backward
+    runs on total / (global count), and gradients are summed over micro-batches and ranks; so unequal shares are as
+    exact as equal ones. Where the count is only known from the loss's call, each backward runs on total / (global
+    samples), and the all-reduced gradients are multiplied by samples / count. If nothing in a batch counts, no update
+    is made, and `empty` is true until the next one.
+
+    `known_differences`: sentences on differences from one process that are known before the first update; `unknown`: on
+    trials that failed. `worker`: set if ranks do not wait for one another. `exchange`: of the latest update.
+    `unscaled_by`: the factor by which the gradients of the last update were multiplied after their exchange.
+    `faulty_gradients`: this rank's gradients that were not finite in the last update with metrics, and their contents.
+    `local_loss`: this rank's share of that update's loss, a sum.
+    """
+
+    placed: PlacedModel
+    loss: Loss
+    optimizer: paddle.optimizer.Optimizer
+    rate: Rate
+    mixed: MixedPrecision
+    runner: BatchRunner
+    weights: WeightSync
+    statistics: RunningStatistics
+    buffers: Buffers
+    local_norms: LocalNorms
+    checks: Sequence[LearnerCheck] = ()
+    worker: AsyncWorker | None = None
+    known_differences: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    empty: bool = field(default=False, init=False)
+    unscaled_by: float = field(default=1.0, init=False)
+    faulty_gradients: dict[str, str] = field(default_factory=dict, init=False)
+    local_loss: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.model: nn.Layer = self.placed.model
+        self.mesh: Mesh = self.placed.mesh
+        self.trainable = self.placed.trainable
+        self.mode = self.weights.mode
+        self.weights.after_equal = self.after_update
+        self.unsaved = UnsavedState(self.placed, self.optimizer, self.loss, self.rate.schedule)
+        self._before_update = overriding(self.checks, "before_update")
+        self._after_exchange = overriding(self.checks, "after_exchange")
+        self._after_update = overriding(self.checks, "after_update")
+        updated = {id(p) for p in parameters_of(self.optimizer)}
+        # A stage, or a server of frozen weights, may have no parameters, but Paddle's methods access the first one.
+        self._updates_parameters = bool(updated)
+        self._not_updated = [p for p in self.trainable if id(p) not in updated]  # here: another rank may
+        # Parameters without a gradient on any rank in the first update; None before it.
+        self._unused: frozenset[str] | None = None
+        self._metric_names: list[str] = []
+
+    @property
+    def exchange(self) -> GradientExchange:
+        return self.mode.exchange
+
+    def train_batch(
+        self, batch: Batch, collect_metrics: bool = False, accept: Accept | None = None
+    ) -> dict[str, float] | None:
+        """Makes one update from one global batch. Collective.
+
+        With `collect_metrics`, returns `loss` and the loss's scores, means over the global batch, and `gradient_norm`,
+        the 2-norm of the whole model's gradients before clipping; the same numbers on every rank. They cost one read
+        from the device, without which the host does not wait for it, and one small exchange. If nothing in the batch
+        counts, means are NaN and `gradient_norm` is 0.
+        `accept` is called with these metrics before the update, unless nothing counts. If it returns False, weights,
+        optimizer states, running statistics and buffers are unchanged; the schedule advances.
+
+        Raises LossError when the loss does not return its count, DivergenceError when a gradient is not exchanged,
+        NotFiniteError when float16 cannot hold the gradients at any loss scale.
+        """
+        heartbeat.enter("forward")
+        update = self.rate.steps + 1
+        self.mode = mode = self.weights.begin_update(update)
+        undo = buffers_before(self.model, self.loss.owner) if accept else None
+        batch, collect = self.mixed.cast_batch(batch), collect_metrics or accept is not None
+        for check in self._before_update:
+            check(mode)
+        known = mode.counter.known_count(batch)
+        divisor = batch.samples if known is None else known or 1.0
+        mode.exchange.begin_update(update, self.mixed.scale.scale if self.mixed.scale else 1.0, divisor)
+        local_sums, counted = self.run(batch, divisor, collect)
+        heartbeat.enter("exchange")
+        missing = mode.exchange.finish()
+        if self.mesh.ranks > 1 and mode.exchange.missing == "refuse":
+            self._refuse_missing(missing)
+        count = mode.counter.total(counted) if known is None else known
+        self.empty = count == 0
+        for check in self._after_exchange:
+            check(update, self.empty)
+        usable = not self.empty and self._unscale(divisor / count)
+        metrics = self._metrics(local_sums, count) if collect else None
+        heartbeat.enter("update")
+        if accept and undo and metrics is not None and not self.empty and not accept(metrics):
+            undo()
+        elif usable:
+            self.update()
+        self._clear_gradients()
+        self.rate.step()
+        self.after_update()
+        return metrics
+
+    def run(
+        self, batch: Batch, divisor: float, collect: bool, final: bool = True
+    ) -> tuple[list[Sums], Count]:
+        """Forward and backward of a batch (`BatchRunner.run`), whose errors name their cause. Collective."""
+        try:
+            return self.runner.run(batch, divisor, self.exchange, collect, final)
+        except RuntimeError as error:
+            explained = self.exchange.explain(error) or self.weights.explain(error)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def update(self) -> None:
+        """Clips the final gradients, lets the optimizer step, and publishes the weights. Collective."""
+        mode = self.mode
+        self.weights.wait()  # for weights that no layer of this forward has read
+        mode.norm.clip()
+        if mode.counter.steps and self._updates_parameters:
+            with self.weights.optimizer_states_on_device():
+                self.optimizer.step()
+        self.weights.publish()
+        mode.exchange.commit()
+
+    def skip_update(self) -> None:
+        """Counts an update without making it: only the schedule advances. Collective."""
+        self.empty = False
+        self.rate.step()
+        self.buffers.sync()
+
+    def after_update(self) -> None:
+        """Calls the checks after an update, unless the ranks' weights differ. Collective."""
+        if not self.weights.diverged:
+            for check in self._after_update:
+                check()
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """A context for a training's updates, within which new weights may still arrive (`WeightSync.overlaps`)."""
+        self.weights.overlaps = True
+        try:
+            yield
+        finally:
+            self.weights.overlaps = False
+            self.weights.wait()
+
+    def check(self, when: str, states: States = ()) -> None:
+        """Raises NotFiniteError unless all tensors of the model are finite, DivergenceError unless replicas of a
+        parameter are bit-equal. `states` are optimizer states to check, too. Collective."""
+        replicas, tensors = self.weights.compared(self.placed, states)
+        check_sound(replicas, tensors, self.mesh, when, self.placed.infinite_from_start)
+
+    def facts(self) -> list[str]:
+        """Parts of a sentence on how this training is made, compared with one process's. Collective; the same on every
+        rank."""
+        norms = self.mesh.gather([bool(self.statistics.synchronized), bool(self.local_norms.names())])
+        facts = ["shares of the same global batches"] if self.worker is not None else ["same global batches"]
+        if any(is_local for _, is_local in norms) and self.mesh.dp_size > 1:
+            facts.append("BatchNorm over each rank's own samples")
+        elif any(synchronized for synchronized, _ in norms):
+            facts.append("BatchNorm over the samples of all ranks")
+        exact = self.runner.dropout == "exact"
+        masks = "exact dropout masks" if exact else "each rank's own dropout masks"
+        return [*facts, masks, self.weights.description or self.exchange.description]
+
+    def differences(self) -> list[str]:
+        """Differences from one process's training beyond rounding: a sentence for each cause, with its remedy.
+
+        Collective; the same on every rank. Some are known only after updates.
+        """
+        if self.mesh.ranks * self.runner.copies == 1:
+            return []
+        sentences: Iterable[str] = (sentence for check in self.checks for sentence in check.differences())
+        return list(dict.fromkeys(sentences))  # draws may be known from a trial, too
+
+    def extra_state(self) -> ExtraState:
+        """The tensors that a checkpoint holds in addition to model and optimizer. Call it outside of
+        `weights.averaged`."""
+        parts = (self.weights.extra_state(), self.weights.mode.exchange.extra_state())
+        return ExtraState(
+            shared={name: tensor for part in parts for name, tensor in part.shared.items()},
+            local={name: tensor for part in parts for name, tensor in part.local.items()},
+        )
+
+    def load_extra_state(self, saved: SavedExtraState) -> None:
+        """Loads them after model and optimizer; `saved` is empty if another strategy wrote the checkpoint."""
+        self.weights.load_extra_state(saved)
+        self.weights.mode.exchange.load_extra_state(saved)
+
+    def _refuse_missing(self, missing: Sequence[int]) -> None:
+        """Raises DivergenceError for a gradient that only some ranks lack, or that the exchange waits for."""
+        lacking = {id(self.trainable[index]) for index in missing}
+        names = [name for name, parameter in self.placed.named_trainable if id(parameter) in lacking]
+        self._unused = check_gradients(names, self.mesh, self._unused)
+        if self._unused and self.exchange.waits_for_all:
+            raise DivergenceError(_NEVER_USED.format(min(self._unused)))
+
+    def _unscale(self, factor: float) -> bool:
+        """Multiplies the gradients by `factor` and removes float16's loss scale; False if they overflowed and must not
+        be used. In low precision also undoes the average of the exchange (`BatchRunner._factor`)."""
+        factor *= self.exchange.mean_over if self.mixed.low else 1
+        self.unscaled_by = factor / (1.0 if self.mixed.scale is None else self.mixed.scale.scale)
+        if self.mixed.scale is None:
+            if factor != 1.0:
+                gradients.scale(self.trainable, factor)
+            return True
+        factor /= self.mixed.scale.scale
+        finite = math.isfinite(float(self.mode.norm.total()))
+        if finite:
+            gradients.scale(self.trainable, factor)
+        usable = self.mixed.scale.accept(finite)
+        if self.mixed.scale.hopeless:  # on all ranks alike: they have the same gradients
+            raise NotFiniteError(
+                f"the gradients of {self.mixed.scale.running} updates in a row are not finite, although the loss scale "
+                "is down to 1: these updates were skipped. The model's numbers do not fit into float16: set "
+                "train.precision=bfloat16 or float32."
+            )
+        return usable
+
+    def _metrics(self, local_sums: list[Sums], count: float) -> dict[str, float]:
+        """The sums of all ranks divided by the global count, and the gradient norm, which is finite on all ranks or on
+        none. Reads the device once. Collective."""
+        self.exchange.before_metrics(self.rate.steps + 1)
+        count, norm = self.mode.counter.global_count(count), self.mode.norm
+        self.empty = count == 0
+        local, (measured,) = totals(local_sums, norm.measure() if count else 0.0)
+        self.local_loss = local.get("loss", 0.0)
+        names = self._names_of_metrics(list(local))
+        *sums, row = self.mesh.sum([*(local.get(name, 0.0) for name in names), norm.to_row(measured)])
+        total = norm.from_row(measured, row)
+        # Under a loss scale an overflow is no fault: the update is skipped.
+        faulty = not math.isfinite(total) and self.mixed.scale is None
+        named = self.placed.named_trainable if faulty else ()
+        self.faulty_gradients = not_finite((name, p.grad) for name, p in named if p.grad is not None)
+        means = [value / count if count else math.nan for value in sums]
+        return {**dict(zip(names, means, strict=True)), "gradient_norm": total}
+
+    def _names_of_metrics(self, local: list[str]) -> list[str]:
+        """The names on all ranks; stages and servers without a loss take them from the others. Collective."""
+        axes = self.mesh.axes
+        if not axes.servers and axes.pipeline == 1:
+            return local
+        if axes.servers or not self._metric_names:
+            self._metric_names = max(self.mesh.gather(local), key=len)
+        return self._metric_names
+
+    def _clear_gradients(self) -> None:
+        if self._updates_parameters:
+            self.optimizer.clear_grad(set_to_zero=False)
+        for parameter in self._not_updated:
+            parameter.clear_gradient(False)

@@ -1,0 +1,225 @@
+"""Checks that watch the updates of a learner, in the order of its calls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import paddle
+
+from paddle_dp.core.batch_norm import LocalNorms
+from paddle_dp.core.buffers import Buffers
+from paddle_dp.core.consistency import Digest, digests
+from paddle_dp.core.dropout import Draws
+from paddle_dp.core.loss import Loss
+from paddle_dp.core.optimizer_checks import parameters_of
+from paddle_dp.core.placed_model import PlacedModel
+from paddle_dp.core.running_statistics import RunningStatistics
+from paddle_dp.errors import UsageError
+from paddle_dp.identity.attributes import Attributes, OptimizerMemory
+from paddle_dp.learner.update_mode import UpdateMode
+from paddle_dp.mesh import Mesh
+from paddle_dp.text import and_more, few, plural
+
+SYNC_BATCH_NORM = "strategy.sync_batch_norm=true takes those of all ranks"
+NO_REMEDY = (
+    "under this strategy ranks do not meet in a forward, as those of data_parallel with sync_batch_norm do"
+)
+_LOCAL_PAIRS = (
+    "the loss {} compares the samples of each rank with one another only (loss.across: rank): loss.across=ranks "
+    "compares all of the micro-batch"
+)
+
+
+class LearnerCheck:
+    """Watches updates. A method that a subclass does not override costs nothing in a step."""
+
+    def before_update(self, mode: UpdateMode) -> None:
+        """Called before the forward. Collective."""
+
+    def after_exchange(self, update: int, empty: bool) -> None:
+        """Called when the gradients of update number `update` are final, before their use; `empty`: nothing in its
+        batch counts. Collective."""
+
+    def after_update(self) -> None:
+        """Called after the update, unless the ranks' weights differ. Collective."""
+
+    def differences(self) -> Iterable[str]:
+        """Sentences on differences from one process's training beyond rounding, each with its cause and remedy.
+        Collective; the same on every rank. Some are known only after updates."""
+        return ()
+
+
+def overriding(checks: Sequence[LearnerCheck], method: str) -> list[Any]:
+    """The bound methods of the checks that override `method`."""
+    base = getattr(LearnerCheck, method)
+    return [getattr(check, method) for check in checks if getattr(type(check), method) is not base]
+
+
+class FrozenCheck(LearnerCheck):
+    """Refuses, on several ranks, a parameter that was frozen or unfrozen after the model was placed."""
+
+    def __init__(self, placed: PlacedModel):
+        self._mesh, named = placed.mesh, placed.named_parameters()
+        self._placed = [(name, parameter, parameter.stop_gradient) for name, parameter in named]
+
+    def before_update(self, mode: UpdateMode) -> None:
+        if self._mesh.ranks > 1:
+            self.check(may_freeze=mode.exchange.missing == "zeros")
+
+    def check(self, may_freeze: bool) -> None:
+        """Raises UsageError for a parameter that was unfrozen, and, unless `may_freeze`, for one that was frozen."""
+        for name, parameter, frozen in self._placed:
+            if parameter.stop_gradient == frozen or (may_freeze and not frozen):
+                continue
+            if frozen:
+                raise UsageError(
+                    f"parameter '{name}' was unfrozen after the model was placed, so its gradient would not be "
+                    "all-reduced, and the ranks would drift apart. End the training here, unfreeze it before the model "
+                    "is given to Trainer.of, and resume with accept=['frozen']."
+                )
+            raise UsageError(
+                f"parameter '{name}' was frozen after the model was placed, and paddle.DataParallel waits for its "
+                "gradient. Set strategy.find_unused_parameters=true, or strategy.use=hybrid."
+            )
+
+
+class FrozenNorms(LearnerCheck):
+    """Averages running statistics before the first update in which a layer uses them."""
+
+    def __init__(self, local_norms: LocalNorms, statistics: RunningStatistics):
+        self._local_norms, self._statistics = local_norms, statistics
+
+    def before_update(self, mode: UpdateMode) -> None:
+        if self._local_norms.look():
+            self._statistics.sync()
+
+
+class BatchNormCheck(LearnerCheck):
+    """Names BatchNorms that normalize over one rank's samples. `remedy`: how to use the samples of all ranks."""
+
+    def __init__(self, mesh: Mesh, local_norms: LocalNorms, remedy: str = SYNC_BATCH_NORM):
+        self._mesh, self._local_norms, self._remedy = mesh, local_norms, remedy
+
+    def differences(self) -> Iterable[str]:
+        names = gathered_names(self._local_norms.names(), self._mesh)
+        if names and self._mesh.dp_size > 1:
+            layers = plural(len(names), "BatchNorm layer normalizes", "BatchNorm layers normalize")
+            yield f"{layers} over one rank's samples ({few(names, 1)}): {self._remedy}"
+
+
+class KnownDifferences(LearnerCheck):
+    """Sentences that are known before the first update, or added to `sentences` during the training."""
+
+    def __init__(self, sentences: list[str]):
+        self._sentences = sentences
+
+    def differences(self) -> Iterable[str]:
+        return self._sentences
+
+
+class LossPairs(LearnerCheck):
+    """Names a loss that compares the samples of each rank with one another only."""
+
+    def __init__(self, loss: Loss, mesh: Mesh):
+        self._loss, self._mesh = loss, mesh
+
+    def differences(self) -> Iterable[str]:
+        if self._mesh.dp_size > 1 and self._loss.compares == "rank":
+            yield _LOCAL_PAIRS.format(self._loss.name)
+
+
+class BufferCheck(LearnerCheck):
+    """Keeps buffers equal on the ranks that hold the same ones, and names buffers that differ."""
+
+    def __init__(self, buffers: Buffers):
+        self._buffers = buffers
+
+    def after_update(self) -> None:
+        self._buffers.sync()
+
+    def differences(self) -> Iterable[str]:
+        return self._buffers.differences()
+
+
+class DrawCheck(LearnerCheck):
+    """Names random draws in the model that depend on the number of ranks: known after the first update."""
+
+    def __init__(self, draws: Draws, mesh: Mesh):
+        self._draws, self._mesh = draws, mesh
+
+    def after_update(self) -> None:
+        self._draws.gather_findings(self._mesh)
+
+    def differences(self) -> Iterable[str]:
+        return self._draws.differences()
+
+
+class UnusedCheck(LearnerCheck):
+    """Prints once, on the first rank, the trained parameters without a gradient on any rank."""
+
+    def __init__(self, placed: PlacedModel):
+        self._placed, self._done = placed, False
+
+    def after_exchange(self, update: int, empty: bool) -> None:
+        if self._done or empty:
+            return
+        self._done = True
+        mesh = self._placed.mesh
+        present = {name: parameter.grad is not None for name, parameter in self._placed.named_trainable}
+        lacking = gathered_names([name for name, has_gradient in present.items() if not has_gradient], mesh)
+        used = set(gathered_names([name for name in lacking if present.get(name)], mesh)) if lacking else ()
+        unused = [name for name in lacking if name not in used]
+        if unused and mesh.is_main:
+            print(
+                f"parameter '{unused[0]}'{and_more(unused)} got no gradient in update {update}: neither the "
+                "outputs nor the loss use it, so updates leave it as it is. This is said once.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+class UnsavedState:
+    """State that training has changed and no checkpoint holds, by name. All methods are collective."""
+
+    def __init__(self, placed: PlacedModel, optimizer: Any, loss: Loss, schedule: Any):
+        self._placed = placed
+        self._initial = self._unsaved_buffers()
+        self._optimizer_memory = OptimizerMemory(optimizer, parameters_of(optimizer))
+        layers = {f"model.{name}".rstrip("."): layer for name, layer in placed.named_layers()}
+        owner = loss.owner
+        is_separate = owner is not None and all(owner is not layer for layer in layers.values())
+        self._attributes = Attributes(
+            {**layers, **({"loss": owner} if is_separate else {}), "schedule": schedule}
+        )
+
+    def buffers(self) -> list[str]:
+        """The changed buffers, by whole-model name."""
+        now = self._unsaved_buffers()
+        changed = [name for name, initial in self._initial.items() if now.get(name, initial) != initial]
+        return gathered_names(changed, self._placed.mesh)
+
+    def attributes_of_optimizer(self) -> list[str]:
+        """The changed attributes of a user's optimizer."""
+        return gathered_names(self._optimizer_memory.lost(), self._placed.mesh)
+
+    def attributes(self) -> list[str]:
+        """The changed attributes of a user's layers, loss and schedule, such as «model.encoder.calls»."""
+        return gathered_names(self._attributes.changed(), self._placed.mesh)
+
+    def _unsaved_buffers(self) -> dict[str, Digest]:
+        """Digests of the buffers that checkpoints do not save (persistable=False), by name."""
+        saved = {id(tensor) for tensor in self._placed.model.state_dict().values()}
+        # A buffer with a gradient is computed from weights in each forward (spectral norm, weight norm).
+        buffers: list[tuple[str, paddle.Tensor]] = [
+            (name, tensor)
+            for name, tensor in self._placed.named_buffers()
+            if id(tensor) not in saved and tensor.stop_gradient
+        ]
+        return dict(zip([name for name, _ in buffers], digests(tensor for _, tensor in buffers), strict=True))
+
+
+def gathered_names(names: list[str], mesh: Mesh) -> list[str]:
+    """The names of all ranks, without duplicates. Collective."""
+    return list(dict.fromkeys(name for of_rank in mesh.gather(names) for name in of_rank))

@@ -1,0 +1,182 @@
+"""Forward and backward of a batch's micro-batches on a placed model, and forwards without backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import paddle
+from paddle import nn
+
+from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.core.dropout import Draws, number_elements
+from paddle_dp.core.loss import Count, Loss, numbers
+from paddle_dp.core.placed_model import PlacedModel
+from paddle_dp.core.precision.amp import MixedPrecision
+from paddle_dp.core.running_statistics import RunningStatistics
+from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange
+from paddle_dp.learner.weights import WeightSync
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.model.compiled import plain_forward
+from paddle_dp.structure import call
+
+if TYPE_CHECKING:
+    from paddle_dp.learner.timeline import PipelineRecorder
+
+Dropout = Literal["exact", "own"]
+Sums = dict[str, Any]  # of a micro-batch, by name: numbers, or 0-d tensors still on the device
+
+
+def totals(local_sums: Sequence[Sums], *extra: Any) -> tuple[dict[str, float], list[float]]:
+    """The sums over micro-batches, by name, and the numbers in `extra`; reads the device once."""
+    names = list(local_sums[0]) if local_sums else []
+    values = iter(numbers([*(row[name] for name in names for row in local_sums), *extra]))
+    return {name: sum(islice(values, len(local_sums))) for name in names}, list(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The loss and its scores for `samples` samples: `sums` by name, and their `count`. `outputs`: this rank's part;
+    `targets` [n, …]."""
+
+    outputs: Any
+    targets: paddle.Tensor
+    sums: dict[str, float]
+    count: float
+    samples: int
+
+
+@dataclass(kw_only=True)
+class BatchRunner:
+    """Computes batches on a placed model: forward and loss of each micro-batch, and backward into the gradients.
+
+    `parallel_model` runs the forward on this rank: the model itself, or a wrapper (paddle.DataParallel, the engine of a
+    pipeline). `dropout`: `exact` draws the masks of one process, `own` draws from each rank's generator.
+    `copies`: models in this process that compute chunks of each micro-batch.
+    """
+
+    placed: PlacedModel
+    parallel_model: nn.Layer
+    loss: Loss
+    mixed: MixedPrecision
+    statistics: RunningStatistics
+    weights: WeightSync
+    dropout: Dropout = "exact"
+    copies: int = 1
+    recorder: PipelineRecorder | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._factors: dict[float, paddle.Tensor] = {}
+        number_elements(self.placed.names.elements())
+        self.draws = Draws(exact=self.dropout == "exact")
+
+    def run(
+        self, batch: Batch, divisor: float, exchange: GradientExchange, collect: bool, final: bool = True
+    ) -> tuple[list[Sums], Count]:
+        """Runs the forward of every micro-batch, and the backward of its total / divisor, which exchanges gradients.
+
+        Without `final` the last micro-batch ends no update, and no gradient is sent. Returns the sums of each
+        micro-batch (empty without `collect`), and the loss's count on this rank. Collective.
+        """
+        local_sums: list[Sums] = []
+        counted: Count = 0
+        for number, micro_batch in enumerate(batch.micro_batches, start=1):
+            last = final and number == len(batch.micro_batches)
+            with (
+                self.statistics.unchanged() if micro_batch.is_dummy else NOTHING,
+                exchange.micro_batch(last),
+            ):
+                with self.draws.around(batch, micro_batch, self.placed.named_layers):
+                    outputs, total, count = self.forward(micro_batch)
+                counted = counted if micro_batch.is_dummy else counted + count
+                heartbeat.enter("backward")
+                with self.mixed.backward_context(), exchange.backward(last, counted):
+                    factor = self._factor(micro_batch, divisor, exchange)
+                    total.backward(self._gradient_of(total, factor))
+            if collect or not last:
+                heartbeat.enter("forward")
+            if collect:
+                local_sums.append(self._sums(outputs, total, micro_batch))
+        return local_sums, counted
+
+    def forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
+        """The outputs, the loss's total and its count."""
+        with self.mixed.context(), self.loss.present(not micro_batch.is_dummy):
+            outputs = call(self.parallel_model, micro_batch.inputs, plain_forward(self.placed.model))
+            total, count = self.loss(outputs, micro_batch.targets)
+        return outputs, total, count
+
+    def _factor(self, micro_batch: MicroBatch, divisor: float, exchange: GradientExchange) -> float:
+        """The factor of this micro-batch's total in the backward: 0 for a dummy, else its weight in the global mean.
+
+        In low precision the average of the exchange is undone after it (`Learner._unscale`): numbers N times as large
+        would round differently from one process's, and overflow sooner.
+        """
+        if micro_batch.is_dummy:
+            return 0.0
+        scale = self.mixed.scale.scale if self.mixed.scale else 1.0
+        return scale * (1 if self.mixed.low else exchange.mean_over) / divisor
+
+    def _gradient_of(self, total: paddle.Tensor, factor: float) -> paddle.Tensor:
+        """`factor` as the gradient from which the backward of `total` starts; cheaper than `total * factor`."""
+        gradient = self._factors.get(factor)
+        if gradient is None or gradient.dtype is not total.dtype:
+            # The cache is for factors that repeat; loss scales and counts may not.
+            if len(self._factors) > 16:
+                self._factors.clear()
+            gradient = self._factors[factor] = paddle.full(total.shape, factor, total.dtype)
+        return gradient
+
+    def _sums(self, outputs: Any, total: paddle.Tensor, micro_batch: MicroBatch) -> Sums:
+        """This micro-batch's sums by name; zeros for a dummy, and on all ranks but the loss rank."""
+        with self.loss.present(not micro_batch.is_dummy):
+            sums = self.loss.sums(outputs, micro_batch.targets, total)
+        counts = self.placed.mesh.is_loss_rank and not micro_batch.is_dummy
+        return {name: value if counts else 0.0 for name, value in sums.items()}
+
+    # Without backward.
+
+    def predict(self, inputs: Any) -> Any:
+        """The model's outputs without gradients, in the recipe's precision; under a pipeline on the last stage, None
+        elsewhere. Collective over a reader's ranks, and over all readers if `weights.collective_forward`."""
+        with self.weights.forward_only(), paddle.no_grad(), self.mixed.context():
+            return call(self.placed.model, inputs, plain_forward(self.placed.model))
+
+    def repeat_forward(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
+        """The loss's total and count of samples of `batch` once more, with the same dropout masks."""
+        present = self.loss.present(not micro_batch.is_dummy)
+        scope = self.draws.scope(batch, micro_batch)
+        with self.weights.forward_only(), scope, self.mixed.context(), present:
+            outputs = call(self.placed.model, micro_batch.inputs, plain_forward(self.placed.model))
+            return self.loss(outputs, micro_batch.targets)
+
+    @property
+    def score_is_collective(self) -> bool:
+        """Whether all readers must call every `score` together, also with a dummy."""
+        return self.weights.collective_forward or self.loss.compares == "ranks"
+
+    def score(self, micro_batch: MicroBatch) -> Score | None:
+        """The loss and scores of these samples, in the model's current mode and without gradients.
+
+        None for a dummy, and on pipeline stages without the outputs. All ranks of a reader call it together and get the
+        same sums; only the one with `mesh.is_loss_rank` counts.
+        """
+        micro_batch = self.mixed.cast_micro_batch(micro_batch)
+        outputs = self.predict(micro_batch.inputs)
+        if outputs is None or (micro_batch.is_dummy and self.loss.compares != "ranks"):
+            return None
+        with paddle.no_grad(), self.loss.present(not micro_batch.is_dummy):
+            total, count = self.loss(outputs, micro_batch.targets)
+            sums = self.loss.sums(outputs, micro_batch.targets, total)
+        if micro_batch.is_dummy:
+            return None
+        *values, count = numbers([*sums.values(), count])
+        return Score(
+            outputs=outputs,
+            targets=micro_batch.targets,
+            sums=dict(zip(sums, values, strict=True)),
+            count=count,
+            samples=micro_batch.samples,
+        )

@@ -1,0 +1,153 @@
+"""Asynchronous averaging (EASGD): ranks do not wait for each other while their weights are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import paddle
+
+from paddle_dp.batch import Batch
+from paddle_dp.core import gradients
+from paddle_dp.core.extra_state import ExtraState, SavedExtraState
+from paddle_dp.core.loss import number
+from paddle_dp.errors import UsageError
+from paddle_dp.learner.learner_checks import FrozenCheck
+from paddle_dp.learner.runner import totals
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
+from paddle_dp.strategies.async_average.elastic_average import ElasticAverage
+from paddle_dp.tensors import Array
+
+if TYPE_CHECKING:
+    from paddle_dp.learner.learner import Learner
+
+
+class ElasticMeans(PeriodicMeans):
+    """The weights of ranks that average only at the ends of rounds; checkpoints, saved there, hold no local weights."""
+
+    @paddle.no_grad()
+    def begin_round(self) -> None:
+        self._is_alone = True
+        self.start = [parameter.clone() for parameter in self.trainable]
+        self.learned = 0.0
+        self.diverged = self.states_diverged = True
+
+    def extra_state(self) -> ExtraState:
+        return ExtraState()
+
+    def load_extra_state(self, saved: SavedExtraState) -> None:
+        self.diverged = self.states_diverged = False
+
+
+class ElasticWorker:
+    """Each rank updates local weights from the shares that it claims. After `weights.periods.every` updates it sends
+    them to the center variable, which is sharded over all ranks, and continues. The reply, applied after 1 to
+    `staleness` further updates, pulls the weights towards the center. The rank waits only if no reply has arrived by
+    then. A single rank is not pulled (EASGD, arXiv:1412.6651).
+
+    `moving_rate`: β of EASGD, so that α = β / ranks. At the end of a round all ranks take the mean of their weights,
+    weighted by samples, and of the optimizer's states; the center starts again from there.
+    """
+
+    computes = True
+
+    def __init__(self, learner: Learner, weights: ElasticMeans, staleness: int, moving_rate: float):
+        if learner.mixed.scale is not None:
+            raise UsageError(
+                "strategy async_average: with float16 all ranks agree on a loss scale at every step: set "
+                "train.precision=bfloat16 or float32."
+            )
+        self._learner, self._weights, self._staleness = learner, weights, staleness
+        self._frozen = FrozenCheck(learner.placed)
+        size = sum(int(parameter.size) for parameter in learner.trainable)
+        mesh = learner.mesh
+        # A single rank would be pulled towards its past weights.
+        rate = moving_rate / mesh.ranks if mesh.ranks > 1 else 0.0
+        self._elastic = ElasticAverage(list(range(mesh.ranks)), mesh.rank, size, rate)
+        self._age = 0  # updates since the exchange under way began
+        self._since = 0  # updates since the last exchange began
+        self.local_updates = 0
+        self.waits = 0  # how often a rank waited because the staleness was reached
+
+    def begin_round(self) -> None:
+        self._weights.begin_round()
+        self._age = self._since = 0
+        self._elastic.begin(self._flat())
+
+    def train_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
+        learner, counter = self._learner, self._weights.counter
+        if learner.mesh.ranks > 1:
+            self._frozen.check(may_freeze=True)
+        heartbeat.enter("forward")
+        batch = learner.mixed.cast_batch(batch)
+        known = counter.known_count(batch)
+        divisor = batch.samples if known is None else known
+        alone = self._weights.alone.exchange
+        local_sums, counted = learner.runner.run(batch, divisor, alone, collect)
+        if known is None:
+            counter.total(number(counted))
+        heartbeat.enter("update")
+        metrics = None
+        if counter.count:
+            if divisor != counter.count:
+                gradients.scale(learner.trainable, divisor / counter.count)
+            if collect:
+                sums, (norm,) = totals(local_sums, gradients.global_norm(learner.trainable))
+                metrics = {**sums, "gradient_norm": norm, "count": counter.count}
+            learner.optimizer.step()
+        learner.optimizer.clear_grad(set_to_zero=False)
+        self._weights.learned += counter.count
+        self._exchange()
+        return metrics
+
+    def _exchange(self) -> None:
+        """After a local update, applies the center's pull if it has arrived or is due, and begins the next exchange."""
+        self.local_updates, self._since, self._age = self.local_updates + 1, self._since + 1, self._age + 1
+        if self._elastic.is_under_way:
+            arrived = self._elastic.has_arrived()
+            if not arrived and self._age < self._staleness:
+                return
+            heartbeat.enter("exchange")
+            self.waits += not arrived
+            self._apply(self._elastic.take())
+        if self._since >= self._weights.periods.every:
+            self._elastic.send(self._flat())
+            self._since = self._age = 0
+
+    def _flat(self) -> Array:
+        """A copy of all trained weights, [size], on the host."""
+        return np.concatenate([_numbers(parameter).reshape(-1) for parameter in self._learner.trainable])
+
+    @paddle.no_grad()
+    def _apply(self, pull: Array) -> None:
+        """Subtracts the pull of the center, [size], from the weights."""
+        trainable = self._learner.trainable
+        for parameter, chunk in zip(trainable, self._chunks_of(pull), strict=True):
+            moved = paddle.to_tensor(chunk, place=parameter.place).reshape(parameter.shape)
+            parameter.subtract_(moved.astype(parameter.dtype))
+
+    def _chunks_of(self, flat: Array) -> Iterator[Array]:
+        start = 0
+        for parameter in self._learner.trainable:
+            stop = start + int(parameter.size)
+            yield flat[start:stop]
+            start = stop
+
+    def end_of_work(self) -> None:
+        """Does nothing: the others do not wait."""
+
+    def serve(self) -> Iterator[int]:
+        raise NotImplementedError("every rank computes shares")
+
+    @paddle.no_grad()
+    def end_round(self) -> None:
+        if self._elastic.is_under_way:
+            self._apply(self._elastic.take())
+        self._weights.end_period()
+
+
+def _numbers(parameter: paddle.Tensor) -> Array:
+    """A NumPy copy in float32 for bfloat16, which NumPy does not have; else in the same dtype."""
+    return (parameter.astype("float32") if parameter.dtype == paddle.bfloat16 else parameter).numpy()

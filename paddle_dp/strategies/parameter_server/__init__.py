@@ -1,0 +1,212 @@
+"""Parameter server: servers own the parameters; workers push gradients to them and pull the parameters.
+
+Li et al. 2014 (OSDI). `served` has the parts of a learner for synchronous updates: owners, exchange, norm, weights.
+`async_worker` computes shares without waiting for other workers, and an `async_server` answers it. From an accelerator
+gradients are sent by `copied_gradients`. `host_group` exchanges tensors of the workers' layers through server 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.plan.rank_memory import Layout
+from paddle_dp.strategies._alone import compared, refuse_across, refuse_shared_decisions
+from paddle_dp.strategies._base import StrategyConfig
+from paddle_dp.units import Positive
+
+if TYPE_CHECKING:
+    from paddle_dp.learner import Learner, Task
+    from paddle_dp.mesh import Mesh
+    from paddle_dp.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(StrategyConfig):
+    """The first ranks are servers, on their hosts' processors; the others are workers, on accelerators if available
+    (docs/parallelism.md)."""
+
+    servers: Positive = 1
+    """Ranks that each own a part of the parameters and optimizer states; they read no samples."""
+
+    mode: Literal["sync", "async"] = "sync"
+    """`sync`: each update is one process's. `async`: no worker waits for another, or for one that died."""
+
+    staleness: Positive = 4
+    """Global batches by which a worker may be ahead of the slowest living one, under `mode: async`."""
+
+    sync_batch_norm: bool | None = None
+    """BatchNorm over the samples of all workers, as on one process, through server 0. null: only under `mode: sync`."""
+
+    def layout(self, ranks: int) -> Layout:
+        degrees = Degrees(data=max(ranks - self.servers, 1), servers=self.servers)
+        asynchronous = self.mode == "async"
+        return Layout(degrees=degrees, recompute=self.recompute, asynchronous=asynchronous)
+
+    def __post_init__(self) -> None:
+        if self.mode == "async" and self.sync_batch_norm:
+            raise ValueError(
+                "sync_batch_norm: true lets workers wait for one another in every BatchNorm, and mode: async does not: "
+                "leave it out, or set mode to sync"
+            )
+
+    @property
+    def may_lose_ranks(self) -> bool:
+        return self.mode == "async"
+
+    def not_promised(self, recipe: Recipe) -> str:
+        if self.mode == "sync":
+            return ""
+        return (
+            "strategy parameter_server with mode=async promises no other run's result, not even that of the same "
+            "command again: which worker learns from which samples, and with how old parameters, depends on time. "
+            "strategy.mode=sync is one process's training; or compare held-out numbers of whole trainings "
+            "(docs/parallelism.md)."
+        )
+
+    @property
+    def partitions_model(self) -> bool:
+        return True
+
+    def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
+        """Raises UsageError if there is no worker, for weights of 16 bits on accelerators, and for recipes that no
+        strategy can train."""
+        from paddle_dp.checks.preflight import preflight_check
+
+        self._check_workers(ranks)
+        asked = recipe.train.device
+        if (device if asked == "auto" else asked) != "cpu" and recipe.train.precision.level == "O2":
+            raise UsageError(
+                "strategy parameter_server: servers keep weights of 32 bits on their hosts, and level O2 lets workers' "
+                "accelerators keep those of 16: set train.precision to float32 or, as level O1, bfloat16 or float16."
+            )
+        if recipe.guard.recompute is not None:
+            raise UsageError(
+                "guard.recompute compares ranks that compute the same samples, and a server has no model to compute "
+                "with: leave guard.recompute out under strategy.use=parameter_server."
+            )
+        if self.mode == "async":
+            self._refuse_waiting(recipe)
+        preflight_check(recipe, self.layout(ranks), splits=True)
+
+    def _refuse_waiting(self, recipe: Recipe) -> None:
+        """Raises UsageError for settings that let workers wait for one another, or need all of them."""
+        refuse_shared_decisions(recipe, "parameter_server with mode=async")
+        why = ""
+        if recipe.guard.non_finite is not None:
+            why = "guard.non_finite lets all ranks judge each update together: leave it out"
+        elif any(part.settings.get("async") for part in recipe.callbacks if part.name == "checkpoint"):
+            why = "a checkpoint that is written in the background waits for the files of all ranks: leave async out"
+        elif compared(recipe) == "ranks":
+            why = "a loss across ranks lets workers wait for one another's samples: set loss.across=rank"
+        if why:
+            raise UsageError(f"strategy parameter_server with mode=async: {why}, or set strategy.mode=sync.")
+
+    def _check_workers(self, ranks: int) -> None:
+        if ranks <= self.servers:
+            least = self.servers + 1
+            raise UsageError(
+                f"strategy.servers={self.servers} leaves no worker on {ranks} rank{'s' * (ranks > 1)}, and servers "
+                f"read no samples: start {least} ranks or more (--ranks {least}), or set a smaller strategy.servers."
+            )
+
+    def build(self, mesh: Mesh) -> ParameterServer:
+        """Assigns this rank its role. Raises UsageError without a worker, and for a server on an accelerator."""
+        from paddle_dp.mesh.heartbeat import heartbeat
+
+        self._check_workers(mesh.ranks)
+        if mesh.rank < self.servers and mesh.device != "cpu":
+            raise UsageError(
+                f"rank {mesh.rank} is a server, which computes on its host, and it has joined with {mesh.device}: call "
+                f"paddle_dp.join(servers={self.servers}) before a model is made."
+            )
+        workers = range(self.servers, mesh.ranks)
+        expendable = frozenset(workers if self.may_lose_ranks else ())
+        mesh = replace(mesh, degrees=self.layout(mesh.ranks).degrees, expendable=expendable)
+        heartbeat.call(mesh.axes.role(mesh.rank))
+        return ParameterServer(self, mesh)
+
+
+@dataclass(frozen=True)
+class ParameterServer:
+    """Places a model: whole on each worker, and each parameter on one server."""
+
+    config: Config
+    mesh: Mesh
+
+    def place(self, task: Task) -> Learner:
+        """Returns a learner for this worker or server. Collective. Under mode: async raises UsageError for a loss that
+        compares the samples of all workers."""
+        from paddle_dp.core.batch_norm import needs_ours, synchronize
+        from paddle_dp.core.buffers import Buffers
+        from paddle_dp.core.clip import take_clips
+        from paddle_dp.core.optimizer_checks import check_ungrouped, leave_frozen_out
+        from paddle_dp.core.placement import Placements
+        from paddle_dp.learner import prepare
+        from paddle_dp.learner.learner_checks import NO_REMEDY, SYNC_BATCH_NORM, BatchNormCheck
+        from paddle_dp.learner.task import make_optimizer
+        from paddle_dp.model.elementwise import check_by_parameter
+        from paddle_dp.model.initial_weights import draw, reads_weights
+        from paddle_dp.model.recompute import recomputed
+        from paddle_dp.model.trial_weights import check_lendable
+        from paddle_dp.strategies.parameter_server.async_worker import AsyncServerWeights, AsyncServerWorker
+        from paddle_dp.strategies.parameter_server.host_group import HostGroup, SamplesOfWorkers
+        from paddle_dp.strategies.parameter_server.served import (
+            ServerNorm,
+            ServerOwners,
+            ServerParams,
+            ServerStatistics,
+            ServerWeights,
+            server_exchange,
+            take_drawn,
+        )
+
+        if self.config.mode == "async":  # again, for scripts: `refuse` sees only a recipe's loss
+            refuse_across(task.loss.compares, self.mesh.dp_size)
+        check_lendable(task.model, task.samples, task.lendable)
+        synchronized = self.config.sync_batch_norm
+        if (self.config.mode == "sync" if synchronized is None else synchronized) or needs_ours(task.model):
+            synchronize(task.model, HostGroup(self.mesh))
+        recomputed(task.model, self.config.recompute)
+        if reads_weights(task.model, lambda: make_optimizer(task.optimizer, task, task.model)):
+            draw(task.model)
+        prepared = prepare(task, self.mesh)
+        check_ungrouped(prepared.optimizer, "strategy.servers")
+        leave_frozen_out(prepared.optimizer)
+        known_differences = check_by_parameter(prepared.optimizer, servers=self.config.servers)
+        placements, clips = Placements(), take_clips(prepared.optimizer)
+        deal = ServerOwners(prepared.model, prepared.optimizer, self.mesh, placements)
+        draw(task.model, deal.stored(prepared.model))
+        deal.free_remote(prepared.model)
+        placed = prepared.placed(placements=placements)
+        buffers = Buffers(placed.named_buffers, self.mesh)
+        asynchronous = self.config.mode == "async"
+        if asynchronous:
+            known_differences.append(
+                "updates are made from shares as they come, with parameters that may be old"
+            )
+        learner = prepared.learner(
+            placed,
+            exchange=server_exchange(deal, self.mesh),
+            norm=None if asynchronous else ServerNorm(placed, clips),  # workers clip by their shares' norms
+            weights=partial(
+                AsyncServerWeights if asynchronous else ServerWeights,
+                params=ServerParams(self.mesh, deal.parameters, deal.owners),
+            ),
+            statistics=ServerStatistics(placed, buffers),
+            buffers=buffers,
+            gathered=lambda placed: SamplesOfWorkers(placed.mesh),
+            batch_norm_check=partial(
+                BatchNormCheck, self.mesh, remedy=NO_REMEDY if asynchronous else SYNC_BATCH_NORM
+            ),
+            known_differences=known_differences,
+        )
+        if asynchronous:
+            learner.worker = AsyncServerWorker(learner, deal, clips, self.config.staleness)
+        if self.mesh.computes_on != "cpu":
+            take_drawn(placed)
+        learner.check("after the weights were placed")
+        return learner

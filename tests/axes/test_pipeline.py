@@ -1,0 +1,223 @@
+"""Every schedule, split and tied weight of a pipeline against one process: losses, scores, gradient norms, weights."""
+
+import itertools
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.plan.pipeline_schedule import orders
+from tests.ranks import run_ranks
+
+SAMPLES, BATCH, STEPS = 30, 8, 10  # three batches of 8 and one of 6 an epoch
+GPT = {"use": "gpt", "vocab": 32, "width": 32, "depth": 4, "heads": 4, "length": 12}
+
+
+class Normed(nn.Layer):
+    """Scores from tokens, through BatchNorm in every block: running statistics on every stage."""
+
+    def __init__(self):
+        super().__init__()
+        norms = [nn.BatchNorm1D(16, data_format="NLC") for _ in range(4)]
+        inner = [nn.Sequential(nn.Linear(16, 16, bias_attr=False), norm, nn.GELU()) for norm in norms]
+        self.blocks = nn.LayerList([nn.Embedding(32, 16), *inner, nn.Linear(16, 32)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def learn(strategy, cases):
+    """Trains as each case says, one after another in the same ranks; what this rank saw and holds after each."""
+    from dataclasses import replace
+
+    from paddle_dp.mesh import join
+    from paddle_dp.part import read_part
+
+    placer, found = read_part("strategies", strategy).build(join(seed=3)), []
+    for case in cases:
+        config = read_part("strategies", {**strategy, **case.get("strategy", {})}).config
+        found.append(_train(replace(placer, config=config), case))
+    return found
+
+
+def _task(case):
+    from paddle_dp.learner import Task
+    from paddle_dp.part import read_part
+
+    paddle.seed(7)
+    gpt, clip = read_part("models", {**GPT, **case.get("model", {})}), paddle.nn.ClipGradByGlobalNorm(0.4)
+    return Task(
+        model=Normed() if case.get("norms") else gpt.build(),
+        loss=read_part("losses", {"use": "cross_entropy"}).build(),
+        optimizer=lambda rate, named: paddle.optimizer.AdamW(
+            3e-3, parameters=[p for _, p in named], grad_clip=clip, weight_decay=0.1
+        ),
+    )
+
+
+def _train(placer, case):
+    from paddle_dp.data import Loader, Sampler
+    from paddle_dp.part import read_part
+    from paddle_dp.train.evaluate import evaluate
+    from paddle_dp.train.state import model_shards, optimizer_shards
+
+    learner, mesh = placer.place(_task(case)), placer.mesh
+    words = {"use": "random_tokens", "vocab": 32, "length": 12, "samples": SAMPLES}
+    tokens = read_part("datasets", words).build("train")
+    loader = Loader(
+        tokens, Sampler.for_mesh(SAMPLES, BATCH, mesh, micro_batches=case.get("micro_batches", 4), seed=1)
+    )
+    held_out = Loader(tokens, Sampler.for_mesh(SAMPLES, BATCH, mesh, shuffle=False))
+    rows, epoch, ordered = [], 0, None
+    while len(rows) < STEPS:
+        for batch in loader.read(epoch):
+            if recorder := learner.runner.recorder:
+                recorder.armed = len(rows) == STEPS - 1
+            metrics = learner.train_batch(batch, collect_metrics=True)
+            if recorder and recorder.armed:
+                ordered = _order(recorder.recordings(), mesh)
+            norm = metrics.pop("gradient_norm")
+            rows.append([*metrics.values(), norm])
+        epoch += 1
+        if epoch == 1:  # between batches of the same shape: it must not leave a trace
+            evaluate(learner, held_out, mesh)
+    learner.check("at the end")
+    held = {**model_shards(learner), **optimizer_shards(learner)}
+    return {
+        "names": list(metrics),
+        "rows": rows[:STEPS],
+        "order": ordered,
+        "held_out": dict(evaluate(learner, held_out, mesh).numbers),
+        "shards": {name: [shard.offset, shard.array] for name, shard in held.items()},
+    }
+
+
+def _order(recordings, mesh):
+    """What each stage of the first pipeline did, in order; its spans do not overlap."""
+    spans = recordings[0].spans
+    lanes = [[s for s in spans if s.stage == stage] for stage in range(mesh.axes.pipeline)]
+    assert all(a.stop <= b.start for lane in lanes for a, b in itertools.pairwise(lane))
+    return [[[s.work.kind, s.work.micro_batch, s.work.chunk] for s in lane] for lane in lanes]
+
+
+DEEP = {"depth": 6}  # eight blocks
+TIED = {"tied": True}
+FEW = [
+    {"strategy": {"pipeline_schedule": "1f1b"}, "model": TIED},
+    {"strategy": {"pipeline_schedule": "f_then_b", "partition": "parameters"}},
+    {"strategy": {"pipeline_schedule": "interleaved"}},
+    {"strategy": {"pipeline_schedule": "interleaved"}, "norms": True},
+    {"strategy": {"partition": [5, 1]}, "micro_batches": 1},
+]
+MORE = [
+    {"strategy": {"pipeline_schedule": "interleaved", "virtual_stages": 3}},
+    {"strategy": {"pipeline_schedule": "interleaved"}, "model": TIED},
+    {"strategy": {"pipeline_schedule": "interleaved"}, "micro_batches": 2},
+    {"strategy": {"pipeline_schedule": "f_then_b", "virtual_stages": 2, "partition": [1, 2, 1, 2]}},
+]
+FOUR = [
+    {"model": {**DEEP, **TIED}},
+    {"strategy": {"pipeline_schedule": "f_then_b"}, "model": DEEP},
+    {"strategy": {"pipeline_schedule": "interleaved"}, "model": {**DEEP, **TIED}},
+    {"strategy": {"pipeline_schedule": "f_then_b", "virtual_stages": 2}, "model": DEEP},
+    {"strategy": {"partition": [1, 3, 2, 2]}, "model": DEEP, "micro_batches": 1},
+]
+
+
+def truth(cases):
+    """One process for each case, equal ones once."""
+    kinds = {_kind(case): case for case in cases}
+    asked = [{k: v for k, v in case.items() if k != "strategy"} for case in kinds.values()]
+    found = run_ranks(learn, 1, {"use": "single"}, asked, timeout=300)[0]
+    return dict(zip(kinds, found, strict=True))
+
+
+def _kind(case):
+    return (*case.get("model", {}).items(), case.get("micro_batches", 4), case.get("norms"))
+
+
+@pytest.fixture(scope="module")
+def one():
+    return truth(FEW)
+
+
+def check(ranks, strategy, cases, one):
+    many = run_ranks(learn, ranks, {"use": "hybrid", **strategy}, cases, timeout=400)
+    for number, case in enumerate(cases):
+        expected, saved, predicted = one[_kind(case)], {}, _predicted(strategy, case)
+        for found in (rank[number] for rank in many):
+            assert found["names"] == expected["names"], case
+            assert found["order"] == predicted, case
+            np.testing.assert_allclose(found["rows"], expected["rows"], rtol=2e-5, err_msg=str(case))
+            assert found["held_out"] == pytest.approx(expected["held_out"], rel=1e-5), case
+            for name, (offset, array) in found["shards"].items():
+                whole = np.asarray(expected["shards"][name][1])
+                part = whole[tuple(slice(o, o + n) for o, n in zip(offset, np.shape(array), strict=True))]
+                np.testing.assert_allclose(array, part, atol=3e-5, err_msg=f"{case} {name}")
+                saved[name] = saved.get(name, 0) + np.size(array)
+        assert saved == {name: np.size(array) for name, (_, array) in expected["shards"].items()}, case
+
+
+def _predicted(strategy, case):
+    """The order in which arithmetic says that the stages work."""
+    words = case.get("strategy", {})
+    schedule = words.get("pipeline_schedule", "1f1b")
+    each = words.get("virtual_stages", 2 if schedule == "interleaved" else 1)
+    ordered = orders(schedule, strategy["pipeline"], case.get("micro_batches", 4), each)
+    return [[[work.kind, work.micro_batch, work.chunk] for work in lane] for lane in ordered]
+
+
+def test_on_two_ranks(one):
+    """Schedules, partitions, a tied weight: 30 samples in batches of 8, a last one of 6, micro-batches of 2 and 1."""
+    check(2, {"pipeline": 2}, FEW, one)
+
+
+def test_with_other_axes(one):
+    check(4, {"pipeline": 2, "tensor": 2}, FEW[:1], one)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", [{}, {"tensor": 2}, {"data": 2}], ids=str)
+def test_more(axes):
+    # BatchNorm over a rank's samples is another model on another number of readers, and it has nothing to cut.
+    cases = [case for case in [*FEW, *MORE] if not (axes and case.get("norms"))]
+    check(4 if axes else 2, {"pipeline": 2, **axes}, cases, truth(cases))
+
+
+@pytest.mark.long
+def test_on_four_ranks():
+    check(4, {"pipeline": 4}, FOUR, truth(FOUR))
+
+
+def met(strategy):
+    """Of this rank's first norm: its name, its running mean, and what that is when the ranks have met."""
+    from paddle_dp.batch import Batch, MicroBatch
+    from paddle_dp.mesh import join
+    from paddle_dp.part import read_part
+
+    placer = read_part("strategies", {"use": "hybrid", "sync_batch_norm": False, **strategy}).build(
+        join(seed=3)
+    )
+    learner = placer.place(_task({"norms": True}))
+    dp_rank = learner.mesh.dp_rank
+    tokens = paddle.arange(24).reshape([2, 12]) + dp_rank
+    second = MicroBatch(tokens, tokens, 0 if dp_rank else 2)  # of the second reader a dummy
+    learner.train_batch(Batch((MicroBatch(tokens, tokens, 2), second), 6, 0, 0))
+    name, mean = next((n, t) for n, t in learner.placed.state().items() if n.endswith("_mean"))
+    before = mean.tolist()
+    learner.statistics.sync()
+    return [name, before, mean.tolist()]
+
+
+@pytest.mark.long
+def test_running_statistics_meet_where_the_same_stage_is():
+    first, second, third, fourth = run_ranks(met, 4, {"pipeline": 2}, timeout=200)
+    for one, other in ((first, third), (second, fourth)):  # neighbours in rank are neighbours on the pipeline
+        assert one[0] == other[0]
+        assert one[1] != other[1]
+        np.testing.assert_allclose(one[2], np.mean([one[1], other[1]], 0), rtol=1e-5)
+        assert one[2] == other[2]
+    assert first[0] != second[0]

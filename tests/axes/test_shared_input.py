@@ -1,0 +1,66 @@
+"""Cut layers that read the same tensor exchange it once, and never what a tensor was before."""
+
+from __future__ import annotations
+
+import paddle
+import pytest
+
+from paddle_dp.axes.tensor.shared_input import shared
+
+
+class Exchange:
+    """Doubles, and counts."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return x * 2
+
+
+@pytest.fixture
+def exchange():
+    return Exchange()
+
+
+def made_of_a_leaf():
+    leaf = paddle.ones([2])
+    leaf.stop_gradient = False
+    return leaf, leaf * 3
+
+
+def test_all_layers_take_what_the_first_one_exchanged(exchange):
+    leaf, x = made_of_a_leaf()
+    (shared(x, exchange, "a") + shared(x, exchange, "a") ** 2).sum().backward()
+    assert exchange.calls == 1
+    assert leaf.grad.tolist() == [6 + 2 * 36] * 2
+
+
+def test_other_exchanges_and_other_groups_are_their_own(exchange):
+    _, x = made_of_a_leaf()
+    shared(x, exchange, ("copied", 0, 1))
+    shared(x, exchange, ("copied", 2, 3))
+    assert exchange.calls == 2
+
+
+def test_a_tensor_that_changed_is_exchanged_again(exchange):
+    x = paddle.ones([2])
+    assert shared(x, exchange, "a").tolist() == [2, 2]
+    x.add_(paddle.ones([2]))
+    assert shared(x, exchange, "a").tolist() == [4, 4]
+
+
+def test_a_forward_without_gradients_leaves_nothing_to_one_with(exchange):
+    leaf, x = made_of_a_leaf()
+    with paddle.no_grad():
+        shared(x, exchange, "a")
+    shared(x, exchange, "a").sum().backward()
+    assert leaf.grad.tolist() == [6, 6]
+
+
+def test_a_leaf_that_learns_may_be_used_after_its_backward(exchange):
+    leaf, _ = made_of_a_leaf()
+    for _ in range(2):
+        shared(leaf, exchange, "a").sum().backward()
+    assert leaf.grad.tolist() == [4, 4] and exchange.calls == 2

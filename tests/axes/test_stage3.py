@@ -1,0 +1,241 @@
+"""A parameter under ZeRO-3: where it is, when, what travels. Fleet's own stage 3 is in `tests/sim/test_fleet.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from paddle import nn
+
+from paddle_dp.plan.sharded import max_fetched
+from tests.core.test_consistency import place, step
+from tests.ranks import run_ranks
+
+WIDTH, LAYERS = 32, 8
+
+
+def chain(layers: int, learns: Any = None) -> Any:
+    """Linear layers in a row; `learns`: the names of the parameters that are not frozen, all unless it is said."""
+    import paddle
+    from paddle import nn
+
+    paddle.seed(0)
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
+    for name, parameter in model.named_parameters():
+        parameter.stop_gradient = learns is not None and name not in learns
+    return model
+
+
+def placed(prefetch: int, layers: int = LAYERS, learns: Any = None) -> Any:
+    """A chain of linear layers, its sharding over two ranks, and the first layer's weights."""
+    import paddle
+    from paddle.distributed import fleet
+
+    from paddle_dp.axes.sharding.zero import Zero
+    from paddle_dp.core.placement import Placements
+    from paddle_dp.gloo import install
+    from paddle_dp.mesh import join
+
+    install(join().device)
+    how = fleet.DistributedStrategy()
+    how.hybrid_configs = {"dp_degree": 1, "sharding_degree": 2}
+    fleet.init(is_collective=True, strategy=how)
+    model = chain(layers, learns)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=[p for p in model.parameters() if not p.stop_gradient])
+    hcg = fleet.get_hybrid_communicate_group()
+    values = model[0].weight.numpy()
+    return model, Zero(model, optimizer, hcg, Placements(), 3, prefetch=prefetch), values
+
+
+@contextmanager
+def sent() -> Iterator[dict[str, int]]:
+    """The bytes that this rank's endpoint sends meanwhile: parameters, gradients, and everything else."""
+    from paddle_dp.mesh.messages import CHANNELS
+    from paddle_dp.mesh.transport import HEADER, Endpoint
+
+    names = {CHANNELS["lent"]: "parameters", CHANNELS["gradients"]: "gradients"}
+    bytes_of, send = {"parameters": 0, "gradients": 0, "rest": 0}, Endpoint.send
+
+    def counted(self: Endpoint, group: int, rank: int, *data: memoryview) -> None:
+        bytes_of[names.get(group, "rest")] += HEADER.size + sum(map(len, data))
+        send(self, group, rank, *data)
+
+    Endpoint.send = counted  # type: ignore[method-assign]
+    try:
+        yield bytes_of
+    finally:
+        Endpoint.send = send  # type: ignore[method-assign]
+
+
+def steps(prefetch: int) -> dict[str, Any]:
+    """In a rank: three forwards and backwards, and an evaluation. What is here at the first layer and between steps,
+    what the third step sends, and the most that was lent at once."""
+    import paddle
+
+    model, zero, values = placed(prefetch)
+    first, seen = model[0].weight, []
+    see = lambda *_: seen.append(bool(first._is_initialized()))  # noqa: E731
+    model[0].register_forward_pre_hook(
+        lambda layer, _: seen.append(bool((layer.weight.numpy() == values).all()))
+    )
+    model[3].register_forward_pre_hook(see)
+    x, gradients = paddle.ones([2, WIDTH]), []
+    for _ in range(3):
+        see()
+        with sent() as bytes_of:
+            model(x).sum().backward()
+            zero.finish()
+        gradients.append([p.grad is not None for p in model.parameters()])
+        for parameter in model.parameters():
+            parameter.clear_gradient(False)
+    with paddle.no_grad():
+        model(x)
+    zero.finish()
+    see()
+    return {
+        "owner": zero.owner(first) == zero.group.rank,
+        "seen": seen,
+        "gradients": [sum(of_step) for of_step in gradients],
+        "sent": bytes_of,
+        "most": zero.stage3.most,
+        "size": sum(4 * int(p.size) for p in model.parameters()),
+    }
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_weight_is_here_while_its_layer_works_and_with_its_owner_always(prefetch: int) -> None:
+    ranks = run_ranks(steps, 2, prefetch)
+    layer = 4 * (WIDTH * WIDTH + WIDTH)
+    for found in ranks:
+        mine = found["owner"]
+        assert found["seen"] == [*[mine, True, mine] * 3, True, mine, mine]
+        assert found["gradients"] == [LAYERS] * 3  # of 16: each rank owns half of them
+        if prefetch:  # two layers travel together, one weight of each owner, and two go before them
+            assert found["most"] == pytest.approx(
+                max_fetched([[layer, 0], [0, layer]] * (LAYERS // 2), 0, 1), rel=0.05
+            )
+        else:
+            assert found["most"] <= layer
+        assert found["sent"]["rest"] < 3000
+    whole = ranks[0]["size"]
+    # (n - 1)/n of it in forward, in backward all but the last layer or two, which are still here, and as gradients.
+    parameters = sum(found["sent"]["parameters"] for found in ranks)
+    assert parameters == pytest.approx(2 * whole - (1 + prefetch) * layer, rel=0.05)
+    assert sum(found["sent"]["gradients"] for found in ranks) == pytest.approx(whole, rel=0.05)
+
+
+LEARNS = ("2.bias", "7.weight")  # behind two frozen layers, which backward does not reach
+
+
+def inputs(rank: int) -> Any:
+    import paddle
+
+    return paddle.to_tensor([[0.01 * (i + rank) for i in range(WIDTH)]])
+
+
+def frozen_steps(prefetch: int) -> dict[str, Any]:
+    """In a rank: three forwards and backwards of a chain of which two parameters learn: its own gradients, the bytes of
+    other owners' parameters that were here in the midst of a backward and after it, and what the last step sent."""
+    model, zero, _ = placed(prefetch, learns=LEARNS)
+    rank, here, gradients = zero.group.rank, list[int](), dict[str, Any]()
+    owners = {name: zero.owner(p) for name, p in model.named_parameters()}
+
+    def count(*_: Any) -> None:
+        others = [p for p in model.parameters() if zero.owner(p) != rank]
+        here.append(sum(4 * int(p.size) for p in others if p._is_initialized()))
+
+    for _ in range(3):
+        with sent() as bytes_of:
+            hidden = model[:4](inputs(rank))
+            hidden.register_hook(count)  # four layers' backwards are done
+            model[4:](hidden).sum().backward()
+            zero.finish()
+        count()
+        gradients = {n: p.grad.numpy().tolist() for n, p in model.named_parameters() if p.grad is not None}
+        for parameter in model.parameters():
+            parameter.clear_gradient(False)
+    return {
+        "owners": owners,
+        "here": here,
+        "gradients": gradients,
+        "sent": bytes_of,
+        "most": zero.stage3.most,
+    }
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_frozen_weights_are_sharded_and_freed_where_backward_is_done_with_them(prefetch: int) -> None:
+    ranks = run_ranks(frozen_steps, 2, prefetch)
+    whole = chain(LAYERS, LEARNS)
+    for rank in range(2):
+        whole(inputs(rank)).sum().backward()
+    layer = 4 * (WIDTH * WIDTH + WIDTH)
+    found = {name: gradient for of_rank in ranks for name, gradient in of_rank["gradients"].items()}
+    assert set(found) == set(LEARNS) and set(ranks[0]["owners"].values()) == {0, 1}
+    for name, gradient in found.items():
+        np.testing.assert_allclose(gradient, dict(whole.named_parameters())[name].grad.numpy(), rtol=1e-6)
+    for of_rank in ranks:
+        # Of layers 4 and 3, each with one parameter of the other owner's; between steps nothing.
+        assert of_rank["here"] == [layer, 0] * 3
+        assert of_rank["most"] <= (1.1 + 2 * prefetch) * layer
+    sent_bytes = sum(of_rank["sent"]["parameters"] for of_rank in ranks)
+    # All of it in forward; in backward layers 2 to 7, but for what is still here.
+    assert (LAYERS + 6 - 1 - 2 * prefetch) * layer * 0.95 <= sent_bytes <= (LAYERS + 6) * layer * 1.05
+    gradients = 4 * (WIDTH + WIDTH * WIDTH)
+    assert sum(of_rank["sent"]["gradients"] for of_rank in ranks) == pytest.approx(gradients, rel=0.1)
+
+
+class Empty(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+        self.nothing = self.create_parameter([0, 4])
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+class Outside(nn.Layer):
+    """Writes a frozen layer's weights, as an inner teacher's, before that layer's forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+        for parameter in self.teacher.parameters():
+            parameter.stop_gradient = True
+
+    def forward(self, x: Any) -> Any:
+        self.teacher.weight.set_value(self.teacher.weight * 0.9 + 0.1)
+        return self.inner(x) + self.teacher(x)
+
+
+def updated(kind: str, stage: int) -> None:
+    """In a rank: an update of that model."""
+    import paddle
+
+    paddle.seed(0)
+    model = Empty() if kind == "empty" else Outside()
+    step(*place([], {"use": "hybrid", "sharding": 2, "sharding_stage": stage}, model))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            "empty",
+            r"sharding_stage=3: parameter nothing of the model is empty and cannot be sharded\. Leave",
+        ),
+        (
+            "outside",
+            r"=3: \S*test_stage3\.py, line \d+ reads or writes a parameter outside of the forward of the",
+        ),
+    ],
+)
+def test_what_cannot_be_lent_is_refused_with_its_reason_and_trains_in_stage_2(kind: str, said: str) -> None:
+    """«Tensor holds no memory», said Paddle of both."""
+    with pytest.raises(AssertionError, match=said):
+        run_ranks(updated, 2, kind, 3)
+    assert run_ranks(updated, 2, kind, 2) == [None, None]

@@ -1,0 +1,138 @@
+"""Dropout is one process's dropout in every layout: losses and gradient norms of a few updates are the same numbers."""
+
+import numpy as np
+import paddle
+import pytest
+
+from models import bert, gpt, vit
+from paddle_dp.units import Recompute
+from tests.core.dropout.layers import CONFIG, dropping, loss
+from tests.ranks import run_ranks
+
+SHAPE = {"vocab": 32, "width": 32, "depth": 3, "heads": 4, "length": 16, "dropout": 0.3}
+IMAGE = {
+    "image": 8,
+    "patch": 2,
+    "channels": 1,
+    "classes": 5,
+    "width": 32,
+    "depth": 3,
+    "heads": 4,
+    "dropout": 0.3,
+}
+MODELS = {
+    "everywhere": dropping,
+    "gpt": lambda: gpt.Config(**SHAPE).build(),
+    "bert": lambda: bert.Config(**SHAPE).build(),
+    "vit": lambda: vit.Config(**IMAGE).build(),
+}
+ALONG = {"tensor": 2, "sequence_parallel": True}
+
+
+class Texts:
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        text = np.random.RandomState(i).randint(0, CONFIG.vocab, 17)
+        return text[:-1], text[1:]
+
+
+class Images(Texts):
+    def __getitem__(self, i):
+        random = np.random.RandomState(i)
+        return random.randn(1, 8, 8).astype("float32"), random.randint(5)
+
+
+def learned(strategy, name, micro_batches, recompute="none"):
+    """[[loss, gradient norm] of each update]: batches of 8, 8, 4, which no ranks share equally in 3 micro-batches."""
+    from dataclasses import replace
+
+    from paddle_dp.data import Loader, Sampler
+    from paddle_dp.learner import Task
+
+    paddle.seed(3)
+    task = Task(
+        model=MODELS[name](),
+        loss=loss(),
+        optimizer=lambda rate, named: paddle.optimizer.AdamW(1e-2, parameters=[p for _, p in named]),
+    )
+    config = replace(strategy.config, recompute=Recompute.parse(recompute))
+    learner, mesh = replace(strategy, config=config).place(task), strategy.mesh
+    paddle.seed(mesh.rank)  # nothing of what follows depends on it
+    data, rows = Images() if name == "vit" else Texts(), []
+    for batch in Loader(
+        data, Sampler.for_mesh(20, 8, mesh, seed=5, shuffle=True, micro_batches=micro_batches)
+    ).read(1):
+        metrics = learner.train_batch(batch, collect_metrics=True)
+        rows.append([metrics["loss"], metrics["gradient_norm"]])
+    assert learner.runner.draws.differences() == []
+    return rows
+
+
+def learn(cases):
+    """The rows of every case (strategy's word, settings, model, micro-batches, recompute)."""
+    from paddle_dp.mesh import join
+    from paddle_dp.part import read_part
+
+    mesh = join(seed=3)
+    return [
+        learned(read_part("strategies", {"use": use, **settings}).build(mesh), *how)
+        for use, settings, *how in cases
+    ]
+
+
+def one_process(cases):
+    names = sorted({case[2] for case in cases})
+    found = dict(zip(names, learn([("single", {}, name, 1) for name in names]), strict=True))
+    return [found[case[2]] for case in cases]
+
+
+def check(ranks, cases):
+    truth, found = one_process(cases), run_ranks(learn, ranks, cases, timeout=500)
+    for case, ours, rows in zip(cases, truth, zip(*found, strict=True), strict=True):
+        for rank in rows:
+            np.testing.assert_allclose(rank, ours, rtol=2e-5, err_msg=str(case))
+
+
+def test_micros_and_recompute_on_one_process_change_nothing():
+    cases = [("single", {}, "everywhere", 3, how) for how in ("none", "full", "selective", "every 2 blocks")]
+    for rows, ours in zip(learn(cases), one_process(cases), strict=True):
+        np.testing.assert_allclose(rows, ours, rtol=2e-5)
+
+
+TWO = [
+    ("data_parallel", {}, "everywhere", 3),
+    ("data_parallel", {}, "vit", 1, "full"),
+    ("hybrid", {"sharding": 2, "sharding_stage": 2}, "everywhere", 1),
+    ("hybrid", {"sharding": 2, "sharding_stage": 3}, "everywhere", 3, "full"),
+    ("hybrid", {"tensor": 2}, "everywhere", 3),
+    ("hybrid", ALONG, "everywhere", 1, "full"),
+    ("hybrid", ALONG, "vit", 1),
+    ("hybrid", {"sequence": 2}, "everywhere", 3, "selective"),
+    ("hybrid", {"sequence": 2}, "bert", 1, "full"),
+    ("hybrid", {"pipeline": 2}, "everywhere", 3, "full"),
+    ("hybrid", {"pipeline": 2, "pipeline_schedule": "interleaved"}, "everywhere", 4, "selective"),
+    ("hybrid", {"pipeline": 2, "pipeline_schedule": "f_then_b"}, "gpt", 2),
+]
+
+
+def test_two_ranks_in_every_layout():
+    check(2, TWO)
+
+
+FOUR = [
+    ("hybrid", {"tensor": 4}, "everywhere", 1, "full"),
+    ("hybrid", {**ALONG, "pipeline": 2}, "everywhere", 3, "selective"),
+    ("hybrid", {**ALONG, "sequence": 2}, "everywhere", 1),
+    ("hybrid", {"tensor": 2, "sequence": 2}, "everywhere", 3, "full"),
+    ("hybrid", {"sequence": 2, "pipeline": 2}, "everywhere", 2, "full"),
+    ("hybrid", {"sharding": 2, "sharding_stage": 1}, "bert", 1),
+    ("hybrid", {"tensor": 2, "sharding": 2, "sharding_stage": 2}, "everywhere", 1),
+    ("hybrid", {"pipeline": 4}, "everywhere", 4, "full"),
+]
+
+
+@pytest.mark.long
+def test_four_ranks_in_mixtures():
+    check(4, FOUR)

@@ -1,0 +1,152 @@
+"""Our batch normalization is Paddle's on one rank, in values, gradients, statistics and names."""
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.core.batch_norm import SyncBatchNorm, local_norms, statistics, synchronize
+from paddle_dp.errors import UsageError
+from paddle_dp.mesh import Mesh, join
+from tests.ranks import run_ranks
+
+CASES = [
+    (nn.BatchNorm1D, {}, [6, 3]),
+    (nn.BatchNorm1D, {"data_format": "NLC"}, [6, 5, 3]),
+    (nn.BatchNorm2D, {}, [4, 3, 5, 2]),
+    (nn.BatchNorm2D, {"data_format": "NHWC", "momentum": 0.5, "epsilon": 1e-3}, [4, 5, 2, 3]),
+    (nn.BatchNorm2D, {"weight_attr": False, "bias_attr": False}, [4, 3, 5, 2]),
+    (nn.BatchNorm3D, {}, [2, 3, 4, 5, 2]),
+    (nn.BatchNorm, {"act": "relu"}, [4, 3, 5, 2]),
+    (nn.BatchNorm, {"data_layout": "NHWC", "momentum": 0.5}, [4, 5, 2, 3]),
+    (nn.BatchNorm1D, {}, [1, 3]),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "shape"), CASES)
+def test_one_rank_is_paddles_own(kind, settings, shape):
+    results = []
+    for wrap in (lambda layer: layer, lambda layer: SyncBatchNorm(layer, Mesh.alone())):
+        paddle.seed(0)
+        layer = wrap(kind(3, **settings))
+        x, weigh = paddle.randn(shape) * 3 + 1, paddle.randn(shape)
+        x.stop_gradient = False
+        y = layer(x)
+        (y * weigh).sum().backward()
+        layer.eval()
+        results.append([y, x.grad, layer._mean, layer._variance, layer(x), *(p.grad for p in trained(layer))])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=2e-5, rtol=1e-4)
+
+
+def test_in_float64_it_is_paddles_own_to_the_last_digits():
+    """Epsilon and momentum are float32 in Paddle's kernel: as doubles they would be off by 4e-13 and 3e-8."""
+    results = []
+    for wrap in (lambda layer: layer, lambda layer: SyncBatchNorm(layer, Mesh.alone())):
+        paddle.seed(0)
+        layer = wrap(nn.BatchNorm2D(3))
+        layer.to(dtype="float64")
+        x, weigh = (paddle.randn([4, 3, 5, 2], "float64") * 0.1 for _ in range(2))
+        x.stop_gradient = False
+        y = layer(x)
+        (y * weigh).sum().backward()
+        results.append([y, x.grad, layer._mean, layer._variance, *(p.grad for p in trained(layer))])
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype == paddle.float64
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-14, atol=1e-14)
+
+
+def trained(layer):
+    return [p for p in layer.parameters() if not p.stop_gradient]
+
+
+def test_synchronize_keeps_names_and_weights():
+    model = nn.Sequential(nn.Conv2D(1, 3, 3), nn.BatchNorm2D(3), nn.Sequential(nn.BatchNorm2D(3)))
+    before = model.state_dict()
+    assert local_norms(model) == ["1", "2.0"]
+    synchronize(model, Mesh.alone())
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    assert local_norms(model) == []
+    assert synchronize(model, Mesh.alone())[1] is model[1]
+
+
+class Own(nn.BatchNorm2D):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def test_what_is_frozen_or_computes_something_else_stays():
+    frozen = nn.BatchNorm2D(3)
+    frozen.eval()
+    model = nn.Sequential(
+        nn.BatchNorm(3, act="relu"), nn.BatchNorm2D(3, use_global_stats=True), frozen, Own(3)
+    )
+    assert local_norms(model) == ["0", "3"]
+    kinds = [type(layer) for layer in synchronize(model, Mesh.alone())]
+    assert kinds == [SyncBatchNorm, nn.BatchNorm2D, nn.BatchNorm2D, Own]
+    assert local_norms(model) == ["3"]
+
+
+def test_a_dummy_leaves_no_trace():
+    layer = SyncBatchNorm(nn.BatchNorm1D(3), Mesh.alone())
+    layer.present = False
+    x = paddle.randn([4, 3])
+    x.stop_gradient = False
+    (layer(x) * paddle.randn([4, 3])).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), 0)
+    np.testing.assert_array_equal(layer._mean.numpy(), np.zeros(3))  # empty on all ranks
+    np.testing.assert_array_equal(layer._variance.numpy(), np.ones(3))
+
+
+def test_statistics_are_not_parameters_to_learn():
+    model = nn.Sequential(nn.BatchNorm1D(3), nn.Linear(3, 2))
+    assert set(statistics(model)) == {"0._mean", "0._variance"}
+    assert set(statistics(synchronize(model, Mesh.alone()))) == {"0._mean", "0._variance"}
+
+
+class Alone:
+    """The only rank."""
+
+    def gather_tensor(self, tensor):
+        return [tensor]
+
+    def sum_tensor(self, tensor):
+        return tensor
+
+
+def test_a_micro_batch_with_one_value_per_channel_adds_nothing_to_the_gradients():
+    from paddle_dp.core.batch_norm import synchronize
+
+    x = paddle.to_tensor(np.random.RandomState(0).randn(3, 6).astype("float32"))
+    gradients = []
+    for make in (lambda model: model, lambda model: synchronize(model, Alone())):
+        paddle.seed(1)
+        model = make(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1D(6), nn.Linear(6, 3)))
+        for part in (x[2:], x[:2]):
+            model(part).square().sum().backward()
+        gradients.append([p.grad.numpy() for p in model.parameters() if not p.stop_gradient])
+    for ours, paddles in zip(*gradients, strict=True):
+        np.testing.assert_allclose(ours, paddles, rtol=1e-4, atol=1e-5)
+
+
+def norm_of_its_own():
+    """Each rank runs another BatchNorm than the other; the error that says so."""
+    mesh = join()
+    model = synchronize(nn.Sequential(nn.BatchNorm1D(3), nn.BatchNorm1D(3)), mesh)
+    together = [layer(paddle.randn([4, 3])) for layer in model]
+    try:
+        model[mesh.rank](paddle.randn([4, 3]))
+    except UsageError as error:
+        return [len(together), str(error)]
+    return [len(together), ""]
+
+
+@pytest.mark.processes
+def test_statistics_of_different_layers_are_not_mixed():
+    """Experts that a gate leaves out on one rank: the ranks' statistics met all the same, and were added up."""
+    for count, said in run_ranks(norm_of_its_own, 2):
+        assert count == 2
+        assert "ranks are in different BatchNorm layers" in said
+        assert "strategy.sync_batch_norm=false" in said

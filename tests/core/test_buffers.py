@@ -1,0 +1,249 @@
+"""What a model remembers: saving never changes what is learned, and what cannot be one process's is said."""
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from paddle_dp.mesh import Mesh
+from tests.ranks import run_ranks
+
+FEATURES, CLASSES = 6, 4
+
+
+class Centred(nn.Layer):
+    """Subtracts a moving centre, which it updates from its samples and reads: another one on each rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", paddle.zeros([8]))
+        self.register_buffer("seen", paddle.zeros([1], "int64"))
+        self.register_buffer("scale", paddle.full([1], 0.3))
+
+    def forward(self, x):
+        if self.training:
+            with paddle.no_grad():
+                self.centre.set_value(0.8 * self.centre + 0.2 * x.mean(0))
+                self.seen.set_value(self.seen + 1)
+        return (x - self.centre) * self.scale
+
+
+def frozen(norm):
+    norm.eval()
+    return norm
+
+
+MODELS = {
+    "buffer": lambda: [nn.Linear(FEATURES, 8), Centred(), nn.Linear(8, CLASSES)],
+    "spectral": lambda: [nn.utils.spectral_norm(nn.Linear(FEATURES, 8)), nn.Tanh(), nn.Linear(8, CLASSES)],
+    "weight_norm": lambda: [nn.utils.weight_norm(nn.Linear(FEATURES, 8)), nn.Tanh(), nn.Linear(8, CLASSES)],
+    "legacy": lambda: [nn.Linear(FEATURES, 8), nn.BatchNorm(8, act="tanh"), nn.Linear(8, CLASSES)],
+    "global": lambda: [nn.Linear(FEATURES, 8), nn.BatchNorm1D(8, use_global_stats=True), nn.Linear(8, CLASSES)],
+    "frozen": lambda: [nn.Linear(FEATURES, 8), frozen(nn.BatchNorm1D(8)), nn.Linear(8, CLASSES)],
+}  # fmt: skip
+
+
+class Points:
+    def __len__(self):
+        return 17
+
+    def __getitem__(self, i):
+        random = np.random.RandomState(i)
+        return random.randn(FEATURES).astype("float32"), np.int64(random.randint(CLASSES))
+
+
+def learn(mesh, kind, interrupted=False, sync=False, updates=9):
+    """Losses, weights, buffers and differences after some updates in float64.
+
+    17 samples in batches of 4: in the last batch, of one sample, all ranks but one compute on a dummy.
+    """
+    from paddle_dp.data import Loader, Sampler
+    from paddle_dp.learner import Precision, Task
+    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+    from paddle_dp.strategies.data_parallel import Config
+    from paddle_dp.train.evaluate import evaluate
+
+    paddle.seed(5)
+    task = Task(
+        model=nn.Sequential(*MODELS[kind]()),
+        loss=CrossEntropy().build(),
+        optimizer=lambda rate, named: paddle.optimizer.Momentum(0.2, parameters=[p for _, p in named]),
+        precision=Precision(dtype="float64"),
+    )
+    learner = Config(sync_batch_norm=sync).build(mesh).place(task)
+    train = Loader(Points(), Sampler.for_mesh(17, 4, mesh, seed=1))
+    test = Loader(Points(), Sampler.for_mesh(17, 4, mesh, shuffle=False))
+    losses = []
+    for epoch in range(3):
+        for batch in train.read(epoch):
+            if len(losses) == updates:
+                break
+            losses.append(learner.train_batch(batch, collect_metrics=True)["loss"])
+            if interrupted:
+                learner.statistics.sync()
+                evaluate(learner, test, mesh)
+    learner.check("test")
+    state = {name: tensor.numpy() for name, tensor in learner.placed.state().items()}
+    return [losses, state, learner.differences()]
+
+
+def together():
+    """All cases in one job."""
+    from paddle_dp.mesh import join
+
+    mesh, found = join(), {}
+    for kind in MODELS:
+        found[kind] = [learn(mesh, kind, interrupted, sync=kind == "legacy") for interrupted in (False, True)]
+    found["local"] = [learn(mesh, "legacy")]
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_ranks(together, 3)
+
+
+def same(one, other, bound=1e-12):
+    np.testing.assert_allclose(other[0], one[0], rtol=bound)
+    for name, value in one[1].items():
+        np.testing.assert_allclose(other[1][name], value, rtol=0, atol=bound, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_evaluating_and_saving_change_nothing(ranks, kind):
+    for rank in ranks:
+        plain, interrupted = rank[kind]
+        assert plain[0] == interrupted[0]
+        assert plain[1] == interrupted[1]
+
+
+@pytest.mark.parametrize("kind", ["spectral", "weight_norm", "legacy", "global", "frozen"])
+def test_one_process_learns_the_same(ranks, kind):
+    one = learn(Mesh.alone(), kind, sync=kind == "legacy")
+    for rank in ranks:
+        same(one, rank[kind][0])
+        assert rank[kind][0][2] == []
+
+
+def test_a_buffer_that_goes_apart_is_the_first_ranks_and_is_named(ranks):
+    first = ranks[0]["buffer"][0]
+    one = learn(Mesh.alone(), "buffer")
+    assert one[2] == []
+    assert abs(one[0][-1] - first[0][-1]) > 1e-6, "the case shows nothing"
+    for rank in ranks:
+        same(first, rank["buffer"][0], 0)
+        (said,) = rank["buffer"][0][2]
+        assert said.startswith("buffer 1.centre is updated by forward from each rank's own samples")
+
+
+def test_a_local_batch_norm_is_named_with_what_helps(ranks):
+    for rank in ranks:
+        (said,) = rank["local"][0][2]
+        assert said.startswith(
+            "1 BatchNorm layer normalizes over one rank's samples (1): strategy.sync_batch_norm=true"
+        )
+
+
+def test_looking_moves_at_powers_of_two_only():
+    """One rank alone never looks: there is nobody to differ from."""
+    from paddle_dp.core.buffers import Buffers
+
+    asked = []
+    buffers = Buffers(lambda: asked.append(1) or [], Mesh.alone())
+    for _ in range(8):
+        buffers.sync()
+    assert not asked
+
+
+def late() -> list[str]:
+    """What is said of a buffer that forward changes in the seventh update, where the fourth was the last look."""
+    from paddle_dp.batch import Batch, MicroBatch
+    from paddle_dp.learner import Task
+    from paddle_dp.mesh import join
+    from paddle_dp.strategies.data_parallel import Config
+
+    mesh = join()
+    paddle.seed(1)
+    model = nn.Linear(FEATURES, CLASSES)
+    model.register_buffer("late", paddle.zeros([FEATURES]))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    task = Task(model=model, loss=nn.CrossEntropyLoss(reduction="none"), optimizer=optimizer)
+    learner = Config().build(mesh).place(task)
+    x = paddle.full([2, FEATURES], 1.0 + mesh.rank)
+    for index in range(7):
+        learner.train_batch(
+            Batch((MicroBatch(x, paddle.zeros([2], "int64"), 2, 2 * mesh.rank),), 4, index, 0)
+        )
+    model.late.set_value(x.mean(0))
+    return learner.differences()
+
+
+def test_a_buffer_that_comes_apart_late_is_named():
+    for (said,) in run_ranks(late, 2):
+        assert said == (
+            "buffer late is updated by forward from each rank's own samples; one process updates from all samples"
+        )
+
+
+KINDS = [
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "complex64",
+]
+PLACED_BY = [
+    {"use": "data_parallel"},
+    {"use": "data_parallel", "exchange": "bucketed"},
+    {"use": "local_sgd"},
+    {"use": "async_average"},
+]
+
+
+class OfAllKinds(nn.Layer):
+    """Buffers of every kind of numbers, one without a dim, an empty one, an empty weight, and one that is transposed;
+    other numbers on each rank."""
+
+    def __init__(self, rank):
+        super().__init__()
+        for kind in KINDS:
+            self.register_buffer(f"of_{kind}", paddle.full([3], rank == 0).astype(kind))
+        self.register_buffer("alone", paddle.to_tensor(float(rank)))
+        self.register_buffer("empty", paddle.zeros([0, 3]))
+        self.nothing = self.create_parameter([0, 2])
+        turned = paddle.full([2, 4], float(rank)).transpose([1, 0])
+        self.turned = paddle.base.framework.EagerParamBase.from_tensor(turned)
+
+    def forward(self, x):
+        return x @ self.turned + self.nothing.sum(0)
+
+
+def placed():
+    """What each strategy has made of this rank's buffers, as texts, and of the transposed weight."""
+    from paddle_dp.learner import Task
+    from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+    from paddle_dp.mesh import join
+    from paddle_dp.part import read_part
+
+    mesh, found = join(), []
+    for words in PLACED_BY:
+        model = OfAllKinds(mesh.rank)
+        optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+        task = Task(model=model, loss=CrossEntropy().build(), optimizer=optimizer)
+        read_part("strategies", words).build(mesh).place(task)
+        found.append([*(str(buffer.tolist()) for buffer in model.buffers()), str(model.turned.tolist())])
+    return found
+
+
+@pytest.mark.long
+def test_every_kind_of_buffer_is_the_first_rank_s_everywhere():
+    """Over gloo a broadcast of int16, complex or 16-bit numbers ended the process."""
+    first, second = run_ranks(placed, 2)
+    wanted = [str(b.tolist()) for b in OfAllKinds(0).buffers()]
+    assert first == second and all(row[:-1] == wanted for row in first)

@@ -1,0 +1,133 @@
+"""A clip by a global norm in every layout is Paddle's own on one process: its groups, and what it leaves out."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+from paddle.nn import ClipGradByGlobalNorm as Clip
+
+from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.core.clip import take_clips
+from paddle_dp.errors import UsageError
+from paddle_dp.learner import Precision, Task
+from paddle_dp.mesh import Mesh, join
+from paddle_dp.part import read_part
+from tests.ranks import run_ranks
+
+STEPS = 3
+
+
+class Cut(nn.Layer):
+    cuts: ClassVar = {"up": "colwise", "down": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.down(paddle.tanh(self.up(x)))
+
+
+def model(cut: bool) -> nn.Layer:
+    paddle.seed(1)
+    made = (
+        Cut()
+        if cut
+        else nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    )
+    next(iter(made.parameters())).need_clip = False
+    return made
+
+
+def one_list(parameters: list[Any]) -> Any:
+    return paddle.optimizer.AdamW(0.05, parameters=parameters, grad_clip=Clip(0.1))
+
+
+def some(parameters: list[Any]) -> Any:
+    """The others are the model's, get gradients, and are updated by nobody."""
+    return paddle.optimizer.AdamW(0.05, parameters=parameters[2:], grad_clip=Clip(0.1))
+
+
+def groups(parameters: list[Any]) -> Any:
+    """Of four: one lies in one stage, one has a bound of its own, one is clipped by value, and one not at all."""
+    own = [{"grad_clip": Clip(0.02)}, {}, {"grad_clip": nn.ClipGradByValue(0.01)}, {"grad_clip": None}]
+    cuts = [parameters[:1], parameters[1:-2], parameters[-2:-1], parameters[-1:]]
+    tables = [{"params": held, **settings} for held, settings in zip(cuts, own, strict=True)]
+    return paddle.optimizer.AdamW(0.05, parameters=tables, grad_clip=Clip(0.1))
+
+
+KINDS = {kind.__name__: kind for kind in (one_list, some, groups)}
+
+
+def train(strategy: Any, kind: str) -> dict[str, Any]:
+    made = model(strategy.mesh.axes.tensor > 1 or (strategy.mesh.ranks == 1 and kind.startswith("cut ")))
+    draw = np.random.RandomState(0)
+    x, y = draw.randn(8, 6), draw.randint(0, 4, 8)
+    task = Task(
+        model=made, loss=nn.CrossEntropyLoss(reduction="none"),
+        optimizer=KINDS[kind.removeprefix("cut ")](list(made.parameters())), precision=Precision(dtype="float64"),
+        samples=lambda: paddle.to_tensor(x[:2]),
+    )  # fmt: skip
+    learner, mesh = strategy.place(task), strategy.mesh
+    share = 8 // mesh.dp_size
+    mine = slice(mesh.dp_rank * share, (mesh.dp_rank + 1) * share)
+    micro_batch = MicroBatch(paddle.to_tensor(x[mine]), paddle.to_tensor(y[mine]), share, mine.start)
+    for index in range(STEPS):
+        learner.train_batch(Batch((micro_batch,), 8, index, 0))
+    return {shard.name: [shard.offset, shard.array] for shard in shards(learner)}
+
+
+def shards(learner: Any) -> list[Any]:
+    from paddle_dp.train.state import model_shards
+
+    return list(model_shards(learner).values())
+
+
+def learned(words: list[dict[str, Any]]) -> list[Any]:
+    """In each rank, by layout and optimizer: what lies here after some updates, and what one process has then."""
+    mesh, found = join(seed=0), []
+    for strategy in words:
+        for kind in KINDS:
+            if strategy.get("sharding") and kind != "one_list":
+                continue  # refused: groups, and in stages 2 and 3 parameters that nobody updates
+            cut = "cut " if strategy.get("tensor") else ""
+            placer = read_part("strategies", {"use": "hybrid", **strategy}).build(mesh)
+            alone = read_part("strategies", {"use": "single"}).build(Mesh(rank=0, ranks=1, device="cpu"))
+            found.append([f"{strategy} {kind}", train(placer, cut + kind), train(alone, cut + kind)])
+    return found
+
+
+def test_in_every_layout() -> None:
+    layouts = [
+        {"pipeline": 2},
+        {"tensor": 2},
+        {"data": 2},
+        {"sharding": 2},
+        {"sharding": 2, "sharding_stage": 3},
+    ]
+    for rank in run_ranks(learned, 2, layouts):
+        for case, mine, whole in rank:
+            for name, (offset, array) in mine.items():
+                there = np.array(whole[name][1])
+                box = tuple(slice(o, o + n) for o, n in zip(offset, np.shape(array), strict=True))
+                np.testing.assert_allclose(
+                    array, there[box], rtol=1e-9, atol=1e-12, err_msg=f"{case}: {name}"
+                )
+
+
+class Own(Clip):
+    """A clip of the user's own, which may do anything."""
+
+
+@pytest.mark.parametrize("clip", [Own(1.0), nn.ClipGradByNorm(1.0)])
+def test_a_clip_of_another_kind_is_refused(clip: Any) -> None:
+    parameters = nn.Linear(2, 2).parameters()
+    with pytest.raises(UsageError, match=f"not {type(clip).__name__}"):
+        take_clips(paddle.optimizer.SGD(0.1, parameters=parameters, grad_clip=clip))
+    grouped = [{"params": parameters, "grad_clip": clip}]
+    with pytest.raises(UsageError, match=f"not {type(clip).__name__}"):
+        take_clips(paddle.optimizer.SGD(0.1, parameters=grouped))

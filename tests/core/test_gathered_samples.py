@@ -1,0 +1,115 @@
+"""Samples gathered from unequal shares: what a loss gets, and that each rank's gradient is the sum over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ranks import run_ranks
+
+RANKS = 3
+SIZES = (2, 0, 3)  # the second rank has a dummy
+
+
+def gathered() -> Any:
+    """In every rank: the gradient of Σ over ranks of (rank + 1) · Σ of all rows · their number."""
+    import paddle
+
+    from paddle_dp.core.gathered_samples import GatheredSamples
+    from paddle_dp.mesh import join
+
+    mesh = join()
+    samples = GatheredSamples(range(mesh.ranks), mesh.rank, mesh)
+    mine = SIZES[mesh.rank]
+    rows = paddle.full([max(mine, 1), 2], float(mesh.rank), "float64")
+    rows.stop_gradient = False
+    numbers = paddle.full([max(mine, 1)], mesh.rank, "int64")
+    with samples.present(mine > 0):
+        (all_rows, all_numbers), first = samples.gather(rows, numbers)
+    weights = paddle.arange(1, len(all_rows) + 1, dtype="float64").unsqueeze(-1)
+    total = ((mesh.rank + 1) * all_rows * weights).sum()
+    total.backward()
+    with samples.alone():
+        (alone,), _ = samples.gather(rows)
+    with samples.present(False):  # on all ranks: a batch of fewer samples than micro-batches
+        (dummies,), _ = samples.gather(rows[:1])
+    assert len(dummies) == 1
+    return [all_rows[:, 0].tolist(), all_numbers.tolist(), first, rows.grad[:, 0].tolist(), len(alone)]
+
+
+@pytest.mark.timeout(60)
+def test_each_rank_has_all_rows_and_gets_its_gradient_from_all_ranks() -> None:
+    found = run_ranks(gathered, RANKS)
+    for rows, numbers, *_ in found:
+        assert rows == [0, 0, 2, 2, 2]
+        assert numbers == [0, 0, 2, 2, 2]
+    assert [first for _, _, first, _, _ in found] == [0, 5, 2]
+    np.testing.assert_array_equal(found[0][3], [6 * 1, 6 * 2])
+    np.testing.assert_array_equal(found[1][3], [0])
+    np.testing.assert_array_equal(found[2][3], [6 * 3, 6 * 4, 6 * 5])
+    assert [alone for *_, alone in found] == [2, 1, 3]
+
+
+RECIPE = """
+model: {{use: mlp, inputs: 64, hidden: [16], classes: 6, activation: gelu}}
+dataset: {{use: digits}}
+loss: {{use: {loss}, across: {across}}}
+optimizer: {{use: sgd}}
+schedule: {{use: constant, learning_rate: 0.05}}
+strategy: {strategy}
+train: {{length: 6 steps, batch: 11, micro_batches: {micro_batches}, seed: 3}}
+callbacks: []
+"""
+
+
+def learned(
+    folder: str, loss: str, strategy: str, across: str = "ranks", micro_batches: int = 2
+) -> dict[str, Any]:
+    """In every rank: loss and gradient norm of each step, the evaluation, and the differences from one process."""
+    from pathlib import Path
+
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+    from paddle_dp.train.build import build
+    from tests.parity import recorded
+
+    mesh = join(seed=3)
+    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
+    path.write_text(RECIPE.format(loss=loss, strategy=strategy, across=across, micro_batches=micro_batches))
+    trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh)
+    rows = recorded(trainer)
+    trainer.fit()
+    numbers = dict(trainer.evaluate().numbers)
+    return {"rows": rows, "numbers": numbers, "differences": trainer.differences}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("loss", ["contrastive", "triplet", "pairwise"])
+@pytest.mark.parametrize(
+    ("ranks", "strategy", "micro_batches"),
+    [
+        (2, "{use: data_parallel}", 2),
+        (3, "{use: data_parallel}", 5),  # 11 samples in 5 micro-batches: some ranks have none of 2
+        (2, "{use: hybrid, sharding: 2, sharding_stage: 3}", 2),
+        (4, "{use: hybrid, pipeline: 2, data: 2}", 2),
+    ],
+)
+def test_pairs_across_ranks_are_those_of_one_process(tmp_path, loss, ranks, strategy, micro_batches) -> None:
+    (one,) = run_ranks(learned, 1, str(tmp_path), loss, "{use: single}", micro_batches=micro_batches)
+    many = run_ranks(learned, ranks, str(tmp_path), loss, strategy, micro_batches=micro_batches, timeout=200)
+    for found in many:
+        np.testing.assert_allclose(found["rows"], one["rows"], rtol=2e-5)
+        assert found["numbers"] == pytest.approx(one["numbers"], rel=1e-4)
+        assert found["differences"] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_pairs_of_one_rank_are_another_loss_and_named(tmp_path) -> None:
+    (one,) = run_ranks(learned, 1, str(tmp_path), "pairwise", "{use: single}", "rank")
+    many = run_ranks(learned, 2, str(tmp_path), "pairwise", "{use: data_parallel}", "rank")
+    assert abs(many[0]["rows"][0][0] - one["rows"][0][0]) > 1e-3
+    assert "compares the samples of each rank with one another only" in many[0]["differences"][0]

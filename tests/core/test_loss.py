@@ -1,0 +1,268 @@
+"""A loss says what it is over, or is refused; and whatever form it says it in, the gradient is the one-process one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddle_dp.core.loss import Loss, as_loss, total_and_count
+from paddle_dp.data import Loader, Sampler
+from paddle_dp.errors import LossError
+from paddle_dp.learner import Precision, Task, full_model_learner
+from paddle_dp.losses.cross_entropy import Config as CrossEntropy
+from paddle_dp.mesh import Mesh, join
+from tests.ranks import run_ranks
+
+CLIP = 0.5  # some of the gradients are longer, most are not: a wrong factor shows
+IGNORED, WORDS, LENGTH, SAMPLES, BATCH, MICROS = -100, 7, 6, 23, 10, 3
+
+
+class Texts:
+    """Rows of words, padded at the end: every sample has another number of targets, and some have none."""
+
+    def __init__(self, padded: bool = True):
+        draw = np.random.RandomState(0)
+        self.x = draw.randint(0, WORDS, [SAMPLES, LENGTH])
+        self.y = draw.randint(0, WORDS, [SAMPLES, LENGTH])
+        if padded:
+            self.y[np.arange(LENGTH)[None] >= draw.randint(0, LENGTH + 1, [SAMPLES, 1])] = IGNORED
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i], self.y[i]
+
+
+class Model(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.LayerList([nn.Embedding(WORDS, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, WORDS)])
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def kept_sum(outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+    """The form of the documentation: a total, and a tensor that counts."""
+    return F.cross_entropy(outputs, targets, reduction="sum", ignore_index=IGNORED), (
+        targets != IGNORED
+    ).sum()
+
+
+class Counting:
+    """The same with a count that is known before the forward."""
+
+    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+        return kept_sum(outputs, targets)
+
+    def count(self, targets: paddle.Tensor) -> paddle.Tensor:
+        return (targets != IGNORED).sum()
+
+
+def per_token(outputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def whole_count(outputs: paddle.Tensor, targets: paddle.Tensor) -> Any:
+    return F.cross_entropy(outputs, targets, reduction="sum"), int(targets.size)
+
+
+def documented() -> Any:
+    """The function on the page that tells how losses are written."""
+    page = Path(__file__).resolve().parents[2] / "docs/add-a-part.md"
+    (code,) = re.findall(r"```python\n# mine/losses.py\n(.*?)```", page.read_text(), re.S)
+    found: dict[str, Any] = {}
+    exec(code, found)
+    return found["padded"]
+
+
+LOSSES: dict[str, Any] = {
+    "documented": documented(),
+    "kept_sum": kept_sum,
+    "class": Counting(),
+    "shelf": CrossEntropy(ignore_index=IGNORED).build(),
+    "empty": kept_sum,
+    "per_token": per_token,
+    "whole_count": whole_count,
+}
+LAYOUTS: list[dict[str, Any]] = [
+    {"use": "data_parallel"},
+    {"use": "data_parallel", "recompute": "every 2 blocks"},
+    {"use": "hybrid"},
+    {"use": "hybrid", "sharding": 2, "sharding_stage": 2},
+    {"use": "hybrid", "pipeline": 2},
+    {"use": "hybrid", "pipeline": 2, "pipeline_schedule": "f_then_b"},
+]
+
+
+def texts(loss: str) -> Texts:
+    """The data for a loss: with padding for those that leave it out; "empty": also a batch in which nothing counts."""
+    data = Texts(padded=loss not in ("per_token", "whole_count"))
+    if loss == "empty":
+        data.y[Sampler(SAMPLES, BATCH, seed=4).global_batch(0, 1)] = IGNORED
+    return data
+
+
+def by_hand(loss: str) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
+    """Plain Paddle: the mean over what counts in each global batch, one optimizer step each."""
+    paddle.seed(2)
+    model, data = Model(), texts(loss)
+    optimizer = paddle.optimizer.Momentum(
+        0.5, parameters=model.parameters(), grad_clip=nn.ClipGradByGlobalNorm(CLIP)
+    )
+    share, losses = Sampler(SAMPLES, BATCH, seed=4), []
+    for k in range(share.batches):
+        chosen = share.global_batch(0, k)
+        inputs, targets = paddle.to_tensor(data.x[chosen]), paddle.to_tensor(data.y[chosen])
+        # Paddle's own mean divides by all targets, also by those of a negative ignore_index (3.3.1).
+        total = F.cross_entropy(model(inputs), targets, reduction="sum", ignore_index=IGNORED)
+        count = int((data.y[chosen] != IGNORED).sum())
+        losses.append(total.item() / count if count else np.nan)
+        if count:
+            (total / count).backward()
+            optimizer.step()
+            optimizer.clear_grad()
+    return losses, {name: weight.numpy() for name, weight in model.named_parameters()}
+
+
+def learned(loss: str, mesh: Mesh, strategy: dict[str, Any] | None = None, dtype: Any = "float32") -> Any:
+    """[losses, weights that lie here] of an epoch, in micro-batches (some are dummies), with a short last batch."""
+    from paddle_dp.part import read_part
+
+    paddle.seed(2)
+    task = Task(
+        model=Model(),
+        loss=LOSSES[loss],
+        optimizer=lambda rate, named: paddle.optimizer.Momentum(
+            0.5, parameters=[p for _, p in named], grad_clip=nn.ClipGradByGlobalNorm(CLIP)
+        ),
+        precision=Precision(dtype=dtype, scale=128.0),
+    )
+    learner = read_part("strategies", strategy or {"use": "single"}).build(mesh).place(task)
+    share = Sampler.for_mesh(SAMPLES, BATCH, learner.mesh, micro_batches=MICROS, seed=4)
+    losses = []
+    for batch in Loader(texts(loss), share).read(0):
+        losses.append(learner.train_batch(batch, collect_metrics=True)["loss"])
+    return losses, {name: tensor.numpy() for name, tensor in learner.placed.state().items()}
+
+
+def everywhere(cases: list[list[Any]]) -> list[Any]:
+    """In every rank: each case, one after another."""
+    mesh = join()
+    return [learned(loss, mesh, layout) for loss, layout in cases]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_form_is_the_mean_of_plain_paddle(loss: str) -> None:
+    (losses, weights), (truth, wanted) = learned(loss, Mesh.alone()), by_hand(loss)
+    np.testing.assert_allclose(losses, truth, rtol=2e-6)
+    for name, weight in wanted.items():
+        np.testing.assert_allclose(weights[name], weight, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_low_precision_has_the_same_mean_in_every_form(dtype: str) -> None:
+    (truth, wanted), (losses, weights) = (
+        learned(f, Mesh.alone(), dtype=dtype) for f in ("class", "kept_sum")
+    )
+    # Backward rounds another multiple of the same gradient.
+    np.testing.assert_allclose(losses, truth, rtol=1e-3)
+    for name, weight in wanted.items():
+        np.testing.assert_allclose(weights[name], weight, atol=2e-3, err_msg=name)
+
+
+def test_every_form_in_every_layout_is_plain_paddle() -> None:
+    cases = [("kept_sum", layout) for layout in LAYOUTS] + [("empty", layout) for layout in LAYOUTS[::2]]
+    cases += [("per_token", LAYOUTS[0]), ("class", LAYOUTS[4])]
+    found = run_ranks(everywhere, 2, cases)
+    for place, (loss, layout) in enumerate(cases):
+        truth, wanted = by_hand(loss)
+        weights = {**found[0][place][1], **found[1][place][1]}
+        assert weights.keys() == wanted.keys()
+        for rank in found:
+            np.testing.assert_allclose(rank[place][0], truth, rtol=2e-6, err_msg=f"{loss} {layout}")
+        for name, weight in wanted.items():
+            np.testing.assert_allclose(weights[name], weight, atol=1e-6, err_msg=f"{loss} {layout} {name}")
+
+
+def test_a_pair_is_taken_as_it_is() -> None:
+    total, count = total_and_count((paddle.to_tensor(6.0), 3), 3)
+    assert (total.item(), count) == (6.0, 3)
+
+
+def test_one_loss_per_sample_is_added_up() -> None:
+    loss = nn.CrossEntropyLoss(reduction="none")(paddle.zeros([5, 2]), paddle.zeros([5], "int64"))
+    total, count = total_and_count(loss, 5)
+    assert count == 5
+    assert total.item() == pytest.approx(5 * 0.6931472)
+
+
+def test_a_sum_of_low_precision_is_added_up_in_float32() -> None:
+    total, count = total_and_count(paddle.ones([1000]).astype("bfloat16"), 1000)
+    assert (total.item(), count, total.dtype) == (1000.0, 1000, paddle.float32)
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (paddle.to_tensor(1.0), "reduction='none'"),
+        (3.0, "float, without its count"),
+        ((paddle.ones([4]), 4), r"a total of shape \[4\]: the total must be the sum"),
+        ((paddle.ones([]), paddle.ones([4])), r"a count of shape \[4\]"),
+    ],
+)
+def test_a_result_without_a_count_is_refused(result: Any, said: str) -> None:
+    with pytest.raises(LossError, match=said):
+        total_and_count(result, 4)
+
+
+def test_counts_samples_is_checked_against_the_returned_count() -> None:
+    class Promising:
+        counts_samples = True
+
+        def __call__(self, outputs: Any, targets: Any) -> Any:
+            return outputs.sum(), targets.size
+
+    loss = as_loss(Promising())
+    assert loss.counted == "samples" and loss(paddle.ones([3]), paddle.ones([3]))[1] == 3
+    with pytest.raises(LossError, match="counts 12 in 3 samples: remove counts_samples"):
+        loss(paddle.ones([3]), paddle.ones([3, 4]))
+
+
+def test_a_loss_is_wrapped_once() -> None:
+    loss = as_loss(kept_sum)
+    assert isinstance(loss, Loss) and as_loss(loss) is loss and loss.counted == "answers"
+    assert loss.scores(paddle.ones([1]), paddle.ones([1])) == {} and loss.parallel(None) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("loss", ["kept_sum", "class"])
+def test_a_batch_in_which_nothing_counts_makes_no_update(loss: str, dtype: Any) -> None:
+    paddle.seed(2)
+    task = Task(
+        model=Model(),
+        loss=LOSSES[loss],
+        optimizer=lambda rate, named: paddle.optimizer.AdamW(0.5, parameters=[p for _, p in named]),
+        precision=Precision(dtype=dtype),
+    )
+    learner, data = full_model_learner(task, Mesh.alone()), Texts()
+    data.y[:] = IGNORED
+    before = [p.numpy().copy() for p in learner.model.parameters()]
+    for collect_metrics, batch in zip(
+        (True, False), Loader(data, Sampler(SAMPLES, BATCH, micro_batches=2)).read(0), strict=False
+    ):
+        metrics = learner.train_batch(batch, collect_metrics)
+        assert learner.empty
+        assert np.isnan(metrics["loss"]) if collect_metrics else metrics is None
+        for parameter, weight in zip(learner.model.parameters(), before, strict=True):
+            np.testing.assert_array_equal(parameter.numpy(), weight)
