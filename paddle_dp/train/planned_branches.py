@@ -32,7 +32,7 @@ def assign_branches(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) 
         warnings.simplefilter("ignore")  # of Paddle's frozen BatchNorms, in a trial
         found = planned(_model(recipe), first_inputs(recipe), layout.degrees.tensor)
     samples = -(-recipe.train.batch // layout.degrees.dp_size)
-    return replace(layout, branches=found.step(samples, width)), found.of(blocks)
+    return replace(layout, branches=found.step(samples, width)), found.annotated(blocks)
 
 
 def rank_model(recipe: Recipe, layout: Layout, tensor_rank: int) -> nn.Layer:

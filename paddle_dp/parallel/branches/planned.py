@@ -23,7 +23,7 @@ class Planned:
     at: dict[str, tuple[int, ...]]
     branches: BranchTraffic
 
-    def of(self, blocks: Blocks) -> Blocks:
+    def annotated(self, blocks: Blocks) -> Blocks:
         """The weights of the model, with the ranks of branches' weights."""
         return [[replace(weight, at=self.at.get(weight.name, ())) for weight in block] for block in blocks]
 
@@ -43,8 +43,8 @@ def planned(model: nn.Layer, inputs: Any, ranks: int) -> Planned:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), name)
     at = {
-        names[id(parameter)]: tuple(sorted(places))
-        for layer, places in ranks_of_layers(traces, ranks)
+        names[id(parameter)]: tuple(sorted(layer_ranks))
+        for layer, layer_ranks in ranks_of_layers(traces, ranks)
         for parameter in layer.parameters()
     }
     outputs = [0.0] * ranks
