@@ -30,9 +30,9 @@ def assign_branches(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) 
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Paddle's frozen BatchNorms, in a trial
-        found = planned(_model(recipe), first_inputs(recipe), layout.degrees.tensor)
+        plan = planned(_model(recipe), first_inputs(recipe), layout.degrees.tensor)
     samples = -(-recipe.train.batch // layout.degrees.dp_size)
-    return replace(layout, branches=found.step(samples, width)), found.annotated(blocks)
+    return replace(layout, branches=plan.step(samples, width)), plan.annotated(blocks)
 
 
 def rank_model(recipe: Recipe, layout: Layout, tensor_rank: int) -> nn.Layer:
