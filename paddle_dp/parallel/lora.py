@@ -90,7 +90,7 @@ def add_low_rank(model: nn.Layer, match: Sequence[str], rank: int, scale: float,
             wrong = f"'{pattern}' matches {tied}, whose weight another layer uses, too: leave it out."
         if wrong:
             path = ("adapter", "match", number)
-            mistakes.append(Mistake(where="", what=f"adapter.match.{number}: {wrong}", path=path))
+            mistakes.append(Mistake(where="", message=f"adapter.match.{number}: {wrong}", path=path))
     if mistakes:
         raise RecipeError(mistakes)
     if any(adapted_layers(model)):
