@@ -61,11 +61,11 @@ class Mistake:
     """One mistake in a recipe: where it stands, what is wrong with it, and the keys that lead to it."""
 
     where: str
-    what: str
+    message: str
     path: tuple[str | int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}" if self.where else self.what
+        return f"{self.where}: {self.message}" if self.where else self.message
 
 
 class RecipeError(UsageError, ValueError):

@@ -130,13 +130,15 @@ class Machine:
         elif name == "GLOBAL":
             stack.append(self._known(argument))
         elif name == "STACK_GLOBAL":
-            stack.append(self._known(f"{of(str, stack.pop(-2))} {of(str, stack.pop())}"))
+            stack.append(self._known(f"{expect(str, stack.pop(-2))} {expect(str, stack.pop())}"))
         elif name == "REDUCE":
-            arguments = of(tuple, stack.pop())
-            stack[-1] = self._called(of(Named, stack[-1]).name, arguments)
+            arguments = expect(tuple, stack.pop())
+            stack[-1] = self._called(expect(Named, stack[-1]).name, arguments)
         elif name == "BUILD":
             state = stack.pop()
-            stack[-1] = stack[-1] if isinstance(stack[-1], dict) else _with_state(stack[-1], of(tuple, state))
+            stack[-1] = (
+                stack[-1] if isinstance(stack[-1], dict) else _with_state(stack[-1], expect(tuple, state))
+            )
         elif name == "BINPERSID" and self.persistent is not None:
             stack[-1] = self.persistent(stack[-1])
         else:
@@ -151,10 +153,10 @@ class Machine:
             stack.append(self._items(self._marked()) if name == "LIST" else self._pairs(self._marked()))
         elif name in ("APPEND", "APPENDS"):
             items = self._items([stack.pop()] if name == "APPEND" else self._marked())
-            of(list, stack[-1]).extend(items)
+            expect(list, stack[-1]).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
             items = [stack.pop(-2), stack.pop()] if name == "SETITEM" else self._marked()
-            of(dict, stack[-1]).update(self._pairs(items))
+            expect(dict, stack[-1]).update(self._pairs(items))
         else:
             raise ValueError(f"it uses {name}, which no array needs")
 
@@ -192,7 +194,7 @@ class Machine:
         return {str(key): value for key, value in zip(keys, values, strict=True)}
 
 
-def of(kind: Any, value: Any) -> Any:
+def expect(kind: Any, value: Any) -> Any:
     """Returns the value. Raises ValueError unless it is of this type."""
     if not isinstance(value, kind):
         raise ValueError(f"a {type(value).__name__} stands where a {kind.__name__} belongs")
@@ -206,7 +208,7 @@ def _reconstruct(kind: Named, *shape_and_code: Any) -> _Blank:
 
 
 def _dtype(code: str, *flags: Any) -> _DType:
-    if not re.fullmatch(r"[<>|=]?[biuf][1248]", of(str, code)):
+    if not re.fullmatch(r"[<>|=]?[biuf][1248]", expect(str, code)):
         raise ValueError
     return _DType(code)
 
@@ -215,7 +217,7 @@ def _encode(text: str, encoding: str) -> bytes:
     """Restores bytes that Python 3 pickled for Python 2."""
     if encoding != "latin1":
         raise ValueError
-    return bytes(of(str, text).encode("latin1"))
+    return bytes(expect(str, text).encode("latin1"))
 
 
 def _never(*arguments: Any) -> Any:
@@ -235,14 +237,14 @@ ARRAYS: dict[str, Function] = {
 def _with_state(made: Any, state: Any) -> Any:
     """Applies a pickled state to an array or a dtype."""
     if isinstance(made, _DType):
-        made.order = of(str, state[1])
+        made.order = expect(str, state[1])
         return made
-    of(_Blank, made)
+    expect(_Blank, made)
     _, shape, dtype, is_fortran, numbers = state
-    kind = np.dtype(of(_DType, dtype).code)
+    kind = np.dtype(expect(_DType, dtype).code)
     kind = kind if dtype.order == "|" else kind.newbyteorder(dtype.order)
     if isinstance(numbers, Span):
-        shape = tuple(of(int, size) for size in shape)
+        shape = tuple(expect(int, size) for size in shape)
         if min(shape, default=0) < 0 or int(np.prod(shape, dtype=object)) * kind.itemsize != numbers.size:
             raise ValueError("it describes an array wrongly")
         return Lying(kind, shape, numbers.start, bool(is_fortran))

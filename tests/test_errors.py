@@ -6,13 +6,13 @@ from paddle_dp.errors import InstallError, Mistake, RecipeError, did_you_mean, g
 
 
 def test_a_recipe_error_tells_all_mistakes_a_line_each() -> None:
-    error = RecipeError(Mistake(where=f"a.yaml:{n}", what="wrong") for n in (1, 2))
+    error = RecipeError(Mistake(where=f"a.yaml:{n}", message="wrong") for n in (1, 2))
     assert str(error) == "a.yaml:1: wrong\na.yaml:2: wrong"
     assert [m.where for m in error.mistakes] == ["a.yaml:1", "a.yaml:2"]
 
 
 def test_a_mistake_without_a_place_is_its_words() -> None:
-    assert str(Mistake(where="", what="model gpt needs 'vocab'")) == "model gpt needs 'vocab'"
+    assert str(Mistake(where="", message="model gpt needs 'vocab'")) == "model gpt needs 'vocab'"
 
 
 def test_near_finds_typing_mistakes_only() -> None:

@@ -112,8 +112,8 @@ def describe_weights(model: nn.Layer) -> list[list[Weight]]:
         for parent in model.sublayers(include_self=True)
         for cut in cut_entries(parent)
         if isinstance(cut.value, nn.Layer)
-        for word, parameter in cut.value.named_parameters(include_sublayers=False)
-        if word not in UNCUT_PARAMETERS.get(cut.way, (lora.A,))
+        for key, parameter in cut.value.named_parameters(include_sublayers=False)
+        if key not in UNCUT_PARAMETERS.get(cut.way, (lora.A,))
     }
     running = {id(tensor) for tensor in statistics(model).values()}
     names: dict[int, str] = {}

@@ -1,6 +1,6 @@
 """Checkpoints: saved whole or not at all, under whole-model names, and loaded in any layout.
 
-`train.state` defines their content, `parallel` splits the model, and the `checkpoint` callback decides when to save.
+`train.state` defines their content, `axes` split the model, and the `checkpoint` callback decides when to save.
 """
 
 from __future__ import annotations

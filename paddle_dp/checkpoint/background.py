@@ -85,8 +85,8 @@ class BackgroundSave:
         pause = 0.01
         while True:
             try:
-                found: dict[str, list[int]] = json_codec.decode(_report(self._partial, rank).read_bytes())
-                return found
+                report: dict[str, list[int]] = json_codec.decode(_report(self._partial, rank).read_bytes())
+                return report
             except FileNotFoundError:
                 if self._abandoned.wait(pause):
                     raise _AbandonedError from None

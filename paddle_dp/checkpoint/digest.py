@@ -40,8 +40,8 @@ def sum_of(array: np.ndarray, offset: Iterable[int] = ()) -> int:
         return 0
     array = np.atleast_1d(array)
     bits = _bits(array)
-    first, *others = (*(tuple(offset) or (0,) * array.ndim), 0)
-    after = [_factors(dim, start, bits.shape[dim]) for dim, start in enumerate(others, start=1)]
+    first, *trailing = (*(tuple(offset) or (0,) * array.ndim), 0)
+    after = [_factors(dim, start, bits.shape[dim]) for dim, start in enumerate(trailing, start=1)]
     step, total = max(1, _BLOCK // math.prod(bits.shape[1:])), 0
     for at in range(0, len(bits), step):
         block = bits[at : at + step]
@@ -53,8 +53,8 @@ def _sum(bits: Uint64Array, factors: list[Uint64Array]) -> int:
     """Sums a block as a matrix of leading × trailing dims, weighted by both dims' factors."""
     split = _split(bits.shape)
     outer, inner = _product(factors[:split]), _product(factors[split:])
-    found = np.einsum("ij,j->i", bits.reshape(len(outer), len(inner)), inner) * outer
-    return int(found.sum(dtype=_UINT64))
+    row_sums = np.einsum("ij,j->i", bits.reshape(len(outer), len(inner)), inner) * outer
+    return int(row_sums.sum(dtype=_UINT64))
 
 
 def shard_sum(shard: TensorShard) -> int:
@@ -88,9 +88,11 @@ def digest(tensors: Mapping[str, TensorSum]) -> str:
 
 def digests_of(tensors: Mapping[str, TensorSum]) -> dict[str, str]:
     """The digests of a checkpoint's "model", "optimizer" and "ema" tensors; groups without tensors are left out."""
-    words = ("model", "optimizer", "ema")
-    parts = {word: {n: t for n, t in tensors.items() if n.startswith(f"{word}/")} for word in words}
-    return {word: digest(part) for word, part in parts.items() if part}
+    groups = ("model", "optimizer", "ema")
+    members_by_group = {
+        group: {n: t for n, t in tensors.items() if n.startswith(f"{group}/")} for group in groups
+    }
+    return {group: digest(members) for group, members in members_by_group.items() if members}
 
 
 def _bits(array: np.ndarray) -> Uint64Array:

@@ -43,9 +43,9 @@ def write(path: Path, buffers: Iterable[bytes | memoryview]) -> Digest:
 
 
 def _chunks(buffers: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    for part in buffers:
-        view = memoryview(part)
-        del part
+    for buffer in buffers:
+        view = memoryview(buffer)
+        del buffer
         yield from (view[i : i + _CHUNK] for i in range(0, len(view), _CHUNK))
         del view
 

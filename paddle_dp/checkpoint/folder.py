@@ -225,9 +225,9 @@ def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | N
     saved = checkpoints(folder)
     if len(saved) <= keep:
         return []
-    whole = trusted or next(filter(_is_complete, reversed(saved)), None)
+    complete = trusted or next(filter(_is_complete, reversed(saved)), None)
     good = trusted or newest_good(folder)
-    stay = {path.name for path in (*saved[-keep:], *spare, best(folder), whole, good) if path is not None}
+    stay = {path.name for path in (*saved[-keep:], *spare, best(folder), complete, good) if path is not None}
     # The user made a link, so it stays.
     deleted = [path for path in saved if path.name not in stay and not path.is_symlink()]
     for path in deleted:

@@ -54,7 +54,7 @@ def naturals(value: Any, name: str) -> tuple[int, ...]:
     """Returns `value` as a tuple if it is a list of at most 32 (a tensor's dims) naturals, else raises ValueError."""
     if not isinstance(value, list) or len(value) > _MOST_DIMS:
         raise ValueError(f"{name} is no list of sizes")
-    return tuple(natural(one, name) for one in value)
+    return tuple(natural(size, name) for size in value)
 
 
 def _plain(value: Any, path: str) -> Any:

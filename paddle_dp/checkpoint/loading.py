@@ -121,8 +121,8 @@ class Checkpoint:
             array = self._slice(shards[takes[0][0]], target)
             return array if array.flags.c_contiguous else array.copy()
         result = np.empty(target.shape, np.dtype(DTYPES[shards[0].dtype][1]))
-        for number, part in takes:
-            result[part.inside(target)] = self._slice(shards[number], part)
+        for number, overlap in takes:
+            result[overlap.inside(target)] = self._slice(shards[number], overlap)
         return result
 
     def digests(self) -> dict[str, str] | None:

@@ -99,10 +99,10 @@ def table(
 ) -> list[str]:
     """The table's lines for the screen. `convention`: the source's naming convention, or ""."""
     only = f", only {', '.join(settings.only)}" if settings.only else ""
-    others = [f"{name} ({list(there[name])} there, {list(here[name])} here)" for name in matched.other]
+    reshaped = [f"{name} ({list(there[name])} there, {list(here[name])} here)" for name in matched.other]
     rows = [
         ("loaded", matched.loaded, sum(math.prod(here[name]) for name in matched.loaded)),
-        ("of another shape, left initial", others, sum(math.prod(here[name]) for name in matched.other)),
+        ("of another shape, left initial", reshaped, sum(math.prod(here[name]) for name in matched.other)),
         (
             "only there, left over",
             matched.left_over,
@@ -116,10 +116,10 @@ def table(
     return [
         f"weights from {weights.folder}{under}{only}:",
         *(
-            f"  {what:<30} {len(names):>5} tensors {numbers:>13,} numbers  {_first(names, ', ')}".replace(
+            f"  {label:<30} {len(names):>5} tensors {numbers:>13,} numbers  {_first(names, ', ')}".replace(
                 f"{0:>13,} numbers", " " * 21
             )
-            for what, names, numbers in rows
+            for label, names, numbers in rows
             if names
         ),
     ]

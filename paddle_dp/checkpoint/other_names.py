@@ -118,10 +118,10 @@ def _refuse_unknown(there: Iterable[str], table: Names, from_torch: bool | None)
     """Raises UsageError for names of `UNKNOWN` that the table lacks."""
     known = {name for origin in origins_of(table).values() for name in origin.names}
     for name in there if not from_torch else ():
-        for pattern, what in UNKNOWN.items():
+        for pattern, kind in UNKNOWN.items():
             if name not in known and fnmatchcase(name, pattern):
                 raise UsageError(
-                    f"load: {name} is PaddleNLP's, of {what}, whose layout is not known here; known are its Llama and "
+                    f"load: {name} is PaddleNLP's, of {kind}, whose layout is not known here; known are its Llama and "
                     "BERT, not fused. Save the model with transformers' names and load that, or rename the tensors "
                     "that fit with load.rename, and select only these with load.only."
                 )
@@ -141,9 +141,9 @@ def torch_names(model: nn.Layer) -> dict[str, str]:
         dot = f"{prefix}." if prefix else ""
         if isinstance(layer, nn.Linear):
             table[f"{dot}weight"] = f"{dot}weight.T"
-        for ours, theirs in (("_mean", "running_mean"), ("_variance", "running_var")):
+        for ours, torch_name in (("_mean", "running_mean"), ("_variance", "running_var")):
             if f"{dot}{ours}" in table:
-                table[f"{dot}{ours}"] = f"{dot}{theirs}"
+                table[f"{dot}{ours}"] = f"{dot}{torch_name}"
     return table
 
 
@@ -154,8 +154,8 @@ def _in_paddle_nlp(published: Names, patterns: Mapping[str, str]) -> Names:
         return _first(piece.removesuffix(".T"), patterns)[0]
 
     return {
-        ours: called(theirs) if isinstance(theirs, str) else (tuple(map(called, theirs[0])), theirs[1])
-        for ours, theirs in published.items()
+        ours: called(origin) if isinstance(origin, str) else (tuple(map(called, origin[0])), origin[1])
+        for ours, origin in published.items()
     }
 
 
@@ -168,8 +168,8 @@ def _without_prefix(table: Names) -> Names:
         return name.removeprefix(prefix)
 
     return {
-        ours: cut(theirs) if isinstance(theirs, str) else (tuple(map(cut, theirs[0])), theirs[1])
-        for ours, theirs in table.items()
+        ours: cut(origin) if isinstance(origin, str) else (tuple(map(cut, origin[0])), origin[1])
+        for ours, origin in table.items()
     }
 
 
@@ -195,9 +195,9 @@ def renamed(names: Iterable[str], rename: Mapping[str, str]) -> dict[str, str]:
 
 def _first(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
     """The new name by the first pattern that fits, and that pattern; the old name and "" if none fits."""
-    for pattern, wanted in rename.items():
+    for pattern, new_name in rename.items():
         if (stood := _stars(name, pattern)) is not None:
-            segments = wanted.split("*")
+            segments = new_name.split("*")
             return "".join(a + b for a, b in zip(segments, [*stood, ""], strict=True)), pattern
     return name, ""
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from paddle_dp.checkpoint.shards import DTYPES
 from paddle_dp.errors import CheckpointError
-from paddle_dp.unpickle import ARRAYS, SCALARS, Function, Lying, Machine, Named, of
+from paddle_dp.unpickle import ARRAYS, SCALARS, Function, Lying, Machine, Named, expect
 
 _MOST = 1_000_000  # tensors and values of one file
 _LEGACY = 0x1950A86A20F9469CFC6C  # the first pickle of an old PyTorch file
@@ -80,8 +80,8 @@ class PickledFile:
         except Exception as error:  # a damaged pickle may raise anything
             hint = " A file of weights holds tensors only: save its state_dict, or take a .safetensors file."
             wants_more = isinstance(error, ValueError) and str(error).startswith(("it asks for", "it uses"))
-            what = f"{error or type(error).__name__}.{hint if wants_more else ''}"
-            raise CheckpointError(f"{path} is not read: {what}") from error
+            reason = f"{error or type(error).__name__}.{hint if wants_more else ''}"
+            raise CheckpointError(f"{path} is not read: {reason}") from error
         self._numbers = tensors
 
     @property
@@ -146,15 +146,15 @@ def _read_paddle(file: BinaryIO) -> dict[str, Numbers]:
 
 def _joined(tensors: dict[str, Numbers], loaded: Any) -> dict[str, Numbers]:
     """Joins the tensors that Paddle has split, because old pickles hold 4 GiB at most."""
-    parts = loaded.get("UnpackBigParamInfor@@", {}) if isinstance(loaded, dict) else {}
-    for name, layout in of(dict, parts).items():
-        arrays = [tensors.pop(part).array for part in of(list, layout["slices"])]
+    layouts = loaded.get("UnpackBigParamInfor@@", {}) if isinstance(loaded, dict) else {}
+    for name, layout in expect(dict, layouts).items():
+        arrays = [tensors.pop(key).array for key in expect(list, layout["slices"])]
         if any(array is None for array in arrays):
             raise ValueError(f"{name} is in parts that this version does not know")
-        whole = np.concatenate([array for array in arrays if array is not None]).reshape(
+        joined = np.concatenate([array for array in arrays if array is not None]).reshape(
             layout["OriginShape"]
         )
-        tensors[name] = Numbers(_dtype(whole.dtype), whole.shape, array=whole)
+        tensors[name] = Numbers(_dtype(joined.dtype), joined.shape, array=joined)
     return tensors
 
 
@@ -206,7 +206,7 @@ def _read_old_torch(file: BinaryIO) -> dict[str, Numbers] | None:
         return None
     _machine().run(file), _machine().run(file)  # the version and the machine's properties
     loaded = _machine(persistent=_storage).run(file)
-    keys = of(list, _machine().run(file))
+    keys = expect(list, _machine().run(file))
     sizes = {view.storage.key: view.storage for _, view in _views(loaded)}
     begins = {}
     size = file.seek(0, 1)
@@ -265,36 +265,36 @@ def _flat(loaded: Any) -> Iterator[tuple[str, Any]]:
 
 def _storage(persistent_id: Any) -> Storage:
     """The storage of a pickle's persistent id."""
-    word, kind, key, _, size = of(tuple, persistent_id)[:5]
-    if word != "storage" or of(Named, kind).name.removeprefix("torch ") not in _STORAGES:
+    tag, kind, key, _, size = expect(tuple, persistent_id)[:5]
+    if tag != "storage" or expect(Named, kind).name.removeprefix("torch ") not in _STORAGES:
         raise ValueError(f"it holds {kind}, which this version does not know")
-    return Storage(_STORAGES[kind.name.removeprefix("torch ")], str(key), of(int, size))
+    return Storage(_STORAGES[kind.name.removeprefix("torch ")], str(key), expect(int, size))
 
 
 def _tensor(storage: Storage, offset: int, shape: Any, strides: Any, *_: Any) -> View:
-    sizes = [of(tuple, each) for each in (shape, strides)]
+    sizes = [expect(tuple, each) for each in (shape, strides)]
     if len(sizes[0]) != len(sizes[1]):
         raise ValueError
     return View(
-        of(Storage, storage),
-        of(int, offset),
-        tuple(of(int, n) for n in sizes[0]),
-        tuple(of(int, n) for n in sizes[1]),
+        expect(Storage, storage),
+        expect(int, offset),
+        tuple(expect(int, n) for n in sizes[0]),
+        tuple(expect(int, n) for n in sizes[1]),
     )
 
 
 def _parameter(view: View, *_: Any) -> View:
-    return of(View, view)
+    return expect(View, view)
 
 
 def _dict(pairs: Any = ()) -> dict[str, Any]:
     """The dict for an OrderedDict, which is created empty or, in old pickles, from a list of pairs."""
-    return {str(of(SCALARS, key)): value for key, value in pairs}
+    return {str(expect(SCALARS, key)): value for key, value in pairs}
 
 
 def _pair(pair: Any) -> tuple[Any, ...]:
     """The pair tuple((name, array)), as paddle.save writes a tensor within other objects."""
-    return tuple(of(tuple, pair))
+    return tuple(expect(tuple, pair))
 
 
 def _kind(*_: Any) -> Any:

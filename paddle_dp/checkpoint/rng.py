@@ -16,8 +16,14 @@ def rng_state() -> dict[str, Any]:
     import paddle
 
     return {
-        "paddle": {kind: [_generator_fields(one) for one in paddle.get_rng_state(kind)] for kind in _kinds()},
-        "tracked": {name: [_generator_fields(one) for one in states] for name, states in _tracked().items()},
+        "paddle": {
+            kind: [_generator_fields(generator) for generator in paddle.get_rng_state(kind)]
+            for kind in _kinds()
+        },
+        "tracked": {
+            name: [_generator_fields(generator) for generator in states]
+            for name, states in _tracked().items()
+        },
         "numpy": _numpy_state(),
         "python": _python_state(),
     }
@@ -59,7 +65,7 @@ def _load_tracked(saved: dict[str, list[Any]]) -> bool:
     here = _tracked()
     if any(len(saved.get(name, [])) != len(here.get(name, [])) for name in saved.keys() | here.keys()):
         return False
-    states = {n: [_generator(one, here[n][0]) for one in values] for n, values in saved.items()}
+    states = {n: [_generator(fields, here[n][0]) for fields in values] for n, values in saved.items()}
     _tracker().set_states_tracker(states)
     return True
 

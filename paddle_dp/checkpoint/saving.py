@@ -191,9 +191,9 @@ def still_not(step: int, reason: str, folder: Path) -> str:
     """
     if reason != os.strerror(errno.ENOSPC):
         return f"{step_name(step)}: not saved either: {reason}."
-    found = checkpoints(folder)
+    saved = checkpoints(folder)
     try:
-        size = sum(file.stat().st_size for file in found[-1].iterdir()) if found else None
+        size = sum(file.stat().st_size for file in saved[-1].iterdir()) if saved else None
         free = shutil.disk_usage(folder).free
     except OSError:
         return f"{step_name(step)}: still no room."

@@ -95,7 +95,7 @@ def assemble(target: Box, boxes: Iterable[Box]) -> tuple[list[tuple[int, Box]], 
         if not missing:
             break
         takes += [(number, common) for gap in missing if (common := gap.overlap(box))]
-        missing = [part for gap in missing for part in gap.without(box)]
+        missing = [piece for gap in missing for piece in gap.without(box)]
     return takes, missing
 
 
@@ -114,8 +114,8 @@ class TensorShard:
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        for word, value in (("global_shape", self.global_shape), ("offset", self.offset)):
-            object.__setattr__(self, word, tuple(map(int, value)))
+        for attribute, value in (("global_shape", self.global_shape), ("offset", self.offset)):
+            object.__setattr__(self, attribute, tuple(map(int, value)))
         object.__setattr__(self, "dtype", self.dtype or self.array.dtype.name)
         if self.dtype not in DTYPES or self.array.dtype != np.dtype(DTYPES[self.dtype][1]):
             raise ValueError(
@@ -195,7 +195,7 @@ def read_rank_file(folder: Path, rank: int) -> dict[str, Any]:
 
 def _info(rank: int, key: str, value: dict[str, Any]) -> ShardInfo:
     shape, offset, size = (
-        json_codec.naturals(value[word], f"{key}: {word}") for word in ("shape", "offset", "size")
+        json_codec.naturals(value[entry], f"{key}: {entry}") for entry in ("shape", "offset", "size")
     )
     if not len(shape) == len(offset) == len(size) or any(
         map(operator.gt, map(operator.add, offset, size), shape)

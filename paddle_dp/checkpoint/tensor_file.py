@@ -119,7 +119,7 @@ def _info(key: str, value: Any, base: int) -> TensorInfo:
     if not isinstance(value["dtype"], str) or value["dtype"] not in _LABELS:
         raise ValueError(f"holds {key} as {str(value['dtype'])[:30]}, which this version does not know")
     shape, offsets = (
-        json_codec.naturals(value[word], f"{key}: {word}") for word in ("shape", "data_offsets")
+        json_codec.naturals(value[field], f"{key}: {field}") for field in ("shape", "data_offsets")
     )
     if len(offsets) != 2:
         raise ValueError(f"describes {key} wrongly")

@@ -63,10 +63,10 @@ def fill(
     was changed, float64 loads into float32, rounded, and float32 into float64. Raises CheckpointError for another shape
     or any other dtype.
     """
-    whole = tuple(tensor.shape if global_shape is None else global_shape)
-    if checkpoint.shape(name) != whole:
+    full_shape = tuple(tensor.shape if global_shape is None else global_shape)
+    if checkpoint.shape(name) != full_shape:
         raise CheckpointError(
-            f"{name} is {list(checkpoint.shape(name))} in {checkpoint.folder} and {list(whole)} in this model: "
+            f"{name} is {list(checkpoint.shape(name))} in {checkpoint.folder} and {list(full_shape)} in this model: "
             f"the checkpoint is of another model, or of other settings of it."
         )
     saved, expected = checkpoint.dtype(name), dtype_of(tensor)

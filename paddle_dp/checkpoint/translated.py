@@ -99,7 +99,7 @@ class Origin:
             piece.read(source, (*above, heads.start * width + shift), (*sizes, len(heads) * width))
             for piece, shift in zip(each, shifts, strict=True)
         ]
-        joined = np.stack([part.reshape(*sizes, len(heads), width) for part in arrays], axis=-2)
+        joined = np.stack([array.reshape(*sizes, len(heads), width) for array in arrays], axis=-2)
         at = start - heads.start * 3 * width
         return np.ascontiguousarray(joined.reshape(*sizes, -1)[..., at : at + columns])
 
@@ -108,8 +108,8 @@ class Origin:
         if self.head_width is None:
             return {self.pieces[0].name: self.pieces[0].written(array)}
         above = array.shape[:-1]
-        apart = array.reshape(*above, -1, 3, self.head_width)
-        arrays = [apart[..., number, :].reshape(*above, -1) for number in range(3)]
+        split = array.reshape(*above, -1, 3, self.head_width)
+        arrays = [split[..., number, :].reshape(*above, -1) for number in range(3)]
         if len(self.pieces) == 1:
             arrays = [np.concatenate(arrays, axis=-1)]
         return {
@@ -150,9 +150,9 @@ class Translated:
     def read(
         self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> np.ndarray:
-        whole = self.shape(name)
-        start = tuple(offset or (0,) * len(whole))
-        size = tuple(whole if shape is None else shape)
+        full_shape = self.shape(name)
+        start = tuple(offset or (0,) * len(full_shape))
+        size = tuple(full_shape if shape is None else shape)
         return self._origins[name].read(self._source, start, size)
 
 

@@ -31,8 +31,8 @@ def shared(batch: Batch, mesh: Mesh) -> Batch:
         return batch
     source, micro_batches = mesh.ranks - 1, []
     rows = mesh.gather([_row(micro_batch) for micro_batch in batch.micro_batches])[source]
-    for own, (specs, samples, first, positions) in zip(batch.micro_batches, rows, strict=True):
-        read = (own.inputs, own.targets)
+    for micro_batch, (specs, samples, first, positions) in zip(batch.micro_batches, rows, strict=True):
+        read = (micro_batch.inputs, micro_batch.targets)
         inputs, targets = unflatten(
             structure_of(read),
             [
@@ -48,8 +48,8 @@ def shared(batch: Batch, mesh: Mesh) -> Batch:
 
 def _row(micro_batch: MicroBatch) -> list[object]:
     read = leaves((micro_batch.inputs, micro_batch.targets))
-    parts = [[list(x.shape), dtype_of(x)] for x in read]
-    return [parts, micro_batch.samples, micro_batch.first, micro_batch.places]
+    specs = [[list(x.shape), dtype_of(x)] for x in read]
+    return [specs, micro_batch.samples, micro_batch.first, micro_batch.places]
 
 
 @paddle.no_grad()

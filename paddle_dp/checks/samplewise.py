@@ -195,11 +195,11 @@ class _Trial:
         self._refuse_counts(full, [chunk["counts"][0] for chunk in halves])
         if full["drew"]:
             return []
-        first, *others = full["totals"]
-        again = next((total for total in others if abs(total - first) > _SAME * abs(first)), None)
-        if again is not None and not self._is_state_in_model:
+        first, *repeats = full["totals"]
+        repeated = next((total for total in repeats if abs(total - first) > _SAME * abs(first)), None)
+        if repeated is not None and not self._is_state_in_model:
             raise LossError(
-                f"the loss {self.loss.name} gives {first:.6g} and then {again:.6g} for the same outputs "
+                f"the loss {self.loss.name} gives {first:.6g} and then {repeated:.6g} for the same outputs "
                 "and targets: it remembers something, which no checkpoint holds and ranks do not share. "
                 "Keep it in a buffer of the model, and make the loss a method or a sublayer of the model."
             )
@@ -216,8 +216,8 @@ class _Trial:
     def _is_state_in_model(self) -> bool:
         """Whether the loss keeps its state in buffers of the model."""
         owner = self.loss.owner
-        own = {id(buffer) for buffer in owner.buffers()} if isinstance(owner, nn.Layer) else set()
-        return not own.isdisjoint(id(buffer) for buffer in self.learner.model.buffers())
+        buffer_ids = {id(buffer) for buffer in owner.buffers()} if isinstance(owner, nn.Layer) else set()
+        return not buffer_ids.isdisjoint(id(buffer) for buffer in self.learner.model.buffers())
 
     def _called(self, chunk: MicroBatch, calls: int) -> Result:
         """Totals and counts of the loss, called with the chunk's rows of all samples' outputs; no totals if the outputs
@@ -344,9 +344,9 @@ def mixing(model: nn.Layer, pair: Any, run_trial: TrialRunner, exact: bool = Tru
         together, *alone = [answer["arrays"] for answer in answers]
         if not all(_close(both, each) for both, each in _matched(together, alone)):
             return [_MIXES.format(name, _ALSO if evaluation else _TRAINING)], []
-        both, one, other = [answer["buffers"] for answer in answers]
+        both, first, second = [answer["buffers"] for answer in answers]
         # `buffers` detects values that depend on the samples themselves: they then differ between ranks.
-        if counts := [name for name in both if both[name] != one.get(name) == other.get(name)]:
+        if counts := [name for name in both if both[name] != first.get(name) == second.get(name)]:
             return [_COUNTS.format(counts[0])], []
     return [], []
 

@@ -71,8 +71,8 @@ class _Normalize(PyLayer):
         centred = layer.affine(wide, mean, paddle.full_like(mean, 1 - layer.epsilon))
         deviation = layer.over_samples(centred.square())
         index = paddle.full([1], layer.index, wide.dtype)
-        mine = paddle.concat([count, index, mean, deviation * present])
-        rank_statistics = paddle.stack(layer.mesh.gather_tensor(mine))
+        local_statistics = paddle.concat([count, index, mean, deviation * present])
+        rank_statistics = paddle.stack(layer.mesh.gather_tensor(local_statistics))
         counts = rank_statistics[:, :1]
         means, deviations = paddle.split(rank_statistics[:, 2:], 2, axis=1)
         samples = counts.sum()

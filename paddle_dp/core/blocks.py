@@ -111,9 +111,9 @@ def _as_chain(model: nn.Layer, blocks: Sequence[nn.Layer]) -> Callable[..., Any]
             arguments: Any = {**inspect.signature(model_forward).bind_partial(*inputs).arguments, **named}
         else:
             arguments = inputs[0] if len(inputs) == 1 else inputs
-        first, *others = blocks
+        first, *following = blocks
         outputs = call(first, arguments, first.forward)
-        for block in others:
+        for block in following:
             outputs = block(outputs)
         return outputs
 

@@ -65,9 +65,9 @@ class Buffers:
         if not differing:
             return []
         which = f"buffer {differing[0]}" + (and_more(differing, phrase=" and {} more are") or " is")
-        told = ", and all ranks go on with the first one's" if differing[0] in self._diverging else ""
+        outcome = ", and all ranks go on with the first one's" if differing[0] in self._diverging else ""
         return [
-            f"{which} updated by forward from each rank's own samples{told}; one process updates from all samples"
+            f"{which} updated by forward from each rank's own samples{outcome}; one process updates from all samples"
         ]
 
     def _find_diverging(self) -> None:

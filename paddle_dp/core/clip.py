@@ -31,10 +31,10 @@ def take_clips(optimizer: Any) -> list[Clip]:
     """
     groups = groups_of(optimizer)
     tables = optimizer._param_groups if groups is not None else [{"grad_clip": optimizer._grad_clip}]
-    held = [parameters_of(optimizer)] if groups is None else groups
+    group_parameters = [parameters_of(optimizer)] if groups is None else groups
     optimizer._grad_clip = _remaining_clip(optimizer._grad_clip)
     clips = []
-    for table, parameters in zip(tables, held, strict=True):
+    for table, parameters in zip(tables, group_parameters, strict=True):
         clip = table.get("grad_clip")
         table["grad_clip"] = _remaining_clip(clip)
         if clip is not None and table["grad_clip"] is None:

@@ -48,9 +48,9 @@ def _digest_of_memory(tensor: paddle.Tensor) -> Digest:
     if not (size := memory.size):
         return 0, 0
     row = 8 * _LANES
-    whole = size // row * row
-    lanes = memory[:whole].view(np.uint64).reshape(-1, _LANES).sum(0, dtype=np.uint64)
-    return zlib.crc32(lanes.tobytes()), zlib.crc32(memory[whole:].data)
+    lanes_end = size // row * row
+    lanes = memory[:lanes_end].view(np.uint64).reshape(-1, _LANES).sum(0, dtype=np.uint64)
+    return zlib.crc32(lanes.tobytes()), zlib.crc32(memory[lanes_end:].data)
 
 
 def _on_device(tensor: paddle.Tensor) -> paddle.Tensor:
@@ -60,8 +60,8 @@ def _on_device(tensor: paddle.Tensor) -> paddle.Tensor:
     weights = paddle.arange(1, min(bits.size, _RUN) + 1, dtype="int64") % _CYCLE + 1
     sums = paddle.zeros([2], "int64")
     for start in range(0, bits.size, _RUN):
-        some = bits[start : start + _RUN].astype("int64")
-        sums += paddle.stack([some.sum(), (some * weights[: some.size]).sum()])
+        run = bits[start : start + _RUN].astype("int64")
+        sums += paddle.stack([run.sum(), (run * weights[: run.size]).sum()])
     return sums
 
 
@@ -102,7 +102,7 @@ def check_sound(
     }
     there = [(copy.name, copy.tensor) for copy in copies if copy.name not in empty]
     bad = empty | not_finite([*there, *rank_tensors])
-    _compare(copies, {name: what for name, what in bad.items() if name not in excused}, mesh, when)
+    _compare(copies, {name: content for name, content in bad.items() if name not in excused}, mesh, when)
 
 
 def _compare(copies: list[Replica], bad: dict[str, str], mesh: Mesh, when: str) -> None:
@@ -127,15 +127,15 @@ def _refuse_not_finite(rows: list[list[list[str]]], when: str) -> None:
     holders: dict[str, list[int]] = {}
     content: dict[str, str] = {}
     for rank, row in enumerate(rows):
-        for name, what in row:
+        for name, description in row:
             holders.setdefault(name, []).append(rank)
-            content.setdefault(name, what)
+            content.setdefault(name, description)
     if not holders:
         return
     name, ranks = next(iter(holders.items()))
-    who = f" on {numbered('rank', ranks, 8)}" if len(rows) > 1 else ""
+    holder_phrase = f" on {numbered('rank', ranks, 8)}" if len(rows) > 1 else ""
     more = and_more(holders, phrase=" (and {} more)")
-    raise NotFiniteError(f"{when}: '{name}' is not finite{who}: {content[name]}{more}.")
+    raise NotFiniteError(f"{when}: '{name}' is not finite{holder_phrase}: {content[name]}{more}.")
 
 
 def _refuse_different(rows: list[list[list[int | str]]], when: str) -> None:

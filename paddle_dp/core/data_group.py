@@ -46,9 +46,9 @@ class PaddleGroup:
         """Every rank's `tensor`, in the order of `ranks`. Collective."""
         if self.group is None:
             return [tensor]
-        parts: list[paddle.Tensor] = []
-        dist.all_gather(parts, tensor, group=self.group)
-        return parts
+        gathered: list[paddle.Tensor] = []
+        dist.all_gather(gathered, tensor, group=self.group)
+        return gathered
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Sums `tensor` over the ranks, in place, and returns it. Collective."""
@@ -72,9 +72,9 @@ class NestedGroup:
         """Every reader's `tensor` (equal shapes and dtypes), in the same order on all of them. Collective."""
         gathered = tensor.unsqueeze(0)
         for group in self.groups:
-            parts: list[paddle.Tensor] = []
-            dist.all_gather(parts, gathered, group=group)
-            gathered = paddle.concat(parts)
+            rows: list[paddle.Tensor] = []
+            dist.all_gather(rows, gathered, group=group)
+            gathered = paddle.concat(rows)
         return list(gathered)
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:

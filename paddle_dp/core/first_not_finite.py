@@ -46,7 +46,7 @@ def _has_floats(tensor: paddle.Tensor) -> bool:
 def _count(tensor: paddle.Tensor) -> str:
     """«3 NaN of 100», «1 inf of 100», «2 NaN, 1 inf of 100»; "" if only the squares of a tensor overflow."""
     nan, infinite = (int(test(tensor).sum().item()) for test in (paddle.isnan, paddle.isinf))
-    kinds = ", ".join(f"{count} {word}" for count, word in ((nan, "NaN"), (infinite, "inf")) if count)
+    kinds = ", ".join(f"{count} {kind}" for count, kind in ((nan, "NaN"), (infinite, "inf")) if count)
     return f"{kinds} of {tensor.size}" if kinds else ""
 
 
@@ -125,7 +125,9 @@ def first(outputs: Sequence[NotFiniteOutput], mesh: Mesh) -> str:
     """A sentence about the first such output of all ranks in the model's order; "" if all outputs are finite.
     Collective."""
     rows = mesh.gather([asdict(min(outputs))] if outputs else [])
-    rank_outputs = [(NotFiniteOutput(**row), rank) for rank, of_rank in enumerate(rows) for row in of_rank]
+    rank_outputs = [
+        (NotFiniteOutput(**row), rank) for rank, rank_rows in enumerate(rows) for row in rank_rows
+    ]
     if not rank_outputs:
         return ""
     earliest, rank = min(rank_outputs)

@@ -60,7 +60,8 @@ class GatheredSamples:
         if not any(sizes):
             return list(rows), 0
         gathered = [
-            _Gather.apply(one, self, sizes) if _learned(one) else self.all_rows(one, sizes) for one in rows
+            _Gather.apply(tensor, self, sizes) if _learned(tensor) else self.all_rows(tensor, sizes)
+            for tensor in rows
         ]
         return gathered, sum(sizes[: self.index]) if self._present else sum(sizes)
 
@@ -89,11 +90,11 @@ class GatheredSamples:
     @paddle.no_grad()
     def all_rows(self, rows: paddle.Tensor, sizes: Sequence[int]) -> paddle.Tensor:
         """All ranks' rows, `sizes[i]` from rank i. Collective."""
-        most, mine = max(sizes), sizes[self.index]
-        padding = paddle.zeros([most - mine, *rows.shape[1:]], rows.dtype)
-        padded = paddle.concat([rows, padding]) if 0 < mine < most else rows if mine else padding
-        parts = self.among.gather_tensor(padded.contiguous())
-        return paddle.concat([part[:size] for part, size in zip(parts, sizes, strict=True) if size])
+        most, local_size = max(sizes), sizes[self.index]
+        padding = paddle.zeros([most - local_size, *rows.shape[1:]], rows.dtype)
+        padded = paddle.concat([rows, padding]) if 0 < local_size < most else rows if local_size else padding
+        gathered = self.among.gather_tensor(padded.contiguous())
+        return paddle.concat([chunk[:size] for chunk, size in zip(gathered, sizes, strict=True) if size])
 
 
 def _learned(rows: paddle.Tensor) -> bool:

@@ -58,8 +58,8 @@ class LowRank:
 
 def low_rank_of(layer: nn.Layer) -> LowRank | None:
     """The adapter of a layer, or None."""
-    found = vars(layer).get("low_rank")
-    return found if isinstance(found, LowRank) else None
+    low_rank = vars(layer).get("low_rank")
+    return low_rank if isinstance(low_rank, LowRank) else None
 
 
 def adapted_layers(model: nn.Layer) -> Iterator[tuple[str, nn.Layer, LowRank]]:
@@ -90,7 +90,7 @@ def add_low_rank(model: nn.Layer, match: Sequence[str], rank: int, scale: float,
             wrong = f"'{pattern}' matches {tied}, whose weight another layer uses, too: leave it out."
         if wrong:
             path = ("adapter", "match", number)
-            mistakes.append(Mistake(where="", what=f"adapter.match.{number}: {wrong}", path=path))
+            mistakes.append(Mistake(where="", message=f"adapter.match.{number}: {wrong}", path=path))
     if mistakes:
         raise RecipeError(mistakes)
     if any(adapted_layers(model)):
@@ -122,8 +122,8 @@ def merge_low_rank(model: nn.Layer) -> int:
     with paddle.no_grad():
         for _, layer, low_rank in layers:
             a, b = (getattr(layer, attribute).astype("float64") for attribute in (A, B))
-            whole = layer.weight.astype("float64") + paddle.matmul(a, b) * low_rank.scale
-            layer.weight.set_value(whole.astype(layer.weight.dtype))
+            merged = layer.weight.astype("float64") + paddle.matmul(a, b) * low_rank.scale
+            layer.weight.set_value(merged.astype(layer.weight.dtype))
             low_rank.detach(layer)
     return len(layers)
 

@@ -102,8 +102,8 @@ class WrappedLoss(Loss):
         self.function, self._samples = function, samples
         self.name = getattr(function, "__name__", type(function).__name__)
         for method in ("count", "scores", "num_classes", "predictions"):
-            if callable(own := getattr(function, method, None)):
-                setattr(self, method, own)
+            if callable(implementation := getattr(function, method, None)):
+                setattr(self, method, implementation)
         self.splits_outputs = hasattr(function, "parallel")
         if hasattr(function, "across"):
             self.compares = getattr(function, "compares", "ranks")
@@ -221,8 +221,8 @@ def numbers(values: Sequence[Any]) -> list[float]:
         return [number(value) for value in values]
     with paddle.no_grad():
         read = iter(paddle.stack([v.astype("float64").reshape([]) for v in on_device]).tolist())
-    of_device = {id(v) for v in on_device}
-    return [next(read) if id(value) in of_device else number(value) for value in values]
+    device_ids = {id(v) for v in on_device}
+    return [next(read) if id(value) in device_ids else number(value) for value in values]
 
 
 def _described(value: Any) -> str:

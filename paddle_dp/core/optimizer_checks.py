@@ -22,10 +22,10 @@ def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
         parameters_by_owner["optimizer"] = parameters_of(optimizer)
     if isinstance(loss, nn.Layer):
         parameters_by_owner["loss"] = [p for p in loss.parameters() if not p.stop_gradient]
-    for whose, parameters in parameters_by_owner.items():
+    for owner, parameters in parameters_by_owner.items():
         if foreign := [p for p in parameters if id(p) not in known]:
             raise UsageError(
-                f"{whose}: its parameter '{foreign[0].name}' {list(foreign[0].shape)} is not one of the model's "
+                f"{owner}: its parameter '{foreign[0].name}' {list(foreign[0].shape)} is not one of the model's "
                 f"({type(model).__name__}). Make whatever learns a sublayer of the model, and the optimizer of "
                 "model.parameters()."
             )

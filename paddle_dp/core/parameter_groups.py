@@ -38,8 +38,8 @@ def group(model: nn.Layer, groups: Sequence[ParameterGroup], frozen_names: Colle
     freeze(model, groups, frozen_names)
     for parameter, scale, decay in _settings(model, groups):
         attributes = parameter.optimize_attr = dict(parameter.optimize_attr)
-        given = float(attributes.setdefault(_RATE_KEY, attributes["learning_rate"]) or 0.0)
-        attributes["learning_rate"] = given * scale
+        rate = float(attributes.setdefault(_RATE_KEY, attributes["learning_rate"]) or 0.0)
+        attributes["learning_rate"] = rate * scale
         if decay is not None:
             attributes[_DECAY] = decay
 
@@ -52,13 +52,13 @@ def _settings(
     choices = choose(groups, [names for names, _ in named])
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(named)}
     block_of: dict[int, int] = {}
-    for place, block in enumerate(blocks):
+    for position, block in enumerate(blocks):
         for parameter in block.parameters():
-            block_of.setdefault(numbers.get(id(parameter), -1), place)
+            block_of.setdefault(numbers.get(id(parameter), -1), position)
     scales = depth_scales(choices, block_of, len(blocks))
     for (_, parameter), choice, by_depth in zip(named, choices, scales, strict=True):
-        some = (choice.lr_scale, by_depth, choice.weight_decay)
-        if parameter.stop_gradient or all(value is None for value in some):
+        factors = (choice.lr_scale, by_depth, choice.weight_decay)
+        if parameter.stop_gradient or all(value is None for value in factors):
             continue
         yield (
             parameter,
@@ -99,17 +99,17 @@ def describe_groups(model: nn.Layer, groups: Sequence[ParameterGroup]) -> list[s
             clauses.append(f"weight decay {entry.weight_decay:g}")
         lines.append(f"{entry.match}: {', '.join(clauses)}")
     trained = [p for _, p in named if not p.stop_gradient]
-    whole = sum(int(p.size) for _, p in named)
+    total = sum(int(p.size) for _, p in named)
     lines.append(
-        f"trained: {len(trained)} of {len(named)}, {sum(int(p.size) for p in trained):,} of {whole:,} numbers"
+        f"trained: {len(trained)} of {len(named)}, {sum(int(p.size) for p in trained):,} of {total:,} numbers"
     )
     return lines
 
 
 def group_decay(parameter: paddle.Tensor) -> float | None:
     """The weight decay that a group has set for a parameter, or a slice of it."""
-    found: float | None = parameter.optimize_attr.get(_DECAY)
-    return found
+    decay: float | None = parameter.optimize_attr.get(_DECAY)
+    return decay
 
 
 def use_group_decays(optimizer: Any) -> None:

@@ -45,9 +45,9 @@ class Shard:
         """A copy of this slice of a whole tensor."""
         length = full.shape[self.dim] // self.size
         start = length * self.rank
-        part = paddle.slice(full, [self.dim], [start], [start + length])
+        piece = paddle.slice(full, [self.dim], [start], [start + length])
         # Paddle's clone() of a non-contiguous tensor makes two copies (3.3.1).
-        return part.clone() if part.is_contiguous() else part.contiguous()
+        return piece.clone() if piece.is_contiguous() else piece.contiguous()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Reads data: `sampler` assigns samples to ranks by pure arithmetic, `loader` makes batches of tensors.
 
-`datasets/` has the data sets, `mesh/` the coordinates of ranks, and `parallel/` consumes the batches.
+`datasets/` has the data sets, `mesh/` the coordinates of ranks, and `learner/` consumes the batches.
 """
 
 from paddle_dp.batch import Batch, MicroBatch

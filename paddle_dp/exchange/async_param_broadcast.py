@@ -41,10 +41,10 @@ class AsyncParamBroadcast:
         indices = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._held_elsewhere = {indices[id(t)] for t in _tensors_held_elsewhere(model) if id(t) in indices}
         for layer in model.sublayers(include_self=True):
-            own = {name: indices[id(p)] for name, p in layer._parameters.items() if id(p) in indices}
-            if own:
+            index_of = {name: indices[id(p)] for name, p in layer._parameters.items() if id(p) in indices}
+            if index_of:
                 # Bypasses __setattr__, which would treat the table as a layer setting.
-                layer.__dict__["_parameters"] = WaitingTable(layer._parameters, own, self.wait)
+                layer.__dict__["_parameters"] = WaitingTable(layer._parameters, index_of, self.wait)
 
     @paddle.no_grad()
     def share(self) -> None:
@@ -92,7 +92,7 @@ class WaitingTable(dict[str, Any]):
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        self._wait([index for own, index in self._index_of.items() if own == name])
+        self._wait([index for key, index in self._index_of.items() if key == name])
         return super().get(name, default)
 
     def items(self) -> Any:

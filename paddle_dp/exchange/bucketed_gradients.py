@@ -59,10 +59,10 @@ class NarrowSum:
         rounded = self._rounded(total)
         start = self._group.rank * self.size
         self.lost._slice(start, start + self.size).add_(total - rounded.astype(total.dtype))
-        parts: list[paddle.Tensor] = []
-        dist.all_gather(parts, rounded, group=self._group)
-        whole = paddle.concat(parts)[: int(self._flat.size)]
-        self._flat.copy_(whole.astype(self._flat.dtype), False)
+        chunks: list[paddle.Tensor] = []
+        dist.all_gather(chunks, rounded, group=self._group)
+        summed = paddle.concat(chunks)[: int(self._flat.size)]
+        self._flat.copy_(summed.astype(self._flat.dtype), False)
         self.lost = self.lost[: int(self._flat.size)]
 
     def _rounded(self, numbers: paddle.Tensor) -> paddle.Tensor:
@@ -183,13 +183,15 @@ class BucketedGradients(GradientExchange):
             elif self._residuals is not None:
                 self._residuals.take_back(index)
         self._had, self._sums = set(), {}
-        return [index for index, mine in enumerate(had) if not mine]
+        return [index for index, has_gradient in enumerate(had) if not has_gradient]
 
     @staticmethod
     def _agree(messages: Messages, flags: Sequence[bool]) -> list[bool]:
         """Returns which flags any rank has set. The hosts exchange them, so that no device is waited for."""
-        mine = np.packbits(np.array(flags, bool)).tobytes()
-        rows = [np.frombuffer(row, np.uint8) for row in messages.gather(mine, "the exchange of gradients")]
+        local_flags = np.packbits(np.array(flags, bool)).tobytes()
+        rows = [
+            np.frombuffer(row, np.uint8) for row in messages.gather(local_flags, "the exchange of gradients")
+        ]
         return [bool(flag) for flag in np.unpackbits(np.bitwise_or.reduce(rows), count=len(flags))]
 
     def _ready(self, index: int, final: bool) -> None:

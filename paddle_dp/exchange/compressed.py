@@ -79,7 +79,7 @@ class CompressedExchange(GradientExchange):
         if self._compress.kind != "float16" or self._warned_clipped:
             return
         rows = self._mesh.gather([self._names[index] for index in self._residuals.take_clipped()])
-        names = list(dict.fromkeys(name for of_rank in rows for name in of_rank))
+        names = list(dict.fromkeys(name for row in rows for name in row))
         self._warned_clipped = bool(names)
         if names and self._mesh.is_main:
             more = and_more(names, phrase=" and of {} more")

@@ -37,10 +37,10 @@ class FlatCopy:
 
 def bytes_on_host(tensors: Mapping[int, paddle.Tensor], to_host: ToHost) -> dict[int, Array]:
     """Copies device tensors to the host; returns their bytes by number."""
-    of_dtype: defaultdict[Any, dict[int, paddle.Tensor]] = defaultdict(dict)
+    tensors_of_dtype: defaultdict[Any, dict[int, paddle.Tensor]] = defaultdict(dict)
     for number, tensor in tensors.items():
-        of_dtype[tensor.dtype][number] = tensor
-    copies = [FlatCopy(some, to_host) for some in of_dtype.values()]
+        tensors_of_dtype[tensor.dtype][number] = tensor
+    copies = [FlatCopy(group, to_host) for group in tensors_of_dtype.values()]
     data_of: dict[int, Array] = {}
     for copy in copies:
         data_of |= copy.take()
@@ -50,16 +50,16 @@ def bytes_on_host(tensors: Mapping[int, paddle.Tensor], to_host: ToHost) -> dict
 @paddle.no_grad()
 def to_tensors(data: Sequence[Any], tensors: Sequence[paddle.Tensor]) -> None:
     """Writes bytes into device tensors of the same shapes and dtypes. The bytes may be changed afterwards."""
-    of_dtype: defaultdict[str, list[int]] = defaultdict(list)
+    numbers_of_dtype: defaultdict[str, list[int]] = defaultdict(list)
     for number, tensor in enumerate(tensors):
-        of_dtype[dtype_of(tensor)].append(number)
-    for dtype, numbers in of_dtype.items():
+        numbers_of_dtype[dtype_of(tensor)].append(number)
+    for dtype, numbers in numbers_of_dtype.items():
         array = np.concatenate([np.frombuffer(data[number], np.uint8) for number in numbers])
         narrow = dtype == "bfloat16"  # unknown to NumPy
         flat = to_device(array.view("int16" if narrow else dtype), tensors[numbers[0]].place)
         flat = flat.view(dtype) if narrow else flat
         sizes = [int(tensors[number].size) for number in numbers]
-        for number, part in zip(
+        for number, chunk in zip(
             numbers, paddle.split(flat, sizes) if len(sizes) > 1 else [flat], strict=True
         ):
-            tensors[number].copy_(part.reshape(tensors[number].shape), False)
+            tensors[number].copy_(chunk.reshape(tensors[number].shape), False)

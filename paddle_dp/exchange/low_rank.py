@@ -56,8 +56,8 @@ class LowRankGradients(GradientExchange):
             self.right[index] = _drawn(name, rank, columns, wide(parameter))
             self._left_sums.append(_empty(rows, rank, parameter))
             self._right_sums.append(_empty(rank, columns, parameter))
-        whole = [self._parameters[index] for index in self._full_indices]
-        self._first = exchange([*self._left_sums, *whole], "gradients")
+        full_parameters = [self._parameters[index] for index in self._full_indices]
+        self._first = exchange([*self._left_sums, *full_parameters], "gradients")
         self._second = exchange(self._right_sums, "factors")
 
     @contextmanager
@@ -89,9 +89,9 @@ class LowRankGradients(GradientExchange):
                 lefts[index] = orthonormal(left.grad)
                 left.clear_gradient(False)
             if index in local:
-                own = paddle.matmul(lefts[index], local[index], transpose_x=True)
-                right._copy_gradient_from(own)
-                lost = local[index] - paddle.matmul(lefts[index], own)
+                right_local = paddle.matmul(lefts[index], local[index], transpose_x=True)
+                right._copy_gradient_from(right_local)
+                lost = local[index] - paddle.matmul(lefts[index], right_local)
                 self._residuals.lose(index, lost.reshape(self._parameters[index].shape))
         self._second.finish()
         for index, right in zip(self.indices, self._right_sums, strict=True):
@@ -99,8 +99,8 @@ class LowRankGradients(GradientExchange):
                 self._approximate(index, lefts[index], right.grad)
                 right.clear_gradient(False)
         count = len(self.indices)
-        of_whole = [self._full_indices[number - count] for number in lacking if number >= count]
-        return sorted([*of_whole, *(index for index in self.indices if index not in local)])
+        lacking_full = [self._full_indices[number - count] for number in lacking if number >= count]
+        return sorted([*lacking_full, *(index for index in self.indices if index not in local)])
 
     def _with_error(self, index: int, gradient: paddle.Tensor) -> paddle.Tensor:
         wider = gradient.astype(wide(gradient))
@@ -111,8 +111,8 @@ class LowRankGradients(GradientExchange):
         """Sets a parameter's gradient from the two factors and keeps the right one for the next update. A zero row
         keeps its old value, for a power iteration cannot leave zero."""
         parameter = self._parameters[index]
-        whole = paddle.matmul(left, right).reshape(parameter.shape)
-        parameter._copy_gradient_from(whole.astype(parameter.dtype))
+        product = paddle.matmul(left, right).reshape(parameter.shape)
+        parameter._copy_gradient_from(product.astype(parameter.dtype))
         filled = (right != 0).any(1, keepdim=True)
         self._next[index] = paddle.where(filled, scaled(right, 1), self.right[index])
 
@@ -134,8 +134,8 @@ def check_factors(shapes: Sequence[tuple[int, int]], rank: int, mesh: Mesh) -> N
         left, right = (draw.integers(-999, 999, [size, rank]) / 1000 for size in (rows, columns))
         base = orthonormal(paddle.to_tensor(left, "float32"))
         columns_done += [base, paddle.matmul(base, paddle.to_tensor(right.T, "float32"))]
-    first, *others = mesh.gather([list(digest) for digest in digests(columns_done)])
-    if wrong := [number for number, found in enumerate(others, start=1) if found != first]:
+    first, *digest_rows = mesh.gather([list(digest) for digest in digests(columns_done)])
+    if wrong := [number for number, digest in enumerate(digest_rows, start=1) if digest != first]:
         hosts = mesh.gather(mesh.host)
         named = numbered("rank", (f"{number} ({hosts[number]})" for number in wrong))
         raise DivergenceError(
@@ -155,9 +155,9 @@ def orthonormal(columns: paddle.Tensor) -> paddle.Tensor:
         column = columns[:, number : number + 1]
         before = column.norm()
         if columns_done:
-            others = paddle.concat(columns_done, 1)
+            basis = paddle.concat(columns_done, 1)
             for _ in range(2):
-                column = column - paddle.matmul(others, paddle.matmul(others, column, transpose_x=True))
+                column = column - paddle.matmul(basis, paddle.matmul(basis, column, transpose_x=True))
         length = column.norm()
         explained = (length <= NEGLIGIBLE_NORM * before).astype(column.dtype)
         columns_done.append(column / (length + explained) * (1 - explained))

@@ -38,8 +38,8 @@ class MissingGradients:
         """
         named = list(named)
         if not self._index_of:
-            of_ranks = self._mesh.gather([name for name, _ in named])
-            names = dict.fromkeys(name for names in of_ranks for name in names)
+            rank_names = self._mesh.gather([name for name, _ in named])
+            names = dict.fromkeys(name for names in rank_names for name in names)
             self._index_of = {name: index for index, name in enumerate(names)}
         flags = np.zeros(len(self._index_of), "int32")
         flags[[self._index_of[name] for name, p in named if p.grad is not None]] = 1

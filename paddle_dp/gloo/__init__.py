@@ -2,7 +2,7 @@
 
 Call `install("cpu")` before `fleet.init`. It works for any fleet script (docs/parallelism.md has one); on an
 accelerator it replaces nothing. Fleet's sharding stages 2 and 3 and its sharding v2 run on accelerators only
-(docs/decisions/0017): on CPUs a UsageError replaces Paddle's assertion. `parallel` cuts, stages and shards models.
+(docs/decisions/0017): on CPUs a UsageError replaces Paddle's assertion. `axes` cuts, stages and shards models.
 `fleet_mends` corrects faults that fleet has on every device: a script calls its functions, `install` does not.
 
 Checked on Paddle 3.3.1 (CPU wheel, Python 3.11); `installer` lists the other versions that were tried. G is

@@ -199,8 +199,8 @@ def launcher(
 
 def typed(path: Path | str) -> str:
     """Writes a path so that the command line takes it neither for an option nor for KEY=VALUE."""
-    word = str(path)
-    return f"./{word}" if word.startswith("-") or "=" in word.split("/")[0] else word
+    argument = str(path)
+    return f"./{argument}" if argument.startswith("-") or "=" in argument.split("/")[0] else argument
 
 
 def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -30,8 +30,8 @@ def start(folder: Path, port: int = 8040) -> None:
 
 def argv(folder: Path, port: int) -> list[str]:
     """Returns the server's command. Without --disable-telemetry it would report each start to the internet."""
-    words = ["--logdir", str(folder), "--host", HOST, "--port", str(port), "--disable-telemetry"]
-    return [sys.executable, "-W", "ignore", "-m", "visualdl.server.app", *words]
+    options = ["--logdir", str(folder), "--host", HOST, "--port", str(port), "--disable-telemetry"]
+    return [sys.executable, "-W", "ignore", "-m", "visualdl.server.app", *options]
 
 
 def check(folder: Path) -> None:

@@ -117,4 +117,4 @@ def visible_xpus(variables: Mapping[str, str], nodes: Path = Path("/dev")) -> tu
 
 def numbers(chosen: str) -> tuple[str, ...]:
     """Parses «0, 3» as ("0", "3"); «» and «-1» are no device."""
-    return tuple(word for word in chosen.replace(" ", "").split(",") if word not in ("", "-1"))
+    return tuple(number for number in chosen.replace(" ", "").split(",") if number not in ("", "-1"))

@@ -78,9 +78,14 @@ class Failure:
         if isinstance(error, PaddleDPError):
             status = error.exit_status
         elif within := _IN_BACKWARD.search(message):
-            own = getattr(errors, within["kind"], None)
-            if isinstance(own, type) and issubclass(own, PaddleDPError):
-                kind, message, status, expected = within["kind"], within["message"], own.exit_status, True
+            kind_here = getattr(errors, within["kind"], None)
+            if isinstance(kind_here, type) and issubclass(kind_here, PaddleDPError):
+                kind, message, status, expected = (
+                    within["kind"],
+                    within["message"],
+                    kind_here.exit_status,
+                    True,
+                )
         frames_left_out = ""
         if expected and error.__cause__ is not None:
             frames_left_out = text
@@ -140,9 +145,9 @@ class Failure:
         kind, message = self.kind, self.message
         if within := _IN_BACKWARD.search(message):
             kind, message = within["kind"], within["message"]
-        words = " ".join(message.split())
-        words = words if self.kind.startswith(("SIG", "signal", "left")) else f"{kind}: {words}"
-        return words if len(words) <= MAX_LINE_CHARS else f"{words[: MAX_LINE_CHARS - 1]}…"
+        line = " ".join(message.split())
+        line = line if self.kind.startswith(("SIG", "signal", "left")) else f"{kind}: {line}"
+        return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 1]}…"
 
     def write(self, folder: Path) -> None:
         """Writes this failure to `folder` for the supervisor, complete or nothing. Does not raise on a full disk."""
@@ -172,8 +177,8 @@ def _user_traceback(error: BaseException, rank: int) -> str:
     ):
         return ""
     listed = traceback.StackSummary.extract(iter(user_frames)).format()
-    others = len(frames) - len(user_frames)
-    rest = f"({others} frames of paddle_dp and of libraries: {TRACEBACK.format(rank)}, next to the log)\n"
+    omitted = len(frames) - len(user_frames)
+    rest = f"({omitted} frames of paddle_dp and of libraries: {TRACEBACK.format(rank)}, next to the log)\n"
     named = traceback.format_exception_only(type(error), error)
     return clipped("".join(["Traceback (most recent call last):\n", *listed, *named, rest]))
 
@@ -229,16 +234,16 @@ def describe(
     if alike:
         lines.append(f"all {ranks} ranks{how or ' ended with it'}")
     elif ranks > 1 or how:
-        who = f"{failure.rank_name} of {ranks} on {failure.host}"
-        lines.append(f"{who} failed{' first' * (ranks > 1)}{how}")
+        failed_rank = f"{failure.rank_name} of {ranks} on {failure.host}"
+        lines.append(f"{failed_rank} failed{' first' * (ranks > 1)}{how}")
     if failure.consequence and ranks > 1 and not alike:
         if failure.waited:
             lines.append(
                 f"It lost a peer. Before, it printed: {failure.waited}. See that rank's log, next to its own."
             )
         else:
-            others = "nodes' screens and logs" if nodes > 1 else "ranks' logs, next to its own,"
-            lines.append(f"It lost a peer: look at the other {others} for the cause.")
+            sources = "nodes' screens and logs" if nodes > 1 else "ranks' logs, next to its own,"
+            lines.append(f"It lost a peer: look at the other {sources} for the cause.")
     later = [] if alike else [other for other in consequences if other.rank != failure.rank]
     lines += [f"then {other.rank_name}: {other.in_short}" for other in later[:MAX_CONSEQUENCES]]
     lines.append(f"then {len(later) - MAX_CONSEQUENCES} more" if len(later) > MAX_CONSEQUENCES else "")

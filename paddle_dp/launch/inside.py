@@ -39,8 +39,8 @@ def watched_inside(limits: Limits | None, attempt: Path, show: Callable[[Failure
         while not over.wait(INTERVAL):
             if in_debugger(rank):
                 standing = Standing(limits)
-            elif found := standing.look({0: board.read(0)}, time.monotonic()):
-                show(_failure(str(found), attempt))
+            elif standstill := standing.look({0: board.read(0)}, time.monotonic()):
+                show(_failure(str(standstill), attempt))
                 os._exit(STATUS)
 
     thread = threading.Thread(target=look, name="standstill", daemon=True)

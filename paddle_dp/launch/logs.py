@@ -44,7 +44,7 @@ def fresh(run: Path) -> Path:
 
 
 def _next_attempt(logs: Path) -> Path:
-    numbers = [int(found[1]) for path in logs.iterdir() if (found := _ATTEMPT.fullmatch(path.name))]
+    numbers = [int(match[1]) for path in logs.iterdir() if (match := _ATTEMPT.fullmatch(path.name))]
     number = max(numbers, default=0) + 1
     while True:
         folder = logs / f"attempt-{number:03d}"
@@ -116,8 +116,8 @@ class Follower:
         except FileNotFoundError:
             return
         self._read += len(new)
-        whole, end, self._rest = (self._rest + new).rpartition(b"\n")
-        self._show(whole + end)
+        complete, end, self._rest = (self._rest + new).rpartition(b"\n")
+        self._show(complete + end)
 
     def finish(self) -> None:
         """Copies all remaining text, also an incomplete last line."""

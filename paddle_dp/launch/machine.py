@@ -28,8 +28,8 @@ class Machine:
     @classmethod
     def here(cls, variables: Mapping[str, str] | None = None) -> Machine:
         """Returns this machine under the environment `variables`. Raises InstallError if paddle is not installed."""
-        given = os.environ if variables is None else variables
-        kind, devices = detect(given)
+        environment = os.environ if variables is None else variables
+        kind, devices = detect(environment)
         return cls(cores=cores(), mkl_type=mkl_type(), kind=kind, devices=devices)
 
 

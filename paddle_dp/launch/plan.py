@@ -31,8 +31,12 @@ def on_any_ranks(job: Job, read: Read, report: Callable[[str], None]) -> tuple[R
     try:
         return read(job)
     except UsageError as refused:
-        asked = any(word.partition("=")[0].partition(".")[0].strip() == "strategy" for word in job.overrides)
-        if asked or type(refused) is not UsageError:  # a mistake in the recipe, a package that is missing
+        names_strategy = any(
+            override.partition("=")[0].partition(".")[0].strip() == "strategy" for override in job.overrides
+        )
+        if (
+            names_strategy or type(refused) is not UsageError
+        ):  # a mistake in the recipe, a package that is missing
             raise
     recipe, plan = read(replace(job, overrides=(*job.overrides, FALLBACK)))
     ranks = f"{plan.ranks} ranks" if plan.ranks > 1 else "1 process"
@@ -91,9 +95,9 @@ def plan_of(job: Job, machine: Machine, device: str = "auto", each: RankDevices 
     plan = replace(plan, ranks=ranks)
     workers = (job.least_ranks or ranks) - plan.servers_here
     if each.servers is not None and workers * each.devices > len(machine.devices):
-        seen = f"{plural(len(machine.devices), spoken(machine.kind))}"
+        available = f"{plural(len(machine.devices), spoken(machine.kind))}"
         raise UsageError(
-            f"--ranks {ranks}: only {seen} can be seen here ({','.join(machine.devices)}), and {each.fewer}. "
+            f"--ranks {ranks}: only {available} can be seen here ({','.join(machine.devices)}), and {each.fewer}. "
             "Set train.device=cpu to use the processor instead."
         )
     return replace(plan, devices=machine.devices[: (ranks - plan.servers_here) * each.devices])
@@ -168,8 +172,8 @@ def _devices(
             f"On the CPU: --ranks {len(names)}."
         )
     if missing := [name for name in names if name not in machine.devices]:
-        seen = ",".join(machine.devices) or "none"
-        raise UsageError(f"{option}: there is no {kind} {','.join(missing)} here. Visible are: {seen}.")
+        visible = ",".join(machine.devices) or "none"
+        raise UsageError(f"{option}: there is no {kind} {','.join(missing)} here. Visible are: {visible}.")
     return names
 
 
@@ -192,8 +196,8 @@ def _nodes(job: Job) -> int:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(f"--master {job.master}: give it as HOST:PORT, for example 192.168.0.16:9701.")
     if job.node_rank is None or not 0 <= job.node_rank < nodes:
-        found = "is missing" if job.node_rank is None else f"is {job.node_rank}"
+        problem = "is missing" if job.node_rank is None else f"is {job.node_rank}"
         raise UsageError(
-            f"--node-rank {found}: with --nodes {nodes} it is 0 on the master, up to {nodes - 1}."
+            f"--node-rank {problem}: with --nodes {nodes} it is 0 on the master, up to {nodes - 1}."
         )
     return nodes

@@ -96,7 +96,7 @@ def variable(pid: int, name: str) -> str | None:
         return None
     start = name.encode() + b"="
     return next(
-        (word[len(start) :].decode(errors="replace") for word in entries if word.startswith(start)), None
+        (entry[len(start) :].decode(errors="replace") for entry in entries if entry.startswith(start)), None
     )
 
 

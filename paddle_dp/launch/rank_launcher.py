@@ -26,10 +26,10 @@ class RankLauncher:
     def __init__(self, plan: Plan, variables: Mapping[str, str], attempt: Path):
         arguments = [sys.executable, "-u", str(WORKER), *worker_arguments(plan)]
         self._ranks: dict[int, Popen[bytes]] = {}
-        for local_rank, told in enumerate(environments(plan, variables, attempt)):
+        for local_rank, rank_env in enumerate(environments(plan, variables, attempt)):
             with worker_log(attempt, local_rank).open("ab") as log:
                 self._ranks[plan.node * plan.ranks + local_rank] = Popen(
-                    arguments, env=told, stdin=DEVNULL, stdout=log, stderr=STDOUT, **child_options()
+                    arguments, env=rank_env, stdin=DEVNULL, stdout=log, stderr=STDOUT, **child_options()
                 )
         self.pid = next(iter(self._ranks.values())).pid
 
@@ -55,10 +55,10 @@ class RankLauncher:
 
 def environments(plan: Plan, variables: Mapping[str, str], attempt: Path) -> list[dict[str, str]]:
     """Returns the variables of each rank of this node, like Paddle's launcher; only workers get devices."""
-    told = launched(plan.ranks, variables, attempt)
+    launched_envs = launched(plan.ranks, variables, attempt)
     first, host = plan.node * plan.ranks, "" if plan.meeting is None else plan.meeting.host
     rank_variables = []
-    for local_rank, rank_env in enumerate(told):
+    for local_rank, rank_env in enumerate(launched_envs):
         if plan.meeting is not None:
             endpoint = f"{host}:{rank_env['PADDLE_CURRENT_ENDPOINT'].rpartition(':')[2]}"
             number, ranks = str(first + local_rank), str(plan.ranks * plan.nodes)

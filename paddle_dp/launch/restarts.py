@@ -73,8 +73,10 @@ class AttemptResult:
         """A key that is equal for equal failures at one step: numbers in the message, such as pids, do not count."""
         if self.cause is None:
             return self.status, self.step
-        told = "" if self.cause.kind == "stood still" else re.sub(r"0x[0-9a-f]+|\d+", "#", self.cause.message)
-        return self.step, self.cause.rank, self.cause.kind, self.status, told
+        message = (
+            "" if self.cause.kind == "stood still" else re.sub(r"0x[0-9a-f]+|\d+", "#", self.cause.message)
+        )
+        return self.step, self.cause.rank, self.cause.kind, self.status, message
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,9 @@ def command(job: Job, resume: str = "newest") -> str:
         "--restarts": job.restarts or None,
         "--accept": ",".join(job.extra.get("accept", ())) or None,
     }
-    options = [word for name, value in values.items() if value is not None for word in (name, str(value))]
+    options = [
+        argument for name, value in values.items() if value is not None for argument in (name, str(value))
+    ]
     options += ["--resume"] if resume == "newest" else ["--resume", typed(resume)]
     return shlex.join(["paddle-dp", "train", typed(job.recipe), *job.overrides, *options])
 
@@ -103,14 +105,14 @@ def _chosen(job: Job, saved: list[Path], began: float) -> tuple[Path, str] | Non
     """
     if job.resume in (None, "newest"):
         return None
-    if own := _current_checkpoints(job, saved, began):
-        return None if own[-1] == saved[-1] else (own[-1], str(own[-1]))
+    if current := _current_checkpoints(job, saved, began):
+        return None if current[-1] == saved[-1] else (current[-1], str(current[-1]))
     if job.resume == "best":
         path = best(saved[0].parent) if saved else None
         return (path, "best") if path else None
     if job.resume.isdecimal():
-        of_step = next((path for path in saved if step_of(path) == int(job.resume)), None)
-        return (of_step, job.resume) if of_step else None
+        saved_path = next((path for path in saved if step_of(path) == int(job.resume)), None)
+        return (saved_path, job.resume) if saved_path else None
     return (Path(job.resume), job.resume) if Path(job.resume).exists() else None
 
 

@@ -50,8 +50,8 @@ def choose(offers: Sequence[Offer], least: int, least_ranks: int, refused: Refus
             return [(number, total // nodes) for number, _ in offers[:nodes]]
     there = " + ".join(str(offered) for _, offered in offers)
     if not reasons:
-        asked = f"{least_ranks} on each of {least} nodes" if least > 1 else f"{least_ranks}"
-        raise UsageError(f"there are {there} ranks to be had now, and {asked} are the least.")
+        minimum = f"{least_ranks} on each of {least} nodes" if least > 1 else f"{least_ranks}"
+        raise UsageError(f"there are {there} ranks to be had now, and {minimum} are the least.")
     why = reasons[max(reasons)]
     raise UsageError(
         f"of the {there} ranks to be had now, no number can train this recipe. On {max(reasons)}: {why}"
@@ -116,8 +116,8 @@ class ElasticSize:
         if not self.elastic:
             return plan
         if plan.devices:
-            asked, here = plan.job.devices, self.machine().devices
-            names = here if asked is None else tuple(str(n) for n in asked if str(n) in here)
+            chosen, here = plan.job.devices, self.machine().devices
+            names = here if chosen is None else tuple(str(n) for n in chosen if str(n) in here)
             there = tuple(name for name in names if name not in self.lost)[: len(plan.devices)]
             most = len(there) + plan.servers_here
         else:
@@ -187,10 +187,10 @@ class ElasticSize:
         if not 0 <= rank < now.ranks:
             return
         self._from = len(history)
-        place = rank - now.servers_here
-        if now.devices and place < 0:
+        position = rank - now.servers_here
+        if now.devices and position < 0:
             return  # a server has no device
-        self.lost.append(now.devices[place] if now.devices else str(rank))
+        self.lost.append(now.devices[position] if now.devices else str(rank))
 
     def shortage(self, plan: Plan) -> str:
         """Returns why an attempt has fewer ranks than requested, «3 of at most 4 ranks: …»; "" if it has all."""

@@ -58,9 +58,9 @@ def standing_in(text: str) -> str:
 
     If the main thread waits for the others to end, returns theirs, one below the other.
     """
-    *others, main = [stack.strip() for stack in _THREAD.split(text)[1:]] or [""]
+    *threads, main = [stack.strip() for stack in _THREAD.split(text)[1:]] or [""]
     leaving = re.match(r'File ".*threading\.py", line \d+ in _shutdown', main)
-    return "\n".join(filter(None, others)) if leaving and others else main
+    return "\n".join(filter(None, threads)) if leaving and threads else main
 
 
 def innermost(stack: str) -> str:

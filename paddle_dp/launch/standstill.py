@@ -47,8 +47,8 @@ class Standstill:
             return list(self.stopped)
         free = [rank for rank, beat in self.beats.items() if beat is None or not beat.waits]
         working = [rank for rank in free if self._phase(rank) != "done"]
-        if found := working or ([] if len(free) < len(self.beats) else free):
-            return sorted(found, key=lambda rank: -self.since[rank])
+        if late := working or ([] if len(free) < len(self.beats) else free):
+            return sorted(late, key=lambda rank: -self.since[rank])
         waiting = [rank for rank, beat in self.beats.items() if beat is not None and beat.waits]
         progress = {rank: self._progress(rank) for rank in waiting}
         return [rank for rank in waiting if progress[rank] == min(progress.values())]

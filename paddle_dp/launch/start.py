@@ -63,8 +63,8 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
         _become(environment(plan, inherited))
         import_paddle()
     elif waiting is None and plan.nodes == 1:
-        with PreparedLauncher(plan, inherited) as ahead:
-            return _read(job, machine, inherited, ahead)
+        with PreparedLauncher(plan, inherited) as prepared:
+            return _read(job, machine, inherited, prepared)
     return _read(job, machine, inherited, waiting)
 
 
@@ -146,8 +146,8 @@ def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: Pr
 
 
 def _refuse(recipe: Recipe, ranks: int, kind: str) -> None:
-    for part in (recipe.strategy, *recipe.callbacks):
-        part.refuse(recipe, ranks, kind)
+    for component in (recipe.strategy, *recipe.callbacks):
+        component.refuse(recipe, ranks, kind)
 
 
 def _refused(recipe: Recipe, kind: str, ranks: int) -> str:
@@ -192,10 +192,10 @@ def _on_nodes(sizes: ElasticSize, recipe: Recipe, inherited: dict[str, str]) -> 
             return choose(offers, least, job.least_ranks or plan.ranks, sizes.refused)
         return equal(offers)
 
-    given = nodes.NodeJob(
+    node_job = nodes.NodeJob(
         plan=plan, limits=limits, open=opened, sizes=chosen, offered=sizes.offered, inherited=inherited
     )
-    return nodes.run(given)
+    return nodes.run(node_job)
 
 
 def _claimed(job: Job, folder: Path) -> tuple[Path, int | None]:

@@ -48,7 +48,7 @@ class ExternalEvents:
     signals: Signals
     must_end: Callable[[], bool] = lambda: False
     must_stop: Callable[[], str] = lambda: ""
-    notify_nodes: Callable[[str], None] = lambda words: None
+    notify_nodes: Callable[[str], None] = lambda text: None
 
 
 class Supervision:
@@ -177,16 +177,20 @@ class Supervision:
     def beats(self) -> dict[int, RankStatus | None]:
         """The heartbeat of each rank of this node that has not ended; None before a rank's first."""
         assert self.board is not None
-        ranks = {self.first_rank + place: place for place in range(self.plan.ranks)}
+        ranks = {self.first_rank + local_rank: local_rank for local_rank in range(self.plan.ranks)}
         return {
-            rank: self.board.read(place) for rank, place in ranks.items() if rank not in self.watch.departures
+            rank: self.board.read(local_rank)
+            for rank, local_rank in ranks.items()
+            if rank not in self.watch.departures
         }
 
     def _steps(self) -> dict[int, int]:
         """Returns the updates that each rank of this node has reported as done."""
         if self.board is None:
             return {}
-        beats = {self.first_rank + place: self.board.read(place) for place in range(self.plan.ranks)}
+        beats = {
+            self.first_rank + local_rank: self.board.read(local_rank) for local_rank in range(self.plan.ranks)
+        }
         return {rank: beat.step for rank, beat in beats.items() if beat}
 
     def _outcome(self, signals: Signals) -> Failure | int:

@@ -34,10 +34,10 @@ class Tries:
         if not answer:
             self.close()
             return ["not tried: the process that tries it ended"]
-        found = json.loads(answer)
-        if "error" in found:
-            raise UsageError(f"{file}: {found['error']}")
-        return list(found["lines"])
+        reply = json.loads(answer)
+        if "error" in reply:
+            raise UsageError(f"{file}: {reply['error']}")
+        return list(reply["lines"])
 
     def close(self) -> None:
         if self._process is not None:

@@ -102,9 +102,9 @@ if __name__ == "__main__":
     die_with_parent()
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    mine = wait(sys.argv[1])
-    if mine is not None:
+    task = wait(sys.argv[1])
+    if task is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        become(mine)
-        sys.argv[1:] = mine.arguments
+        become(task)
+        sys.argv[1:] = task.arguments
         worker.main()

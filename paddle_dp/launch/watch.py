@@ -76,7 +76,7 @@ class Launcher(Popen[bytes]):
         if self.first_log is not None and not self.first_log.exists():
             self._known_children = children
         children = [pid for pid in children if pid not in self._known_children]
-        known = {pid: int(word) for pid in children if (word := variable(pid, "PADDLE_TRAINER_ID"))}
+        known = {pid: int(rank) for pid in children if (rank := variable(pid, "PADDLE_TRAINER_ID"))}
         in_order = [pid for pid in children if pid in known or exit_of(pid)[0]]
         if len(in_order) == len(self.expected):
             return dict(zip(self.expected, in_order, strict=True))

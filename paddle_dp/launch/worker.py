@@ -83,8 +83,8 @@ def _left_early(leave: SystemExit, entry_point: str) -> JobError:
 
 
 def _find(entry_point: str) -> Callable[[Any, dict[str, Any]], None]:
-    place = ENTRY_POINTS.get(entry_point, entry_point)
-    module, _, function = place.partition(":")
+    target = ENTRY_POINTS.get(entry_point, entry_point)
+    module, _, function = target.partition(":")
     if not function:
         raise UsageError(f"there is no entry point '{entry_point}'.{did_you_mean(entry_point, ENTRY_POINTS)}")
     return getattr(import_module(module), function)

@@ -251,10 +251,10 @@ class Learner:
     def extra_state(self) -> ExtraState:
         """The tensors that a checkpoint holds in addition to model and optimizer. Call it outside of
         `weights.averaged`."""
-        parts = (self.weights.extra_state(), self.weights.mode.exchange.extra_state())
+        states = (self.weights.extra_state(), self.weights.mode.exchange.extra_state())
         return ExtraState(
-            shared={name: tensor for part in parts for name, tensor in part.shared.items()},
-            local={name: tensor for part in parts for name, tensor in part.local.items()},
+            shared={name: tensor for state in states for name, tensor in state.shared.items()},
+            local={name: tensor for state in states for name, tensor in state.local.items()},
         )
 
     def load_extra_state(self, saved: SavedExtraState) -> None:

@@ -222,4 +222,4 @@ class UnsavedState:
 
 def gathered_names(names: list[str], mesh: Mesh) -> list[str]:
     """The names of all ranks, without duplicates. Collective."""
-    return list(dict.fromkeys(name for of_rank in mesh.gather(names) for name in of_rank))
+    return list(dict.fromkeys(name for rank_names in mesh.gather(names) for name in rank_names))

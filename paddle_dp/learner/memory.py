@@ -59,7 +59,7 @@ class MemoryMeter:
 
     def _after_gradient(self, parameter: paddle.Tensor, *_: Any) -> None:
         """Runs after sharding's hooks, so it adds what they have just freed for this parameter."""
-        counts, own = self._count(), nbytes(parameter)
-        counts["parameters"] += 0 if parameter._is_initialized() else own
-        counts["gradients"] += 0 if parameter.grad is not None else own
+        counts, parameter_bytes = self._count(), nbytes(parameter)
+        counts["parameters"] += 0 if parameter._is_initialized() else parameter_bytes
+        counts["gradients"] += 0 if parameter.grad is not None else parameter_bytes
         self.most = {name: max(self.most[name], counts[name]) for name in counts}

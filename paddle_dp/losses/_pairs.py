@@ -17,7 +17,7 @@ _NEAR = 1e-12  # lower bound of squared distances: the root has no gradient at 0
 
 
 class Samples(Protocol):
-    """The samples that this rank's samples are compared with; `parallel.GatheredSamples` has all ranks' samples."""
+    """The samples that this rank's samples are compared with; `GatheredSamples` (core) has all ranks' samples."""
 
     def gather(self, *rows: paddle.Tensor) -> tuple[list[paddle.Tensor], int]:
         """Gathers each of `rows` [n, …] to [N, …], with exact gradients. Also returns the index of this rank's first

@@ -1,6 +1,6 @@
 """The joined ranks, their coordinates, and the few exchanges between them that do not belong to a model.
 
-Nothing here knows recipes, data or models. `parallel` has a model's exchange; `launch` starts processes.
+Nothing here knows recipes, data or models. `exchange` has the gradients'; `launch` starts processes.
 """
 
 from paddle_dp.mesh.mesh import Mesh, join, new_group

@@ -43,8 +43,11 @@ def linear(
 def quick_biases(model: nn.Layer) -> None:
     """Makes the model's linear layers use `linear`, in place: plain ones, and fleet's sharded ones, which hold their
     linear function in an attribute. A subclass, layer or class with a replaced `forward` keeps it."""
-    own = nn.Linear.forward
-    plain = (own.__module__, own.__qualname__) == (nn.Linear.__module__, "Linear.forward")
+    linear_forward = nn.Linear.forward
+    plain = (linear_forward.__module__, linear_forward.__qualname__) == (
+        nn.Linear.__module__,
+        "Linear.forward",
+    )
     for layer in model.sublayers(include_self=True):
         if plain and type(layer) is nn.Linear and "forward" not in vars(layer):
             layer.forward = MethodType(forward, layer)

@@ -101,18 +101,22 @@ def _compare_with_layers(model: nn.Layer, inputs: Any) -> None:
         program, learned = _outputs_and_gradients(model, inputs)
     undo()
     with trial(model), paddle.enable_grad(), layer_by_layer(model):
-        layers, wanted = _outputs_and_gradients(model, inputs)
+        layers, layer_gradients = _outputs_and_gradients(model, inputs)
         draws = random_state() != before
     undo()
-    if lacking := [name for name in wanted if name not in learned]:
+    if lacking := [name for name in layer_gradients if name not in learned]:
         _refuse(
             f"the program of {type(model).__name__} gives no gradient to {lacking[0]}: take a loop out of its forward"
         )
     if draws:
         return  # the two may draw differently
-    for one, other in zip(program, layers, strict=True):
+    for computed, expected in zip(program, layers, strict=True):
         if not np.allclose(
-            one, other, rtol=1e-2, atol=1e-2 * float(np.abs(other).max(initial=0.0)), equal_nan=True
+            computed,
+            expected,
+            rtol=1e-2,
+            atol=1e-2 * float(np.abs(expected).max(initial=0.0)),
+            equal_nan=True,
         ):
             _refuse(
                 f"the program of {type(model).__name__}, called a second time, has other outputs than its layers: a "
@@ -158,9 +162,9 @@ class Program:
         self._shapes.add(shapes)
         model = getattr(self.plain, "__self__", None)
         parameters = model.parameters() if isinstance(model, nn.Layer) else []
-        kept = [(p, p.grad.clone()) for p in parameters if p.grad is not None]
+        gradients_before = [(p, p.grad.clone()) for p in parameters if p.grad is not None]
         outputs = self._traced(*inputs, **named)
-        for parameter, gradient in kept:
+        for parameter, gradient in gradients_before:
             parameter.grad = gradient
         return outputs
 

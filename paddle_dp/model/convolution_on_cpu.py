@@ -28,8 +28,8 @@ def quick_convolutions(model: nn.Layer) -> None:
 
     A subclass, layer or class with a replaced `forward` keeps it.
     """
-    own = nn.Conv2D.forward
-    if (own.__module__, own.__qualname__) != (nn.Conv2D.__module__, "Conv2D.forward"):
+    conv_forward = nn.Conv2D.forward
+    if (conv_forward.__module__, conv_forward.__qualname__) != (nn.Conv2D.__module__, "Conv2D.forward"):
         return
     for layer in model.sublayers(include_self=True):
         if type(layer) is nn.Conv2D and "forward" not in vars(layer) and _is_plain(layer):

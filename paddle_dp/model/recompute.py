@@ -116,13 +116,13 @@ def _replaced(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return by(value)
     if isinstance(value, dict):
-        made = copy(value)  # of the same class
-        made.update({key: _replaced(item, kind, by) for key, item in value.items()})
-        return made
+        replaced = copy(value)  # of the same class
+        replaced.update({key: _replaced(item, kind, by) for key, item in value.items()})
+        return replaced
     if isinstance(value, (tuple, list)):
-        some = [_replaced(item, kind, by) for item in value]
+        elements = [_replaced(item, kind, by) for item in value]
         is_plain = type(value) in (tuple, list)
-        return type(value)(some) if is_plain else type(value)(*some)  # a namedtuple
+        return type(value)(elements) if is_plain else type(value)(*elements)  # a namedtuple
     if any(isinstance(item, paddle.Tensor) for item in getattr(value, "__dict__", {}).values()):
         raise UsageError(
             f"strategy.recompute: a block takes or returns a {type(value).__name__} with tensors, which recompute does "
@@ -144,8 +144,8 @@ class _State:
         self._tables: list[tuple[dict[str, Any], list[str]]] = []
         for layer in block.sublayers(include_self=True):
             self._tables.append((layer._buffers, list(layer._buffers)))
-            own = [name for name, tensor in layer._parameters.items() if id(tensor) in running]
-            self._tables.append((layer._parameters, own))
+            statistic_names = [name for name, tensor in layer._parameters.items() if id(tensor) in running]
+            self._tables.append((layer._parameters, statistic_names))
         self._before: list[paddle.Tensor | None] = []
 
     @contextmanager

@@ -51,7 +51,7 @@ def trial_weights(model: nn.Layer) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-        for parameter in (*outside, *(p for some in materialized.values() for p in some)):
+        for parameter in (*outside, *(p for parameters in materialized.values() for p in parameters)):
             parameter._clear_data()
 
 

@@ -189,7 +189,7 @@ strategy.sequence strategy.sharding_stage strategy.sequence_parallel strategy.re
 strategy.find_unused_parameters
 """
 FOREIGN = {key.rpartition(".")[2]: Alias(key.rpartition(".")[2], "", key, "") for key in _MOVED_KEYS.split()}
-FOREIGN |= {found.name.lower(): found for found in _aliases()}
+FOREIGN |= {row.name.lower(): row for row in _aliases()}
 # A part's `use` in other tools, by shelf: the part here, or advice.
 PARTS = {
     "losses": {
@@ -265,5 +265,5 @@ RENAMED_VALUES = {"columns": "colwise", "rows": "rowwise", "vocabulary": "vocab"
 
 def find_alias(name: str, exactly: bool = False) -> Alias | None:
     """The row of another tool's word, found despite a typing error unless `exactly`; None for an unknown word."""
-    word = name.lower().replace("-", "_")
-    return FOREIGN.get(word) or (None if exactly else FOREIGN.get(near(word, FOREIGN) or ""))
+    key = name.lower().replace("-", "_")
+    return FOREIGN.get(key) or (None if exactly else FOREIGN.get(near(key, FOREIGN) or ""))

@@ -145,9 +145,9 @@ class _Layers:
             if not layer_names:
                 self._complain(("cuts", pattern), self._nothing(pattern))
             for name in layer_names:
-                parent, _, word = name.rpartition(".")
-                wrong = self._uncuttable(name, getattr(self.named[parent], word), way)
-                before = tables.setdefault(parent, {}).setdefault(word, way)
+                parent, _, attribute = name.rpartition(".")
+                wrong = self._uncuttable(name, getattr(self.named[parent], attribute), way)
+                before = tables.setdefault(parent, {}).setdefault(attribute, way)
                 if before != way:
                     wrong = f"cuts {name} as {way}, and another pattern as {before}"
                 if wrong:
@@ -180,9 +180,9 @@ class _Layers:
             if not layer_names:
                 self._complain(("branches", pattern), self._nothing(pattern))
             for name in layer_names:
-                for word in (word for chain in chains for word in chain):
-                    if f"{name}.{word}" not in self.named:
-                        self._complain(("branches", pattern), self._nothing(f"{name}.{word}"))
+                for child in (child for chain in chains for child in chain):
+                    if f"{name}.{child}" not in self.named:
+                        self._complain(("branches", pattern), self._nothing(f"{name}.{child}"))
                         return
                 self.named[name].branches = tuple(map(tuple, chains))
 
@@ -261,10 +261,10 @@ class _Layers:
 
     def _numbers(self, pattern: str) -> list[str]:
         """The whole numbers that a pattern matches: attributes of layers."""
-        parent, _, word = pattern.rpartition(".")
+        parent, _, attribute = pattern.rpartition(".")
         owners = self._layers(parent) if parent else [""]
-        names = [(owner, vars(self.named[owner]).get(word)) for owner in owners]
-        return [f"{owner}.{word}".lstrip(".") for owner, value in names if type(value) is int]
+        names = [(owner, vars(self.named[owner]).get(attribute)) for owner in owners]
+        return [f"{owner}.{attribute}".lstrip(".") for owner, value in names if type(value) is int]
 
     def _uncuttable(self, name: str, layer: Any, way: Way) -> str | None:
         if isinstance(layer, int):
@@ -294,7 +294,7 @@ class _Layers:
 
     def _complain(self, path: Keys, message: str) -> None:
         dotted = ".".join(map(str, (self.prefix, *path)))
-        self.mistakes.append(Mistake(where="", what=f"{dotted}: {message}", path=path))
+        self.mistakes.append(Mistake(where="", message=f"{dotted}: {message}", path=path))
 
 
 def _kind(layer: Any) -> str:
@@ -303,5 +303,5 @@ def _kind(layer: Any) -> str:
 
 def named_in(settings: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
     """The settings that are annotations. A key that is also a setting of the model (`fields`) belongs to the model."""
-    taken = set(fields)
-    return {key: settings[key] for key in KEYS if key in settings and key not in taken}
+    model_keys = set(fields)
+    return {key: settings[key] for key in KEYS if key in settings and key not in model_keys}

@@ -92,10 +92,10 @@ def resolve(dotted: str, code_folder: Path | None = None) -> Any:
         package, _, name = dotted.rpartition(".")
         same = getattr(sys.modules.get(package), name, None)
         return same if callable(same) else module
-    for word in rest:
-        if not hasattr(target, word):
-            raise ImportError(f"{module.__name__} has no '{word}'", name=dotted)
-        target = getattr(target, word)
+    for segment in rest:
+        if not hasattr(target, segment):
+            raise ImportError(f"{module.__name__} has no '{segment}'", name=dotted)
+        target = getattr(target, segment)
     return target
 
 

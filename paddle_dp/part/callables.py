@@ -48,12 +48,10 @@ def validate_callable(called: Any, shelf: str) -> str | None:
         return _wrong_class(called, shelf)
     if isbuiltin(called):
         return "is a function in C, whose settings cannot be checked"
-    of_paddle = module.partition(".")[0] == "paddle" and isfunction(called)
-    if of_paddle and not module.startswith(PADDLE_MODULES.get(shelf, ())):
-        made = " or ".join(PADDLE_MODULES.get(shelf, ())[:3])
-        return (
-            f"is a function of Paddle's {module}{f'; parts are in {made}' if made else ', which makes none'}"
-        )
+    is_paddle_function = module.partition(".")[0] == "paddle" and isfunction(called)
+    if is_paddle_function and not module.startswith(PADDLE_MODULES.get(shelf, ())):
+        modules = " or ".join(PADDLE_MODULES.get(shelf, ())[:3])
+        return f"is a function of Paddle's {module}{f'; parts are in {modules}' if modules else ', which makes none'}"
     return None
 
 

@@ -104,23 +104,23 @@ def choose(groups: Sequence[ParameterGroup], named: Sequence[Sequence[str]]) -> 
         key = f"optimizer.groups.{number}.match"
         if not inside:
             message = f"{key}: '{group.match}' matches no parameter.{_known(group.match, named)}"
-            mistakes.append(Mistake(where="", what=message, path=path))
+            mistakes.append(Mistake(where="", message=message, path=path))
         elif not news:
             message = (
                 f"{key}: '{group.match}' sets nothing: groups before it set {', '.join(settings)} for all the "
                 f"{len(inside)} parameters that it matches. The first one counts: put the narrower pattern first."
             )
-            mistakes.append(Mistake(where="", what=message, path=path))
+            mistakes.append(Mistake(where="", message=message, path=path))
         for at, name in news:
             chosen[at][name] = settings[name]
     if mistakes:
         raise RecipeError(mistakes)
-    return [Choice(**one) for one in chosen]
+    return [Choice(**fields) for fields in chosen]
 
 
 def _known(pattern: str, named: Sequence[Sequence[str]]) -> str:
     """A hint with some existing names, and the name that was probably meant."""
-    names = [name for of_one in named for name in of_one]
+    names = [name for parameter_names in named for name in parameter_names]
     layers = {name.rpartition(".")[0] for name in names} - {""}
     guess = similar(pattern.strip(".*"), sorted({*names, *layers}))
     return (f" Did you mean '{guess}'?" if guess else "") + f" Some are {few(names, _SHOWN)}."
@@ -154,16 +154,16 @@ def freeze(model: Any, groups: Sequence[ParameterGroup], frozen_names: Collectio
         return
     if all(parameter.stop_gradient for _, parameter in named):
         message = "optimizer.groups: every parameter is frozen, and nothing is left to train"
-        raise RecipeError([Mistake(where="", what=message, path=("optimizer", KEY))])
+        raise RecipeError([Mistake(where="", message=message, path=("optimizer", KEY))])
     for name, layer in model.named_sublayers(include_self=True):
         if keeps_statistics(layer) and _is_frozen(name, layer, groups, bool(frozen_names)):
             layer._use_global_stats = True
 
 
 def _is_frozen(name: str, layer: Any, groups: Sequence[ParameterGroup], default: bool) -> bool:
-    own = [p for p in (layer.weight, layer.bias) if p is not None]
-    if own:
-        return all(p.stop_gradient for p in own)
+    parameters = [p for p in (layer.weight, layer.bias) if p is not None]
+    if parameters:
+        return all(p.stop_gradient for p in parameters)
     choice = _first_frozen(groups, f"{name}._mean")
     return default if choice is None else choice
 
@@ -174,7 +174,7 @@ def _first_frozen(groups: Sequence[ParameterGroup], name: str) -> bool | None:
 
 def keeps_statistics(layer: Any) -> bool:
     """True if a layer is one of Paddle's BatchNorms, by its attributes."""
-    return all(hasattr(layer, word) for word in ("_mean", "_variance", "_use_global_stats"))
+    return all(hasattr(layer, attribute) for attribute in ("_mean", "_variance", "_use_global_stats"))
 
 
 def depth_scales(groups: Sequence[Choice], block_of: Mapping[int, int], blocks: int) -> list[float | None]:
@@ -190,6 +190,6 @@ def depth_scales(groups: Sequence[Choice], block_of: Mapping[int, int], blocks: 
                 "optimizer.groups: decay_by_depth needs the order of the model's blocks, and a parameter that it "
                 "matches is in none. Name the blocks (model.blocks, docs/add-a-part.md), or set lr_scale."
             )
-            raise RecipeError([Mistake(where="", what=message, path=("optimizer", KEY))])
+            raise RecipeError([Mistake(where="", message=message, path=("optimizer", KEY))])
         scales.append(choice.decay_by_depth ** (blocks - 1 - block_of[number]))
     return scales

@@ -46,8 +46,8 @@ _UNQUOTED = {"int_type": _NUMBER, "float_type": _NUMBER, "bool_type": re.compile
 def complaint(detail: dict[str, Any], key: str) -> str:
     """The sentence for an item of ValidationError.errors(): `train.batch: 'abc' is not a whole number`."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    words = PREDICATES[kind].format(**context) if kind in PREDICATES else f"is wrong: {detail['msg']}"
-    return f"{key}: {show(value)} {words}{_hint(kind, value, context)}"
+    predicate = PREDICATES[kind].format(**context) if kind in PREDICATES else f"is wrong: {detail['msg']}"
+    return f"{key}: {show(value)} {predicate}{_hint(kind, value, context)}"
 
 
 def show(value: Any) -> str:

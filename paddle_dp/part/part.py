@@ -84,8 +84,8 @@ class Part:
         """
         if self.shelf == "models":
             _free_fixed_names()
-        made = self.config.build(*arguments, **named)
-        return made if self.annotation is None else annotate(made, self.annotation)
+        product = self.config.build(*arguments, **named)
+        return product if self.annotation is None else annotate(product, self.annotation)
 
 
 def _free_fixed_names() -> None:
@@ -109,22 +109,22 @@ def read_part(
     noun = SHELVES[shelf]
     prefix = prefix or noun
     if not isinstance(settings, Mapping) or not isinstance(settings.get("use"), str):
-        raise RecipeError([Mistake(where="", what=_needs_use(shelf, prefix, settings, home))])
+        raise RecipeError([Mistake(where="", message=_needs_use(shelf, prefix, settings, home))])
     use = settings["use"]
     kind = find(shelf, use, home)
     tables = named_in(settings, fields_of(kind)) if shelf == "models" else {}
     grouped = shelf == "optimizers" and KEY in settings and KEY not in fields_of(kind)
     has_reading = shelf == "datasets" and READING in settings and READING not in fields_of(kind)
-    apart = {"use", *tables, *([KEY] if grouped else []), *([READING] if has_reading else [])}
-    rest = {name: value for name, value in settings.items() if name not in apart}
+    annotation_keys = {"use", *tables, *([KEY] if grouped else []), *([READING] if has_reading else [])}
+    rest = {name: value for name, value in settings.items() if name not in annotation_keys}
     owner = ErrorContext(
         subject=f"{noun} {use}", prefix=prefix, hint=partial(_hint, shelf, use, kind, prefix, home)
     )
     annotation = read_settings(Annotation, tables, owner) if tables else None
     config = read_settings(kind, rest, owner, home)
     groups = read_settings(Groups, {KEY: settings[KEY]}, owner).groups if grouped else ()
-    who = read_settings(Reading, {READING: settings[READING]}, owner).reading if has_reading else "each"
-    part = Part(shelf, use, config, annotation, groups, who)
+    reading = read_settings(Reading, {READING: settings[READING]}, owner).reading if has_reading else "each"
+    part = Part(shelf, use, config, annotation, groups, reading)
     if annotation is not None and tries:
         _try(part.config, annotation)
     return part
@@ -195,8 +195,8 @@ def _without_config(shelf: str, use: str, target: Any) -> str:
 def _hint(shelf: str, use: str, kind: type[Any], prefix: str, home: Path | None, name: str) -> str:
     """The hint for a setting that the part `use` lacks: the training provides it, or other parts have it."""
     if issubclass(kind, Call) and name in kind.training_arguments:
-        made = " A loss factory takes its settings by name: def make(*, …)." if shelf == "losses" else ""
-        return f" '{name}' is given by the training.{made}"
+        hint = " A loss factory takes its settings by name: def make(*, …)." if shelf == "losses" else ""
+        return f" '{name}' is given by the training.{hint}"
     known = [other for other in names(shelf, home) if other != use and has_config(shelf, other, home)]
     alternatives = [other for other in known if name in _settings(shelf, other, home)]
     if not alternatives:
@@ -217,16 +217,16 @@ def _settings(shelf: str, use: str, home: Path | None) -> dict[str, Any]:
 
 
 def _at_use(message: str) -> RecipeError:
-    return RecipeError([Mistake(where="", what=message, path=("use",))])
+    return RecipeError([Mistake(where="", message=message, path=("use",))])
 
 
 def _unknown(shelf: str, use: str, known: list[str], home: Path | None) -> str:
     if own_file := _user_file(use, home):
         return f"there is no {SHELVES[shelf]} '{use}' on the shelf {shelf}. {own_file}"
-    own = shelf == "models" and len(folders(shelf, home)) == 1
+    lacks_user_folder = shelf == "models" and len(folders(shelf, home)) == 1
     hint = (
         " Your own models are files of a folder models/ here or above the recipe, or package.module.Class."
-        * own
+        * lacks_user_folder
     )
     listed = did_you_mean(use, known, f"On the shelf {shelf}:")
     if elsewhere := PARTS.get(shelf, {}).get(use.lower()):

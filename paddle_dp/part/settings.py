@@ -52,13 +52,13 @@ def read_settings(
     """
     text = json.dumps(values, default=str)
     try:
-        found: T = adapter(kind).validate_json(text, strict=True, context={"home": home, "tries": tries})
-        return found
+        settings: T = adapter(kind).validate_json(text, strict=True, context={"home": home, "tries": tries})
+        return settings
     except ValidationError as error:
         raise RecipeError(_mistakes(error, kind, json.loads(text), owner)) from None
     except (PydanticUserError, NameError) as error:
-        what = f"{owner.subject}: its Config has an annotation that cannot be read: {error}"
-        raise RecipeError([Mistake(where="", what=what)]) from error
+        message = f"{owner.subject}: its Config has an annotation that cannot be read: {error}"
+        raise RecipeError([Mistake(where="", message=message)]) from error
 
 
 def _mistakes(error: ValidationError, kind: Any, values: Any, owner: ErrorContext) -> list[Mistake]:
@@ -75,8 +75,8 @@ def _mistakes(error: ValidationError, kind: Any, values: Any, owner: ErrorContex
 def _joined(same: list[Mistake]) -> Mistake:
     """Joins the mistakes that pydantic finds in one value, one for each type of a union."""
     first = same[0]
-    rest = (m.what.removeprefix(first.what.split(": ")[0] + ": ") for m in same[1:])
-    return replace(first, what=" / ".join([first.what, *rest]))
+    rest = (m.message.removeprefix(first.message.split(": ")[0] + ": ") for m in same[1:])
+    return replace(first, message=" / ".join([first.message, *rest]))
 
 
 def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext) -> list[Mistake]:
@@ -86,7 +86,7 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext)
     group, name = path[:-1], path[-1] if path else ""
     if detail["type"] in UNKNOWN:
         if new := RENAMED.get(owner.dotted(path)):
-            return [Mistake(where="", what=f"{owner.dotted(path)} is now {new}.", path=path)]
+            return [Mistake(where="", message=f"{owner.dotted(path)} is now {new}.", path=path)]
         text = f"{owner.subject_at(group)} has no setting '{name}'.{_known_elsewhere(path, owner, _takes(kind, group))}"
     elif detail["type"] == "missing" and isinstance(detail["loc"][-1], str):
         text = f"{owner.subject_at(group)} needs '{name}'{_for_example(kind, path)}"
@@ -95,7 +95,7 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext)
         return [_from_post_init(str(cause), kind, path, owner)]
     else:
         text = complaint(detail, owner.dotted(path) or owner.subject)
-    return [Mistake(where="", what=text, path=path)]
+    return [Mistake(where="", message=text, path=path)]
 
 
 def _known_elsewhere(path: Keys, owner: ErrorContext, takes: list[str]) -> str:
@@ -107,8 +107,8 @@ def _known_elsewhere(path: Keys, owner: ErrorContext, takes: list[str]) -> str:
     group, _, last = (foreign.key if foreign else "").rpartition(".")
     if foreign is None or foreign.key == owner.dotted(path) or (hint and last == name):
         return hint + did_you_mean(name, takes)
-    others = owner.hint(last) if group == owner.prefix and last not in takes else ""
-    return f"{hint}{foreign.sentence}{others} {owner.subject_at(path[:-1])} takes {', '.join(takes) or 'nothing'}."
+    owner_hint = owner.hint(last) if group == owner.prefix and last not in takes else ""
+    return f"{hint}{foreign.sentence}{owner_hint} {owner.subject_at(path[:-1])} takes {', '.join(takes) or 'nothing'}."
 
 
 def _from_post_init(text: str, kind: Any, path: Keys, owner: ErrorContext) -> Mistake:
@@ -116,7 +116,7 @@ def _from_post_init(text: str, kind: Any, path: Keys, owner: ErrorContext) -> Mi
     name, colon, rest = text.partition(": ")
     if colon and name in _takes(kind, path):
         path, text = (*path, name), rest
-    return Mistake(where="", what=f"{owner.dotted(path) or owner.subject}: {text}", path=path)
+    return Mistake(where="", message=f"{owner.dotted(path) or owner.subject}: {text}", path=path)
 
 
 def _takes(kind: Any, path: Keys) -> list[str]:
@@ -124,5 +124,9 @@ def _takes(kind: Any, path: Keys) -> list[str]:
 
 
 def _for_example(kind: Any, path: Keys) -> str:
-    wanted = setting_at(kind, path)
-    return f" (such as {wanted.example})" if isinstance(wanted, type) and issubclass(wanted, Quantity) else ""
+    setting_type = setting_at(kind, path)
+    return (
+        f" (such as {setting_type.example})"
+        if isinstance(setting_type, type) and issubclass(setting_type, Quantity)
+        else ""
+    )

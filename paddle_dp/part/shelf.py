@@ -32,8 +32,8 @@ CODE = "code"  # in a run's folder: copies of the recipe's modules that are not 
 def shipped(name: str) -> Path | None:
     """The folder of the models or configs that come with this package: inside an installed package, next to it in a
     clone. None if neither exists."""
-    places = (_PACKAGE / "shipped" / name, _PACKAGE.parent / name)
-    return next((place for place in places if place.is_dir()), None)
+    candidates = (_PACKAGE / "shipped" / name, _PACKAGE.parent / name)
+    return next((folder for folder in candidates if folder.is_dir()), None)
 
 
 def folders(shelf: str, home: Path | None = None) -> list[Path]:
@@ -44,11 +44,13 @@ def folders(shelf: str, home: Path | None = None) -> list[Path]:
     """
     if shelf != "models":
         return [_PACKAGE / shelf]
-    places = [Path.cwd(), *(home.resolve().parents if home else ())]
-    own = next((p / "models" for p in places if any((p / "models").glob("*.py"))), None)
-    kept = copied_code(home)
-    found = (own, kept / "models" if kept else None, shipped("models"))
-    return list(dict.fromkeys(place.resolve() for place in found if place is not None and place.is_dir()))
+    roots = [Path.cwd(), *(home.resolve().parents if home else ())]
+    user_models = next((p / "models" for p in roots if any((p / "models").glob("*.py"))), None)
+    code_copy = copied_code(home)
+    candidates = (user_models, code_copy / "models" if code_copy else None, shipped("models"))
+    return list(
+        dict.fromkeys(folder.resolve() for folder in candidates if folder is not None and folder.is_dir())
+    )
 
 
 def copied_code(home: Path | None) -> Path | None:
@@ -61,8 +63,8 @@ def names(shelf: str, home: Path | None = None) -> list[str]:
     """The parts on a shelf, sorted. Imports none of them. Raises UsageError if there is no such shelf."""
     if shelf not in SHELVES:
         raise UsageError(f"There is no shelf '{shelf}'.{did_you_mean(shelf, SHELVES, 'The shelves are')}")
-    found = {module.name for module in iter_modules(map(str, folders(shelf, home)))}
-    return sorted(name for name in found if not name.startswith("_"))
+    module_names = {module.name for module in iter_modules(map(str, folders(shelf, home)))}
+    return sorted(name for name in module_names if not name.startswith("_"))
 
 
 def summary(shelf: str, name: str, home: Path | None = None) -> str:
@@ -81,7 +83,7 @@ def has_config(shelf: str, name: str, home: Path | None = None) -> bool:
 
 def _source(shelf: str, name: str, home: Path | None) -> str:
     files = (
-        f for place in folders(shelf, home) for f in (place / f"{name}.py", place / name / "__init__.py")
+        f for folder in folders(shelf, home) for f in (folder / f"{name}.py", folder / name / "__init__.py")
     )
     return next(file for file in files if file.exists()).read_text("utf-8")
 
@@ -96,7 +98,7 @@ def load(shelf: str, name: str, home: Path | None = None) -> ModuleType:
 
 def _make_importable(paths: Sequence[Path]) -> None:
     """Makes these folders the package `models`, independent of sys.path and of a `models` imported before."""
-    known, search_path = sys.modules.get("models"), [str(place) for place in paths]
+    known, search_path = sys.modules.get("models"), [str(path) for path in paths]
     if known is not None and search_path == list(getattr(known, "__path__", [])):
         return
     for name in [n for n in sys.modules if n == "models" or n.startswith("models.")]:

@@ -1,6 +1,6 @@
 """Plans layouts by arithmetic: which are legal, which legal ones are near, memory per rank, and pipeline schedules.
 
-It imports no paddle and starts no process. Layouts are run by `parallel`; `mesh` has the ranks.
+It imports no paddle and starts no process. Layouts are run by `axes`; `mesh` has the ranks.
 """
 
 from paddle_dp.plan.legal import Anatomy, Shape, legal_layouts, problems, refusal

@@ -50,8 +50,11 @@ def check_all(
                 )
             named = [
                 key
-                for key, said in (("optimizer.groups", recipe.optimizer.groups), ("adapter", recipe.adapter))
-                if said
+                for key, setting in (
+                    ("optimizer.groups", recipe.optimizer.groups),
+                    ("adapter", recipe.adapter),
+                )
+                if setting
             ]
             if named and forecast is None:
                 print(
@@ -73,14 +76,15 @@ def _may_have_loss(recipe: Recipe) -> bool:
     if recipe.loss is not None:
         return True
     kind: Any = type(recipe.model.config)
-    made = kind.called if issubclass(kind, Call) else kind
-    module = sys.modules.get(made.__module__)
+    origin = kind.called if issubclass(kind, Call) else kind
+    module = sys.modules.get(origin.__module__)
     if module is None:
         return True
     layers = [
-        one
-        for one in vars(module).values()
-        if isinstance(one, type) and any(base.__module__.startswith("paddle.nn") for base in one.__mro__)
+        candidate
+        for candidate in vars(module).values()
+        if isinstance(candidate, type)
+        and any(base.__module__.startswith("paddle.nn") for base in candidate.__mro__)
     ]
     if not layers or any(hasattr(layer, "loss") for layer in layers):
         return True
@@ -92,8 +96,10 @@ def _may_have_loss(recipe: Recipe) -> bool:
 
 def in_short(recipe: Recipe) -> str:
     """«mlp on digits, adamw, data_parallel: 12 epochs of batches of 64»."""
-    parts = f"{recipe.model.name} on {recipe.dataset.name}, {recipe.optimizer.name}, {recipe.strategy.name}"
-    return f"{parts}: {recipe.train.length} in batches of {recipe.train.batch}"
+    ingredients = (
+        f"{recipe.model.name} on {recipe.dataset.name}, {recipe.optimizer.name}, {recipe.strategy.name}"
+    )
+    return f"{ingredients}: {recipe.train.length} in batches of {recipe.train.batch}"
 
 
 def _tables(recipe: Recipe) -> str:

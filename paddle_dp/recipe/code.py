@@ -55,7 +55,7 @@ def _user_modules() -> Iterator[tuple[Path, Path]]:
         if not isinstance(where, str) or not where.endswith(".py") or name == "__main__":
             continue
         file = Path(where).resolve()
-        if "site-packages" in file.parts or any(file.is_relative_to(own) for own in ours):
+        if "site-packages" in file.parts or any(file.is_relative_to(root) for root in ours):
             continue
         segments = name.split(".")
         relative_path = (

@@ -18,8 +18,8 @@ OUR_PACKAGES = ("paddle_dp", "paddle")
 def modules(values: Any, home: Path) -> list[str]:
     """The files of the modules that hold the parts in a recipe's `values`, each once, without importing any; a module's
     dotted name if there is no such file. `home` is the recipe's file."""
-    found = (_module(use, is_model, home) for use, is_model in _uses(values, ()))
-    return list(dict.fromkeys(name for name in found if name))
+    names = (_module(use, is_model, home) for use, is_model in _uses(values, ()))
+    return list(dict.fromkeys(name for name in names if name))
 
 
 def _uses(values: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str, bool]]:
@@ -38,10 +38,14 @@ def _module(use: str, is_model: bool, home: Path) -> str | None:
     if "." in use:
         first = use.partition(".")[0]
         return None if first in (*OUR_PACKAGES, *sys.stdlib_module_names) else _file_of(use, home)
-    found = (_file(place / use) for place in folders("models", home) if is_model)
-    file = next((file for file in found if file is not None), None)
-    own = shipped("models")
-    return None if file is None or (own is not None and file.is_relative_to(own)) else _shown(file)
+    files = (_file(folder / use) for folder in folders("models", home) if is_model)
+    file = next((file for file in files if file is not None), None)
+    shipped_models = shipped("models")
+    return (
+        None
+        if file is None or (shipped_models is not None and file.is_relative_to(shipped_models))
+        else _shown(file)
+    )
 
 
 def _file_of(use: str, home: Path) -> str:
@@ -55,10 +59,11 @@ def _file_of(use: str, home: Path) -> str:
     if spec is None:
         return use
     file = Path(spec.origin) if spec.origin else None
-    inside = [Path(place) for place in spec.submodule_search_locations or ()]
-    for word in rest:
+    inside = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    for segment in rest:
         step = next(
-            (place / word for place in inside if (place / word).is_dir() or _file(place / word)), None
+            (folder / segment for folder in inside if (folder / segment).is_dir() or _file(folder / segment)),
+            None,
         )
         if step is None:
             break

@@ -150,9 +150,9 @@ def release(folder: Path) -> None:
         status = (folder / LOCK).stat()
     except OSError:
         return
-    held = _locks.pop((status.st_dev, status.st_ino), None)
-    if held is not None:
-        os.close(held)
+    descriptor = _locks.pop((status.st_dev, status.st_ino), None)
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def _inode(file: int) -> tuple[int, int]:

@@ -71,7 +71,7 @@ def expand(page: YamlDocument, home: Path) -> None:
         settings = settings_of(read(Path(folder).expanduser()), kind, model["use"], home)
     except RecipeError as error:
         for mistake in error.mistakes:
-            page.complain(key_path, mistake.what)
+            page.complain(key_path, mistake.message)
         return
     for name, value in settings.items():
         if name not in model:
@@ -121,7 +121,7 @@ def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path 
     values = _canonical(there, table.get("also", {}))
     wrong = list(_wrong_type(values, table, use, home)) or list(_wrong_keys(values, table, use))
     if wrong:
-        raise RecipeError([Mistake(where="", what=f"model.{KEY}: {FILE} {what}") for what in wrong])
+        raise RecipeError([Mistake(where="", message=f"model.{KEY}: {FILE} {problem}") for problem in wrong])
     settings = dict(table.get("always", {}))
     for key, field in table["sizes"].items():
         value = values[key] if key in values else table.get("absent", {}).get(key, ...)
@@ -159,9 +159,9 @@ def _canonical(there: Mapping[str, Any], also: Mapping[str, str]) -> dict[str, A
     """Replaces synonyms by the table's keys; among synonyms, the first value other than null counts."""
     canonical: dict[str, Any] = {}
     for key, value in there.items():
-        word = also.get(key, key)
-        if word not in canonical or canonical[word] is None:
-            canonical[word] = value
+        name = also.get(key, key)
+        if name not in canonical or canonical[name] is None:
+            canonical[name] = value
     return canonical
 
 
@@ -174,8 +174,8 @@ def _wrong_type(
         return
     if model_type not in ours:
         tables = {n: _table_of(n, home).get("must", {}) for n in names("models", home) if "." not in n}
-        others = [n for n, must in tables.items() if model_type in must.get("model_type", ())]
-        instead = f": use {' or '.join(others)}" if others else ""
+        alternatives = [n for n, must in tables.items() if model_type in must.get("model_type", ())]
+        instead = f": use {' or '.join(alternatives)}" if alternatives else ""
         yield f"has model_type {show(model_type)}, and {use} reads {' and '.join(map(show, ours))} only{instead}"
     for key in table.get("needs", {}).get(model_type, ()) if model_type in ours else ():
         if key not in values:
@@ -187,11 +187,11 @@ def _wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) -
     sizes, must = table["sizes"], table.get("must", {})
     for key, value in values.items():
         if key in sizes:
-            words = table.get("words", {}).get(sizes[key])
-            if words is not None and value is not None and value not in words:
-                yield f"has {key} {show(value)}: {use} has {', '.join(map(str, words))}"
+            values_by_name = table.get("words", {}).get(sizes[key])
+            if values_by_name is not None and value is not None and value not in values_by_name:
+                yield f"has {key} {show(value)}: {use} has {', '.join(map(str, values_by_name))}"
         elif key in must:
-            allowed = [_meant(one, values) for one in must[key]]
+            allowed = [_meant(value, values) for value in must[key]]
             if value is not None and value not in allowed:
                 yield f"has {key} {show(value)}: {use} has {' or '.join(map(show, allowed))} only"
         elif value and not any(
@@ -215,8 +215,8 @@ def _meant(allowed: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _translate(table: Mapping[str, Any], field: str, value: Any) -> Any:
-    words = table.get("words", {}).get(field)
-    return value if words is None else words.get(value)
+    values_by_name = table.get("words", {}).get(field)
+    return value if values_by_name is None else values_by_name.get(value)
 
 
 def written(config: Any) -> dict[str, Any]:
@@ -238,10 +238,12 @@ def written(config: Any) -> dict[str, Any]:
             )
     flat: dict[str, Any] = {}
     for key, field in table["sizes"].items():
-        words, value = table.get("words", {}).get(field), ours[field]
-        if value is None and words is None and table.get("absent", {}).get(key, ...) is not None:
+        values_by_name, value = table.get("words", {}).get(field), ours[field]
+        if value is None and values_by_name is None and table.get("absent", {}).get(key, ...) is not None:
             value = 4 * ours["width"]  # the default of `hidden`
-        flat[key] = value if words is None else {v: k for k, v in reversed(words.items())}[value]
+        flat[key] = (
+            value if values_by_name is None else {v: k for k, v in reversed(values_by_name.items())}[value]
+        )
     flat |= {key: _meant(allowed[0], flat) for key, allowed in table.get("must", {}).items()}
     if flat.get("rope_scaling.rope_type") == "default":
         flat = {key: value for key, value in flat.items() if not key.startswith("rope_scaling.")}
@@ -261,4 +263,4 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wrong(message: str) -> RecipeError:
-    return RecipeError([Mistake(where="", what=f"model.{KEY}: {message}")])
+    return RecipeError([Mistake(where="", message=f"model.{KEY}: {message}")])

@@ -32,8 +32,8 @@ def shelves() -> Group:
 
 def shelf(name: str) -> Group:
     """Every part of one shelf with its settings. Imports them."""
-    parts = [part(name, each) for each in names(name)]
-    return Group(*parts) if parts else Group(_summaries(name))
+    entries = [part(name, each) for each in names(name)]
+    return Group(*entries) if entries else Group(_summaries(name))
 
 
 def part(shelf: str, name: str) -> Group:
@@ -66,8 +66,8 @@ def _notes(config: type[Any]) -> Iterator[Padding]:
 
 def _annotations(shelf: str, config: type[Any]) -> Iterator[Padding]:
     """The keys that a recipe may give for this part in addition to its settings."""
-    own = {setting.name for setting in settings_of(config)}
-    keys = [setting.name for setting in settings_of(Annotation) if setting.name not in own]
+    setting_names = {setting.name for setting in settings_of(config)}
+    keys = [setting.name for setting in settings_of(Annotation) if setting.name not in setting_names]
     if shelf == "models" and keys:
         text = f"and {', '.join(keys)}: how its layers can be split (docs/add-a-part.md)"
         yield Padding(Text(text, style="dim"), (0, 0, 0, 2))

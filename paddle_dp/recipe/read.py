@@ -52,7 +52,7 @@ def apply_overrides(page: YamlDocument, texts: Sequence[str]) -> None:
         try:
             _put(page, override)
         except _UnknownKeyError as error:
-            page.mistakes.append(Mistake(where=override.location, what=str(error)))
+            page.mistakes.append(Mistake(where=override.location, message=str(error)))
 
 
 def _read(text: str, page: YamlDocument) -> _Override | None:
@@ -60,8 +60,8 @@ def _read(text: str, page: YamlDocument) -> _Override | None:
     keys = tuple(name.strip().split("."))
     location = override_location(text)
     if not equals or not all(keys):
-        what = "is not of the form KEY=VALUE, such as train.batch=64"
-        page.mistakes.append(Mistake(where=location, what=what))
+        message = "is not of the form KEY=VALUE, such as train.batch=64"
+        page.mistakes.append(Mistake(where=location, message=message))
         return None
     parsed = parse(value, location, numbered=False)
     page.mistakes += parsed.mistakes
@@ -91,9 +91,9 @@ def _put(page: YamlDocument, override: _Override) -> None:
     if isinstance(group, list) and key == len(group):
         group.append(None)
     group[key] = override.value
-    whole = (*path, key)
-    _forget(page, whole)
-    page.source_lines[whole] = override.location
+    full_path = (*path, key)
+    _forget(page, full_path)
+    page.source_lines[full_path] = override.location
 
 
 def _key(group: Any, segment: str, path: Keys) -> str | int:
@@ -108,10 +108,10 @@ def _key(group: Any, segment: str, path: Keys) -> str | int:
         return int(segment)
     uses = [item.get("use") if isinstance(item, dict) else None for item in group]
     if segment not in uses:
-        held = ", ".join(str(use) for use in uses if use) or f"{len(group)} of them"
+        present = ", ".join(str(use) for use in uses if use) or f"{len(group)} of them"
         meant = near(segment, [str(use) for use in uses if use])
         how = f"Did you mean '{meant}'?" if meant else f"To add one: {here}.{len(group)}.use={segment}"
-        raise _UnknownKeyError(f"{here} has no '{segment}' (it has {held}). {how}")
+        raise _UnknownKeyError(f"{here} has no '{segment}' (it has {present}). {how}")
     return uses.index(segment)
 
 

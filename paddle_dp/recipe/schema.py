@@ -39,7 +39,7 @@ def _device(name: str) -> str:
     if name == "cuda":
         guess = "gpu"
     if name not in DEVICES and (guess or not name.isidentifier()):
-        known = ", ".join(f"'{one}'" for one in DEVICES)
+        known = ", ".join(f"'{device}'" for device in DEVICES)
         hint = f" Did you mean '{guess}'?" if guess else ""
         raise ValueError(f"'{name}' is none of {known}, nor the name of a plugin's device.{hint}")
     return name
@@ -231,9 +231,9 @@ class Load:
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("path: is empty")
-        for pattern, wanted in self.rename.items():
-            if pattern.count("*") != wanted.count("*"):
-                raise ValueError(f"rename: '{pattern}' and '{wanted}' have unequal numbers of stars")
+        for pattern, replacement in self.rename.items():
+            if pattern.count("*") != replacement.count("*"):
+                raise ValueError(f"rename: '{pattern}' and '{replacement}' have unequal numbers of stars")
 
 
 CALLBACKS = ("console", "metrics", "dashboard", "evaluate", "checkpoint")

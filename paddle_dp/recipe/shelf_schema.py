@@ -61,16 +61,16 @@ class OnShelf:
     def _read(self, value: Any, info: core_schema.ValidationInfo) -> Part:
         if isinstance(value, Part):
             return value
-        several = self.key == self.shelf and isinstance(value, dict)
-        prefix = f"{self.key}.{value.get('use', '')}".rstrip(".") if several else self.key
+        is_mapping = self.key == self.shelf and isinstance(value, dict)
+        prefix = f"{self.key}.{value.get('use', '')}".rstrip(".") if is_mapping else self.key
         context = info.context or {}
         home: Path | None = context.get("home")
         return read_part(self.shelf, value, prefix, home, tries=context.get("tries", True))
 
     def _describe(self, name: str) -> dict[str, Any]:
         described = _schema_of(find(self.shelf, name))
-        if (beside := _SHARED_KEYS.get(self.shelf)) is not None:
-            further = _schema_of(beside)["properties"]
+        if (annotation := _SHARED_KEYS.get(self.shelf)) is not None:
+            further = _schema_of(annotation)["properties"]
             described["properties"] = {**further, **described.get("properties", {})}
         if self.shelf == "models" and hf_config.has_table(find(self.shelf, name)):
             described["properties"][hf_config.KEY] = {"type": "string", "description": hf_config.MEANING}
@@ -94,7 +94,7 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
     """A schema with its references replaced: a recipe's schema has no room for nested definitions."""
     if isinstance(schema, list):
-        return [_inlined(one, definitions) for one in schema]
+        return [_inlined(element, definitions) for element in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:

@@ -37,16 +37,16 @@ def copy(name: str, into: Path) -> list[Path]:
         raise UsageError(
             f"{', '.join(there)} would be overwritten. Choose another folder, or move the existing files."
         )
-    for made, source in copies.items():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        made.write_bytes(source.read_bytes())
+    for target, source in copies.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
     return list(copies)
 
 
 def command(recipe: Path) -> str:
     """The first training command in a shipped recipe's header, which has as many ranks as the layout needs."""
-    words = re.search(rf"paddle-dp train configs/{re.escape(recipe.name)}[^#;\n]*", recipe.read_text("utf-8"))
-    return words[0].strip() if words else f"paddle-dp train configs/{recipe.name}"
+    match = re.search(rf"paddle-dp train configs/{re.escape(recipe.name)}[^#;\n]*", recipe.read_text("utf-8"))
+    return match[0].strip() if match else f"paddle-dp train configs/{recipe.name}"
 
 
 def _recipe(name: str) -> Path | None:

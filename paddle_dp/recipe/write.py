@@ -38,8 +38,8 @@ def resolved(folder: str | Path) -> Path:
     if not file.is_file():
         wrong = f"holds no {RESOLVED}" if Path(folder).is_dir() else "is no folder"
         runs = [path.parent.name for path in Path(folder).parent.glob(f"*/{RESOLVED}")]
-        beside = did_you_mean(Path(folder).name, runs, "Runs next to it:") if runs else ""
-        raise UsageError(f"{folder} {wrong}: name the folder of a run, such as runs/NAME.{beside}")
+        hint = did_you_mean(Path(folder).name, runs, "Runs next to it:") if runs else ""
+        raise UsageError(f"{folder} {wrong}: name the folder of a run, such as runs/NAME.{hint}")
     return file
 
 

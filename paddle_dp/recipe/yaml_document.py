@@ -35,7 +35,7 @@ class YamlDocument:
         return self.source_lines.get(path, self.name)
 
     def complain(self, path: Keys, message: str) -> None:
-        self.mistakes.append(Mistake(where=self.source_line(path), what=message, path=path))
+        self.mistakes.append(Mistake(where=self.source_line(path), message=message, path=path))
 
 
 LARGEST, MOST = 2**17, 50_000  # bytes of a recipe; its values with aliases expanded
@@ -61,8 +61,8 @@ def read_page(path: Path) -> YamlDocument:
         raise _refuse(f"{path}:{line}", "is not text in UTF-8") from None
     page = parse(text, str(path))
     if not page.mistakes and not isinstance(page.values, dict):
-        found = "empty" if page.values is None else "not a group of settings"
-        raise _refuse(path, f"is {found}: a recipe begins with `model: {{use: …}}`")
+        content_kind = "empty" if page.values is None else "not a group of settings"
+        raise _refuse(path, f"is {content_kind}: a recipe begins with `model: {{use: …}}`")
     if not isinstance(page.values, dict):
         raise RecipeError(page.mistakes)
     return page
@@ -73,7 +73,7 @@ def parse(text: str, name: str, numbered: bool = True) -> YamlDocument:
     page = YamlDocument(name)
     if _brackets(text) > DEEPEST:
         page.mistakes.append(
-            Mistake(where=name, what=f"opens more than {DEEPEST} brackets within each other")
+            Mistake(where=name, message=f"opens more than {DEEPEST} brackets within each other")
         )
         return page
     reader = YAML(typ="safe", pure=True)
@@ -83,13 +83,13 @@ def parse(text: str, name: str, numbered: bool = True) -> YamlDocument:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark and numbered else name
         message = ", ".join(filter(None, (error.context, error.problem)))
-        page.mistakes.append(Mistake(where=where, what=f"this is not YAML: {message}"))
+        page.mistakes.append(Mistake(where=where, message=f"this is not YAML: {message}"))
     except _TooMuchError:
         message = f"stands for more than {MOST} values, its aliases written out: no recipe needs so many"
-        page.mistakes.append(Mistake(where=name, what=message))
+        page.mistakes.append(Mistake(where=name, message=message))
         page.source_lines.clear()
     except (YAMLError, RecursionError) as error:
-        page.mistakes.append(Mistake(where=name, what=f"this is not YAML: {str(error).splitlines()[0]}"))
+        page.mistakes.append(Mistake(where=name, message=f"this is not YAML: {str(error).splitlines()[0]}"))
     return page
 
 
@@ -126,9 +126,9 @@ class _Walk:
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
         self.above.append(node)
-        found = self._mapping(node, path) if isinstance(node, MappingNode) else self._sequence(node, path)
+        value = self._mapping(node, path) if isinstance(node, MappingNode) else self._sequence(node, path)
         self.above.pop()
-        return found
+        return value
 
     def _mapping(self, node: MappingNode, path: Keys) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
@@ -137,8 +137,8 @@ class _Walk:
             here = (*path, name)
             if name in mapping:
                 first = self.page.source_line(here).removeprefix(f"{self.page.name}:")
-                what = f"'{name}' is set twice" + (f", first on line {first}" if self.numbered else "")
-                self.page.mistakes.append(Mistake(where=self._source_line(key), what=what))
+                message = f"'{name}' is set twice" + (f", first on line {first}" if self.numbered else "")
+                self.page.mistakes.append(Mistake(where=self._source_line(key), message=message))
                 continue
             self.page.source_lines[here] = self._source_line(key)
             mapping[name] = self.value(value, here)
@@ -161,7 +161,7 @@ class _Walk:
 
 
 def _refuse(location: object, message: str) -> RecipeError:
-    return RecipeError([Mistake(where=str(location), what=message)])
+    return RecipeError([Mistake(where=str(location), message=message)])
 
 
 def _unreadable(path: Path, error: OSError) -> str:
@@ -173,7 +173,7 @@ def _unreadable(path: Path, error: OSError) -> str:
             known = sorted(file.stem for file in (shipped("configs") or Path()).glob("*.yaml"))
             meant = did_you_mean(path.name, known, "There are")
             return f"there is no such file, and no shipped recipe of that name.{meant}"
-        beside = sorted(file.name for file in path.parent.glob("[!.]*.y*ml"))
-        hint = did_you_mean(path.name, beside, "Next to it:") if beside else ""
+        neighbours = sorted(file.name for file in path.parent.glob("[!.]*.y*ml"))
+        hint = did_you_mean(path.name, neighbours, "Next to it:") if neighbours else ""
         return f"there is no such file.{hint}"
     return f"cannot be read: {error.strerror}"

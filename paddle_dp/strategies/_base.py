@@ -3,7 +3,7 @@
 A strategy is used in three steps. Before a process starts, `refuse` rejects recipes that it cannot train, and `layout`
 describes how a model is laid out on so many ranks, for the launcher, `paddle-dp check`, the memory forecast and
 callbacks, which need not know the strategy's settings. In each rank, `build` creates the layout's process groups and
-returns a `parallel.Strategy` with a `mesh` that is split over the layout's axes; loaders and random seeds use that
+returns a `learner.Strategy` with a `mesh` that is split over the layout's axes; loaders and random seeds use that
 mesh. Its `place(task)` then returns the finished learner.
 """
 

@@ -112,10 +112,10 @@ class DataParallel:
         from paddle_dp.learner import full_model_learner, prepare
         from paddle_dp.model.recompute import recomputed
 
-        again, is_distributed = self.config.recompute, self.mesh.ranks > 1
+        recompute, is_distributed = self.config.recompute, self.mesh.ranks > 1
         if self.config.sync_batch_norm and (is_distributed or needs_ours(task.model)):
             synchronize(task.model, self.mesh)
-        recomputed(task.model, again)
+        recomputed(task.model, recompute)
         if not is_distributed:
             return full_model_learner(task, self.mesh)
         if self.config.init == "seed":

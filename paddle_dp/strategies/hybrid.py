@@ -77,8 +77,8 @@ class Config(StrategyConfig):
 
     def layout(self, ranks: int) -> Layout:
         """The layout on `ranks` ranks; `data: auto` becomes ranks divided by the other degrees, at least 1."""
-        others = self.tensor * self.pipeline * self.sharding * self.sequence
-        data = max(ranks // others, 1) if self.data == "auto" else self.data
+        model_degrees = self.tensor * self.pipeline * self.sharding * self.sequence
+        data = max(ranks // model_degrees, 1) if self.data == "auto" else self.data
         return Layout(
             degrees=Degrees(
                 data=data,

@@ -1,6 +1,6 @@
 """The training: progress, callbacks, the loop, evaluation, and how a recipe becomes a trainer.
 
-How ranks exchange gradients is `parallel`'s subject, how files are written `checkpoint`'s, how processes are started
+How ranks exchange gradients is `exchange`'s subject, how files are written `checkpoint`'s, how processes are started
 `launch`'s. Names are imported when they are first used, so that a callback's settings are checked without paddle.
 """
 

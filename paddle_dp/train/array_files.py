@@ -46,10 +46,10 @@ def samples_of(file: Path, inputs: Inputs, pads: Pads) -> Iterator[Arrays]:
             f"{file} is one array, and the model reads {inputs}: give .npz, .csv or .jsonl with names."
         )
     named = _archive(file) if kind == ".npz" else _table(file)
-    arrays = [rows_of(file, one, _column(file, one, named, inputs)) for one in inputs.arrays]
+    arrays = [rows_of(file, spec, _column(file, spec, named, inputs)) for spec in inputs.arrays]
     if len({len(array) for array in arrays}) > 1:
         counts = ", ".join(
-            f"{one.name} {len(array)}" for one, array in zip(inputs.arrays, arrays, strict=True)
+            f"{spec.name} {len(array)}" for spec, array in zip(inputs.arrays, arrays, strict=True)
         )
         raise DataError(f"{file} has unequal numbers of samples: {counts}.")
     for row in zip(*arrays, strict=True):
@@ -84,10 +84,10 @@ def _cast(name: str, array: Array, dtype: str) -> Array:
     """Converts to `dtype`. Raises DataError for fractions and numbers that it cannot hold."""
     with np.errstate(all="ignore"):
         cast: Array = array.astype(dtype)
-    whole = cast.dtype.kind in "biu"
-    if whole and array.dtype.kind == "f" and not np.array_equal(array, np.floor(array)):
+    is_integer = cast.dtype.kind in "biu"
+    if is_integer and array.dtype.kind == "f" and not np.array_equal(array, np.floor(array)):
         raise DataError(f"{name} has fractions, and the model reads whole numbers ({dtype}).")
-    lost = (array != cast) if whole else (np.isfinite(array) & ~np.isfinite(cast))
+    lost = (array != cast) if is_integer else (np.isfinite(array) & ~np.isfinite(cast))
     if lost.any():
         raise DataError(f"{name} has {array[lost][0]:g}, which does not fit the model's dtype, {dtype}.")
     return cast
@@ -153,10 +153,10 @@ def _column(file: Path, spec: InputArray, named: Mapping[str, Array], inputs: In
     if there is none."""
     if spec.name in named:
         return named[spec.name]
-    parts = [name for name in named if name.startswith(f"{spec.name}[")]
-    if parts and spec.shape == (len(parts),):
-        in_order = [f"{spec.name}[{place}]" for place in range(len(parts))]
-        if set(in_order) == set(parts):
+    columns = [name for name in named if name.startswith(f"{spec.name}[")]
+    if columns and spec.shape == (len(columns),):
+        in_order = [f"{spec.name}[{index}]" for index in range(len(columns))]
+        if set(in_order) == set(columns):
             return np.stack([named[name] for name in in_order], axis=1)
     raise DataError(
         f"{file} has {', '.join(list(named)[:8]) or 'no array'}, and no {spec.name}: the model reads {inputs}."
@@ -184,11 +184,11 @@ def _padded(sample: Arrays, pads: Pads, inputs: Inputs) -> Arrays:
     if structure_of(sample) == inputs.structure and not pads:
         return sample
     names = {name or "inputs" for name, _ in named_leaves(sample)}
-    masks = {one.mask for one in pads.values() if one.mask}
+    masks = {padding.mask for padding in pads.values() if padding.mask}
     if masks and masks <= names:
         return sample
-    own = {name: one for name, one in pads.items() if name.removeprefix("inputs.") in names}
-    return pad((sample, 0), own)[0] if own else sample
+    sample_pads = {name: padding for name, padding in pads.items() if name.removeprefix("inputs.") in names}
+    return pad((sample, 0), sample_pads)[0] if sample_pads else sample
 
 
 def _fitted(location: str, sample: Arrays, inputs: Inputs) -> Arrays:

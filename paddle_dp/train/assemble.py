@@ -67,8 +67,8 @@ class TrainerBuilder:
         self._first: dict[Loader, Any] = {}  # inputs of the first samples
         self._findings: Findings | None = None  # of the task's trial
         consistency.compare_setups(setup, mesh)
-        for part in (setup.strategy, *setup.requested.callbacks):
-            part.refuse(setup.requested, mesh.ranks, mesh.computes_on)
+        for component in (setup.strategy, *setup.requested.callbacks):
+            component.refuse(setup.requested, mesh.ranks, mesh.computes_on)
         _refuse_guard(setup)
         self.strategy: Strategy = setup.strategy.build(mesh)
         # Its axes decide which ranks read the same samples and share random numbers.
@@ -266,10 +266,12 @@ class TrainerBuilder:
         return Verdicts(recipe, self.mesh, identity) if divided else None
 
     def _loader(self, split: Split, dataset: Any, **sampling: Any) -> Loader:
-        settings, told = self.setup.loader, self.setup.delivered
+        settings, on_delivery = self.setup.loader, self.setup.delivered
         sampler = Sampler.for_mesh(len(dataset), self.setup.batch, self.mesh, **sampling)
         if self._scatters:
-            dataset = ReadByMain(dataset, self.mesh, None if told is None else partial(told, split))
+            dataset = ReadByMain(
+                dataset, self.mesh, None if on_delivery is None else partial(on_delivery, split)
+            )
         return Loader(
             dataset,
             sampler,
@@ -292,7 +294,9 @@ def _refuse_guard(setup: TrainerSpec) -> None:
             "guard.recompute compares ranks that draw the same masks: set train.dropout=exact, or leave "
             "guard.recompute out."
         )
-    saves = any(part.name == "checkpoint" for part in setup.requested.callbacks) or setup.script_callbacks
+    saves = (
+        any(callback.name == "checkpoint" for callback in setup.requested.callbacks) or setup.script_callbacks
+    )
     if setup.guard.non_finite == "rewind" and not saves:
         raise UsageError(
             "guard.non_finite is rewind, and no callback saves a checkpoint to go back to: add "

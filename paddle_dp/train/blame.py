@@ -42,8 +42,8 @@ def bad_sample(loader: Loader, steps: Iterable[int], mesh: Mesh, data_name: str 
     reader.start()
     reader.join(PATIENCE + 5.0)
     mesh.wait("samples looked at")
-    of_ranks = mesh.gather(bad_rows[0] if bad_rows else None)
-    first = min((row for row in of_ranks if row), key=lambda row: row["step"], default=None)
+    rank_rows = mesh.gather(bad_rows[0] if bad_rows else None)
+    first = min((row for row in rank_rows if row), key=lambda row: row["step"], default=None)
     if first is None:
         return ""
     where = f"in step {first['step']}" if data_name == "training" else "by the evaluation"
@@ -99,8 +99,8 @@ def bad_target(
 
 
 def _describe_rows(rows: list[int]) -> str:
-    some = f"sample {rows[0]}"
-    return some if len(rows) == 1 else f"one of the samples {', '.join(map(str, rows[:8]))}"
+    phrase = f"sample {rows[0]}"
+    return phrase if len(rows) == 1 else f"one of the samples {', '.join(map(str, rows[:8]))}"
 
 
 def _first_bad(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ def setup(recipe: Recipe) -> TrainerSpec:
         load=recipe.load,
         ema=recipe.ema,
         loader=recipe.loader,
-        callbacks=lambda run: [part.build(run) for part in recipe.callbacks],
+        callbacks=lambda run: [component.build(run) for component in recipe.callbacks],
         requested=recipe,
         recipe=recipe,
     )
@@ -79,12 +79,14 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
     finish = partial(_task, recipe, steps=steps, steps_per_epoch=steps_per_epoch)
     paddle.seed(recipe.train.seed)
     if recipe.strategy.config.partitions_model:
-        made, reason = without_memory(recipe.model.build, finish)
-        return finish(recipe.model.build(), whole=reason) if made is None else made
+        built, reason = without_memory(recipe.model.build, finish)
+        return finish(recipe.model.build(), full_model_reason=reason) if built is None else built
     return finish(recipe.model.build())
 
 
-def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: int, whole: str = "") -> Task:
+def _task(
+    recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: int, full_model_reason: str = ""
+) -> Task:
     model, before = adapted(model, recipe.adapter, recipe.train.seed)
     group(model, recipe.optimizer.groups, before)
     base, added = base_of(model, before)
@@ -96,7 +98,7 @@ def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: i
         schedule=schedule,
         precision=recipe.train.precision,
         dropout=recipe.train.dropout,
-        full_model_reason=whole,
+        full_model_reason=full_model_reason,
         base=base,
         added=added,
         compile=recipe.train.compile,

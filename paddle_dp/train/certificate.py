@@ -94,8 +94,8 @@ class CertificateWriter(Callback):
     def refused(self, moment: Moment, refusal: Refusal) -> None:
         if not self.content or refusal.again:
             return
-        told = {"step": refusal.step, "action": refusal.action, "why": refusal.why}
-        self._attempt["refused"].append(told)
+        row = {"step": refusal.step, "action": refusal.action, "why": refusal.why}
+        self._attempt["refused"].append(row)
         if refusal.action == "rewind":
             go_back(self.content, moment.progress.step, refusal.step - 1, refusal.why)
         self._write()
@@ -208,8 +208,8 @@ def saves(content: Content) -> dict[int, Content]:
     """The saved checkpoints by step, without those that a later attempt discarded by going back."""
     saved: dict[int, Content] = {}
     for attempt in content["attempts"]:
-        saved = {step: one for step, one in saved.items() if step <= attempt["from"]}
-        saved |= {one["step"]: one for one in attempt["saved"]}
+        saved = {step: checkpoint for step, checkpoint in saved.items() if step <= attempt["from"]}
+        saved |= {checkpoint["step"]: checkpoint for checkpoint in attempt["saved"]}
     return saved
 
 
@@ -246,8 +246,8 @@ def attempt_of(content: Content, step: int) -> Content:
     """
     for attempt in reversed(content["attempts"]):
         if attempt["from"] < step <= attempt["to"]:
-            found: Content = attempt
-            return found
+            matching: Content = attempt
+            return matching
         if step > attempt["from"]:
             break
     raise KeyError(step)
@@ -266,7 +266,7 @@ def seal(content: Content) -> str:
 
 def digests_are(checkpoint: Checkpoint, record: Content) -> bool:
     """True if a checkpoint's bits have the digests that the certificate names."""
-    return all(record.get(word) == digest for word, digest in checkpoint.computed_digests().items())
+    return all(record.get(key) == digest for key, digest in checkpoint.computed_digests().items())
 
 
 def _now() -> str:

@@ -123,9 +123,9 @@ class WorkQueue:
     def _with(self, do: Callable[[Assignments], Any]) -> Any:
         with self._lock:
             assert self._ledger is not None, "a round was begun"
-            found = do(self._ledger)
+            result = do(self._ledger)
             self._wake()
-            return found
+            return result
 
     def _send(self, message: dict[str, Any]) -> None:
         data = json.dumps({**message, "round": self.round}).encode()

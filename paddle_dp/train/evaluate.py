@@ -133,12 +133,12 @@ def _read(loader: Loader, batches: int, mesh: Mesh) -> Iterator[Batch]:
     if not mesh.lost or not mesh.reads:
         return islice(loader.read(0), batches)
     readers, me = mesh.readers, mesh.readers.index(mesh.rank)
-    own = [mesh.dp_rank, *sorted(mesh.axes.dp_rank(rank) for rank in mesh.lost)[me :: len(readers)]]
-    return loader.read_shares(0, ((number, share) for number in range(batches) for share in own))
+    shares = [mesh.dp_rank, *sorted(mesh.axes.dp_rank(rank) for rank in mesh.lost)[me :: len(readers)]]
+    return loader.read_shares(0, ((number, share) for number in range(batches) for share in shares))
 
 
 def _confusion(tally: _Tally, mesh: Mesh) -> np.ndarray:
     """The sum of all ranks' confusion counts; a rank without samples contributes zeros of the same shape."""
     side = max(mesh.gather(0 if tally.confusion is None else len(tally.confusion)))
-    mine = tally.confusion if tally.confusion is not None else np.zeros((side, side), "int64")
-    return mesh.sum_tensor(paddle.to_tensor(mine.astype("int64"))).numpy()
+    confusion = tally.confusion if tally.confusion is not None else np.zeros((side, side), "int64")
+    return mesh.sum_tensor(paddle.to_tensor(confusion.astype("int64"))).numpy()

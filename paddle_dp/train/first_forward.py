@@ -127,9 +127,15 @@ def explained(error: Exception, recipe: Recipe | None, sample: str = "") -> str:
             f"the model (dataset.tokenizer).{samples}"
         )
     if keyword := _KEYWORD.search(str(error)):
-        taken = _parameters(error)
-        meant = near(keyword[1], taken)
-        hint = f" Did you mean '{meant}'?" if meant else f" It takes {', '.join(taken)}." if taken else ""
+        parameters = _parameters(error)
+        meant = near(keyword[1], parameters)
+        hint = (
+            f" Did you mean '{meant}'?"
+            if meant
+            else f" It takes {', '.join(parameters)}."
+            if parameters
+            else ""
+        )
         return f"{model}: '{keyword[1]}' is no argument of the class that it builds.{hint}"
     location = user_frame(error)
     sizes = (
@@ -156,7 +162,9 @@ def _parameters(error: Exception) -> list[str]:
         kind = {**frame.frame.f_globals, **frame.frame.f_locals}.get(name)
         if callable(kind):
             return [
-                word for word in inspect.signature(kind).parameters if word not in ("self", "args", "kwargs")
+                parameter
+                for parameter in inspect.signature(kind).parameters
+                if parameter not in ("self", "args", "kwargs")
             ]
     return []
 

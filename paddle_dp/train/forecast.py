@@ -46,8 +46,8 @@ def amount(size: float) -> str:
 
 def summed(sizes: Mapping[str, float]) -> str:
     """«weights 128 MB, gradients 128 MB: 256 MB in all»."""
-    parts = ", ".join(f"{name} {amount(size)}" for name, size in sizes.items())
-    return f"{parts}: {amount(sum(sizes.values()))} in all"
+    terms = ", ".join(f"{name} {amount(size)}" for name, size in sizes.items())
+    return f"{terms}: {amount(sum(sizes.values()))} in all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +100,8 @@ def _first_sample(recipe: Recipe) -> Iterator[str]:
         return
     try:
         with restoring_globals():
-            given = prepared(as_dataset(recipe.dataset.build("train"), 1, "dataset"), recipe.loader)
-            inputs, targets = read_sample(given, 0)
+            dataset = prepared(as_dataset(recipe.dataset.build("train"), 1, "dataset"), recipe.loader)
+            inputs, targets = read_sample(dataset, 0)
     except DataError as error:
         yield f"loader.pad: not compared with the data, which cannot be read here: {error}"
         return
@@ -112,8 +112,8 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
     """The layout of the recipe's strategy on `ranks` ranks. Raises UsageError if it cannot run."""
     precision = recipe.train.precision
     device = _device(recipe, ranks)
-    for part in (recipe.strategy, *recipe.callbacks):
-        part.refuse(recipe, ranks, device)
+    for component in (recipe.strategy, *recipe.callbacks):
+        component.refuse(recipe, ranks, device)
     widths = Widths.for_optimizer(
         recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw",
         low=precision.level == "O2" and precision.dtype in ("bfloat16", "float16"),
@@ -168,8 +168,8 @@ def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -
 
 def _further_devices(count: int, sizes: dict[str, float]) -> Iterator[str]:
     """Yields lines on the `count` devices of a process with replicas after the first, which holds `sizes`."""
-    others = {name: size for name, size in sizes.items() if name != "optimizer"}
-    yield f"{count} further device{'s: each' if count > 1 else ':'} {summed(others)}"
+    copied = {name: size for name, size in sizes.items() if name != "optimizer"}
+    yield f"{count} further device{'s: each' if count > 1 else ':'} {summed(copied)}"
     weights, gradients = (amount(count * sizes[name]) for name in ("weights", "gradients"))
     yield f"a step copies {weights} of weights there, and {gradients} of gradients back"
 
@@ -195,7 +195,7 @@ def _exchange(recipe: Recipe, layout: Layout, blocks: Blocks, rank: int, wire: W
     transfers = sent(blocks, layout, rank, recipe.train.micro_batches, activations)
     total = sum(each.bytes for each in transfers)
     summary = ", ".join(
-        f"{axis} {amount(size)} of {what}" for (axis, what), size in _by_axis(transfers).items()
+        f"{axis} {amount(size)} of {payload}" for (axis, payload), size in _by_axis(transfers).items()
     )
     degrees = layout.degrees
     unknown = activations is None and max(degrees.tensor, degrees.sequence, degrees.pipeline) > 1
@@ -227,8 +227,8 @@ def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator
     for rank, transfers in exchanges.items():
         sender = degrees.role(rank) if rank < degrees.servers else "each worker"
         out, into = (
-            " and ".join(f"{amount(size)} of {each.payload}" for each in transfers if (size := of(each)))
-            for of in (lambda each: each.bytes, lambda each: each.received_bytes)
+            " and ".join(f"{amount(size)} of {each.payload}" for each in transfers if (size := size_of(each)))
+            for size_of in (lambda each: each.bytes, lambda each: each.received_bytes)
         )
         yield f"a step: {sender} sends {out} and takes {into}"
     if wire is None:
@@ -285,9 +285,9 @@ def between(recipe: Recipe, layout: Layout) -> Between | None:
     if not isinstance(model, TransformerSizes):
         return None
     samples = -(-recipe.train.batch // layout.degrees.dp_size)
-    of_kv = model.kv_heads / model.heads if isinstance(model, GroupedHeads) else 1.0
+    kv_fraction = model.kv_heads / model.heads if isinstance(model, GroupedHeads) else 1.0
     return Between(
-        numbers=samples * model.length * model.width, bytes=_bytes(recipe), attention=2 + 2 * of_kv
+        numbers=samples * model.length * model.width, bytes=_bytes(recipe), attention=2 + 2 * kv_fraction
     )
 
 

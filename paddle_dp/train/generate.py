@@ -44,8 +44,8 @@ def generate(recipe: Recipe, options: dict[str, Any]) -> None:
             f"model {recipe.model.name} on dataset {recipe.dataset.name} cannot write text: it takes a model with a "
             "method generate(tokens, steps, …) and a data set with a tokenizer, such as gpt on text_files."
         )
-    found = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
-    load_model(found, learner, ema=bool(options.get("ema")))
+    checkpoint = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
+    load_model(checkpoint, learner, ema=bool(options.get("ema")))
     prompt = tokenizer.encode(options["prompt"].encode())
     if not len(prompt):
         raise UsageError("--prompt is empty: give at least one character.")

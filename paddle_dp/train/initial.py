@@ -26,7 +26,7 @@ from paddle_dp.recipe.yaml_document import read_page
 def other_settings(path: Path, model: Mapping[str, Any]) -> list[str]:
     """A line for each model setting that differs from the run at `path`, a run's folder or checkpoint: weights of equal
     shapes also fit a different model. `model`: the present settings, with `use`."""
-    run = next((place for place in (path, *path.parents[:2]) if (place / RESOLVED).is_file()), None)
+    run = next((folder for folder in (path, *path.parents[:2]) if (folder / RESOLVED).is_file()), None)
     try:
         before = read_page(run / RESOLVED).values.get("model") if run is not None else None
     except RecipeError:

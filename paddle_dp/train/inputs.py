@@ -42,7 +42,9 @@ class Inputs:
     classes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return ", ".join(str(one) if self.structure is None else f"{one.name} {one}" for one in self.arrays)
+        return ", ".join(
+            str(array) if self.structure is None else f"{array.name} {array}" for array in self.arrays
+        )
 
     @classmethod
     def from_dataset(cls, dataset: Any, varies: bool = False) -> Inputs:
@@ -64,7 +66,7 @@ class Inputs:
             (only,) = self.arrays
             fields: dict[str, Any] = {"shape": only.shape, "dtype": only.dtype}
         else:
-            fields = {"structure": self.structure, "arrays": [asdict(one) for one in self.arrays]}
+            fields = {"structure": self.structure, "arrays": [asdict(array) for array in self.arrays]}
         text = json.dumps({**fields, "classes": self.classes}, ensure_ascii=False)
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
 

@@ -58,8 +58,8 @@ class Assignments:
         if rank not in self.pace or not peers or any(other not in self.pace for other in peers):
             return False
         seconds = (len(self._assigned[rank]) + 1) * self.pace[rank]
-        held = sum(len(self._assigned[other]) for other in peers)
-        return sum(seconds / self.pace[other] for other in peers) >= left + held
+        held_shares = sum(len(self._assigned[other]) for other in peers)
+        return sum(seconds / self.pace[other] for other in peers) >= left + held_shares
 
     def done(self, rank: int, share: Share, sums: Sums | None, seconds: float | None = None) -> None:
         """Records that a rank has computed a claimed share. `seconds`: its time without waiting for others: a rank that
@@ -103,9 +103,9 @@ class Assignments:
     def reported(self, batch: int) -> dict[str, float]:
         """The means over the shares of global batches up to this one that were done since the last call; {} if there
         are none."""
-        taken = [sums for number, sums in self._sums if number <= batch]
+        reported = [sums for number, sums in self._sums if number <= batch]
         self._sums = [each for each in self._sums if each[0] > batch]
-        return means(taken)
+        return means(reported)
 
 
 def means(shares: list[Sums]) -> dict[str, float]:
@@ -114,6 +114,6 @@ def means(shares: list[Sums]) -> dict[str, float]:
     if not count:
         return {}
     names = [name for name in shares[0] if name not in ("count", "gradient_norm")]
-    found = {name: sum(sums[name] for sums in shares) / count for name in names}
+    averages = {name: sum(sums[name] for sums in shares) / count for name in names}
     squares = sum(sums["count"] * sums["gradient_norm"] ** 2 for sums in shares)
-    return {**found, "gradient_norm": sqrt(squares / count)}
+    return {**averages, "gradient_norm": sqrt(squares / count)}

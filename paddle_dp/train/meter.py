@@ -63,10 +63,10 @@ def worker_averages(rows: Sequence[Mapping[str, float]], servers: int) -> dict[s
     """The numbers that a server shows, from the `read` of each rank, servers first: its speed, the workers' waiting and
     tokens, since only they read samples, and the most memory of a rank."""
     workers = rows[servers:]
-    found = {**rows[0], "waiting": sum(row["waiting"] for row in workers) / len(workers)}
-    found["memory"] = max(row["memory"] for row in rows)
+    numbers = {**rows[0], "waiting": sum(row["waiting"] for row in workers) / len(workers)}
+    numbers["memory"] = max(row["memory"] for row in rows)
     lengths = [row["tokens_per_second"] for row in workers if "tokens_per_second" in row]
-    return {**found, "tokens_per_second": max(lengths)} if lengths else found
+    return {**numbers, "tokens_per_second": max(lengths)} if lengths else numbers
 
 
 def tokens(batch: Batch) -> int:

@@ -66,8 +66,8 @@ def _check_settings(callback: Callback, label: str) -> None:
     every: Any = callback.every
     reads: Any = callback.reads
     if every is not None and not isinstance(every, Every):
-        words = every if isinstance(every, str) else Every.example
-        raise UsageError(f"{label}: every is {every!r}: write Every.parse({words!r}).")
+        text = every if isinstance(every, str) else Every.example
+        raise UsageError(f"{label}: every is {every!r}: write Every.parse({text!r}).")
     if not isinstance(reads, bool):
         raise UsageError(f"{label}: reads is {reads!r}: write True, if step needs moment.numbers, or False.")
 
@@ -79,7 +79,7 @@ def _check_name(method: Any, name: str, label: str) -> None:
     by_name = {other: moment for moment, names, _ in _OTHER_NAMES for other in names.split()}
     if is_foreign := _is_foreign(name):
         hint = _meant(name)
-        if hint in ("epoch", "step") and any(word in name for word in ("begin", "start", "before")):
+        if hint in ("epoch", "step") and any(token in name for token in ("begin", "start", "before")):
             after = (
                 f" (it is called after the {'update' if hint == 'step' else 'epoch'}; none is called before)"
             )
@@ -127,8 +127,12 @@ def _check_call(method: Any, name: str, label: str) -> None:
         )
     function = _function(method)
     for called in (function, type(function).__call__):  # an object may be callable by its __call__
-        if what := next((what for is_such, what in _LAZY.items() if is_such(called)), None):
-            raise UsageError(f"{label}: {name} is {what}: called, it would do nothing. Write a plain method.")
+        if description := next(
+            (description for is_such, description in _LAZY.items() if is_such(called)), None
+        ):
+            raise UsageError(
+                f"{label}: {name} is {description}: called, it would do nothing. Write a plain method."
+            )
 
 
 def is_overridden(callback: Callback, name: str) -> bool:

@@ -108,8 +108,8 @@ def _trained(recipe: Recipe, options: dict[str, Any], mesh: Any) -> Any:
 
 def _files(paths: Sequence[str]) -> Iterator[Path]:
     """Yields the files, and the files in folders ordered by name. Raises UsageError for a missing path."""
-    for word in paths:
-        path = Path(word)
+    for argument in paths:
+        path = Path(argument)
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
             if not inside:
@@ -194,8 +194,8 @@ def _writable(out: Path, files: Sequence[Path]) -> Path:
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}.")
     if out.is_dir() or any(out.exists() and out.samefile(file) for file in files):
-        what = "a folder" if out.is_dir() else "one of the files to predict, and would be lost"
-        raise UsageError(f"--out {out}: that is {what}. Give another name.")
+        obstacle = "a folder" if out.is_dir() else "one of the files to predict, and would be lost"
+        raise UsageError(f"--out {out}: that is {obstacle}. Give another name.")
     return out
 
 
@@ -275,7 +275,7 @@ class _Table:
             best = int(flat.argmax())
             row |= {"class": classes[best], "probability": f"{_probabilities(flat)[best]:.7g}"}
         if answer.total is None:
-            names = classes or tuple(f"output_{place}" for place in range(flat.size))
+            names = classes or tuple(f"output_{index}" for index in range(flat.size))
             row |= {
                 f"score {name}" if classes else name: f"{v:.7g}" for name, v in zip(names, flat, strict=True)
             }

@@ -97,10 +97,10 @@ def judge(first: Sequence[Digests], second: Sequence[Digests], axes: Degrees) ->
             continue
         (usual, most), *_ = counts.most_common()
         is_certain = is_certain and 2 * most > len(group)
-        others = [rank for rank in group if repr(sorted(first[rank].items())) != usual]
-        reference = next(rank for rank in group if rank not in others)
-        names += [name for rank in others for name in _differing(first[reference], first[rank])]
-        wrong |= set(others) if 2 * most > len(group) else set(group)
+        deviating = [rank for rank in group if repr(sorted(first[rank].items())) != usual]
+        reference = next(rank for rank in group if rank not in deviating)
+        names += [name for rank in deviating for name in _differing(first[reference], first[rank])]
+        wrong |= set(deviating) if 2 * most > len(group) else set(group)
     return ProcessorFault(
         tuple(sorted(wrong)), tuple(dict.fromkeys(names)), is_certain=is_certain, is_repeated=True
     )

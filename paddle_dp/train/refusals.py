@@ -82,8 +82,8 @@ class Refusals:
         """The newest good checkpoint of at most `step` updates in the run's folder, or else the resumed checkpoint;
         None if there is none. Collective."""
         run = self.soundness.run
-        others = [path for path, written in self._foreign.items() if _written(path) == written]
-        path = checkpoints.newest(run.folder / "checkpoints", self.learner.mesh, until=step, but=others)
+        rewritten = [path for path, written in self._foreign.items() if _written(path) == written]
+        path = checkpoints.newest(run.folder / "checkpoints", self.learner.mesh, until=step, but=rewritten)
         return path or (run.resumed.folder if run.resumed is not None else None)
 
     def show(self, refusal: Refusal, back_to: int | None = None) -> None:
@@ -106,8 +106,8 @@ class Refusals:
 
     def _first(self, batch: Batch, norm: float) -> str:
         """A sentence on the source of the first number that is not finite. Collective."""
-        if found := find_not_finite(self.learner, batch):
-            return found
+        if sentence := find_not_finite(self.learner, batch):
+            return sentence
         gradient = "" if math.isfinite(norm) else self.soundness.first_gradient(self.learner.faulty_gradients)
         if gradient:
             return f"In one more forward all outputs are finite; the gradient{gradient}."

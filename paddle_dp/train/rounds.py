@@ -87,9 +87,9 @@ class RoundDriver:
         """The number of global batches of this epoch after which the ranks meet next."""
         batch, step = self._training.progress.batch, self._training.progress.step
         last = min(self._training.loader.batches, batch + self._training.total_steps - step)
-        for ahead in range(1, last - batch):
-            if self._meets_after(step + ahead):
-                return batch + ahead
+        for steps in range(1, last - batch):
+            if self._meets_after(step + steps):
+                return batch + steps
         return last
 
     def _meets_after(self, step: int) -> bool:
@@ -165,10 +165,10 @@ class RoundDriver:
     def _line(self, number: int, rate: float, claims: WorkQueue) -> Numbers:
         """The numbers of a step, as far as this rank knows them."""
         if self._training.mesh.is_main:
-            found = claims.reported(number)
+            numbers = claims.reported(number)
         else:
-            found, self._local_sums = means(self._local_sums), []
-        self._known = found or self._known
+            numbers, self._local_sums = means(self._local_sums), []
+        self._known = numbers or self._known
         self._speed = self._speed or self._training.meter.read(self._batch)
         speed, known = dict(self._speed), dict(self._known)
         if length := known.pop("tokens", 0.0):

@@ -205,8 +205,8 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         load=_load(load),
         ema=average,
         named_settings={
-            word: _read_named(shelf, value).settings
-            for word, shelf, value in (
+            key: _read_named(shelf, value).settings
+            for key, shelf, value in (
                 ("loss", "losses", loss),
                 ("optimizer", "optimizers", optimizer),
                 ("schedule", "schedules", schedule),
@@ -265,8 +265,10 @@ def _which(resume_options: ResumeOptions, mesh: Mesh) -> str | None:
     """The checkpoint to resume, as --resume names it; None: none. Collective."""
     if resume_options.resume != "auto":
         return "newest" if resume_options.resume is True else resume_options.resume or None
-    found = bool(mesh.is_main and checkpoints.checkpoints(Path(resume_options.folder) / "checkpoints"))
-    return "newest" if any(mesh.gather(found)) else None
+    has_checkpoint = bool(
+        mesh.is_main and checkpoints.checkpoints(Path(resume_options.folder) / "checkpoints")
+    )
+    return "newest" if any(mesh.gather(has_checkpoint)) else None
 
 
 def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> int | None:

@@ -58,10 +58,10 @@ def snapshot(
 
 def _extra_shards(learner: Learner, memory: HostMemory | None) -> dict[str, TensorShard]:
     """The strategy's extra state: the shared part from the main rank, local parts under the rank's number."""
-    beside, rank = learner.extra_state(), learner.mesh.rank
-    named = {f"{_EXTRA}{rank}/{name}": tensor for name, tensor in beside.local.items()}
+    extra, rank = learner.extra_state(), learner.mesh.rank
+    named = {f"{_EXTRA}{rank}/{name}": tensor for name, tensor in extra.local.items()}
     if learner.mesh.is_main:
-        named |= {f"{_EXTRA}{_SHARED}/{name}": tensor for name, tensor in beside.shared.items()}
+        named |= {f"{_EXTRA}{_SHARED}/{name}": tensor for name, tensor in extra.shared.items()}
     return _copied([(name, tensor, Placement()) for name, tensor in named.items()], "strategy", memory)
 
 
@@ -86,8 +86,8 @@ class _SavedExtraState:
         self._fill(tensor, f"{self._rank_prefix}{name}")
 
     def sum_into(self, name: str, tensor: Any) -> bool:
-        of_ranks = [f"{_EXTRA}{rank}/{name}" for rank in range(self._checkpoint.ranks)]
-        there = [each for each in of_ranks if each in self._all]
+        names = [f"{_EXTRA}{rank}/{name}" for rank in range(self._checkpoint.ranks)]
+        there = [each for each in names if each in self._all]
         total = tensor.clone()
         for number, each in enumerate(there):
             self._fill(total, each)
@@ -131,12 +131,12 @@ def placed_digest(tensors: Iterable[Placed], mesh: Mesh) -> str:
     """The digest of a model's tensors over all ranks, the same in any layout. Collective."""
     # One copy at a time: a model may fill half of the memory.
     shards = (placed_shard(_MODEL + name, *where) for name, *where in tensors)
-    mine = [[s.name, s.dtype, list(s.global_shape), list(s.offset), str(shard_sum(s))] for s in shards]
+    local_rows = [[s.name, s.dtype, list(s.global_shape), list(s.offset), str(shard_sum(s))] for s in shards]
     sums: dict[str, TensorSum] = {}
-    seen = set()
-    for name, dtype, shape, offset, tensor_sum in (row for rows in mesh.gather(mine) for row in rows):
-        if (name, tuple(offset)) not in seen:
-            seen.add((name, tuple(offset)))
+    counted = set()
+    for name, dtype, shape, offset, tensor_sum in (row for rows in mesh.gather(local_rows) for row in rows):
+        if (name, tuple(offset)) not in counted:
+            counted.add((name, tuple(offset)))
             before = sums[name].sum if name in sums else 0
             sums[name] = TensorSum(dtype, tuple(shape), (before + int(tensor_sum)) % MODULUS)
     return digests_of(sums).get("model", "")
@@ -220,9 +220,9 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     progress = progress_of(checkpoint)
     load_model(checkpoint, learner)
     _load_optimizer(checkpoint, learner)
-    beside = _SavedExtraState(checkpoint, learner.mesh)
-    learner.load_extra_state(beside)
-    left_out = beside.left_out()
+    extra = _SavedExtraState(checkpoint, learner.mesh)
+    learner.load_extra_state(extra)
+    left_out = extra.left_out()
     if left_out and learner.mesh.is_main:
         print(left_out, file=sys.stderr, flush=True)
     learner.rate.steps = progress.step
@@ -233,9 +233,9 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
     if learner.mixed.scale is not None and state["loss_scale"] is not None:
         learner.mixed.scale.load(state["loss_scale"])
     axes = state.get("axes", {"data": checkpoint.ranks})
-    own = checkpoint.rank_state(learner.mesh.rank) if Degrees(**axes) == learner.mesh.axes else None
-    if own:  # empty for a rank that was lost when the checkpoint was saved
-        load_rng_state(own["rng"])
+    rank_state = checkpoint.rank_state(learner.mesh.rank) if Degrees(**axes) == learner.mesh.axes else None
+    if rank_state:  # empty for a rank that was lost when the checkpoint was saved
+        load_rng_state(rank_state["rng"])
     else:
         seed_ranks(state["data"]["seed"] + progress.step, learner.mesh)
     return progress
@@ -337,6 +337,6 @@ def _load_optimizer(checkpoint: Checkpoint, learner: Learner) -> None:
             return checkpoint.read(name)  # not split, such as a step count
         return checkpoint.read(name, placement.offset(shape), shape)
 
-    mine = [n for n in checkpoint.names if n.startswith("optimizer/") and _parameter(n) in named]
+    local_names = [n for n in checkpoint.names if n.startswith("optimizer/") and _parameter(n) in named]
     with learner.weights.optimizer_states_on_device():
-        load_optimizer(learner.optimizer, named.items(), read, mine)
+        load_optimizer(learner.optimizer, named.items(), read, local_names)

@@ -55,11 +55,17 @@ def end_interrupted(step: int, callbacks: Iterable[Callback]) -> Iterator[list[C
     try:
         yield ended
     except KeyboardInterrupt as error:
-        late = [type(one).__name__ for one in callbacks if not any(one is other for other in ended)]
-        whole = (
-            f"the output of {', '.join(type(one).__name__ for one in ended)} is whole, and " if ended else ""
+        late = [
+            type(callback).__name__
+            for callback in callbacks
+            if not any(callback is done_callback for done_callback in ended)
+        ]
+        complete = (
+            f"the output of {', '.join(type(callback).__name__ for callback in ended)} is whole, and "
+            if ended
+            else ""
         )
-        done = f"All updates are made, up to step {step}; {whole}{', '.join(late)} did not end."
+        done = f"All updates are made, up to step {step}; {complete}{', '.join(late)} did not end."
         if came:
             raise KeyboardInterrupt(f"interrupted at the end. {done}") from error
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -139,9 +145,9 @@ class StopRequests:
         times = [] if self.stragglers is None else self.stragglers.bring(now - when)
         summed = self.mesh.sum([*times, *signal_flags, *main])
         if self.stragglers is not None:
-            said = self.stragglers.hear(summed[: len(times)], step)
-            if self.mesh.is_main and said:
-                print("\n".join(said), file=sys.stderr, flush=True)
+            report = self.stragglers.hear(summed[: len(times)], step)
+            if self.mesh.is_main and report:
+                print("\n".join(report), file=sys.stderr, flush=True)
         *signal_flags, over, wait_of_main = summed[len(times) :]
         self._meets, self._met = step + int(wait_of_main), (step, now)
         return self._reason([n for n, count in zip(SIGNALS, signal_flags, strict=True) if count], over)

@@ -119,10 +119,10 @@ def in_process(recipe: Path, divided: bool, chained: str) -> Result:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
     variables |= {"CUDA_VISIBLE_DEVICES": "", "CUSTOM_DEVICE_ROOT": ""}
     command = [sys.executable, "-c", "from paddle_dp.train.entry_points import try_recipe; try_recipe()"]
-    asked = json.dumps([str(recipe), divided, chained])
+    request = json.dumps([str(recipe), divided, chained])
     try:
         done = subprocess.run(
-            [*command, asked],
+            [*command, request],
             env=variables,
             capture_output=True,
             text=True,
@@ -138,7 +138,7 @@ def in_process(recipe: Path, divided: bool, chained: str) -> Result:
 def first_samples(dataset: Any, indices: Sequence[int], seed: int) -> MicroBatch:
     """These samples of a data set, read as in epoch 0."""
     read = read_samples(dataset, np.asarray(indices), seed, 0)
-    inputs, targets = (mapped(paddle.to_tensor, of_samples) for of_samples in read)
+    inputs, targets = (mapped(paddle.to_tensor, arrays) for arrays in read)
     return MicroBatch(inputs, targets, len(indices))
 
 

@@ -1,7 +1,7 @@
 """Hybrid jobs start, time after time: every axis's group exchanges, and the pipeline's neighbours speak.
 
 `python tests/gloo/test_starts.py RANKS TIMES` counts starts, prints each failure, and goes on after it. All of
-it is marked long: the tests of tests/parallel start every kind of group in passing.
+it is marked long: the tests of layouts start every kind of group in passing.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Config:
 def mistakes(**settings: Any) -> list[str]:
     with pytest.raises(RecipeError) as caught:
         read_settings(Config, {"vocab": 8, **settings}, GPT)
-    return [mistake.what for mistake in caught.value.mistakes]
+    return [mistake.message for mistake in caught.value.mistakes]
 
 
 def test_right_settings_become_the_config() -> None:

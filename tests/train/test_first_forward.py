@@ -84,8 +84,8 @@ def test_a_users_own_error_shows_the_users_frames_alone(tmp_path: Path) -> None:
     error = caught.value.__cause__
     assert error is not None and "own_loss.py, line 3, in bad" in user_frame(error)
     failure = Failure.from_error(error, 0)
-    assert "own_loss.py" in failure.traceback and "paddle_dp/parallel" not in failure.traceback
-    assert "paddle_dp/parallel" in failure.frames and TRACEBACK.format(0) in describe(failure, 1, None)
+    assert "own_loss.py" in failure.traceback and "paddle_dp/core" not in failure.traceback
+    assert "paddle_dp/core" in failure.frames and TRACEBACK.format(0) in describe(failure, 1, None)
     failure.write(tmp_path)
     assert (tmp_path / TRACEBACK.format(0)).read_text() == failure.frames
 

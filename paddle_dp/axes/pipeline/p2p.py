@@ -89,9 +89,9 @@ class AsynchronousP2P(P2pHelper):
         if pp_first_stage:
             return None
         self._recv_meta()
-        given, _, requests = self._begin(recv_prev=True)
+        received, _, requests = self._begin(recv_prev=True)
         self._coming += requests
-        return given
+        return received
 
     def send_forward(
         self, output_tensor: Any, pp_last_stage: bool, *_: Any, skip_check_meta: bool = False, **more: Any

@@ -124,8 +124,8 @@ class Engine(PipelineParallel):
     asynchronous = True
 
     def __init__(self, layers: Any, hcg: HCG, strategy: Any):
-        beside = self.asynchronous and paddle.get_device() != "cpu"
-        groups = GroupsByDirection(hcg) if beside else None
+        overlaps = self.asynchronous and paddle.get_device() != "cpu"
+        groups = GroupsByDirection(hcg) if overlaps else None
         super().__init__(layers, groups or hcg, strategy)
         if groups is not None:
             self._p2p_helper = AsynchronousP2P(groups, self._p2p_helper)
@@ -145,7 +145,7 @@ def _by_leaf(micro_batches: list[Any]) -> Any:
     """The list of the micro-batches' tensors; for structures a tuple of such lists, one per leaf, as fleet expects."""
     if isinstance(micro_batches[0], paddle.Tensor):
         return micro_batches
-    return tuple(list(of_leaf) for of_leaf in zip(*map(leaves, micro_batches), strict=True))
+    return tuple(list(leaf_tensors) for leaf_tensors in zip(*map(leaves, micro_batches), strict=True))
 
 
 @contextmanager
@@ -211,8 +211,8 @@ class ForwardThenBackward(Engine):
 
 def _output(stepped: Any) -> Any:
     """A stage's output; 3.3 also returns two values that only fleet's overlapping schedules use."""
-    beside = isinstance(stepped, tuple) and len(stepped) == 3 and stepped[1] is None and stepped[2] is None
-    return stepped[0] if beside else stepped
+    is_triple = isinstance(stepped, tuple) and len(stepped) == 3 and stepped[1] is None and stepped[2] is None
+    return stepped[0] if is_triple else stepped
 
 
 class _VirtualStages(Engine):

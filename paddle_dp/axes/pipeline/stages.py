@@ -45,9 +45,9 @@ class Stages(PipelineLayer):
         if self.reads is None or self._stage_id or chunk_id:
             return super().forward(input, chunk_id)
         self.update_run_function(chunk_id)
-        first, *others = self.run_function
+        first, *following = self.run_function
         outputs = call(first, unflatten(self.reads, list(input)), first.forward)
-        for block in others:
+        for block in following:
             outputs = block(outputs)
         return outputs
 
@@ -94,27 +94,29 @@ class LocalStages:
     def from_blocks(cls, model: nn.Layer, blocks: dict[int, nn.Layer], tied: list[TiedWeight]) -> LocalStages:
         """The local stages for this rank's `blocks` of `model`."""
         layers = {id(layer) for block in blocks.values() for layer in block.sublayers(include_self=True)}
-        places = model.named_sublayers(include_self=True, remove_duplicate=False)
-        here = [(place, layer) for place, layer in places if id(layer) in layers]
-        own = {id(p) for _, layer in here for p in layer.parameters(include_sublayers=False)}
-        return cls(blocks, here, [(name, p) for name, p in model.named_parameters() if id(p) in own], tied)
+        named_layers = model.named_sublayers(include_self=True, remove_duplicate=False)
+        here = [(name, layer) for name, layer in named_layers if id(layer) in layers]
+        parameter_ids = {id(p) for _, layer in here for p in layer.parameters(include_sublayers=False)}
+        return cls(
+            blocks, here, [(name, p) for name, p in model.named_parameters() if id(p) in parameter_ids], tied
+        )
 
     def named_parameters(self) -> Named:
         return list(self.parameters)
 
     def named_buffers(self) -> Named:
         return [
-            (f"{place}.{word}", tensor)
-            for place, layer in self.layers
-            for word, tensor in layer.named_buffers(include_sublayers=False)
+            (f"{layer_name}.{key}", tensor)
+            for layer_name, layer in self.layers
+            for key, tensor in layer.named_buffers(include_sublayers=False)
         ]
 
     def state(self) -> dict[str, paddle.Tensor]:
         """Reads the layers' tensors at each call, because forward may replace a buffer's tensor."""
         return {
-            f"{place}.{word}": tensor
-            for place, layer in self.layers
-            for word, tensor in layer.state_dict(include_sublayers=False).items()
+            f"{layer_name}.{key}": tensor
+            for layer_name, layer in self.layers
+            for key, tensor in layer.state_dict(include_sublayers=False).items()
         }
 
 
@@ -137,13 +139,15 @@ def build_stages(
     if wrong:
         raise UsageError(f"strategy.pipeline: {'; '.join(wrong)}.")
     holders = {
-        number: place % _stages(hcg)
-        for place in range(len(bounds) - 1)
-        for number in range(bounds[place], bounds[place + 1])
+        number: stage % _stages(hcg)
+        for stage in range(len(bounds) - 1)
+        for number in range(bounds[stage], bounds[stage + 1])
     }
     tied = _tie(blocks, holders, hcg, placements)
-    mine = {n: block for n, block in enumerate(blocks) if holders[n] == hcg.get_stage_id()}
-    return Stages(blocks, bounds, hcg, loss, virtual_stages), LocalStages.from_blocks(model, mine, tied)
+    local_blocks = {n: block for n, block in enumerate(blocks) if holders[n] == hcg.get_stage_id()}
+    return Stages(blocks, bounds, hcg, loss, virtual_stages), LocalStages.from_blocks(
+        model, local_blocks, tied
+    )
 
 
 def _stages(hcg: HCG) -> int:

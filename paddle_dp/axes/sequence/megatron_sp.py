@@ -110,9 +110,9 @@ class SequenceParallelizer(TensorParallelizer):
             )
         inner = BlockParallelizer(self.group, self.placements, self.initial)
         inner._sharded = self._sharded
-        parts = [layers_in(block) for block in blocks]
-        first = self.replace(model, parts[0])
-        on_shards = [False, *(inner.replace(model, part) for part in parts[1:])]
+        block_layers = [layers_in(block) for block in blocks]
+        first = self.replace(model, block_layers[0])
+        on_shards = [False, *(inner.replace(model, layers) for layers in block_layers[1:])]
         if not (first or any(on_shards)):
             return super().parallelize(model)  # raises the error for a missing table
         self.cuts_classes = self.cuts_classes or inner.cuts_classes

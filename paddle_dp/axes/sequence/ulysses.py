@@ -125,20 +125,20 @@ def _with_all_to_all(attend: Method, group: Group) -> Method:
 def _to_heads(x: paddle.Tensor, group: Group) -> paddle.Tensor:
     """[n, t / ranks, heads · …] → [n, t, heads / ranks · …]."""
     n, t, width = x.shape
-    parts = x.reshape([n, t, group.nranks, width // group.nranks]).transpose([2, 0, 1, 3])
-    return _all_to_all(parts, group).transpose([1, 0, 2, 3]).reshape([n, -1, width // group.nranks])
+    chunks = x.reshape([n, t, group.nranks, width // group.nranks]).transpose([2, 0, 1, 3])
+    return _all_to_all(chunks, group).transpose([1, 0, 2, 3]).reshape([n, -1, width // group.nranks])
 
 
 def _to_tokens(x: paddle.Tensor, group: Group) -> paddle.Tensor:
     """[n, t, heads / ranks · …] → [n, t / ranks, heads · …]."""
     n, t, width = x.shape
-    parts = x.reshape([n, group.nranks, t // group.nranks, width]).transpose([1, 0, 2, 3])
-    return _all_to_all(parts, group).transpose([1, 2, 0, 3]).reshape([n, t // group.nranks, -1])
+    chunks = x.reshape([n, group.nranks, t // group.nranks, width]).transpose([1, 0, 2, 3])
+    return _all_to_all(chunks, group).transpose([1, 2, 0, 3]).reshape([n, t // group.nranks, -1])
 
 
 def _all_to_all(chunks: paddle.Tensor, group: Group) -> paddle.Tensor:
     """Sends slice j of dim 0 to rank j, and receives rank j's slice there."""
-    given = chunks.contiguous()
-    taken = paddle.empty_like(given)
-    dist.alltoall_single(taken, given, group=group)
-    return taken
+    sent = chunks.contiguous()
+    received = paddle.empty_like(sent)
+    dist.alltoall_single(received, sent, group=group)
+    return received

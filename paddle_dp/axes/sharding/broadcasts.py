@@ -84,10 +84,10 @@ class Broadcasts:
     def _broadcast(self, index: int) -> None:
         """Serves a round with the owner's values; only ranks that requested them keep them. Collective."""
         parameter = self._parameters[index]
-        whole = parameter if self._is_local[index] else paddle.empty(parameter.shape, parameter.dtype)
-        dist.broadcast(whole, self._group.ranks[self._owners[index]], self._group)
+        values = parameter if self._is_local[index] else paddle.empty(parameter.shape, parameter.dtype)
+        dist.broadcast(values, self._group.ranks[self._owners[index]], self._group)
         if index in self._requested and not self._is_local[index]:
-            self._coming[index].append(lambda: whole)
+            self._coming[index].append(lambda: values)
 
     @paddle.no_grad()
     def ask(self, indices: FetchList) -> None:
@@ -109,8 +109,8 @@ class Broadcasts:
     def gradient(self, index: int, follows: bool) -> None:
         self._rounds.computed(index)
         # Removed at the owner, too: backward may add to it before the reduce is done. (A view keeps the memory.)
-        own = self._parameters[index].grad
-        gradient = own.view(own.shape)
+        computed = self._parameters[index].grad
+        gradient = computed.view(computed.shape)
         if self._comm_dtype is not None:
             roundings.note(self._parameters[index], gradient, self._comm_dtype)
             gradient = as_dtype(gradient, self._comm_dtype)

@@ -21,13 +21,13 @@ class Chunk:
     def __init__(self, indices: Sequence[int], parameters: Sequence[paddle.Tensor], owners: Sequence[int]):
         self.indices, self.parameters, self.owners = indices, parameters, owners
 
-    def of(self, rank: int) -> list[int]:
+    def owned(self, rank: int) -> list[int]:
         """The parameters that a rank owns, as positions within the chunk."""
         return [index for index, owner in enumerate(self.owners) if owner == rank]
 
     def size(self, rank: int) -> int:
         """The number of elements that a rank owns."""
-        return sum(int(self.parameters[index].size) for index in self.of(rank))
+        return sum(int(self.parameters[index].size) for index in self.owned(rank))
 
     def exchanges(self, ranks: int) -> bool:
         """Whether one all-to-all uses the links no longer than a collective per owner.
@@ -61,7 +61,7 @@ class Gathering:
 
     def _exchange(self, chunk: Chunk, group: Group) -> None:
         me, sizes = group.rank, [chunk.size(rank) for rank in range(group.nranks)]
-        values = [chunk.parameters[index].reshape([-1]) for index in chunk.of(me)]
+        values = [chunk.parameters[index].reshape([-1]) for index in chunk.owned(me)]
         copies = paddle.concat(values * (group.nranks - 1))
         out = paddle.empty([sum(sizes) - sizes[me]], copies.dtype)
         task = dist.alltoall_single(
@@ -75,7 +75,7 @@ class Gathering:
         self.pending.append((task, copies))
         at = 0
         for rank in range(group.nranks):
-            for index in chunk.of(rank) if rank != me else []:
+            for index in chunk.owned(rank) if rank != me else []:
                 parameter = chunk.parameters[index]
                 size = int(parameter.size)
                 self.values[chunk.indices[index]] = partial(self._slice, out, at, size, parameter.shape)
@@ -118,9 +118,9 @@ class Reducing:
         chunk, group, me = self._chunk, self._group, self._group.rank
         flat = [gradient.reshape([-1]) for gradient in self._gradients]
         peers = [rank for rank in range(group.nranks) if rank != me]
-        gathered = [flat[index] for rank in peers for index in chunk.of(rank)]
+        gathered = [flat[index] for rank in peers for index in chunk.owned(rank)]
         self._sent = paddle.concat(gathered) if gathered else paddle.empty([0], flat[0].dtype)
-        self._gradients = [self._gradients[index] for index in chunk.of(me)]
+        self._gradients = [self._gradients[index] for index in chunk.owned(me)]
         size = chunk.size(me)
         self._rows = paddle.empty([len(peers) * size], self._sent.dtype)
         return dist.alltoall_single(
@@ -137,7 +137,7 @@ class Reducing:
         in the order of ranks, independently of the chunk's other gradients."""
         for task in self._tasks:
             task.wait()
-        positions = self._chunk.of(self._group.rank)
+        positions = self._chunk.owned(self._group.rank)
         indices = [self._chunk.indices[position] for position in positions]
         if self._rows is None:
             yield from zip(indices, (self._gradients[position] for position in positions), strict=True)
@@ -148,10 +148,10 @@ class Reducing:
             terms = [self._rows[start : start + int(gradient.size)].view(gradient.shape) for start in starts]
             terms.insert(self._group.rank, gradient)
             if self._rounded:
-                terms = [as_dtype(part, self._wide(index)) for part in terms]
+                terms = [as_dtype(term, self._wide(index)) for term in terms]
             total = terms[0] + terms[1]  # in new memory: the chunk's is freed
-            for part in terms[2:]:
-                total.add_(part)
+            for term in terms[2:]:
+                total.add_(term)
             yield index, total
             at += int(gradient.size)
 

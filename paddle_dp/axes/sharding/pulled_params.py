@@ -83,9 +83,9 @@ class Pull:
         if not self._arrived[index]:
             self._wait(index)
         data, parameter = self._arrived[index].popleft(), self.parameters[index]
-        whole = paddle.empty(parameter.shape, parameter.dtype)
-        bytes_of(whole)[:] = np.frombuffer(data, np.uint8)
-        return whole
+        values = paddle.empty(parameter.shape, parameter.dtype)
+        bytes_of(values)[:] = np.frombuffer(data, np.uint8)
+        return values
 
     def _wait(self, index: int) -> None:
         owner, endpoint = self._owners[index], transport.endpoint()
@@ -140,8 +140,8 @@ class Answers:
         """Begins a pass: the provider's parameters do not change until all ranks have ended it."""
         with self._lock:
             self._pass = number, self._pass[1] + 1
-            due = [one for one in self._waiting if one[1] <= self._pass]
-            self._waiting = [one for one in self._waiting if one[1] > self._pass]
+            due = [request for request in self._waiting if request[1] <= self._pass]
+            self._waiting = [request for request in self._waiting if request[1] > self._pass]
             for rank, _, indices in due:
                 self._send(rank, indices)
 

@@ -54,10 +54,10 @@ class Rounds:
         flags[-1] = not done
         choice = order + np.packbits(flags).tobytes()
         choices = self._messages.gather(choice, "the choice of the next collectives")
-        if order != NO_ORDER and all(one.startswith(order) for one in choices):
+        if order != NO_ORDER and all(row.startswith(order) for row in choices):
             return None
         *requested, unfinished = np.unpackbits(
-            np.bitwise_or.reduce([np.frombuffer(one, np.uint8, offset=len(NO_ORDER)) for one in choices]),
+            np.bitwise_or.reduce([np.frombuffer(row, np.uint8, offset=len(NO_ORDER)) for row in choices]),
             count=flags.size,
         )
         self._serve(np.flatnonzero(requested).tolist())

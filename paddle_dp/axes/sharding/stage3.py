@@ -267,9 +267,9 @@ class Stage3:
             self._note_on_way(lacking)
 
     def _note_on_way(self, indices: FetchList) -> None:
-        others = [index for index in indices if not self._is_local[index]]
-        self._on_way.update(others)
-        self._count(sum(self._sizes[index] for index in others))
+        remote = [index for index in indices if not self._is_local[index]]
+        self._on_way.update(remote)
+        self._count(sum(self._sizes[index] for index in remote))
 
     def _count(self, added: int) -> None:
         self._bytes += added
@@ -303,7 +303,7 @@ class Stage3:
 
     def _after_gradient(self, index: int, *_: Any) -> None:
         """Sends a computed gradient to its owner."""
-        for backward in [one for one in self._backwards[index] if one.begun]:
+        for backward in [candidate for candidate in self._backwards[index] if candidate.begun]:
             self._backwards[index].remove(backward)
             self._ends(backward, index)
         if not self.sends or self._parameters[index].grad is None:

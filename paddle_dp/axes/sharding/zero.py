@@ -83,9 +83,9 @@ class Zero:
                 f"strategy.sharding_stage=3: parameter {empty[0]} of the model is empty and cannot be sharded. "
                 "Leave it out of the model, or set strategy.sharding_stage=2."
             )
-        sizes = [[int(parameter.size) for parameter in some] for some in (trained, frozen)]
-        dealt = deal(sizes[0], sizes[1], self.group.nranks)
-        pairs = zip([*trained, *frozen], [*dealt[0], *dealt[1]], strict=True)
+        sizes = [[int(parameter.size) for parameter in parameters] for parameters in (trained, frozen)]
+        owners_of_groups = deal(sizes[0], sizes[1], self.group.nranks)
+        pairs = zip([*trained, *frozen], [*owners_of_groups[0], *owners_of_groups[1]], strict=True)
         self._owner = {id(parameter): owner for parameter, owner in pairs}
         keep(optimizer, [p for p in trained if self.owner(p) == self.group.rank])
         self.parameters = [p for p in model.parameters() if id(p) in self._owner]

@@ -33,10 +33,10 @@ def shared(x: paddle.Tensor, exchange: Exchange, key: object) -> paddle.Tensor:
     if cached is None or cached[0] != state:
         cached = state, exchange(x)
         setattr(x, _CACHE_ATTRIBUTE, cached)
-    found: paddle.Tensor = cached[1]
-    return found
+    output: paddle.Tensor = cached[1]
+    return output
 
 
 def copied(x: paddle.Tensor, group: Group) -> paddle.Tensor:
     """Megatron's f: the tensor itself, the same on all ranks; its gradients are all-reduced."""
-    return shared(x, lambda given: mp_ops._c_identity(given, group=group), ("copied", *group.ranks))
+    return shared(x, lambda tensor: mp_ops._c_identity(tensor, group=group), ("copied", *group.ranks))

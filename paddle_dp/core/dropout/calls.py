@@ -56,15 +56,15 @@ def patches() -> Iterator[Patch]:
             owner=_OPS, name=name, value=value, symptom="each rank draws its own paths", missing="skip"
         )
     along = along_axes(look_up(_COMMON).dropout)  # type: ignore[union-attr]
-    for place in (_COMMON, "paddle.nn.functional"):
-        yield Patch(owner=place, name="dropout", value=along, symptom=drawn)
+    for owner in (_COMMON, "paddle.nn.functional"):
+        yield Patch(owner=owner, name="dropout", value=along, symptom=drawn)
     name = "_feature_alpha_dropout_impl"
     yield Patch(owner=_COMMON, name=name, value=alpha, symptom=drawn, missing="skip")
     # Recompute saves this state at the first forward and restores it for the second, like the generators' states.
     states = "paddle.distributed.fleet.recompute.recompute.custom_state_manager"
-    again = "a second forward in backward draws another mask"
-    yield Patch(owner=states, name="custom_get_state_func", value=scope.save, symptom=again)
-    yield Patch(owner=states, name="custom_set_state_func", value=scope.restore, symptom=again)
+    redrawn = "a second forward in backward draws another mask"
+    yield Patch(owner=states, name="custom_get_state_func", value=scope.save, symptom=redrawn)
+    yield Patch(owner=states, name="custom_set_state_func", value=scope.restore, symptom=redrawn)
 
 
 def dropout(x: paddle.Tensor, seed: Any, p: Any, is_test: bool, mode: str, *rest: Any) -> paddle.Tensor:
@@ -81,8 +81,8 @@ def dropout(x: paddle.Tensor, seed: Any, p: Any, is_test: bool, mode: str, *rest
     p = float(p)
     if p >= 1:
         return paddle.scale(x, 0.0)
-    kept = paddle.masked_fill(x, dropped(here, x, p), 0.0)
-    return kept.scale(1 / (1 - p)) if mode == "upscale_in_train" else kept
+    masked = paddle.masked_fill(x, dropped(here, x, p), 0.0)
+    return masked.scale(1 / (1 - p)) if mode == "upscale_in_train" else masked
 
 
 def dropout_in_place(
@@ -149,7 +149,7 @@ def along_axes(functional: Callable[..., Any]) -> Callable[..., Any]:
         bound.apply_defaults()
         x, p, axis = (bound.arguments[name] for name in ("x", "p", "axis"))
         axes = [axis] if isinstance(axis, int) else list(axis or ())
-        usual = scope_of(x) is not None and 0 < float(p) < 1 and all(0 <= one < x.ndim for one in axes)
+        usual = scope_of(x) is not None and 0 < float(p) < 1 and all(0 <= dim < x.ndim for dim in axes)
         if not (axes and usual and bound.arguments["training"]):
             return functional(*args, **named)
         keep = 1 - dropped(here, x, float(p), axes).astype(x.dtype)
@@ -188,11 +188,14 @@ def rnn(  # noqa: PLR0913 - as Paddle calls it
     for layer in range(layers):
         if layer:
             x = F.dropout(x.transpose([1, 0, 2]), p).transpose([1, 0, 2])
-        part = slice(2 * layer * directions, 2 * (layer + 1) * directions)
-        of_layer = [*weights[: 2 * layers * directions][part], *weights[2 * layers * directions :][part]]
+        layer_slice = slice(2 * layer * directions, 2 * (layer + 1) * directions)
+        layer_weights = [
+            *weights[: 2 * layers * directions][layer_slice],
+            *weights[2 * layers * directions :][layer_slice],
+        ]
         initial = [state[layer * directions : (layer + 1) * directions] for state in states]
         x, reserve, final = run(
-            x, initial, of_layer, lengths, mask, 0.0, bidirectional, x.shape[-1], hidden, 1, mode, seed, is_test
+            x, initial, layer_weights, lengths, mask, 0.0, bidirectional, x.shape[-1], hidden, 1, mode, seed, is_test
         )  # fmt: skip
         final_states.append(final)
     return x, reserve, [paddle.concat(each) for each in zip(*final_states, strict=True)]

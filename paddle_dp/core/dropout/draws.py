@@ -72,10 +72,10 @@ class Draws:
             self._gather(watch, mesh)
 
     def _gather(self, watch: DrawMonitor, mesh: Mesh) -> None:
-        mine = {label: sorted(kinds) for label, kinds in watch.kinds_by_layer.items()}, watch.doubted
-        for found, doubted in mesh.gather(mine) if mesh.ranks > 1 else [mine]:
+        draws = {label: sorted(kinds) for label, kinds in watch.kinds_by_layer.items()}, watch.doubted
+        for kinds_by_layer, doubted in mesh.gather(draws) if mesh.ranks > 1 else [draws]:
             self._doubted = doubted | self._doubted
-            for label, kinds in found.items():
+            for label, kinds in kinds_by_layer.items():
                 self._kinds_by_layer[label] = sorted({*self._kinds_by_layer.get(label, []), *kinds})
 
     def differences(self) -> list[str]:
@@ -113,9 +113,9 @@ class Draws:
                 f"{noun} other random numbers on each rank; train.dropout=exact makes those of dropout the same on any "
                 "number of ranks"
             ]
-        whose = " and ".join(f"{kind}'s" for kind in sorted(kinds))
+        owners = " and ".join(f"{kind}'s" for kind in sorted(kinds))
         return [
-            f"{noun} from {whose} generator, which differs on another number of ranks: exact are dropout, and one "
+            f"{noun} from {owners} generator, which differs on another number of ranks: exact are dropout, and one "
             "number for each sample"
         ]
 

@@ -94,6 +94,6 @@ def _named(names: tuple[str, ...]) -> Callable[[tuple[Any, ...]], bool]:
     def drops(args: tuple[Any, ...]) -> bool:
         first = next(index for index, arg in enumerate(args) if isinstance(arg, str))
         settings = dict(zip(args[first::2], args[first + 1 :: 2], strict=True))
-        return any(settings[word] for word in names) and not settings.get("is_test")
+        return any(settings[name] for name in names) and not settings.get("is_test")
 
     return drops

@@ -79,8 +79,8 @@ def positions(full_shape: tuple[int, ...], ranges: Ranges) -> Uint32Array:
         h = np.arange(math.prod(full_shape), dtype=np.uint32) * np.uint32(_M0)
         h ^= h >> np.uint32(16)
         h *= np.uint32(_M1)
-    part = h.reshape(full_shape)[tuple(slice(*span) for span in ranges)]
-    return np.ascontiguousarray(part).reshape(-1)
+    box = h.reshape(full_shape)[tuple(slice(*span) for span in ranges)]
+    return np.ascontiguousarray(box).reshape(-1)
 
 
 def bound(p: float) -> int:
@@ -98,9 +98,9 @@ def dropped(sample_keys: Keys, position_hashes: Uint32Array, p: float) -> NDArra
     for top in range(0, n, rows):
         first, second = sample_keys[0][top : top + rows, None], sample_keys[1][top : top + rows, None]
         for left in range(0, count, columns):
-            some = position_hashes[left : left + columns]
-            h, other = hashes[: len(first), : some.size], spare[: len(first), : some.size]
-            np.add(some, first, out=h)
+            chunk = position_hashes[left : left + columns]
+            h, other = hashes[: len(first), : chunk.size], spare[: len(first), : chunk.size]
+            np.add(chunk, first, out=h)
             _round(h, other, 15, _M2)
             np.bitwise_xor(h, second, out=h)
             _round(h, other, 16, _M1)

@@ -81,8 +81,8 @@ def doubt(x: paddle.Tensor, samples: int) -> None:
     samples, or larger while dim 1 has their number. A single sample is never ambiguous."""
     if _watching is None or samples < 2 or isinstance(x, Parameter) or not x.shape:
         return
-    first, *others = x.shape
-    if first % samples or (first > samples and len(others) > 1 and others[0] == samples):
+    first, *trailing = x.shape
+    if first % samples or (first > samples and len(trailing) > 1 and trailing[0] == samples):
         _watching.doubted.setdefault(_watching._inside[-1], (list(x.shape), samples))
 
 
@@ -105,9 +105,9 @@ def cut_unsaid(ranks: Sequence[tuple[dict[str, int], list[Dropped]]]) -> dict[st
             continue  # nothing is sliced along it
         label_by_call: dict[tuple[object, ...], str] = {}
         for coords, dropped in ranks:
-            others = tuple(sorted((name, place) for name, place in coords.items() if name != axis))
+            other_coords = tuple(sorted((name, coord) for name, coord in coords.items() if name != axis))
             for call, label, digest, axes in dropped:
-                if axis not in axes and label_by_call.setdefault((others, *call), digest) != digest:
+                if axis not in axes and label_by_call.setdefault((other_coords, *call), digest) != digest:
                     undeclared[label] = axis
     return undeclared
 

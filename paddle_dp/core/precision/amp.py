@@ -121,8 +121,8 @@ def check_autocast(precision: Precision, device: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with paddle.amp.auto_cast(True, level=precision.level, dtype=precision.dtype):
-            one = paddle.ones([1, 1])
-            computed = paddle.matmul(one, one).dtype
+            unit = paddle.ones([1, 1])
+            computed = paddle.matmul(unit, unit).dtype
     if computed != getattr(paddle, precision.dtype):
         raise UsageError(
             f"train.precision is {precision.dtype}, and Paddle's autocast leaves it float32 on {device}. "
@@ -177,7 +177,9 @@ class MixedPrecision:
 
     def cast_batch(self, batch: Batch) -> Batch:
         """Applies `cast_micro_batch` to all micro-batches of a batch."""
-        if not any(self._casts((part.inputs, part.targets)) for part in batch.micro_batches):
+        if not any(
+            self._casts((micro_batch.inputs, micro_batch.targets)) for micro_batch in batch.micro_batches
+        ):
             return batch
         return replace(batch, micro_batches=tuple(map(self.cast_micro_batch, batch.micro_batches)))
 

@@ -58,8 +58,8 @@ def _without_ranks(result: AttemptResult, node: int) -> Failure | None:
     if result.signal:
         kind, message = result.signal, f"node {node} was ended by {result.signal}."
     else:
-        said = logs.tail(result.attempt / "launcher.log", 12)
-        kind, message = "launcher", f"{said}\nPaddle's launcher of node {node} ended with {result.status}"
+        ending = logs.tail(result.attempt / "launcher.log", 12)
+        kind, message = "launcher", f"{ending}\nPaddle's launcher of node {node} ended with {result.status}"
     return Failure(rank=0, kind=kind, message=message, exit_status=result.status, expected=True)
 
 
@@ -73,9 +73,9 @@ def outcome_of(
     try:
         return _outcome(message, attempt, node, result)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        said = f"node {message['node']} failed, and this node cannot read its report ({error!r}): is its "
+        problem = f"node {message['node']} failed, and this node cannot read its report ({error!r}): is its "
         cause = Failure(
-            rank=-1, kind=LOST_NODE, message=f"{said}paddle-dp of another version?", expected=True
+            rank=-1, kind=LOST_NODE, message=f"{problem}paddle-dp of another version?", expected=True
         )
         return AttemptResult(attempt=attempt or Path(), status=LOST, cause=cause)
 
@@ -299,7 +299,7 @@ class _Node:
             plan = replace(plan, meeting=meeting if multi_node else None)
             outside = ExternalEvents(
                 signals=self.signals, must_end=self.member.must_end, must_stop=self._must_stop,
-                notify_nodes=lambda words: self.member.send(say="tell", attempt=self.member.attempt, words=words),
+                notify_nodes=lambda text: self.member.send(say="tell", attempt=self.member.attempt, words=text),
             )  # fmt: skip
             self.result = attempts.run_once(
                 plan, self.logs, self.node_job.inherited, point, self.started, outside

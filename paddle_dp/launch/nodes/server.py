@@ -166,5 +166,5 @@ class Server:
             self._looks.unregister(client.line)
         client.line.close()
         if client.number is not None:
-            told: dict[str, Any] = {"why": why} if why else {}
-            self.rendezvous.leave(client.number, time.monotonic(), **told)
+            reason: dict[str, Any] = {"why": why} if why else {}
+            self.rendezvous.leave(client.number, time.monotonic(), **reason)

@@ -228,10 +228,10 @@ class PeriodicMeans(WeightSync):
                 for start, parameter, moved in zip(self.start, self.trainable, self._moved(), strict=True):
                     parameter.copy_(start - moved, False)
             if states and self.states_diverged:
-                for of_kind in list(self._states.by_kind()):
-                    mean = self._mean(of_kind)
-                    backups += [(state, state.clone()) for state in of_kind if state is not None]
-                    write(of_kind, mean)
+                for kind_states in list(self._states.by_kind()):
+                    mean = self._mean(kind_states)
+                    backups += [(state, state.clone()) for state in kind_states if state is not None]
+                    write(kind_states, mean)
                 backups += [(count, count.clone()) for count in self._states.counts().values()]
                 self._states.average_counts(self._portion)
         try:
@@ -286,8 +286,8 @@ class PeriodicMeans(WeightSync):
     def _saved_buffers(self) -> NamedTensors:
         """The buffers that a forward may change from this rank's samples between means, and that checkpoints hold (as
         the model's, from the first rank only)."""
-        held = {id(tensor) for tensor in self._placed.model.state_dict().values()}
-        return [(name, buffer) for name, buffer in self._placed.named_buffers() if id(buffer) in held]
+        saved_ids = {id(tensor) for tensor in self._placed.model.state_dict().values()}
+        return [(name, buffer) for name, buffer in self._placed.named_buffers() if id(buffer) in saved_ids]
 
     @paddle.no_grad()
     def load_extra_state(self, saved: SavedExtraState) -> None:

@@ -40,8 +40,8 @@ class LocalStates:
                 (accumulators[kind].get(parameter.name), parameter) for _, parameter in self._named
             ]
             yield [
-                one if one is not None and _is_like(one, parameter) else None
-                for one, parameter in states_of_kind
+                state if state is not None and _is_like(state, parameter) else None
+                for state, parameter in states_of_kind
             ]
 
     def complete(self) -> None:
@@ -85,9 +85,9 @@ class LocalStates:
         counts = self.counts()
         rows = self._mesh.gather([portion, {name: state.tolist() for name, state in counts.items()}])
         for name, state in counts.items():
-            found = [(weight, row[name]) for weight, row in rows if name in row]
-            if total := sum(weight for weight, _ in found):
-                mean = sum(weight * np.array(count, "float64") for weight, count in found) / total
+            counts_by_weight = [(weight, row[name]) for weight, row in rows if name in row]
+            if total := sum(weight for weight, _ in counts_by_weight):
+                mean = sum(weight * np.array(count, "float64") for weight, count in counts_by_weight) / total
                 is_whole = not state.is_floating_point()
                 state.set_value((np.rint(mean) if is_whole else mean).astype(state.numpy().dtype))
 

@@ -29,14 +29,14 @@ class TensorSpec(NamedTuple):
     learns: bool
 
     @classmethod
-    def of(cls, output: paddle.Tensor) -> TensorSpec:
+    def from_tensor(cls, output: paddle.Tensor) -> TensorSpec:
         return cls(tuple(output.shape), dtype_of(output), not output.stop_gradient)
 
 
 def _form_or_flag(value: Any) -> Hashable:
     """The cache key of an input: a tensor's spec, a flag itself, or the type of anything else."""
     if isinstance(value, paddle.Tensor):
-        return TensorSpec.of(value)
+        return TensorSpec.from_tensor(value)
     return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 
@@ -58,7 +58,7 @@ class OutputSpecs:
 
         Raises UsageError if a local output's shape or dtype has changed for such inputs.
         """
-        specs = {branch: TensorSpec.of(output) for branch, output in local.items()}
+        specs = {branch: TensorSpec.from_tensor(output) for branch, output in local.items()}
         autocast = paddle.get_autocast_gpu_dtype() if paddle.is_autocast_enabled() else None
         key = (tuple(map(_form_or_flag, inputs)), training, paddle.is_grad_enabled(), str(autocast))
         if (known := self._known.get(key)) is None:

@@ -64,12 +64,16 @@ class _Meet(PyLayer):
     ) -> Any:
         """`outputs` is an iterator because Paddle would take a list's tensors for inputs. `tensors`: the token, those
         outputs of the `local` branches that have a gradient, and this rank's anchors."""
-        ctx.own, ctx.anchors = list(local), tensors[1 + len(local) :]
+        ctx.branches, ctx.anchors = list(local), tensors[1 + len(local) :]
         return (tensors[0].clone(), *outputs)
 
     @staticmethod
     def backward(ctx: Any, token: paddle.Tensor, *grads: paddle.Tensor) -> Any:
-        return (token, *(grads[branch] for branch in ctx.own), *(paddle.zeros_like(x) for x in ctx.anchors))
+        return (
+            token,
+            *(grads[branch] for branch in ctx.branches),
+            *(paddle.zeros_like(x) for x in ctx.anchors),
+        )
 
 
 class _Replay(nn.Layer):
@@ -102,8 +106,8 @@ class BranchForward:
         trace, inputs = self._trace, in_order(positional, named)
         learned: Learned = {}
         if paddle.is_grad_enabled():
-            tensors = {place: x for place, x in enumerate(inputs) if isinstance(x, paddle.Tensor)}
-            learned = self._forked({place: x for place, x in tensors.items() if not x.stop_gradient})
+            tensors = {position: x for position, x in enumerate(inputs) if isinstance(x, paddle.Tensor)}
+            learned = self._forked({position: x for position, x in tensors.items() if not x.stop_gradient})
         local = {
             branch: self._run(
                 trace.chains[branch], learned.get(trace.sources[branch], inputs[trace.sources[branch]])

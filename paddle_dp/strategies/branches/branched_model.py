@@ -52,8 +52,8 @@ def branched(
     for trace, join in zip(traces, joins, strict=True):
         trace.layer.forward = join
     after = outputs_of(model, inputs, [])
-    for one, other in zip(before, after, strict=True):
-        difference, largest = (float(x.abs().max()) if x.size else 0.0 for x in (other - one, one))
+    for expected, actual in zip(before, after, strict=True):
+        difference, largest = (float(x.abs().max()) if x.size else 0.0 for x in (actual - expected, expected))
         if compare and difference > _CLOSE * largest:
             raise UsageError(
                 f"strategy.branches: with its branches on {len(ranks.ranks)} ranks {type(model).__name__} gives "
@@ -68,7 +68,9 @@ def branched(
     return Branched(
         shared=tuple(shared),
         exchanges_back=any(trace.learned for trace in traces),
-        layers=frozenset(id(layer) for one in layers for layer in one.sublayers(include_self=True)),
+        layers=frozenset(
+            id(layer) for local_layer in layers for layer in local_layer.sublayers(include_self=True)
+        ),
     )
 
 

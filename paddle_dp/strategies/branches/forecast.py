@@ -40,7 +40,7 @@ def assign_branches(recipe: Recipe, layout: Layout, blocks: Blocks, width: int) 
         warnings.simplefilter("ignore")  # of Paddle's frozen BatchNorms, in a trial
         plan = planned(_model(recipe), first_inputs(recipe), layout.degrees.tensor)
     samples = -(-recipe.train.batch // layout.degrees.dp_size)
-    return replace(layout, branches=plan.step(samples, width)), plan.of(blocks)
+    return replace(layout, branches=plan.step(samples, width)), plan.annotated(blocks)
 
 
 def rank_model(recipe: Recipe, ranks: int, rank: int) -> nn.Layer:
@@ -74,7 +74,7 @@ class Planned:
     at: dict[str, tuple[int, ...]]
     branches: BranchTraffic
 
-    def of(self, blocks: Blocks) -> Blocks:
+    def annotated(self, blocks: Blocks) -> Blocks:
         """The weights of the model, with the ranks of branches' weights."""
         return [[replace(weight, at=self.at.get(weight.name, ())) for weight in block] for block in blocks]
 
@@ -94,8 +94,8 @@ def planned(model: nn.Layer, inputs: Any, ranks: int) -> Planned:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), name)
     at = {
-        names[id(parameter)]: tuple(sorted(places))
-        for layer, places in ranks_of_layers(traces, ranks)
+        names[id(parameter)]: tuple(sorted(layer_ranks))
+        for layer, layer_ranks in ranks_of_layers(traces, ranks)
         for parameter in layer.parameters()
     }
     outputs = [0.0] * ranks

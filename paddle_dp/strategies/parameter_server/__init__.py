@@ -77,8 +77,8 @@ class Config(StrategyConfig):
         from paddle_dp.checks.preflight import preflight_check
 
         self._check_workers(ranks)
-        asked = recipe.train.device
-        if (device if asked == "auto" else asked) != "cpu" and recipe.train.precision.level == "O2":
+        requested = recipe.train.device
+        if (device if requested == "auto" else requested) != "cpu" and recipe.train.precision.level == "O2":
             raise UsageError(
                 "strategy parameter_server: servers keep weights of 32 bits on their hosts, and level O2 lets workers' "
                 "accelerators keep those of 16: set train.precision to float32 or, as level O1, bfloat16 or float16."
@@ -98,7 +98,9 @@ class Config(StrategyConfig):
         why = ""
         if recipe.guard.non_finite is not None:
             why = "guard.non_finite lets all ranks judge each update together: leave it out"
-        elif any(part.settings.get("async") for part in recipe.callbacks if part.name == "checkpoint"):
+        elif any(
+            callback.settings.get("async") for callback in recipe.callbacks if callback.name == "checkpoint"
+        ):
             why = "a checkpoint that is written in the background waits for the files of all ranks: leave async out"
         elif compared(recipe) == "ranks":
             why = "a loss across ranks lets workers wait for one another's samples: set loss.across=rank"

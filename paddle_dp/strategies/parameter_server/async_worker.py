@@ -114,10 +114,10 @@ class AsyncServerWorker:
             for clip in self._clips:
                 norm = float(gradients.global_norm(clip.parameters).item())
                 gradients.scale(clip.parameters, clip.bound / max(norm, clip.bound))
-        own = [micro_batch for micro_batch in batch.micro_batches if not micro_batch.is_dummy]
-        fraction = sum(micro_batch.samples for micro_batch in own) / batch.samples
+        micro_batches = [micro_batch for micro_batch in batch.micro_batches if not micro_batch.is_dummy]
+        fraction = sum(micro_batch.samples for micro_batch in micro_batches) / batch.samples
         gradients.scale(learner.trainable, fraction)
-        self._push(batch.index, own[0].first, fraction, bool(count))
+        self._push(batch.index, micro_batches[0].first, fraction, bool(count))
         return metrics
 
     @paddle.no_grad()

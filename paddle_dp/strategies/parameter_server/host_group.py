@@ -36,8 +36,8 @@ class HostGroup:
 
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Sums `tensor` over the workers, in place, and returns it. Collective over the workers."""
-        first, *others = self.gather_tensor(tensor)
-        tensor.set_value(sum(others, first))
+        first, *following = self.gather_tensor(tensor)
+        tensor.set_value(sum(following, first))
         return tensor
 
 

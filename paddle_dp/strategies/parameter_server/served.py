@@ -74,8 +74,8 @@ class ServerOwners:
 def partners(mesh: Mesh) -> list[int]:
     """This rank and its peers: all servers for a worker, all workers for a server."""
     servers = mesh.axes.servers
-    others = range(servers) if mesh.reads else range(servers, mesh.ranks)
-    return sorted([mesh.rank, *others])
+    peers = range(servers) if mesh.reads else range(servers, mesh.ranks)
+    return sorted([mesh.rank, *peers])
 
 
 class ServerParams:
@@ -98,7 +98,7 @@ class ServerParams:
             return
         with self._push.waiting("the parameters of the servers"):
             for owner in self._push.peers:
-                self._take([parameter for parameter, of in self._owned if of == owner], owner)
+                self._take([parameter for parameter, server in self._owned if server == owner], owner)
 
     def _take(self, parameters: Sequence[paddle.Tensor], owner: int) -> None:
         """Receives the values of one server's parameters; to an accelerator they are copied together."""

@@ -54,8 +54,8 @@ def copied(model: nn.Layer, devices: Sequence[str]) -> list[nn.Layer]:
             f"strategy replicas: {type(model).__name__} cannot be copied ({type(error).__name__}: {error}): choose "
             "strategy.use=data_parallel, in which each process builds its own."
         ) from error
-    own = [name for name, _ in model.named_parameters()]
-    if any([name for name, _ in each.named_parameters()] != own for each in replicas):
+    parameter_names = [name for name, _ in model.named_parameters()]
+    if any([name for name, _ in each.named_parameters()] != parameter_names for each in replicas):
         raise UsageError(
             f"strategy replicas: a copy of {type(model).__name__} has other parameters than itself: choose "
             "strategy.use=data_parallel, in which each process builds its own."
@@ -96,10 +96,10 @@ class Replicated(nn.Layer):
             for index, share in enumerate(shares)
         ]
         outputs = []
-        for index, (some, others) in enumerate(scattered):
+        for index, (positional, named_inputs) in enumerate(scattered):
             replica, device, share = self._replicas[index], self._devices[index], shares[index]
             with within_samples(share.start, share.stop), on(device):
-                outputs.append(replica(*some, **others))
+                outputs.append(replica(*positional, **named_inputs))
         self.ran = max(self.ran, count)
         if len(set(self._devices)) > 1:
             outputs = self._gather(outputs)
@@ -124,9 +124,9 @@ class Replicated(nn.Layer):
             return there
 
         gathered = []
-        for of_replica in outputs:
+        for output in outputs:
             self._gathered.append([])
-            gathered.append(paddle.utils.map_structure(arrived, of_replica))
+            gathered.append(paddle.utils.map_structure(arrived, output))
         return gathered
 
     def backward(self) -> None:
@@ -173,8 +173,8 @@ class Copies:
     @paddle.no_grad()
     def replicate(self) -> None:
         """Copies the model's weights, buffers, frozen flags and layer settings, which a callback may have changed."""
-        others = zip(self.replicas, self.devices[1:], self._parameters, self._layers, strict=True)
-        for replica, device, pairs, layers in others:
+        twins = zip(self.replicas, self.devices[1:], self._parameters, self._layers, strict=True)
+        for replica, device, pairs, layers in twins:
             buffers = zip(self.model.buffers(), replica.buffers(), strict=True)
             with on(device):
                 for original, twin in (*pairs, *buffers):
@@ -218,16 +218,20 @@ class Copies:
         if not copy_statistics:
             return
         for name, original in statistics(self.model).items():
-            others = (moved(tensors[name], self.devices[0]).astype("float64") for tensors in copy_statistics)
-            total = sum(others, original.astype("float64"))
+            twin_values = (
+                moved(tensors[name], self.devices[0]).astype("float64") for tensors in copy_statistics
+            )
+            total = sum(twin_values, original.astype("float64"))
             original.copy_((total / (len(copy_statistics) + 1)).astype(original.dtype), False)
 
     def _compare_buffers(self) -> None:
         """Finds, once, the buffers other than statistics that the copies have updated differently from the model."""
         if self.differing_buffers is not None:
             return
-        first, *others = (self._digests(replica) for replica in (self.model, *self._used))
-        self.differing_buffers = [name for copied in others for name in first if copied[name] != first[name]]
+        first, *digests_of_copies = (self._digests(replica) for replica in (self.model, *self._used))
+        self.differing_buffers = [
+            name for copied in digests_of_copies for name in first if copied[name] != first[name]
+        ]
 
     def _digests(self, replica: nn.Layer) -> dict[str, Digest]:
         buffers = _plain_buffers(replica)
@@ -283,10 +287,10 @@ class CopiesCheck(LearnerCheck):
 
 def _set_alike(layer: nn.Layer, twin: nn.Layer) -> None:
     """Copies a layer's mode and settings (a dropout's rate, a temperature, a list of widths) to its twin."""
-    others = vars(twin)
+    twin_settings = vars(twin)
     for name, value in vars(layer).items():
-        if _is_setting(value) and (name not in others or others[name] != value):
-            others[name] = copy.deepcopy(value)
+        if _is_setting(value) and (name not in twin_settings or twin_settings[name] != value):
+            twin_settings[name] = copy.deepcopy(value)
 
 
 def _is_setting(value: Any) -> bool:

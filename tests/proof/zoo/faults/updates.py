@@ -126,7 +126,7 @@ def frozen_in_one_layout() -> AbstractContextManager[None]:
 
         return freezing
 
-    return replaced("paddle_dp.parallel:prepare", make)
+    return replaced("paddle_dp.learner:prepare", make)
 
 
 MLP = Setting("mlp")
