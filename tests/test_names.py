@@ -30,7 +30,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
 # How many declared names still have a pronoun in them, by package. A number may only fall;
 # `python tools/house.py --names` lists them.
 NAMES_LEFT: dict[str, int] = {
-    "audit": 3, "cli": 1, "datasets": 4, "doctor": 1, "ground": 17, "launch": 1, "losses": 1,
+    "audit": 3, "cli": 1, "datasets": 4, "doctor": 1, "ground": 5, "launch": 1, "losses": 1,
     "parallel/dropout": 2, "parallel/exchange": 5, "parallel/pipeline": 1, "plan": 2, "proof": 3,
     "train": 2,
 }  # fmt: skip
