@@ -150,33 +150,33 @@ class EndedError(JobError):
         self.exit_status = 128 + number
 
 
-def near(word: str, known: Iterable[str]) -> str | None:
-    """The entry of `known` that equals `word` but for case, separators and one slip; None if there is none.
+def near(typed: str, known: Iterable[str]) -> str | None:
+    """The entry of `known` that equals `typed` but for case, separators and one slip; None if there is none.
 
     A slip is a letter more, less or replaced, or two adjacent letters swapped.
     """
-    plain = _letters(word)
+    plain = _letters(typed)
     slips = [name for name in known if plain == (letters := _letters(name)) or _one_slip(plain, letters)]
     return min(slips, key=lambda name: _letters(name) != plain, default=None)
 
 
-def _letters(word: str) -> str:
-    return re.sub(r"[\W_]", "", word).lower()
+def _letters(text: str) -> str:
+    return re.sub(r"[\W_]", "", text).lower()
 
 
-def _one_slip(word: str, other: str) -> bool:
-    """True if one edit or one transposition makes `other` of `word`; for three letters, only a transposition."""
-    if abs(len(word) - len(other)) > 1 or min(len(word), len(other)) < 3:
+def _one_slip(typed: str, other: str) -> bool:
+    """True if one edit or one transposition makes `other` of `typed`; for three letters, only a transposition."""
+    if abs(len(typed) - len(other)) > 1 or min(len(typed), len(other)) < 3:
         return False
     begin = next(
-        (n for n, (a, b) in enumerate(zip(word, other, strict=False)) if a != b), min(len(word), len(other))
+        (n for n, (a, b) in enumerate(zip(typed, other, strict=False)) if a != b), min(len(typed), len(other))
     )
-    swapped = word[:begin] + word[begin + 1 : begin + 2] + word[begin : begin + 1] + word[begin + 2 :]
+    swapped = typed[:begin] + typed[begin + 1 : begin + 2] + typed[begin : begin + 1] + typed[begin + 2 :]
     if swapped == other:
         return True
-    if max(len(word), len(other)) <= 3:
+    if max(len(typed), len(other)) <= 3:
         return False
-    longer, shorter = (word, other) if len(word) > len(other) else (other, word)
+    longer, shorter = (typed, other) if len(typed) > len(other) else (other, typed)
     rest = shorter[begin:] if len(longer) > len(shorter) else shorter[begin + 1 :]
     return longer[begin + 1 :] == rest
 
@@ -187,14 +187,14 @@ def similar(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(
-    word: str,
+    typed: str,
     known: Iterable[str],
     listed_as: str = "It takes",
     guessed: Callable[[str, Iterable[str]], str | None] = near,
 ) -> str:
     """A sentence to append to a message: " Did you mean 'width'? It takes depth, heads, width."."""
     known = sorted(known)
-    guess = guessed(word, known)
+    guess = guessed(typed, known)
     hint = f" Did you mean '{guess}'?" if guess else ""
     return f"{hint} {listed_as} {', '.join(known) or 'nothing'}."
 
@@ -203,6 +203,6 @@ def gist(error: BaseException) -> str:
     """The line of an error's message that states the fault. In Paddle's messages it follows the frames of C++ and
     Python, and precedes hints and operators' names."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    told = [line for line in lines if re.match(r"\(\w+\) |\w*(Error|Exception): ", line)]
+    stated = [line for line in lines if re.match(r"\(\w+\) |\w*(Error|Exception): ", line)]
     bare = [line for line in lines if not line.startswith("[")]
-    return next(iter([*told[-1:], *bare[-1:], *lines[-1:]]), "")
+    return next(iter([*stated[-1:], *bare[-1:], *lines[-1:]]), "")

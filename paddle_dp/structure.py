@@ -43,8 +43,8 @@ def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         for key in sorted(value):
             yield from named_leaves(value[key], f"{name}.{key}" if name else str(key))
     elif isinstance(value, (tuple, list)):
-        for place, each in enumerate(value):
-            yield from named_leaves(each, f"{name}[{place}]")
+        for index, each in enumerate(value):
+            yield from named_leaves(each, f"{name}[{index}]")
     else:
         yield name, value
 
@@ -53,11 +53,11 @@ def unflatten(structure: Structure, flat: list[Any]) -> Any:
     """The inverse of `leaves`: rebuilds the structure, as dicts and tuples."""
     rest = iter(flat)
 
-    def build(part: Structure) -> Any:
-        if isinstance(part, dict):
-            return {key: build(each) for key, each in part.items()}
-        if isinstance(part, list):
-            return tuple(build(each) for each in part)
+    def build(node: Structure) -> Any:
+        if isinstance(node, dict):
+            return {key: build(each) for key, each in node.items()}
+        if isinstance(node, list):
+            return tuple(build(each) for each in node)
         return next(rest)
 
     return build(structure)
@@ -67,14 +67,14 @@ def mapped(function: Callable[..., Any], *values: Any) -> Any:
     """Applies `function` to the corresponding leaves of values with one structure; returns that structure."""
     if not isinstance(values[0], (dict, tuple, list)):
         return function(*values)
-    results = [function(*of_leaf) for of_leaf in zip(*map(leaves, values), strict=True)]
+    results = [function(*values_of_leaf) for values_of_leaf in zip(*map(leaves, values), strict=True)]
     return unflatten(structure_of(values[0]), results)
 
 
-def call(function: Callable[..., Any], inputs: Any, of: Callable[..., Any] | None = None) -> Any:
-    """Calls the function with inputs as its parameters, or the parameters of `of`, take them (see `arguments`)."""
-    given, named = arguments(of or function, inputs)
-    return function(*given, **named)
+def call(function: Callable[..., Any], inputs: Any, origin: Callable[..., Any] | None = None) -> Any:
+    """Calls the function with inputs as its parameters, or the parameters of `origin`, take them (see `arguments`)."""
+    positional, named = arguments(origin or function, inputs)
+    return function(*positional, **named)
 
 
 def arguments(function: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -85,17 +85,17 @@ def arguments(function: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ...
     Raises UsageError for inputs that do not fit the parameters.
     """
     if isinstance(inputs, dict):
-        names, several = _parameters(function)
-        whole = not several and sum(names.values()) <= 1 and not inputs.keys() <= names.keys()
-        if whole:
+        names, takes_any = _parameters(function)
+        is_single = not takes_any and sum(names.values()) <= 1 and not inputs.keys() <= names.keys()
+        if is_single:
             return (inputs,), {}
-        _check_keys(inputs, names, several)
+        _check_keys(inputs, names, takes_any)
         return (), dict(inputs)
     if isinstance(inputs, (tuple, list)):
-        names, several = _parameters(function)
-        if len(names) == 1 and not several:
+        names, takes_any = _parameters(function)
+        if len(names) == 1 and not takes_any:
             return (tuple(inputs),), {}
-        if len(inputs) < sum(names.values()) or (len(inputs) > len(names) and not several):
+        if len(inputs) < sum(names.values()) or (len(inputs) > len(names) and not takes_any):
             raise UsageError(
                 f"forward takes {', '.join(names)}, and the data set's inputs are {len(inputs)}: give it as many, in "
                 "this order, or a dict with their names."
@@ -104,9 +104,9 @@ def arguments(function: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ...
     return (inputs,), {}
 
 
-def _check_keys(inputs: Mapping[str, Any], names: Mapping[str, bool], several: bool) -> None:
+def _check_keys(inputs: Mapping[str, Any], names: Mapping[str, bool], takes_any: bool) -> None:
     missing = [name for name, needed in names.items() if needed and name not in inputs]
-    unknown = [] if several else [name for name in inputs if name not in names]
+    unknown = [] if takes_any else [name for name in inputs if name not in names]
     if not missing and not unknown:
         return
     wrong = [f"there is no '{name}'" for name in missing] + [f"'{name}' is no parameter" for name in unknown]

@@ -78,8 +78,8 @@ def narrowed(numbers: Array, dtype: str) -> tuple[Array, bool]:
     clipped. NaN and infinities stay."""
     clipped = False
     if dtype == "float16" and (np.abs(numbers) >= LARGEST_HALF).any():
-        held = np.where(np.isfinite(numbers), numbers.clip(-LARGEST_HALF, LARGEST_HALF), numbers)
-        clipped, numbers = bool((held != numbers)[np.isfinite(numbers)].any()), held
+        clipped_numbers = np.where(np.isfinite(numbers), numbers.clip(-LARGEST_HALF, LARGEST_HALF), numbers)
+        clipped, numbers = bool((clipped_numbers != numbers)[np.isfinite(numbers)].any()), clipped_numbers
     return bytes_from(numbers, dtype), clipped
 
 

@@ -204,9 +204,9 @@ class LinkSpeed(Quantity):
 
     @classmethod
     def parse(cls, text: Any) -> LinkSpeed:
-        word = str(text).strip()
-        count, unit = _split(word.removesuffix("/s"), cls._units, cls.example)
-        if not count or not word.endswith("/s"):
+        speed = str(text).strip()
+        count, unit = _split(speed.removesuffix("/s"), cls._units, cls.example)
+        if not count or not speed.endswith("/s"):
             raise ValueError(f"'{text}' is not a speed above 0 like '{cls.example}'")
         return cls(count * unit)
 
@@ -250,12 +250,12 @@ class Recompute(Quantity):
 
     @classmethod
     def parse(cls, text: Any) -> Recompute:
-        word = str(text).strip()
-        words = {"none": cls(), "full": cls(1), "selective": cls(attention=True)}
-        match = cls._every.fullmatch(word)
-        if word not in words and not match:
+        setting = str(text).strip()
+        values = {"none": cls(), "full": cls(1), "selective": cls(attention=True)}
+        match = cls._every.fullmatch(setting)
+        if setting not in values and not match:
             raise ValueError(f"'{text}' is not one of none, full, selective, '{cls.example}'")
-        return cls(int(match[1])) if match else words[word]
+        return cls(int(match[1])) if match else values[setting]
 
     @classmethod
     def pattern(cls) -> str:
@@ -286,10 +286,10 @@ class Compress(Quantity):
 
     @classmethod
     def parse(cls, text: Any) -> Compress:
-        word = str(text).strip()
-        if word in ("none", "bfloat16", "float16"):
-            return cls(word)
-        if match := cls._low_rank.fullmatch(word):
+        setting = str(text).strip()
+        if setting in ("none", "bfloat16", "float16"):
+            return cls(setting)
+        if match := cls._low_rank.fullmatch(setting):
             return cls("power_sgd", int(match[1] or 4), int(match[2] or cls.whole_first))
         raise ValueError(
             f"'{text}' is not one of none, bfloat16, float16, '{cls.example}', '{cls.example} after 100 steps'"

@@ -94,12 +94,12 @@ class Machine:
         """Returns the pickle's value; the file is then positioned after the pickle. Raises ValueError for a refused
         operation; a damaged pickle may raise any error."""
         file = io.BytesIO(file) if isinstance(file, bytes) else file
-        for number, (operation, said, position) in enumerate(pickletools.genops(file)):
+        for number, (operation, operand, position) in enumerate(pickletools.genops(file)):
             if number == self.most:
                 raise ValueError(f"it has more than {self.most:,} operations")
             if operation.name == "STOP":
                 return self.stack.pop()
-            argument: Any = said
+            argument: Any = operand
             is_long = isinstance(argument, bytes) and len(argument) > SMALL
             if self.leave and is_long and operation.name in _HEADS and position is not None:
                 argument = Span(position + _HEADS[operation.name], len(argument))
@@ -163,9 +163,9 @@ class Machine:
     def _marked(self) -> list[Any]:
         """Pops everything above the last mark."""
         at = self.marks.pop()
-        taken = self.stack[at:]
+        popped = self.stack[at:]
         del self.stack[at:]
-        return taken
+        return popped
 
     def _known(self, name: str) -> Named:
         if name not in self.functions:
@@ -234,12 +234,12 @@ ARRAYS: dict[str, Function] = {
 """The functions that NumPy's arrays call in a pickle."""
 
 
-def _with_state(made: Any, state: Any) -> Any:
+def _with_state(target: Any, state: Any) -> Any:
     """Applies a pickled state to an array or a dtype."""
-    if isinstance(made, _DType):
-        made.order = expect(str, state[1])
-        return made
-    expect(_Blank, made)
+    if isinstance(target, _DType):
+        target.order = expect(str, state[1])
+        return target
+    expect(_Blank, target)
     _, shape, dtype, is_fortran, numbers = state
     kind = np.dtype(expect(_DType, dtype).code)
     kind = kind if dtype.order == "|" else kind.newbyteorder(dtype.order)

@@ -59,10 +59,10 @@ class Script:
         plan = plan_of(Job(script=(str(self.path), *self.arguments), ranks=ranks, quiet=True), Machine.here())
         options = {"folder": str(folder), "steps": self.steps, "patience": self.patience, "replay": replay}
         variables = environment(plan, os.environ) | {VARIABLE: json.dumps(options)}
-        words = [*launcher(plan, folder), str(RUNNER), str(self.path), *self.arguments]
+        command = [*launcher(plan, folder), str(RUNNER), str(self.path), *self.arguments]
         with Signals() as signals:
             outside = ExternalEvents(signals=signals, must_end=self._stalled(folder))
-            outcome, _ = watched(Command(arguments=words, variables=variables), plan, folder, outside)
+            outcome, _ = watched(Command(arguments=command, variables=variables), plan, folder, outside)
         if signals.number:
             raise EndedError(signals.number)
         return outcome

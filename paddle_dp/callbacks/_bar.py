@@ -101,8 +101,8 @@ class Bar:
 
     def _room(self) -> int:
         """The columns for the numbers, next to the epoch, the smallest bar, and the time left."""
-        others = (len(self._epoch(self.epochs)), _SMALLEST, len(_LEFT))
-        return self._rich.console.width - sum(others) - len(others)
+        widths = (len(self._epoch(self.epochs)), _SMALLEST, len(_LEFT))
+        return self._rich.console.width - sum(widths) - len(widths)
 
     def _fit(self) -> None:
         """Sets the width: rich queries stdin, stdout and stderr, and the terminal may be none of them."""

@@ -81,10 +81,10 @@ def at(progress: Progress) -> str:
 
 def speed(metrics: Mapping[str, float]) -> list[str]:
     """["lr 3.0e-03", "1234 samples/s"]; also tokens/s for texts, and the share of time waiting for data if large."""
-    parts = [f"lr {metrics['lr']:.1e}", f"{metrics['samples_per_second']:.0f} samples/s"]
-    parts += [f"{metrics['tokens_per_second']:.0f} tokens/s"] if "tokens_per_second" in metrics else []
+    fields = [f"lr {metrics['lr']:.1e}", f"{metrics['samples_per_second']:.0f} samples/s"]
+    fields += [f"{metrics['tokens_per_second']:.0f} tokens/s"] if "tokens_per_second" in metrics else []
     waiting = metrics.get("waiting", 0.0)
-    return [*parts, f"{waiting:.0%} waiting for data"] if waiting >= _WAITING else parts
+    return [*fields, f"{waiting:.0%} waiting for data"] if waiting >= _WAITING else fields
 
 
 def short(metrics: Mapping[str, float], room: int) -> str:
@@ -94,8 +94,13 @@ def short(metrics: Mapping[str, float], room: int) -> str:
     tokens = metrics.get("tokens_per_second")
     pace = f"{tokens:.0f} tok/s" if tokens is not None else f"{metrics['samples_per_second']:.0f}/s"
     scores = numbers(metrics)[:2]
-    parts = ([*scores, f"lr {metrics['lr']:.1e}", pace], [*scores, pace], [*scores[:1], pace], scores[:1])
-    lines = ["  ".join(fields) for fields in parts]
+    candidates = (
+        [*scores, f"lr {metrics['lr']:.1e}", pace],
+        [*scores, pace],
+        [*scores[:1], pace],
+        scores[:1],
+    )
+    lines = ["  ".join(fields) for fields in candidates]
     return next((line for line in lines if len(line) <= room), lines[-1])
 
 

@@ -15,7 +15,7 @@ _COSTS = ("loss", "error", "perplexity", "distance", "mse", "mae", "rmse")
 
 def smaller_is_better(name: str) -> bool:
     """True if `name` is a cost: loss, error_rate, val_mse are; acc1, f1, iou are not."""
-    return any(word in _COSTS for word in name.lower().replace("-", "_").split("_"))
+    return any(token in _COSTS for token in name.lower().replace("-", "_").split("_"))
 
 
 def better(name: str, value: float, than: float | None, by: float = 0.0) -> bool:

@@ -100,8 +100,8 @@ class Checkpoint(Callback):
         if resumed is not None and resumed.folder.parent.resolve() == self.folder.resolve():
             self._saved = (moment.progress.step, resumed.folder)
         if self.config.best:
-            mine = self._remembered(moment.progress.step) if self.run.mesh.is_main else None
-            self._best = self.run.mesh.gather(mine)[0]
+            remembered = self._remembered(moment.progress.step) if self.run.mesh.is_main else None
+            self._best = self.run.mesh.gather(remembered)[0]
 
     def step(self, moment: Moment) -> None:
         if self._saves_at_step(moment.progress.step):

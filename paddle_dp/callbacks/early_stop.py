@@ -41,8 +41,8 @@ class EarlyStop(Callback):
         _watched.refuse_unknown(self.config.watch, moment, "early_stop.watch")
 
     def start(self, moment: Moment) -> None:
-        mine = self._read() if self.run.mesh.is_main else []
-        history = self.run.mesh.gather(mine)[0]
+        saved = self._read() if self.run.mesh.is_main else []
+        history = self.run.mesh.gather(saved)[0]
         self.history = [[step, value] for step, value in history if step <= moment.progress.step]
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
@@ -54,8 +54,8 @@ class EarlyStop(Callback):
             self._files.write(self.path, json.dumps(content).encode())
         best, waited = self._waited()
         if waited >= self.config.patience and step < moment.trainer.total_steps:
-            what = f"{self.config.watch} did not improve in {waited} evaluations"
-            moment.trainer.stop(f"{what}; the best was {best[1]:.6g} at step {best[0]:g}")
+            reason = f"{self.config.watch} did not improve in {waited} evaluations"
+            moment.trainer.stop(f"{reason}; the best was {best[1]:.6g} at step {best[0]:g}")
 
     def _waited(self) -> tuple[list[float], int]:
         """The best evaluation so far, [step, value], and the number of evaluations since."""

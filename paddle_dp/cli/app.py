@@ -99,8 +99,8 @@ def with_resume_value(arguments: Sequence[str]) -> list[str]:
     following = [*arguments, "-"][1:]
     bare = re.compile(r"-.*|[A-Za-z_][\w.]*=.*|.*\.ya?ml", re.DOTALL)
     return [
-        "--resume=newest" if word == "--resume" and bare.fullmatch(after) else word
-        for word, after in zip(arguments, following, strict=True)
+        "--resume=newest" if argument == "--resume" and bare.fullmatch(after) else argument
+        for argument, after in zip(arguments, following, strict=True)
     ]
 
 

@@ -40,15 +40,15 @@ def page(command: Any, context: Any) -> Group:
     parameters = [each for each in command.get_params(context) if not getattr(each, "hidden", False)]
     arguments = [each for each in parameters if each.param_type_name == "argument"]
     options = [each for each in parameters if each.param_type_name == "option"]
-    words = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    blocks: list[RenderableType] = [Text.assemble(("Usage: ", "bold"), words)]
+    usage_line = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    blocks: list[RenderableType] = [Text.assemble(("Usage: ", "bold"), usage_line)]
     blocks += [Text(each) for each in paragraphs(command.help)]
     blocks += _section("Arguments", [(each.metavar, each.help or "") for each in arguments])
     blocks += _section("Options", [(_name(each), _meaning(each)) for each in options])
     if isinstance(command, TyperGroup):
         verbs = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
         blocks += _section("Commands", [(name, paragraphs(verb.help)[0]) for name, verb in verbs if verb])
-    return Group(blocks[0], *(line for part in blocks[1:] for line in (Text(), part)))
+    return Group(blocks[0], *(line for block in blocks[1:] for line in (Text(), block)))
 
 
 def _section(title: str, rows: list[tuple[str, str]]) -> Iterator[RenderableType]:
@@ -74,8 +74,10 @@ def _meaning(option: Any) -> str:
         return f"{option.help} [required]"
     if option.default is None or option.is_flag:
         return str(option.help)
-    given = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
-    return f"{option.help} [default: {given!r}]" if " " in given else f"{option.help} [default: {given}]"
+    default = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
+    return (
+        f"{option.help} [default: {default!r}]" if " " in default else f"{option.help} [default: {default}]"
+    )
 
 
 def _show(command: Any, context: Any) -> None:

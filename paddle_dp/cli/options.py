@@ -82,10 +82,10 @@ def numbers(devices: str | None) -> tuple[int, ...] | None:
     """Parses «0,3» as (0, 3). Raises UsageError for anything else."""
     if devices is None:
         return None
-    words = [word.strip() for word in devices.split(",") if word.strip()]
-    if not all(word.isdecimal() for word in words):
+    fields = [field.strip() for field in devices.split(",") if field.strip()]
+    if not all(field.isdecimal() for field in fields):
         raise UsageError(f"--devices {devices}: give GPU numbers separated by commas, such as --devices 0,1.")
-    return tuple(map(int, words))
+    return tuple(map(int, fields))
 
 
 def span(option: str, text: str | None) -> tuple[int | None, int | None]:
@@ -102,13 +102,13 @@ def span(option: str, text: str | None) -> tuple[int | None, int | None]:
 
 def split_by_comma(text: str) -> list[str]:
     """Parses «loss, optimizer.clip» as ["loss", "optimizer.clip"]."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    return [key.strip() for key in text.split(",") if key.strip()]
 
 
 def recipes_and_settings(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Separates recipe files from KEY=VALUE settings, for a verb that takes several recipes."""
-    settings = [word for word in arguments if re.match(r"[A-Za-z_][\w.]*=", word)]
-    return [at_hand(Path(word)) for word in arguments if word not in settings], settings
+    settings = [argument for argument in arguments if re.match(r"[A-Za-z_][\w.]*=", argument)]
+    return [at_hand(Path(argument)) for argument in arguments if argument not in settings], settings
 
 
 def require(option: str, extra: str, *packages: str) -> None:

@@ -78,9 +78,9 @@ def _forecast(
 ) -> Callable[[Recipe], Iterator[str]] | None:
     """Returns the function for the lines that `check --ranks` adds to a recipe's; None without --ranks."""
     if ranks is None:
-        for option, given in (("--build", build), ("--link", link), ("--compute", compute)):
-            if given is not None:
-                raise UsageError(f"{option} {given} needs --ranks N: how many ranks there are.")
+        for option, value in (("--build", build), ("--link", link), ("--compute", compute)):
+            if value is not None:
+                raise UsageError(f"{option} {value} needs --ranks N: how many ranks there are.")
         return None
     if compute is not None and link is None:
         raise UsageError(f"--compute {compute} needs --link SPEED: the speed of the ranks' network.")
@@ -119,10 +119,10 @@ def new(
     """Copy a shipped recipe and its model into your folder, to begin from."""
     from paddle_dp.recipe import shipped
 
-    made = shipped.copy(recipe, folder)
-    print(*made, sep="\n")
+    copies = shipped.copy(recipe, folder)
+    print(*copies, sep="\n")
     where = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    print(f"{where}{shipped.command(made[0])}")
+    print(f"{where}{shipped.command(copies[0])}")
 
 
 def doctor(
@@ -143,8 +143,8 @@ def doctor(
     """
     from paddle_dp.doctor import PlannedJob, examine
 
-    asked = PlannedJob(ranks=ranks, nodes=nodes or 1, master=master, node_rank=node_rank, folder=output_dir)
-    raise typer.Exit(examine(asked, json=json))
+    planned = PlannedJob(ranks=ranks, nodes=nodes or 1, master=master, node_rank=node_rank, folder=output_dir)
+    raise typer.Exit(examine(planned, json=json))
 
 
 def schema() -> None:

@@ -205,17 +205,21 @@ def launch(
     Exit status: 0 done; the status of the rank that failed first; 2 something to type differently; 128 + n ended by
     signal n.
     """
-    behind = [word for word in context.args if word.partition("=")[0] in ("--ranks", "--nodes", "--devices")]
-    if behind and (ranks, devices, nodes) == (None, None, None):
+    misplaced = [
+        argument
+        for argument in context.args
+        if argument.partition("=")[0] in ("--ranks", "--nodes", "--devices")
+    ]
+    if misplaced and (ranks, devices, nodes) == (None, None, None):
         raise UsageError(
-            f"{behind[0]} stands after {script}, so the script gets it, and the job would have one rank. Options of "
+            f"{misplaced[0]} stands after {script}, so the script gets it, and the job would have one rank. Options of "
             f"launch stand before the script: paddle-dp launch --ranks 2 {script} … If the script does take such an "
             "option, give it to launch, too."
         )
-    words = [*(["-m"] if as_module else []), script, *context.args]
+    command = [*(["-m"] if as_module else []), script, *context.args]
     start(
         Job(
-            script=tuple(words),
+            script=tuple(command),
             ranks=ranks,
             devices=numbers(devices),
             nodes=nodes,

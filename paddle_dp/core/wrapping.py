@@ -28,7 +28,7 @@ def wrap(layer: nn.Layer, method: str, kind: str, wrapper: Callable[[Method], Me
         raise ValueError(
             f"{type(layer).__name__}.{method} is wrapped for {outermost} already, and {kind} belongs inside of it"
         )
-    own = getattr(layer, method)
-    wrapped = wrapper(own)
-    setattr(layer, method, wrapped if wrapped is own else functools.update_wrapper(wrapped, own))
+    current = getattr(layer, method)
+    wrapped = wrapper(current)
+    setattr(layer, method, wrapped if wrapped is current else functools.update_wrapper(wrapped, current))
     around[method] = kind

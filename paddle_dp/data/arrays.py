@@ -23,17 +23,17 @@ def pair_of(sample: Any) -> Pair:
     """A sample's input and target, each an array or a structure of arrays. Raises DataError; its text continues a
     sample's name, «is no array: …»."""
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-        what = f"{len(sample)} parts" if isinstance(sample, (tuple, list)) else type(sample).__name__
-        several = ": of several inputs, make one dict or tuple, ((a, b), target)" if "parts" in what else ""
-        raise DataError(f"is {what}: return (input, target){several}")
+        form = f"{len(sample)} parts" if isinstance(sample, (tuple, list)) else type(sample).__name__
+        hint = ": of several inputs, make one dict or tuple, ((a, b), target)" if "parts" in form else ""
+        raise DataError(f"is {form}: return (input, target){hint}")
     try:
         pair = as_arrays(sample[0]), as_arrays(sample[1])
     except ValueError as error:  # lists of unequal lengths
         raise DataError(f"is no array: {error}") from None
-    for word, part in zip(("inputs", "targets"), pair, strict=True):
-        if not leaves(part):
-            raise DataError(f"has no {word}: they are {part}, without an array")
-        for where, leaf in named_leaves(part):
+    for name, structure in zip(("inputs", "targets"), pair, strict=True):
+        if not leaves(structure):
+            raise DataError(f"has no {name}: they are {structure}, without an array")
+        for where, leaf in named_leaves(structure):
             if leaf.dtype.kind not in _NUMBERS or leaf.dtype in _UNKNOWN:
                 at = f" at {where}" if where else ""
                 raise DataError(f"is of type {leaf.dtype}{at}, which no tensor can hold")

@@ -42,7 +42,7 @@ class Uncollated:
 def collated(samples: Sequence[Uncollated]) -> Pair:
     """Inputs [n, …] and targets [n, …] of n samples. Raises DataError; its text continues the samples' names."""
     try:
-        batch = samples[0].collate([one.sample for one in samples])
+        batch = samples[0].collate([uncollated.sample for uncollated in samples])
     except Exception as error:
         raise DataError(f"cannot be collated: {type(error).__name__}: {error}") from error
     try:
@@ -59,7 +59,7 @@ def collated(samples: Sequence[Uncollated]) -> Pair:
 
 def row(pair: Pair, number: int) -> Pair:
     """One sample of a batch."""
-    inputs, targets = (mapped(lambda array: np.asarray(array[number]), part) for part in pair)
+    inputs, targets = (mapped(lambda array: np.asarray(array[number]), structure) for structure in pair)
     return inputs, targets
 
 

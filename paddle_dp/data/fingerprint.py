@@ -160,11 +160,11 @@ def _samples(dataset: Dataset, seed: int, indices: Indices) -> str:
 
     def read() -> str:
         if len(indices) == 1:
-            parts = zip(("inputs", "targets"), read_samples(dataset, indices, seed, 0), strict=True)
-            return ", ".join(f"{word} {_described(part)}" for word, part in parts)
+            named = zip(("inputs", "targets"), read_samples(dataset, indices, seed, 0), strict=True)
+            return ", ".join(f"{name} {_described(structure)}" for name, structure in named)
         crc = 0
-        for some in _slices(dataset, indices) if is_fixed else indices[:, None]:
-            crc = _crc(read_samples(dataset, some, seed, 0), crc)
+        for chunk in _slices(dataset, indices) if is_fixed else indices[:, None]:
+            crc = _crc(read_samples(dataset, chunk, seed, 0), crc)
         return f"{crc:08x}"
 
     try:

@@ -85,8 +85,8 @@ class Loader:
         timeout, global_batches, device).
         """
         names = ("seed", "shuffle", "drop_last", "micro_batches")
-        of_sampler = {name: settings.pop(name) for name in names if name in settings}
-        return cls(dataset, Sampler.for_mesh(len(dataset), batch, mesh, **of_sampler), **settings)
+        sampler_settings = {name: settings.pop(name) for name in names if name in settings}
+        return cls(dataset, Sampler.for_mesh(len(dataset), batch, mesh, **sampler_settings), **settings)
 
     @property
     def batches(self) -> int:

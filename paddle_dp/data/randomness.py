@@ -26,8 +26,8 @@ def _mixed(bits: int) -> int:
 def key(seed: int, epoch: int, index: int) -> int:
     """64 bits from (seed, epoch, index), equal on every machine and in every version."""
     bits = 0
-    for part in (seed, epoch, index):
-        bits = _mixed((bits + part + 0x9E3779B97F4A7C15) & _MASK64)
+    for number in (seed, epoch, index):
+        bits = _mixed((bits + number + 0x9E3779B97F4A7C15) & _MASK64)
     return bits
 
 

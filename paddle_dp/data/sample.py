@@ -197,7 +197,7 @@ def take(dataset: Any, indices: Indices) -> Pair:
             inputs, targets = pair_of((inputs, targets))
         except DataError as error:
             raise DataError(f"samples {few(indices, 8)}: the result of take {error}") from error.__cause__
-    counts = [_rows(part) for part in (inputs, targets)]
+    counts = [_rows(structure) for structure in (inputs, targets)]
     if counts != [len(indices)] * 2:
         got = f"{counts[0]} inputs and {counts[1]} targets"
         raise DataError(f"{type(dataset).__name__}.take gave {got} for {len(indices)} indices")

@@ -84,8 +84,8 @@ class Sampler:
         if self.samples < 1:
             raise DataError("the data set is empty: its len() is 0")
         if not self.batches:
-            what = f"drop_last: true leaves nothing of {self.samples} samples in batches of {self.batch}"
-            raise DataError(f"{what}; set drop_last: false, or make the batch smaller")
+            problem = f"drop_last: true leaves nothing of {self.samples} samples in batches of {self.batch}"
+            raise DataError(f"{problem}; set drop_last: false, or make the batch smaller")
 
     @property
     def batches(self) -> int:

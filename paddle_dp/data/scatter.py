@@ -49,10 +49,10 @@ class Elsewhere:
         facts: list[Any] | None = None
         if dataset is not None:
             facts = [len(dataset), list(map(str, class_names(dataset))), isinstance(dataset, Stream)]
-        found = mesh.gather(facts)[0]
-        if mesh.is_main or found is None:
+        main_facts = mesh.gather(facts)[0]
+        if mesh.is_main or main_facts is None:
             return dataset if mesh.is_main else None
-        return cls(found[0], tuple(found[1]), found[2])
+        return cls(main_facts[0], tuple(main_facts[1]), main_facts[2])
 
     def __len__(self) -> int:
         return self.samples
@@ -120,10 +120,10 @@ class Scatterer:
                 if error is not None:
                     raise error
                 return
-            k, own = ready.popleft()
+            k, micro_batches = ready.popleft()
             if self._delivered is not None:
                 self._delivered(_indices(self._samplers[self._dp_ranks[0]], epoch, k))
-            yield own
+            yield micro_batches
 
     def _scattered(self, micro_batches: list[MicroArrays], epoch: int, k: int) -> list[MicroArrays]:
         """Sends all ranks their slices of global batch `k`, and returns this rank's."""
@@ -136,8 +136,10 @@ class Scatterer:
             self._wait_for(rank, k)
             transport.endpoint().send(self._channel, rank, *packed[dp_rank])
         # The source reuses its arrays for the next batch, so they are copied.
-        own = self._slices(micro_batches, self._dp_ranks[0], k)
-        return [(mapped(np.array, inputs), mapped(np.array, targets), n) for inputs, targets, n in own]
+        local_arrays = self._slices(micro_batches, self._dp_ranks[0], k)
+        return [
+            (mapped(np.array, inputs), mapped(np.array, targets), n) for inputs, targets, n in local_arrays
+        ]
 
     def _slices(self, micro_batches: list[MicroArrays], dp_rank: int, k: int) -> list[MicroArrays]:
         """A data rank's part of each micro-batch; an empty part becomes a dummy, the first sample of the batch."""
@@ -152,11 +154,11 @@ class Scatterer:
 
     def _wait_for(self, rank: int, k: int) -> None:
         """Waits until a rank lags at most 2 × `prefetch` + 2 batches."""
-        endpoint, behind = transport.endpoint(), 2 * self._prefetch + 2
-        while endpoint.arrived(self._channel, rank) or self._received[rank] < k - behind:
-            read, taken = _RECEIPT.unpack(endpoint.receive(self._channel, rank))
+        endpoint, lag = transport.endpoint(), 2 * self._prefetch + 2
+        while endpoint.arrived(self._channel, rank) or self._received[rank] < k - lag:
+            read, number = _RECEIPT.unpack(endpoint.receive(self._channel, rank))
             if read == self._reads:
-                self._received[rank] = taken
+                self._received[rank] = number
 
     def workers_busy(self) -> float:
         return self._source.workers_busy()

@@ -55,9 +55,9 @@ class SampleSpec:
             ArraySpec.from_array(leaf) == spec for leaf, spec in zip(leaves(pair), self.arrays, strict=True)
         ):
             return None
-        for part, spec in zip(pair, unflatten(self.structure, list(self.arrays)), strict=True):
-            if (found := describe(part)) != (wanted := _spoken(spec)):
-                return f"{found}, not {wanted}"
+        for structure, spec in zip(pair, unflatten(self.structure, list(self.arrays)), strict=True):
+            if (actual := describe(structure)) != (expected := _spoken(spec)):
+                return f"{actual}, not {expected}"
         return "in another byte order"
 
 
@@ -70,12 +70,12 @@ class Slot(NamedTuple):
 
     def rows(self, first: int, stop: int) -> Slot:
         """A view of some rows."""
-        return Slot(*(mapped(lambda array: array[first:stop], part) for part in self))
+        return Slot(*(mapped(lambda array: array[first:stop], structure) for structure in self))
 
     def fill(self, row: int | slice, inputs: Arrays, targets: Arrays) -> None:
         """Writes one sample into a row, or several samples into a slice of rows."""
-        for part, values in ((self.inputs, inputs), (self.targets, targets)):
-            for array, value in zip(leaves(part), leaves(values), strict=True):
+        for structure, values in ((self.inputs, inputs), (self.targets, targets)):
+            for array, value in zip(leaves(structure), leaves(values), strict=True):
                 array[row] = value
 
 

@@ -206,10 +206,10 @@ class WorkerPool(Pool):
         slot, workers = self._begun % len(self._buffer.slots), len(self._workers)
         self._buffer.slots[slot].indices[: len(indices)] = indices
         filling: deque[int] = deque()
-        for part in range(workers):
-            first, stop = cut(len(indices), part, workers)
+        for position in range(workers):
+            first, stop = cut(len(indices), position, workers)
             if first < stop:
-                filling.append((part + self._begun) % workers)
+                filling.append((position + self._begun) % workers)
                 self._workers[filling[-1]].send(command(epoch, slot, first, stop))
         self._pending.append((epoch, slot, filling))
         self._begun += 1
@@ -241,7 +241,7 @@ def spec_main(dataset: Dataset, seed: int, index: int) -> WorkerMain:
         progress[:] = 1, index
         inputs, targets = read_samples(dataset, np.array([index]), seed, epoch)
         spec = SampleSpec.from_pair((_rows(inputs, 0), _rows(targets, 0)))
-        return {"spec": [[part.dtype, part.shape] for part in spec.arrays], "structure": spec.structure}
+        return {"spec": [[array.dtype, array.shape] for array in spec.arrays], "structure": spec.structure}
 
     return answering(read_spec)
 

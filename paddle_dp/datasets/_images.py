@@ -65,8 +65,8 @@ class Views:
 
     def read_file(self, path: Path) -> list[tuple[Array, None]]:
         """The image as a held-out sample's input. Raises DataError with the path of a file that is no image."""
-        one = self.images("test", [path], np.zeros(1, np.int64), ())
-        return [(one[0][0], None)]
+        samples = self.images("test", [path], np.zeros(1, np.int64), ())
+        return [(samples[0][0], None)]
 
     def _train_view(self) -> View:
         from paddle.vision import transforms

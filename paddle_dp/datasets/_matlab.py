@@ -61,8 +61,8 @@ def _find(content: bytes, name: str) -> Array:
         raise ValueError("it is no MATLAB file of level 5 (save it with -v6 or -v7)")
     known = []
     for matrix in _matrices(content[128:], order):
-        flags, _, word, *values = _elements(matrix, order)
-        known.append(word.data.decode("latin-1"))
+        flags, _, label, *values = _elements(matrix, order)
+        known.append(label.data.decode("latin-1"))
         if known[-1] != name:
             continue
         kind = int(flags.numbers()[0])

@@ -145,10 +145,10 @@ def _below(root: Path, suffix: str, without: set[str]) -> list[Named]:
 
 
 def _matching(pattern: Path) -> list[Named]:
-    parts = pattern.parts
-    fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+    segments = pattern.parts
+    fixed = next(number for number, segment in enumerate(segments) if glob.has_magic(segment))
     files = map(Path, glob.glob(str(pattern), recursive=True))
-    return _named(Path(*parts[:fixed]), (file for file in files if file.is_file()))
+    return _named(Path(*segments[:fixed]), (file for file in files if file.is_file()))
 
 
 def _named(root: Path, files: Iterable[Path]) -> list[Named]:

@@ -51,7 +51,7 @@ class Trained:
         if file.suffix == ".json":
             self._inner = _package("tokenizers", file).Tokenizer.from_file(str(file))
             self.vocab = self._inner.get_vocab_size()
-            ends = [self._inner.token_to_id(word) for word in _ENDS]
+            ends = [self._inner.token_to_id(token) for token in _ENDS]
             self.end = next((end for end in ends if end is not None), None)
         else:
             self._inner = _package("sentencepiece", file).SentencePieceProcessor(model_file=str(file))

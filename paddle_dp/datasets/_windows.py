@@ -89,9 +89,9 @@ class TextConfig:
         tokens = _token_file.tokens(where, name, lambda: _encode(files, span, by, self.field))
         data = Windows(tokens, self.length, files, by)
         if not len(data):
-            what = f"{len(tokens)} tokens in {len(files)} files, and a sample needs {self.length + 1}"
+            sizes = f"{len(tokens)} tokens in {len(files)} files, and a sample needs {self.length + 1}"
             raise DataError(
-                f"the {split} split has {what}: shorten dataset.length, or change dataset.held_out"
+                f"the {split} split has {sizes}: shorten dataset.length, or change dataset.held_out"
             )
         return data
 

@@ -54,7 +54,7 @@ class Config:
         pairs = []
         for number in range(count):
             first = int(draw.integers(len(samples)))
-            mine = int(samples.targets[first])
-            other = mine if number % 2 else (mine + int(draw.integers(1, 10))) % 10
+            digit = int(samples.targets[first])
+            other = digit if number % 2 else (digit + int(draw.integers(1, 10))) % 10
             pairs.append((first, int(draw.choice(indices_of_class[other]))))
         return Pairs(samples, np.array(pairs))

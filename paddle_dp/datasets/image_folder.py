@@ -31,8 +31,8 @@ class Config(Views):
         )
         classes = _classes(train)
         if folder != train and (differ := set(classes) ^ set(_classes(folder))):
-            some = ", ".join(sorted(differ)[:8])
-            raise DataError(f"{folder} and {train} have different classes: only one of them has {some}")
+            unshared = ", ".join(sorted(differ)[:8])
+            raise DataError(f"{folder} and {train} have different classes: only one of them has {unshared}")
         files, labels = _files(folder, classes)
         return self.images(split, files, labels, classes)
 

@@ -32,7 +32,7 @@ def paddle() -> DoctorCheck:
     text = (paddle_folder() / "version" / "__init__.py").read_text()
     version = (re.search(r"^full_version\s*=\s*'([^']*)'", text, re.MULTILINE) or ["", "unknown"])[1]
     label = f"Paddle {version} for {spoken(built_for())}, Python {platform.python_version()}, paddle_dp {__version__}"
-    numbers = tuple(int(word) for word in re.findall(r"\d+", version)[:2])
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers and numbers < OLDEST:
         todo = f"paddle_dp needs Paddle {OLDEST[0]}.{OLDEST[1]} or newer: pip install -U 'paddlepaddle>={OLDEST[0]}'"
         return DoctorCheck(name="paddle", found=label, state="mend", todo=todo)

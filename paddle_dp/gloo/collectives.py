@@ -33,7 +33,7 @@ def gathered(process_group: Any, tensor: paddle.Tensor) -> list[paddle.Tensor]:
     flat = check_dtype(tensor).detach().contiguous().reshape([-1])
     out = paddle.empty([process_group.size() * flat.size], flat.dtype)
     original("all_gather_into_tensor")(process_group, out, flat, True).wait()
-    return [one.reshape(tensor.shape) for one in paddle.split(out, process_group.size())]
+    return [row.reshape(tensor.shape) for row in paddle.split(out, process_group.size())]
 
 
 def all_reduce(process_group: Any, tensor: paddle.Tensor, op: Any = None, *_: Any) -> CompletedTask:
@@ -78,9 +78,11 @@ def reduce_scatter(
     for rank, share in enumerate(shares):
         if rank != local_rank:
             p2p.send(process_group, share, rank)
-    mine = shares[local_rank].detach()
+    local_share = shares[local_rank].detach()
     everyone = [
-        mine if rank == local_rank else p2p.received(process_group, paddle.empty_like(mine), rank)
+        local_share
+        if rank == local_rank
+        else p2p.received(process_group, paddle.empty_like(local_share), rank)
         for rank in range(ranks)
     ]
     return fill(out, _combined(everyone, op))
@@ -126,9 +128,9 @@ def all_to_all_single(
     def split(tensor: paddle.Tensor, sizes: Sequence[int] | None) -> list[paddle.Tensor]:
         return list(paddle.split(tensor, [int(size) for size in sizes] if sizes else process_group.size()))
 
-    parts = [paddle.empty_like(part) for part in split(out, out_sizes)]
-    all_to_all(process_group, parts, split(source, in_sizes))
-    return fill(out, paddle.concat(parts))
+    chunks = [paddle.empty_like(chunk) for chunk in split(out, out_sizes)]
+    all_to_all(process_group, chunks, split(source, in_sizes))
+    return fill(out, paddle.concat(chunks))
 
 
 def all_gather_partial(

@@ -28,8 +28,8 @@ def _tensors(value: Any) -> Iterator[paddle.Tensor]:
     if isinstance(value, paddle.Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(one)
+        for element in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(element)
 
 
 def _broadcast(tensor: paddle.Tensor, group: Any, source: int) -> None:

@@ -58,10 +58,10 @@ def patches() -> Iterator[Patch]:
 
 def check_version(version: str) -> None:
     """Raises UsageError unless the bridge knows this version of Paddle or PADDLE_DP_BRIDGE=try."""
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    numbers = tuple(int(number) for number in version.split(".")[:2] if number.isdigit())
     if numbers in KNOWN or os.environ.get(OVERRIDE) == "try":
         return
-    known = ", ".join(".".join(map(str, one)) for one in KNOWN)
+    known = ", ".join(".".join(map(str, pair)) for pair in KNOWN)
     raise UsageError(
         f"Paddle {version} is not a version that the CPU bridge knows ({known}): hybrid layouts may hang or compute "
         f"wrong updates. Install paddlepaddle==3.3.1, or set {OVERRIDE}=try and run pytest tests/gloo first."

@@ -83,8 +83,8 @@ def _reporting_late_ranks(name: str, original: Any) -> Any:
 
 def _count(name: str, ranks: int, args: Sequence[Any]) -> None:
     """Adds a collective's bytes to this process's traffic; its largest tensor is the full one."""
-    whole = max((_bytes(each) for each in args), default=0)
-    (traffic.all_reduced if name == "all_reduce" else traffic.reduced)(whole, ranks)
+    size = max((_bytes(each) for each in args), default=0)
+    (traffic.all_reduced if name == "all_reduce" else traffic.reduced)(size, ranks)
 
 
 def _bytes(value: Any) -> int:

@@ -61,7 +61,7 @@ def look_up(dotted: str) -> Any | None:
             value: Any = importlib.import_module(".".join(names[:count]))
         except ModuleNotFoundError:
             continue
-        for word in names[count:]:
-            value = getattr(value, word, None)
+        for name in names[count:]:
+            value = getattr(value, name, None)
         return value
     return None

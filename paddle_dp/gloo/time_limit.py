@@ -139,10 +139,10 @@ class _Gloo:
 
     def _read_integers(self, address: int, offset: int, count: int, name: str) -> tuple[int, ...]:
         """Reads `count` words of an object. Raises _UnknownLayoutError if that memory cannot be read."""
-        words = self._read(address + offset, 8 * count)
-        if words is None or len(words) < 8 * count:
+        data = self._read(address + offset, 8 * count)
+        if data is None or len(data) < 8 * count:
             raise _UnknownLayoutError(f"{name}: nothing can be read at {address + offset:#x}")
-        return struct.unpack(f"<{count}Q", words)
+        return struct.unpack(f"<{count}Q", data)
 
     @staticmethod
     def _read(address: int, size: int) -> bytes | None:

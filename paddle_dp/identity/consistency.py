@@ -73,7 +73,7 @@ def compare_setups(setup: TrainingSettings, mesh: Mesh) -> None:
     facts = setup_facts(setup)
     if setup.scatters:  # only rank 0 needs to see the files at the data set's paths
         facts = {key: _as_text(fact) if key.startswith("dataset.") else fact for key, fact in facts.items()}
-    common = set.intersection(*({*of_rank} for of_rank in mesh.gather(sorted(facts))))  # imports may differ
+    common = set.intersection(*({*keys} for keys in mesh.gather(sorted(facts))))  # imports may differ
     facts = {key: fact for key, fact in facts.items() if key in common or not key.startswith(MODULE_PREFIX)}
     compare({**packages(mesh), **facts}, mesh, SAME_SCRIPT if setup.recipe is None else SAME_START)
 
@@ -95,8 +95,8 @@ def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, 
     mesh.wait("samples read")  # a slow disk may take longer than a collective waits
     tables = mesh.gather(local_fingerprint) if mesh.ranks > 1 else [local_fingerprint]
     for table in tables:
-        if (told := table.get(COLLATING, "")).startswith(NEIGHBOUR_DEPENDENCE):
-            raise UsageError(f"the {split} data: {told}")
+        if (dependence := table.get(COLLATING, "")).startswith(NEIGHBOUR_DEPENDENCE):
+            raise UsageError(f"the {split} data: {dependence}")
     shared = [key for key in local_fingerprint if all(key in table for table in tables)]
     comparable = [key for key in shared if _is_comparable([table[key] for table in tables])]
     compare({f"{key} of the {split} data": local_fingerprint[key] for key in comparable}, mesh, SAME_DATA)
@@ -113,10 +113,10 @@ def data_of_main(dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) 
     if mesh.is_main and dataset is not None and not once:
         local_fingerprint = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
     mesh.wait("samples read")
-    found: dict[str, str] = mesh.gather(local_fingerprint)[0]
-    if (told := found.get(COLLATING, "")).startswith(NEIGHBOUR_DEPENDENCE):
-        raise UsageError(f"the data that rank 0 reads: {told}")
-    return found
+    main_fingerprint: dict[str, str] = mesh.gather(local_fingerprint)[0]
+    if (dependence := main_fingerprint.get(COLLATING, "")).startswith(NEIGHBOUR_DEPENDENCE):
+        raise UsageError(f"the data that rank 0 reads: {dependence}")
+    return main_fingerprint
 
 
 def _is_comparable(texts: list[str]) -> bool:
@@ -161,10 +161,10 @@ def compare_starts(step: int, total_steps: int, callbacks: Iterable[Any], mesh: 
 def agreed_folder(folder: Path, mesh: Mesh) -> Path:
     """The run folder that all ranks use: rank 0's. Prints a line if other ranks named another. Collective."""
     named = mesh.gather(str(folder))
-    others = sorted(set(named) - {named[0]})
-    if others and mesh.is_main:
+    other_folders = sorted(set(named) - {named[0]})
+    if other_folders and mesh.is_main:
         print(
-            f"The ranks name different run folders (also {', '.join(others[:3])}): all use {named[0]}.",
+            f"The ranks name different run folders (also {', '.join(other_folders[:3])}): all use {named[0]}.",
             flush=True,
         )
     return Path(named[0])

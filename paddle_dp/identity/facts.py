@@ -54,7 +54,7 @@ def parameter_facts(task: Task) -> dict[str, Any]:
     factors = {name: p.optimize_attr.get("learning_rate", 1.0) for name, p in named}
     facts: dict[str, Any] = {
         "rate_factors": _values({name: factor for name, factor in factors.items() if factor != 1.0}),
-        "own_decays": _values({name: own for name, p in named if (own := group_decay(p)) is not None}),
+        "own_decays": _values({name: decay for name, p in named if (decay := group_decay(p)) is not None}),
         "not_clipped": summarize_names([name for name, p in named if not p.need_clip]),
         "regularizers": _values(
             {
@@ -99,8 +99,8 @@ def _groups(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
             "parameters": summarize_names([names.get(id(p), p.name) for p in group["params"]]),
         }
         for key in ("grad_clip", "weight_decay"):
-            if (part := settings.get(key)) is not None and key not in group_facts:
-                group_facts |= {key: [kind_of(part), _walk(_public(vars(part)))]}
+            if (component := settings.get(key)) is not None and key not in group_facts:
+                group_facts |= {key: [kind_of(component), _walk(_public(vars(component)))]}
         facts |= {f"groups.{number}.{key}": value for key, value in group_facts.items()}
     return facts
 
@@ -244,10 +244,10 @@ def setup_facts(setup: TrainingSettings) -> dict[str, Any]:
     """Code, and the recipe or the settings of a script, by dotted key: known before the task is made."""
     if (recipe := setup.recipe) is not None:
         codes = recipe_code(recipe)
-        others = {key: code for key, code in module_code().items() if code not in codes.values()}
-        return {**codes, **others, **recipe_facts(recipe)}
-    words = ("batch", "micro_batches", "shuffle", "drop_last", "seed")
-    train = {"length": setup.length and str(setup.length), **{name: getattr(setup, name) for name in words}}
+        other_code = {key: code for key, code in module_code().items() if code not in codes.values()}
+        return {**codes, **other_code, **recipe_facts(recipe)}
+    names = ("batch", "micro_batches", "shuffle", "drop_last", "seed")
+    train = {"length": setup.length and str(setup.length), **{name: getattr(setup, name) for name in names}}
     settings = {
         "strategy": setup.strategy.settings, "train": train, "guard": _as_texts(setup.guard),
         "ema": _as_texts(setup.ema), "dataset.reading": setup.requested.dataset.reading, **setup.named_settings,
@@ -281,15 +281,22 @@ def threads(mesh: Mesh) -> dict[str, str]:
 
 def recipe_code(recipe: Recipe) -> dict[str, str]:
     """The checksum of each part's file, if it has one."""
-    parts = (recipe.model, recipe.dataset, recipe.loss, recipe.optimizer, recipe.schedule, recipe.strategy)
-    return {f"code of {p.shelf} {p.name}": code for p in parts if p is not None and (code := code_of(p))}
+    components = (
+        recipe.model,
+        recipe.dataset,
+        recipe.loss,
+        recipe.optimizer,
+        recipe.schedule,
+        recipe.strategy,
+    )
+    return {f"code of {p.shelf} {p.name}": code for p in components if p is not None and (code := code_of(p))}
 
 
 def recipe_facts(recipe: Recipe) -> dict[str, Any]:
     """The resolved recipe by dotted key, without the keys in MAY_DIFFER."""
     content = recipe.model_dump(mode="json")
-    kept = {key: value for key, value in content.items() if key not in MAY_DIFFER}
-    return {name: fact for key, value in kept.items() for name, fact in flat(key, value).items()}
+    comparable = {key: value for key, value in content.items() if key not in MAY_DIFFER}
+    return {name: fact for key, value in comparable.items() for name, fact in flat(key, value).items()}
 
 
 def flat(name: str, value: Any) -> dict[str, Any]:
@@ -338,9 +345,11 @@ def _layer_facts(prefix: str, root: nn.Layer, without: nn.Layer | None = None) -
     """Types and settings of all layers by name, except the layers of `without`. With `without`, for a loss, tensors are
     settings, too; a model's tensors are learned."""
     facts: dict[str, Any] = {}
-    others = {id(layer) for layer in without.sublayers(include_self=True)} if without is not None else set()
+    other_ids = (
+        {id(layer) for layer in without.sublayers(include_self=True)} if without is not None else set()
+    )
     for name, layer in root.named_sublayers(include_self=True):
-        if id(layer) not in others:
+        if id(layer) not in other_ids:
             tensors = tensors_of(layer) if without is not None else {}
             settings = {"": kind_of(layer), **settings_of(layer), **tensors, **hooks_of(layer)}
             facts |= prefixed(f"{prefix}.{name}".rstrip("."), settings)

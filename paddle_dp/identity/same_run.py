@@ -128,10 +128,10 @@ def compare(
     accepted = [
         {"step": step, "key": c.key, "was": c.was, "is": c.now} for c in changes if c.verdict == REFUSED
     ]
-    words = [str(c) for c in sorted(changes, key=lambda c: c.verdict != REFUSED)]
+    sentences = [str(c) for c in sorted(changes, key=lambda c: c.verdict != REFUSED)]
     if not past:
-        words.append("its checkpoint is an older version's, so the samples could not be compared")
-    return words, replace(now, accepted=(*past.get("accepted", ()), *accepted))
+        sentences.append("its checkpoint is an older version's, so the samples could not be compared")
+    return sentences, replace(now, accepted=(*past.get("accepted", ()), *accepted))
 
 
 def _described(setup: TrainingSettings, task: Task) -> dict[str, Any]:
@@ -152,8 +152,8 @@ def _object_facts(task: Task) -> dict[str, Any]:
         digest = f"{checksum(json.dumps(layers, sort_keys=True, default=str))} of {len(layers)} settings"
         facts = {key: value for key, value in facts.items() if key not in layers} | {_ALL_LAYERS: digest}
     frozen = [name for name, parameter in task.model.named_parameters() if parameter.stop_gradient]
-    some = "none" if not frozen else f"{len(frozen)}, {checksum(chr(10).join(frozen))}"
-    return {**facts, **unsaved_tensors(task.model), "frozen parameters": some}
+    summary = "none" if not frozen else f"{len(frozen)}, {checksum(chr(10).join(frozen))}"
+    return {**facts, **unsaved_tensors(task.model), "frozen parameters": summary}
 
 
 def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainingSettings) -> list[RunChange]:
@@ -162,10 +162,12 @@ def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainingSettings)
     """
     train = "train." if setup.recipe else ""
     values = {"samples": now.data["train"]["samples"], "batch": setup.batch, "seed": setup.seed}
-    words = {"samples": "samples in the data set", "batch": f"{train}batch", "seed": f"{train}seed"}
+    labels = {"samples": "samples in the data set", "batch": f"{train}batch", "seed": f"{train}seed"}
     before = saved["data"]
     return [
-        RunChange(words[key], before[key], values[key], NEVER) for key in words if before[key] != values[key]
+        RunChange(labels[key], before[key], values[key], NEVER)
+        for key in labels
+        if before[key] != values[key]
     ]
 
 
@@ -182,10 +184,14 @@ def _data(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]:
                     RunChange("samples in the held-out data", before["samples"], after["samples"], NOTED)
                 )
             continue
-        one, other = before["read"], after["read"]
-        key = next((key for key in common(one, other) if one[key] != other[key]), None)
+        saved_read, current_read = before["read"], after["read"]
+        key = next(
+            (key for key in common(saved_read, current_read) if saved_read[key] != current_read[key]), None
+        )
         if key is not None:
-            changes.append(RunChange(f"dataset ({key} of the {label} data)", one[key], other[key], verdict))
+            changes.append(
+                RunChange(f"dataset ({key} of the {label} data)", saved_read[key], current_read[key], verdict)
+            )
     return changes
 
 
@@ -237,10 +243,10 @@ def _settings(
 
 def _todays_keys(facts: Facts) -> dict[str, Any]:
     """Facts of a recipe from before 0.1.0, under today's keys."""
-    found = {RENAMED.get(key, key).partition(",")[0]: value for key, value in facts.items()}
+    renamed = {RENAMED.get(key, key).partition(",")[0]: value for key, value in facts.items()}
     if "train.last" in facts:
-        found["train.drop_last"] = facts["train.last"] == "drop"
-    return found
+        renamed["train.drop_last"] = facts["train.last"] == "drop"
+    return renamed
 
 
 def _verdict(key: str, was: Any, now: Any, task: Task) -> str:
@@ -318,14 +324,14 @@ def _judged(changes: list[RunChange], known: bool, other: Sequence[float] | None
 
 def is_path(key: str, *values: Any) -> bool:
     """True if a setting of a data set is a path: the samples are compared instead."""
-    word = key.rpartition(".")[2].lower()
+    name = key.rpartition(".")[2].lower()
     path = any(isinstance(value, Mapping) or (isinstance(value, str) and os.sep in value) for value in values)
-    return path or any(place in word for place in _PATH_NAMES)
+    return path or any(path_name in name for path_name in _PATH_NAMES)
 
 
 def _is_in(key: str, accept: Sequence[str]) -> bool:
     """True if a key was accepted, by itself or by a prefix."""
-    return any(key == word or key.startswith((f"{word}.", f"{word} ")) for word in accept)
+    return any(key == accepted or key.startswith((f"{accepted}.", f"{accepted} ")) for accepted in accept)
 
 
 def _refusal(checkpoint: Checkpoint, refused: Sequence[RunChange], setup: TrainingSettings) -> str:

@@ -44,9 +44,9 @@ class Unsaved:
             )
 
     def _new(self, kind: str, names: Sequence[str]) -> list[str]:
-        found = [name for name in names if f"{kind} {name}" not in self._printed]
-        self._printed.update(f"{kind} {name}" for name in found)
-        return found
+        unprinted = [name for name in names if f"{kind} {name}" not in self._printed]
+        self._printed.update(f"{kind} {name}" for name in unprinted)
+        return unprinted
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def changes_printed(learner: Learner, step: int) -> Iterator[None]:
     yield
     after = _digests(learner) if step else {}
     changed = learner.mesh.gather([n for n in after if after[n] != before.get(n)]) if step else []
-    names = list(dict.fromkeys(name for of_rank in changed for name in of_rank))
+    names = list(dict.fromkeys(name for row in changed for name in row))
     if names and learner.mesh.is_main:
         _print(
             f"{_first(names)}: a callback changed it in `start`, after {step} updates. A run that was not interrupted "

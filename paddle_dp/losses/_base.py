@@ -47,9 +47,9 @@ def one_tensor(outputs: Any, loss: str) -> paddle.Tensor:
 
     if isinstance(outputs, paddle.Tensor):
         return outputs
-    several = f"{len(outputs)} outputs" if isinstance(outputs, Sized) else "outputs"
+    count = f"{len(outputs)} outputs" if isinstance(outputs, Sized) else "outputs"
     raise LossError(
-        f"the model returns a {type(outputs).__name__} of {several}, and {loss} takes one tensor. Return the scores "
+        f"the model returns a {type(outputs).__name__} of {count}, and {loss} takes one tensor. Return the scores "
         "alone from forward, or write a loss, which gets the result of forward: "
         "loss: {use: my_module.my_loss}."
     )

@@ -64,14 +64,14 @@ class Contrastive(ComparesSamples):
             gathered, first = self.samples.gather(*towers)
             same = itself(len(towers[0]), len(gathered[0]), first).astype(towers[0].dtype)
             pairs = ((towers[0], gathered[1]), (towers[1], gathered[0]))
-            return [(one.matmul(all_, transpose_y=True) / self.temperature, same) for one, all_ in pairs]
+            return [(tower.matmul(all_, transpose_y=True) / self.temperature, same) for tower, all_ in pairs]
         anchors = embeddings(outputs, "contrastive", True)
         classes = class_numbers(targets, len(anchors), "contrastive")
         (candidates, candidate_classes), first = self.samples.gather(anchors, classes)
         logits = anchors.matmul(candidates, transpose_y=True) / self.temperature
-        own = itself(len(anchors), len(candidates), first)
-        logits = paddle.where(own, paddle.full_like(logits, _FAR), logits)
-        positive = (classes.unsqueeze(-1) == candidate_classes).logical_and(own.logical_not())
+        diagonal = itself(len(anchors), len(candidates), first)
+        logits = paddle.where(diagonal, paddle.full_like(logits, _FAR), logits)
+        positive = (classes.unsqueeze(-1) == candidate_classes).logical_and(diagonal.logical_not())
         return [(logits, positive.astype(logits.dtype))]
 
 

@@ -50,10 +50,10 @@ class Pairwise(ComparesSamples):
         0."""
         anchors = embeddings(outputs, "pairwise", False)
         classes = class_numbers(targets, len(anchors), "pairwise")
-        (others, of_others), first = self.samples.gather(anchors, classes)
-        squares = squared_distances(anchors, others).clip(min=0.0)
-        same = (classes.unsqueeze(-1) == of_others).astype(squares.dtype)
-        two = itself(len(anchors), len(others), first).logical_not().astype(squares.dtype)
+        (samples, sample_classes), first = self.samples.gather(anchors, classes)
+        squares = squared_distances(anchors, samples).clip(min=0.0)
+        same = (classes.unsqueeze(-1) == sample_classes).astype(squares.dtype)
+        two = itself(len(anchors), len(samples), first).logical_not().astype(squares.dtype)
         return squares, same, two
 
 

@@ -46,8 +46,8 @@ def _pairs(outputs: Any, targets: paddle.Tensor) -> tuple[paddle.Tensor, paddle.
             "siamese takes two embeddings of one shape as outputs, (a [n, d], b [n, d]), of a pair's two sides: "
             "return both from forward. Pairs within a batch are for loss pairwise."
         )
-    one, other = (widened(side) for side in outputs)
-    squares = (one - other).square().sum(-1)
+    left, right = (widened(side) for side in outputs)
+    squares = (left - right).square().sum(-1)
     return squares, targets.reshape([-1]).astype(squares.dtype)
 
 

@@ -53,10 +53,10 @@ class Triplet(ComparesSamples):
 
         anchors = embeddings(outputs, "triplet", self.normalize)
         classes = class_numbers(targets, len(anchors), "triplet")
-        (others, of_others), first = self.samples.gather(anchors, classes)
-        distances = squared_distances(anchors, others)
-        same = classes.unsqueeze(-1) == of_others
-        positive = same.logical_and(itself(len(anchors), len(others), first).logical_not())
+        (samples, sample_classes), first = self.samples.gather(anchors, classes)
+        distances = squared_distances(anchors, samples)
+        same = classes.unsqueeze(-1) == sample_classes
+        positive = same.logical_and(itself(len(anchors), len(samples), first).logical_not())
         far = paddle.full_like(distances, _FAR)
         farthest = paddle.where(positive, distances, -far).max(-1)
         nearest = paddle.where(same, far, distances).min(-1)

@@ -78,7 +78,7 @@ class Degrees:
             return [rank]
         coords = self.coords(rank)
         ranges = [range(self[axis]) if axis in axes else (coords[axis],) for axis in AXES]
-        return [self.rank(dict(zip(AXES, places, strict=True))) for places in product(*ranges)]
+        return [self.rank(dict(zip(AXES, position, strict=True))) for position in product(*ranges)]
 
     def groups(self, *axes: str) -> list[tuple[int, ...]]:
         """Returns all groups along these axes, in order; each rank is in one of them."""

@@ -84,9 +84,9 @@ class Connections:
             if self.port and end.getsockname()[1] == self.port:
                 end.shutdown(socket.SHUT_RDWR)
                 continue
-            own, peer = end.getsockname()[1], end.getpeername()[1]
+            port, peer = end.getsockname()[1], end.getpeername()[1]
             raise JobError(
-                f"user {user} of this machine has come between the ranks while they connected (ports {own} and "
+                f"user {user} of this machine has come between the ranks while they connected (ports {port} and "
                 f"{peer}), and the job ends before anything is exchanged. Start it again; if that repeats, in a "
                 f"separate network: {ALONE}"
             )
@@ -141,9 +141,9 @@ def _users() -> dict[tuple[str, str], int]:
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
-                _, own, peer, state, *_, user = line.split()[:8]
+                _, address, peer, state, *_, user = line.split()[:8]
                 if state == ESTABLISHED:
-                    users[_as_version_4(own), _as_version_4(peer)] = int(user)
+                    users[_as_version_4(address), _as_version_4(peer)] = int(user)
     return users
 
 
@@ -158,11 +158,11 @@ def _ends(end: socket.socket) -> tuple[str, str]:
 def _written(family: int, host: str, port: int) -> str:
     """Returns the address as in /proc: «0100007F:1F90» for 127.0.0.1:8080."""
     packed = socket.inet_pton(family, host.partition("%")[0])
-    words = struct.unpack(f"={len(packed) // 4}I", packed)
-    return _as_version_4("".join(f"{word:08X}" for word in words) + f":{port:04X}")
+    groups = struct.unpack(f"={len(packed) // 4}I", packed)
+    return _as_version_4("".join(f"{group:08X}" for group in groups) + f":{port:04X}")
 
 
 def _as_version_4(address: str) -> str:
     """Returns an IPv4-mapped IPv6 address as IPv4; other addresses unchanged."""
-    mapped = "".join(f"{word:08X}" for word in struct.unpack("=3I", bytes(10) + b"\xff\xff"))
+    mapped = "".join(f"{group:08X}" for group in struct.unpack("=3I", bytes(10) + b"\xff\xff"))
     return address.removeprefix(mapped)

@@ -91,8 +91,8 @@ class Arrivals:
 
     def late(self, wait: Wait, counts: dict[int, Counts]) -> tuple[int, ...]:
         """Returns the members of an exchange with lower counts than this rank's."""
-        mine = self.counts.get(wait.group, 0)
-        return tuple(r for r in wait.members if r != self.rank and counts[r].get(wait.group, 0) < mine)
+        own_count = self.counts.get(wait.group, 0)
+        return tuple(r for r in wait.members if r != self.rank and counts[r].get(wait.group, 0) < own_count)
 
     def _watch(self, store: Any) -> None:
         try:
@@ -111,8 +111,8 @@ class Arrivals:
             return
 
     def _report(self, wait: Wait, store: Any, waited: float) -> None:
-        others = [rank for rank in wait.members if rank != self.rank]
-        counts = {rank: json.loads(bytes(store.get(self._key(rank))).decode()) for rank in others}
+        peers = [rank for rank in wait.members if rank != self.rank]
+        counts = {rank: json.loads(bytes(store.get(self._key(rank))).decode()) for rank in peers}
         wait.late, wait.reported = self.late(wait, counts), waited
         if wait.late:
             line = f"rank {self.rank} has waited {waited:.0f} s in {wait.activity} for {numbered('rank', wait.late)}"
@@ -139,8 +139,12 @@ def waiting(
     group: str, members: Sequence[int], activity: str, computes: bool = False
 ) -> AbstractContextManager[None]:
     """Returns `Arrivals.waiting` for an exchange of this process; without other ranks an empty context."""
-    mine = arrivals()
-    return nullcontext() if mine is None else mine.waiting(group, members, activity, computes)
+    local_arrivals = arrivals()
+    return (
+        nullcontext()
+        if local_arrivals is None
+        else local_arrivals.waiting(group, members, activity, computes)
+    )
 
 
 def start(rank: int, master: str, patience: float) -> None:

@@ -107,8 +107,8 @@ class Mesh:
     def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
         """Sums `tensor` over the ranks, in place, and returns it."""
         if self.axes.servers:
-            first, *others = self.gather_tensor(tensor)
-            tensor.set_value(sum(others, first))
+            first, *following = self.gather_tensor(tensor)
+            tensor.set_value(sum(following, first))
         elif self.ranks > 1:
             import paddle.distributed as dist
 
@@ -146,8 +146,8 @@ class Mesh:
     def broadcast(self, tensor: paddle.Tensor, source: int = 0) -> paddle.Tensor:
         """Copies `source`'s `tensor` to all ranks, in place, and returns it."""
         if self.axes.servers:
-            mine = copied_bytes(tensor) if self.rank == source else b""
-            rows = self._messages.gather(mine, "an exchange between all ranks")
+            local_bytes = copied_bytes(tensor) if self.rank == source else b""
+            rows = self._messages.gather(local_bytes, "an exchange between all ranks")
             if source not in self.lost:
                 index = source - sum(rank < source for rank in self.lost)
                 tensor.set_value(*tensors_of(rows[index : index + 1], tensor))

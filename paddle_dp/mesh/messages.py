@@ -93,8 +93,8 @@ class Messages:
     @staticmethod
     def packed(rows: Sequence[bytes | None]) -> memoryview:
         """Packs every rank's bytes into one message of a hub; None stands for a lost rank."""
-        parts = (LENGTH.pack(LOST) if row is None else LENGTH.pack(len(row)) + row for row in rows)
-        return memoryview(b"".join(parts))
+        chunks = (LENGTH.pack(LOST) if row is None else LENGTH.pack(len(row)) + row for row in rows)
+        return memoryview(b"".join(chunks))
 
 
 def _present(packed: bytearray) -> Iterator[bytes]:

@@ -21,8 +21,8 @@ def devices_of(main_device: str, variables: Mapping[str, str] = os.environ) -> l
     kind, _, first = main_device.partition(":")
     if not first:
         return [main_device]
-    given = variables.get(f"FLAGS_selected_{kind}s")
-    numbers = given.split(",") if given else map(str, range(_visible(kind)))
+    selected = variables.get(f"FLAGS_selected_{kind}s")
+    numbers = selected.split(",") if selected else map(str, range(_visible(kind)))
     return [main_device, *(f"{kind}:{number}" for number in numbers if number != first)]
 
 

@@ -31,8 +31,8 @@ def users_secret(variables: Mapping[str, str]) -> bytes:
 
     Raises UsageError if the file cannot be read, or is empty.
     """
-    if word := variables.get(SECRET):
-        return word.encode()
+    if value := variables.get(SECRET):
+        return value.encode()
     path = variables.get(SECRET_FILE)
     if not path:
         return b""
@@ -61,8 +61,8 @@ def job_key(store: Any) -> bytes:
     """Returns the key of this job's ranks; all ranks must call it. b"" if they share only a network. `store` is the
     job's, of Paddle. Raises JobError if another user has written into it."""
     if not _keys:
-        word = os.environ.pop(VARIABLE, "")
-        _keys.append(bytes.fromhex(word) if word else _agreed(store))
+        digits = os.environ.pop(VARIABLE, "")
+        _keys.append(bytes.fromhex(digits) if digits else _agreed(store))
     return _keys[0]
 
 

@@ -168,16 +168,18 @@ class Endpoint:
         """Returns when everything queued has been written, or after 30 s per peer, so that an exit loses no sends."""
         if os.getpid() != self._pid:
             return  # a forked data worker: its copy of the queues has no threads to empty them
-        for of_peers in (self._asking, self._outgoing):
-            for rank, outgoing in of_peers.items():
+        for queues in (self._asking, self._outgoing):
+            for rank, outgoing in queues.items():
                 if rank not in self._gone:
                     outgoing.flush(LAST_SENDS)
 
     def _leave(self) -> None:
         self.flush()
         if self.refused and os.getpid() == self._pid:
-            words = f"rank {self.rank} refused {self.refused} connections that did not know the job's secret"
-            print(words, file=sys.stderr, flush=True)
+            warning = (
+                f"rank {self.rank} refused {self.refused} connections that did not know the job's secret"
+            )
+            print(warning, file=sys.stderr, flush=True)
 
     def notice_silence(self) -> None:
         """From now on counts a peer as gone if its machine has not answered for about 20 s."""
@@ -201,10 +203,10 @@ class Endpoint:
         """Proves this rank's identity to the listener, and checks that the listener is `rank`. Returns the key of the
         connection's codes, or None if a proof fails."""
         connection.settimeout(Patience.seconds)
-        if (theirs := _read(connection, DIGITS)) is None:
+        if (challenge := _read(connection, DIGITS)) is None:
             return None
         digits = secrets.token_bytes(DIGITS)
-        names = bytes(theirs) + HELLO.pack(digits, self.rank, rank, b"")
+        names = bytes(challenge) + HELLO.pack(digits, self.rank, rank, b"")
         with contextlib.suppress(OSError):  # it may have left: then it does not answer
             connection.sendall(HELLO.pack(digits, self.rank, rank, proof(self._key, b"caller", names)))
         answer = _read(connection, PROOF)
@@ -219,8 +221,8 @@ class Endpoint:
         connection.sendall(digits)
         if not _is_same_user(connection) or (hello := _read(connection, HELLO.size)) is None:
             return None
-        theirs, rank, listener, shown = HELLO.unpack(hello)
-        names = digits + HELLO.pack(theirs, rank, listener, b"")
+        challenge, rank, listener, shown = HELLO.unpack(hello)
+        names = digits + HELLO.pack(challenge, rank, listener, b"")
         if listener != self.rank or not hmac.compare_digest(shown, proof(self._key, b"caller", names)):
             return None  # a port scanner, or a rank of another job that used this port before
         connection.sendall(proof(self._key, b"listener", names))
@@ -273,8 +275,8 @@ class Endpoint:
                 if (data := _read(connection, length)) is None:
                     break
                 if codes and not codes.check(_read(connection, CODE), header, data):
-                    words = f"rank {self.rank}: a message of rank {rank} was changed on its way: it counts as lost"
-                    print(words, file=sys.stderr, flush=True)
+                    warning = f"rank {self.rank}: a message of rank {rank} was changed on its way: it counts as lost"
+                    print(warning, file=sys.stderr, flush=True)
                     break
                 if (tape := heartbeat.tape) is not None:
                     tape.transfer(began, length)
@@ -511,8 +513,8 @@ def sent_bytes() -> int:
     """Returns the bytes of all messages that this process has sent."""
     return sum(
         outgoing.bytes
-        for one in _endpoint
-        for outgoing in (*list(one._outgoing.values()), *list(one._asking.values()))
+        for local_endpoint in _endpoint
+        for outgoing in (*list(local_endpoint._outgoing.values()), *list(local_endpoint._asking.values()))
     )
 
 

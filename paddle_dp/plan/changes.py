@@ -123,8 +123,8 @@ def _workers(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAd
 def _callbacks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
     costs = {
         name: max(times.works.get(name, 0.0) for times in rank_times)
-        for one in rank_times
-        for name in one.works
+        for times in rank_times
+        for name in times.works
     }
     if not costs:
         return
@@ -138,7 +138,7 @@ def _callbacks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tuning
 
 def _recompute(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
     if facts.recompute not in ("none", "selective") and facts.free > facts.peak:
-        every = int(next((word for word in facts.recompute.split() if word.isdigit()), "1"))
+        every = int(next((token for token in facts.recompute.split() if token.isdigit()), "1"))
         yield TuningAdvice(
             what="strategy.recompute=none",
             why=f"backward runs forwards again; a rank takes {gigabytes(facts.peak)}, and {gigabytes(facts.free)} are "
@@ -211,10 +211,10 @@ def _rank_per_core(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tu
 
 
 def _slow_rank(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
-    found = slowest(rank_times)
-    if found is None or facts.degrees.get("pipeline", 1) > 1:
+    outlier = slowest(rank_times)
+    if outlier is None or facts.degrees.get("pipeline", 1) > 1:
         return
-    late, _, component = found
+    late, _, component = outlier
     usual = max(times.work for times in rank_times if times is not late)
     yield TuningAdvice(
         what=f"speed up rank {late.rank} on {late.host} ({component})",

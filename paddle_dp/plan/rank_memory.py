@@ -173,10 +173,10 @@ def owned(weights: Sequence[Weight], layout: Layout) -> dict[str, int]:
     trained, frozen = (
         [weight.local_size(layout.degrees.tensor) for weight in weights_of_kind] for weights_of_kind in kinds
     )
-    dealt = deal(trained, frozen, layout.degrees.sharding)
+    owners_by_kind = deal(trained, frozen, layout.degrees.sharding)
     return {
         weight.name: owner
-        for weights_of_kind, owners_of_kind in zip(kinds, dealt, strict=True)
+        for weights_of_kind, owners_of_kind in zip(kinds, owners_by_kind, strict=True)
         for weight, owner in zip(weights_of_kind, owners_of_kind, strict=True)
         if layout.sharding_stage == 3 or not weight.frozen
     }
@@ -267,8 +267,11 @@ def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
 def served(blocks: Blocks, layout: Layout) -> list[int]:
     """The number of trained elements that each server owns."""
     sizes = distinct(blocks, range(len(blocks)), 1, frozen=False)
-    dealt = list(zip(sizes, owners(sizes, layout.degrees.servers), strict=True))
-    return [sum(size for size, owner in dealt if owner == server) for server in range(layout.degrees.servers)]
+    owned_sizes = list(zip(sizes, owners(sizes, layout.degrees.servers), strict=True))
+    return [
+        sum(size for size, owner in owned_sizes if owner == server)
+        for server in range(layout.degrees.servers)
+    ]
 
 
 def layers(block: Sequence[Weight]) -> list[list[Weight]]:

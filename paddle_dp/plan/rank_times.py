@@ -70,7 +70,7 @@ class RankTimes:
     def as_json(self) -> dict[str, Any]:
         """The fields for JSON, rounded to 0.1 µs."""
         return {
-            name: {str(key): round(one, 7) for key, one in value.items()} if isinstance(value, dict)
+            name: {str(key): round(seconds, 7) for key, seconds in value.items()} if isinstance(value, dict)
             else round(value, 7) if isinstance(value, float) else value
             for name, value in asdict(self).items()
         }  # fmt: skip
@@ -271,10 +271,10 @@ def _hidden_seconds(transfers: Iterable[Sequence[float]], waits: Sequence[Sequen
     edges += [(start, 0, 1) for start, _ in waits] + [(stop, 0, -1) for _, stop in waits]
     carried = waiting = 0
     total, before = 0.0, 0.0
-    for when, of_transfer, of_wait in sorted(edges):
+    for when, transfer_change, wait_change in sorted(edges):
         if carried > 0 and waiting == 0:
             total += when - before
-        carried, waiting, before = carried + of_transfer, waiting + of_wait, when
+        carried, waiting, before = carried + transfer_change, waiting + wait_change, when
     return total
 
 

@@ -213,8 +213,8 @@ def _recipe(checkpoint: Path | None) -> Mapping[str, Any]:
             "nothing can be trained again: only a recipe can, from a checkpoint that keeps it. A training that a "
             "script describes is trained again by the script."
         )
-    found: Mapping[str, Any] = recipe
-    return found
+    settings: Mapping[str, Any] = recipe
+    return settings
 
 
 def chosen(spans: Sequence[Interval], count: int) -> list[Interval]:

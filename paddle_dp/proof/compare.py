@@ -116,16 +116,22 @@ class TraceComparison:
     @property
     def divergence(self) -> str | None:
         """The error from the ranks' comparison of their weights, or None."""
-        found: str | None = self.candidate.facts.get("amiss")
-        return found
+        divergence: str | None = self.candidate.facts.get("amiss")
+        return divergence
 
     @cached_property
     def rows(self) -> list[Row]:
         rows = []
         for kind in JUDGED:
-            some = [finding for finding in self.findings if finding.key.kind == kind]
-            if some:
-                rows.append(Row(kind=kind, count=len(some), worst=max(some, key=lambda finding: finding.r)))
+            kind_findings = [finding for finding in self.findings if finding.key.kind == kind]
+            if kind_findings:
+                rows.append(
+                    Row(
+                        kind=kind,
+                        count=len(kind_findings),
+                        worst=max(kind_findings, key=lambda finding: finding.r),
+                    )
+                )
         return rows
 
     @property
@@ -154,8 +160,8 @@ class TraceComparison:
     def rounded(self) -> float:
         """The median over parameters of the first gradient's relative rounding bound."""
         first = [n for n in sorted(self.candidate.keys) if Key.read(n)[:2] == ("gradient", 1)]
-        parts = [ratio(self.candidate.rounded(n), _norm(self.candidate.array(n))) for n in first]
-        return float(np.median(parts)) if parts else 0.0
+        bounds = [ratio(self.candidate.rounded(n), _norm(self.candidate.array(n))) for n in first]
+        return float(np.median(bounds)) if bounds else 0.0
 
     @property
     def without_gradient(self) -> list[ProofDifference]:
@@ -294,8 +300,8 @@ class TraceComparison:
         """The 2-norm over all quantities of one kind and step; of optimizer states, over one accumulator's."""
         alike = _alike(quantity)
         if alike not in self._sizes:
-            some = [n for n in self.reference.keys if _alike(Key.read(n)) == alike]
-            self._sizes[alike] = _norm(np.array([_norm(self.reference.array(n)) for n in some]))
+            names = [n for n in self.reference.keys if _alike(Key.read(n)) == alike]
+            self._sizes[alike] = _norm(np.array([_norm(self.reference.array(n)) for n in names]))
         return self._sizes[alike]
 
 

@@ -36,9 +36,9 @@ class Floors:
         flat, squares = array.reshape(-1), 0.0
         most = np.empty(flat.size, "float32")
         for start, stop in chunks(flat.size):
-            apart = np.abs(flat[start:stop].astype("float64") - self._store.read(name, start, stop))
-            most[start:stop] = apart
-            squares += float(apart.dot(apart))
+            differences = np.abs(flat[start:stop].astype("float64") - self._store.read(name, start, stop))
+            most[start:stop] = differences
+            squares += float(differences.dot(differences))
         return float(np.sqrt(squares)), most
 
     def _fold(self, group: str, number: str, array: np.ndarray) -> None:

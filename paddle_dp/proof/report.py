@@ -119,9 +119,9 @@ def _coloured(sentence: str) -> str:
         "FAILED": "red",
         "PROVES NOTHING": "yellow",
     }
-    for word, colour in colours.items():
-        if sentence.startswith((f"{word}:", f"{word} step ")):
-            return f"[{colour}]{word}[/{colour}]{sentence.removeprefix(word)}"
+    for verdict_name, colour in colours.items():
+        if sentence.startswith((f"{verdict_name}:", f"{verdict_name} step ")):
+            return f"[{colour}]{verdict_name}[/{colour}]{sentence.removeprefix(verdict_name)}"
     return sentence
 
 

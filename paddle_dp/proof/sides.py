@@ -147,7 +147,7 @@ class Comparison:
 
     def first_forward(self) -> None:
         """Computes the first batch on one process. Raises JobError if that fails, EndedError on a signal."""
-        overrides = [word for word in self.overrides if not word.startswith("strategy")]
+        overrides = [override for override in self.overrides if not override.startswith("strategy")]
         job = self._job(
             [*overrides, "strategy.use=single"], 1, self.scratch / "first", alone=True, wide=False
         )
@@ -159,7 +159,7 @@ class Comparison:
 
         `candidates`: the sides that it will be compared with; it repeats their updates from their gradients.
         """
-        overrides = [word for word in self.overrides if not word.startswith("strategy")]
+        overrides = [override for override in self.overrides if not override.startswith("strategy")]
         extra = {"alone": True, "candidates": [[str(side.folder), side.ranks] for side in candidates]}
         extra["tensor"] = max((side.axes["tensor"] for side in candidates), default=1)
         job = self._job([*overrides, "strategy.use=single"], 1, self.scratch / "one", **extra)
@@ -233,7 +233,7 @@ def run_alone(job: Job, variables: Mapping[str, str] | None = None) -> int:
     """
     plan = plan_of(job, Machine.here())
     command = [sys.executable, "-u", str(WORKER), "-c", str(job.recipe), "--entry-point", job.entry_point]
-    command += [word for override in job.all_overrides for word in ("-o", override)]
+    command += [argument for override in job.all_overrides for argument in ("-o", override)]
     inside = environment(plan, {**os.environ, **(variables or {})}) | {MARK: f"{os.getpid()}-verify"}
     done = subprocess.run(
         command,

@@ -191,7 +191,7 @@ def _wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) -
             if values_by_name is not None and value is not None and value not in values_by_name:
                 yield f"has {key} {show(value)}: {use} has {', '.join(map(str, values_by_name))}"
         elif key in must:
-            allowed = [_meant(value, values) for value in must[key]]
+            allowed = [_meant(option, values) for option in must[key]]
             if value is not None and value not in allowed:
                 yield f"has {key} {show(value)}: {use} has {' or '.join(map(show, allowed))} only"
         elif value and not any(

@@ -42,8 +42,8 @@ class Assignments:
         if self._returned:
             share = self._returned.popleft()
         elif left > 0 and not self._is_too_slow(rank, left):
-            batch, part = divmod(self._next, self.shares)
-            share, self._next = (self.first + batch, part), self._next + 1
+            batch, index = divmod(self._next, self.shares)
+            share, self._next = (self.first + batch, index), self._next + 1
         else:
             self._ended.add(rank)
             return None

@@ -41,10 +41,10 @@ def unflatten(structure: Structure, leaves: list[np.ndarray]) -> Any:
     """The inverse of `flatten`; tensors are made on the current device."""
     kind, value = structure
     if kind in ("list", "tuple"):
-        each = [unflatten(part, leaves) for part in value]
+        each = [unflatten(element, leaves) for element in value]
         return tuple(each) if kind == "tuple" else each
     if kind == "dict":
-        return {key: unflatten(part, leaves) for key, part in value.items()}
+        return {key: unflatten(element, leaves) for key, element in value.items()}
     if kind == "tensor":
         return paddle.to_tensor(leaves[value])
     return leaves[value] if kind == "array" else value

@@ -153,9 +153,9 @@ class Dashboard(Callback):
         self._list(["train/loss"])
         if self.log is None or self._latest is None or not self.config.confusion:
             return
-        step, found = self._latest
-        if found.confusion is not None:
-            self.log.picture("evaluation/confusion", draw(found, f"step {step}"), step)
+        step, evaluation = self._latest
+        if evaluation.confusion is not None:
+            self.log.picture("evaluation/confusion", draw(evaluation, f"step {step}"), step)
 
     def _list(self, tags: list[str]) -> None:
         """Adds this run to the table of runs, once there is a curve: VisualDL fails on results without one."""

@@ -175,8 +175,8 @@ def _paint(axes: Any, this: Frame, corner: tuple[float, float], size: float) -> 
             *text_corner, this.text, fontsize=size * (0.8 if this.axis else 0.9), va="center", color=color,
             ha="left" if this.axis else "center",
         )  # fmt: skip
-    for right, down, part in this.content:
-        _paint(axes, part, (x + right, y + down), size)
+    for right, down, block in this.content:
+        _paint(axes, block, (x + right, y + down), size)
 
 
 def _tint(color: str) -> tuple[float, ...]:

@@ -86,9 +86,9 @@ PEAKS = (
 
 def peak_of(name: str) -> float | None:
     """The peak of the device with this name ("NVIDIA A100-SXM4-80GB"), or None if the table lacks it."""
-    words = name.replace("-", " ").replace("_", " ").lower().split()
+    tokens = name.replace("-", " ").replace("_", " ").lower().split()
     for known, peak in PEAKS:
-        if all(word in words for word in known.replace("-", " ").lower().split()):
+        if all(token in tokens for token in known.replace("-", " ").lower().split()):
             return peak
     return None
 
