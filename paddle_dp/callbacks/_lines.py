@@ -94,13 +94,8 @@ def short(metrics: Mapping[str, float], room: int) -> str:
     tokens = metrics.get("tokens_per_second")
     pace = f"{tokens:.0f} tok/s" if tokens is not None else f"{metrics['samples_per_second']:.0f}/s"
     scores = numbers(metrics)[:2]
-    candidates = (
-        [*scores, f"lr {metrics['lr']:.1e}", pace],
-        [*scores, pace],
-        [*scores[:1], pace],
-        scores[:1],
-    )
-    lines = ["  ".join(fields) for fields in candidates]
+    rows = ([*scores, f"lr {metrics['lr']:.1e}", pace], [*scores, pace], [*scores[:1], pace], scores[:1])
+    lines = ["  ".join(fields) for fields in rows]
     return next((line for line in lines if len(line) <= room), lines[-1])
 
 

@@ -88,11 +88,9 @@ def digest(tensors: Mapping[str, TensorSum]) -> str:
 
 def digests_of(tensors: Mapping[str, TensorSum]) -> dict[str, str]:
     """The digests of a checkpoint's "model", "optimizer" and "ema" tensors; groups without tensors are left out."""
-    groups = ("model", "optimizer", "ema")
-    members_by_group = {
-        group: {n: t for n, t in tensors.items() if n.startswith(f"{group}/")} for group in groups
-    }
-    return {group: digest(members) for group, members in members_by_group.items() if members}
+    kinds = ("model", "optimizer", "ema")
+    tables = {kind: {n: t for n, t in tensors.items() if n.startswith(f"{kind}/")} for kind in kinds}
+    return {kind: digest(table) for kind, table in tables.items() if table}
 
 
 def _bits(array: np.ndarray) -> Uint64Array:

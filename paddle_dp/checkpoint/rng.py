@@ -16,14 +16,8 @@ def rng_state() -> dict[str, Any]:
     import paddle
 
     return {
-        "paddle": {
-            kind: [_generator_fields(generator) for generator in paddle.get_rng_state(kind)]
-            for kind in _kinds()
-        },
-        "tracked": {
-            name: [_generator_fields(generator) for generator in states]
-            for name, states in _tracked().items()
-        },
+        "paddle": {kind: [_generator_fields(rng) for rng in paddle.get_rng_state(kind)] for kind in _kinds()},
+        "tracked": {name: [_generator_fields(rng) for rng in states] for name, states in _tracked().items()},
         "numpy": _numpy_state(),
         "python": _python_state(),
     }

@@ -74,10 +74,8 @@ def _meaning(option: Any) -> str:
         return f"{option.help} [required]"
     if option.default is None or option.is_flag:
         return str(option.help)
-    default = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
-    return (
-        f"{option.help} [default: {default!r}]" if " " in default else f"{option.help} [default: {default}]"
-    )
+    value = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
+    return f"{option.help} [default: {value!r}]" if " " in value else f"{option.help} [default: {value}]"
 
 
 def _show(command: Any, context: Any) -> None:

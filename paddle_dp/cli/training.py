@@ -205,14 +205,12 @@ def launch(
     Exit status: 0 done; the status of the rank that failed first; 2 something to type differently; 128 + n ended by
     signal n.
     """
-    misplaced = [
-        argument
-        for argument in context.args
-        if argument.partition("=")[0] in ("--ranks", "--nodes", "--devices")
+    strays = [
+        token for token in context.args if token.partition("=")[0] in ("--ranks", "--nodes", "--devices")
     ]
-    if misplaced and (ranks, devices, nodes) == (None, None, None):
+    if strays and (ranks, devices, nodes) == (None, None, None):
         raise UsageError(
-            f"{misplaced[0]} stands after {script}, so the script gets it, and the job would have one rank. Options of "
+            f"{strays[0]} stands after {script}, so the script gets it, and the job would have one rank. Options of "
             f"launch stand before the script: paddle-dp launch --ranks 2 {script} … If the script does take such an "
             "option, give it to launch, too."
         )

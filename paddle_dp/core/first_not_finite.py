@@ -125,9 +125,7 @@ def first(outputs: Sequence[NotFiniteOutput], mesh: Mesh) -> str:
     """A sentence about the first such output of all ranks in the model's order; "" if all outputs are finite.
     Collective."""
     rows = mesh.gather([asdict(min(outputs))] if outputs else [])
-    rank_outputs = [
-        (NotFiniteOutput(**row), rank) for rank, rank_rows in enumerate(rows) for row in rank_rows
-    ]
+    rank_outputs = [(NotFiniteOutput(**row), rank) for rank, entries in enumerate(rows) for row in entries]
     if not rank_outputs:
         return ""
     earliest, rank = min(rank_outputs)

@@ -59,10 +59,7 @@ class GatheredSamples:
         # A short batch left this micro-batch empty: each rank has a dummy, which does not count.
         if not any(sizes):
             return list(rows), 0
-        gathered = [
-            _Gather.apply(tensor, self, sizes) if _learned(tensor) else self.all_rows(tensor, sizes)
-            for tensor in rows
-        ]
+        gathered = [_Gather.apply(x, self, sizes) if _learned(x) else self.all_rows(x, sizes) for x in rows]
         return gathered, sum(sizes[: self.index]) if self._present else sum(sizes)
 
     @contextmanager

@@ -136,10 +136,8 @@ class Scatterer:
             self._wait_for(rank, k)
             transport.endpoint().send(self._channel, rank, *packed[dp_rank])
         # The source reuses its arrays for the next batch, so they are copied.
-        local_arrays = self._slices(micro_batches, self._dp_ranks[0], k)
-        return [
-            (mapped(np.array, inputs), mapped(np.array, targets), n) for inputs, targets, n in local_arrays
-        ]
+        chunk = self._slices(micro_batches, self._dp_ranks[0], k)
+        return [(mapped(np.array, inputs), mapped(np.array, targets), n) for inputs, targets, n in chunk]
 
     def _slices(self, micro_batches: list[MicroArrays], dp_rank: int, k: int) -> list[MicroArrays]:
         """A data rank's part of each micro-batch; an empty part becomes a dummy, the first sample of the batch."""

@@ -188,10 +188,8 @@ class BucketedGradients(GradientExchange):
     @staticmethod
     def _agree(messages: Messages, flags: Sequence[bool]) -> list[bool]:
         """Returns which flags any rank has set. The hosts exchange them, so that no device is waited for."""
-        local_flags = np.packbits(np.array(flags, bool)).tobytes()
-        rows = [
-            np.frombuffer(row, np.uint8) for row in messages.gather(local_flags, "the exchange of gradients")
-        ]
+        bits = np.packbits(np.array(flags, bool)).tobytes()
+        rows = [np.frombuffer(row, np.uint8) for row in messages.gather(bits, "the exchange of gradients")]
         return [bool(flag) for flag in np.unpackbits(np.bitwise_or.reduce(rows), count=len(flags))]
 
     def _ready(self, index: int, final: bool) -> None:

@@ -78,11 +78,9 @@ def reduce_scatter(
     for rank, share in enumerate(shares):
         if rank != local_rank:
             p2p.send(process_group, share, rank)
-    local_share = shares[local_rank].detach()
+    local = shares[local_rank].detach()
     everyone = [
-        local_share
-        if rank == local_rank
-        else p2p.received(process_group, paddle.empty_like(local_share), rank)
+        local if rank == local_rank else p2p.received(process_group, paddle.empty_like(local), rank)
         for rank in range(ranks)
     ]
     return fill(out, _combined(everyone, op))

@@ -281,15 +281,8 @@ def threads(mesh: Mesh) -> dict[str, str]:
 
 def recipe_code(recipe: Recipe) -> dict[str, str]:
     """The checksum of each part's file, if it has one."""
-    components = (
-        recipe.model,
-        recipe.dataset,
-        recipe.loss,
-        recipe.optimizer,
-        recipe.schedule,
-        recipe.strategy,
-    )
-    return {f"code of {p.shelf} {p.name}": code for p in components if p is not None and (code := code_of(p))}
+    parts = (recipe.model, recipe.dataset, recipe.loss, recipe.optimizer, recipe.schedule, recipe.strategy)
+    return {f"code of {p.shelf} {p.name}": code for p in parts if p is not None and (code := code_of(p))}
 
 
 def recipe_facts(recipe: Recipe) -> dict[str, Any]:
@@ -345,11 +338,9 @@ def _layer_facts(prefix: str, root: nn.Layer, without: nn.Layer | None = None) -
     """Types and settings of all layers by name, except the layers of `without`. With `without`, for a loss, tensors are
     settings, too; a model's tensors are learned."""
     facts: dict[str, Any] = {}
-    other_ids = (
-        {id(layer) for layer in without.sublayers(include_self=True)} if without is not None else set()
-    )
+    known = {id(layer) for layer in without.sublayers(include_self=True)} if without is not None else set()
     for name, layer in root.named_sublayers(include_self=True):
-        if id(layer) not in other_ids:
+        if id(layer) not in known:
             tensors = tensors_of(layer) if without is not None else {}
             settings = {"": kind_of(layer), **settings_of(layer), **tensors, **hooks_of(layer)}
             facts |= prefixed(f"{prefix}.{name}".rstrip("."), settings)

@@ -162,12 +162,10 @@ def _order(saved: Mapping[str, Any], now: RunSignature, setup: TrainingSettings)
     """
     train = "train." if setup.recipe else ""
     values = {"samples": now.data["train"]["samples"], "batch": setup.batch, "seed": setup.seed}
-    labels = {"samples": "samples in the data set", "batch": f"{train}batch", "seed": f"{train}seed"}
+    names = {"samples": "samples in the data set", "batch": f"{train}batch", "seed": f"{train}seed"}
     before = saved["data"]
     return [
-        RunChange(labels[key], before[key], values[key], NEVER)
-        for key in labels
-        if before[key] != values[key]
+        RunChange(names[key], before[key], values[key], NEVER) for key in names if before[key] != values[key]
     ]
 
 
@@ -184,14 +182,10 @@ def _data(saved: Mapping[str, Any], now: RunSignature) -> list[RunChange]:
                     RunChange("samples in the held-out data", before["samples"], after["samples"], NOTED)
                 )
             continue
-        saved_read, current_read = before["read"], after["read"]
-        key = next(
-            (key for key in common(saved_read, current_read) if saved_read[key] != current_read[key]), None
-        )
+        old, new = before["read"], after["read"]
+        key = next((key for key in common(old, new) if old[key] != new[key]), None)
         if key is not None:
-            changes.append(
-                RunChange(f"dataset ({key} of the {label} data)", saved_read[key], current_read[key], verdict)
-            )
+            changes.append(RunChange(f"dataset ({key} of the {label} data)", old[key], new[key], verdict))
     return changes
 
 

@@ -78,14 +78,9 @@ class Failure:
         if isinstance(error, PaddleDPError):
             status = error.exit_status
         elif within := _IN_BACKWARD.search(message):
-            kind_here = getattr(errors, within["kind"], None)
-            if isinstance(kind_here, type) and issubclass(kind_here, PaddleDPError):
-                kind, message, status, expected = (
-                    within["kind"],
-                    within["message"],
-                    kind_here.exit_status,
-                    True,
-                )
+            origin = getattr(errors, within["kind"], None)
+            if isinstance(origin, type) and issubclass(origin, PaddleDPError):
+                kind, message, status, expected = within["kind"], within["message"], origin.exit_status, True
         frames_left_out = ""
         if expected and error.__cause__ is not None:
             frames_left_out = text

@@ -31,12 +31,8 @@ def on_any_ranks(job: Job, read: Read, report: Callable[[str], None]) -> tuple[R
     try:
         return read(job)
     except UsageError as refused:
-        names_strategy = any(
-            override.partition("=")[0].partition(".")[0].strip() == "strategy" for override in job.overrides
-        )
-        if (
-            names_strategy or type(refused) is not UsageError
-        ):  # a mistake in the recipe, a package that is missing
+        choice = any(text.partition("=")[0].partition(".")[0].strip() == "strategy" for text in job.overrides)
+        if choice or type(refused) is not UsageError:  # a mistake in the recipe, a package that is missing
             raise
     recipe, plan = read(replace(job, overrides=(*job.overrides, FALLBACK)))
     ranks = f"{plan.ranks} ranks" if plan.ranks > 1 else "1 process"

@@ -73,10 +73,8 @@ class AttemptResult:
         """A key that is equal for equal failures at one step: numbers in the message, such as pids, do not count."""
         if self.cause is None:
             return self.status, self.step
-        message = (
-            "" if self.cause.kind == "stood still" else re.sub(r"0x[0-9a-f]+|\d+", "#", self.cause.message)
-        )
-        return self.step, self.cause.rank, self.cause.kind, self.status, message
+        text = "" if self.cause.kind == "stood still" else re.sub(r"0x[0-9a-f]+|\d+", "#", self.cause.message)
+        return self.step, self.cause.rank, self.cause.kind, self.status, text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,9 +86,7 @@ def command(job: Job, resume: str = "newest") -> str:
         "--restarts": job.restarts or None,
         "--accept": ",".join(job.extra.get("accept", ())) or None,
     }
-    options = [
-        argument for name, value in values.items() if value is not None for argument in (name, str(value))
-    ]
+    options = [token for name, value in values.items() if value is not None for token in (name, str(value))]
     options += ["--resume"] if resume == "newest" else ["--resume", typed(resume)]
     return shlex.join(["paddle-dp", "train", typed(job.recipe), *job.overrides, *options])
 

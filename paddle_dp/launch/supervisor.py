@@ -177,20 +177,16 @@ class Supervision:
     def beats(self) -> dict[int, RankStatus | None]:
         """The heartbeat of each rank of this node that has not ended; None before a rank's first."""
         assert self.board is not None
-        ranks = {self.first_rank + local_rank: local_rank for local_rank in range(self.plan.ranks)}
+        ranks = {self.first_rank + slot: slot for slot in range(self.plan.ranks)}
         return {
-            rank: self.board.read(local_rank)
-            for rank, local_rank in ranks.items()
-            if rank not in self.watch.departures
+            rank: self.board.read(slot) for rank, slot in ranks.items() if rank not in self.watch.departures
         }
 
     def _steps(self) -> dict[int, int]:
         """Returns the updates that each rank of this node has reported as done."""
         if self.board is None:
             return {}
-        beats = {
-            self.first_rank + local_rank: self.board.read(local_rank) for local_rank in range(self.plan.ranks)
-        }
+        beats = {self.first_rank + slot: self.board.read(slot) for slot in range(self.plan.ranks)}
         return {rank: beat.step for rank, beat in beats.items() if beat}
 
     def _outcome(self, signals: Signals) -> Failure | int:

@@ -64,10 +64,8 @@ class PipelineRecorder:
 
         Ranks of one machine share a clock; another machine's clock is aligned at `begin`.
         """
-        local_rows = [
-            [work.kind, work.micro_batch, work.chunk, start, stop] for work, start, stop in self.rows
-        ]
-        rank_recordings = self.mesh.gather([self.mesh.host, self.zero, self.on_core, local_rows])
+        lines = [[work.kind, work.micro_batch, work.chunk, start, stop] for work, start, stop in self.rows]
+        rank_recordings = self.mesh.gather([self.mesh.host, self.zero, self.on_core, lines])
         first_host, first_zero, _, _ = rank_recordings[0]
         recorded: dict[tuple[int, ...], list[WorkSpan]] = {}
         calm: dict[tuple[int, ...], float] = {}

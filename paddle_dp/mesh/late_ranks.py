@@ -139,12 +139,8 @@ def waiting(
     group: str, members: Sequence[int], activity: str, computes: bool = False
 ) -> AbstractContextManager[None]:
     """Returns `Arrivals.waiting` for an exchange of this process; without other ranks an empty context."""
-    local_arrivals = arrivals()
-    return (
-        nullcontext()
-        if local_arrivals is None
-        else local_arrivals.waiting(group, members, activity, computes)
-    )
+    record = arrivals()
+    return nullcontext() if record is None else record.waiting(group, members, activity, computes)
 
 
 def start(rank: int, master: str, patience: float) -> None:

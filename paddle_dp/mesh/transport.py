@@ -176,10 +176,8 @@ class Endpoint:
     def _leave(self) -> None:
         self.flush()
         if self.refused and os.getpid() == self._pid:
-            warning = (
-                f"rank {self.rank} refused {self.refused} connections that did not know the job's secret"
-            )
-            print(warning, file=sys.stderr, flush=True)
+            line = f"rank {self.rank} refused {self.refused} connections that did not know the job's secret"
+            print(line, file=sys.stderr, flush=True)
 
     def notice_silence(self) -> None:
         """From now on counts a peer as gone if its machine has not answered for about 20 s."""

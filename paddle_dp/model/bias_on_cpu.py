@@ -43,11 +43,8 @@ def linear(
 def quick_biases(model: nn.Layer) -> None:
     """Makes the model's linear layers use `linear`, in place: plain ones, and fleet's sharded ones, which hold their
     linear function in an attribute. A subclass, layer or class with a replaced `forward` keeps it."""
-    linear_forward = nn.Linear.forward
-    plain = (linear_forward.__module__, linear_forward.__qualname__) == (
-        nn.Linear.__module__,
-        "Linear.forward",
-    )
+    default = nn.Linear.forward
+    plain = (default.__module__, default.__qualname__) == (nn.Linear.__module__, "Linear.forward")
     for layer in model.sublayers(include_self=True):
         if plain and type(layer) is nn.Linear and "forward" not in vars(layer):
             layer.forward = MethodType(forward, layer)

@@ -110,13 +110,9 @@ def _compare_with_layers(model: nn.Layer, inputs: Any) -> None:
         )
     if draws:
         return  # the two may draw differently
-    for computed, expected in zip(program, layers, strict=True):
+    for left, right in zip(program, layers, strict=True):
         if not np.allclose(
-            computed,
-            expected,
-            rtol=1e-2,
-            atol=1e-2 * float(np.abs(expected).max(initial=0.0)),
-            equal_nan=True,
+            left, right, rtol=1e-2, atol=1e-2 * float(np.abs(right).max(initial=0.0)), equal_nan=True
         ):
             _refuse(
                 f"the program of {type(model).__name__}, called a second time, has other outputs than its layers: a "

@@ -124,9 +124,5 @@ def _takes(kind: Any, path: Keys) -> list[str]:
 
 
 def _for_example(kind: Any, path: Keys) -> str:
-    setting_type = setting_at(kind, path)
-    return (
-        f" (such as {setting_type.example})"
-        if isinstance(setting_type, type) and issubclass(setting_type, Quantity)
-        else ""
-    )
+    target = setting_at(kind, path)
+    return f" (such as {target.example})" if isinstance(target, type) and issubclass(target, Quantity) else ""

@@ -45,12 +45,10 @@ def folders(shelf: str, home: Path | None = None) -> list[Path]:
     if shelf != "models":
         return [_PACKAGE / shelf]
     roots = [Path.cwd(), *(home.resolve().parents if home else ())]
-    user_models = next((p / "models" for p in roots if any((p / "models").glob("*.py"))), None)
-    code_copy = copied_code(home)
-    candidates = (user_models, code_copy / "models" if code_copy else None, shipped("models"))
-    return list(
-        dict.fromkeys(folder.resolve() for folder in candidates if folder is not None and folder.is_dir())
-    )
+    user = next((p / "models" for p in roots if any((p / "models").glob("*.py"))), None)
+    code = copied_code(home)
+    paths = (user, code / "models" if code else None, shipped("models"))
+    return list(dict.fromkeys(path.resolve() for path in paths if path is not None and path.is_dir()))
 
 
 def copied_code(home: Path | None) -> Path | None:

@@ -267,11 +267,8 @@ def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
 def served(blocks: Blocks, layout: Layout) -> list[int]:
     """The number of trained elements that each server owns."""
     sizes = distinct(blocks, range(len(blocks)), 1, frozen=False)
-    owned_sizes = list(zip(sizes, owners(sizes, layout.degrees.servers), strict=True))
-    return [
-        sum(size for size, owner in owned_sizes if owner == server)
-        for server in range(layout.degrees.servers)
-    ]
+    pairs = list(zip(sizes, owners(sizes, layout.degrees.servers), strict=True))
+    return [sum(size for size, owner in pairs if owner == server) for server in range(layout.degrees.servers)]
 
 
 def layers(block: Sequence[Weight]) -> list[list[Weight]]:

@@ -123,15 +123,9 @@ class TraceComparison:
     def rows(self) -> list[Row]:
         rows = []
         for kind in JUDGED:
-            kind_findings = [finding for finding in self.findings if finding.key.kind == kind]
-            if kind_findings:
-                rows.append(
-                    Row(
-                        kind=kind,
-                        count=len(kind_findings),
-                        worst=max(kind_findings, key=lambda finding: finding.r),
-                    )
-                )
+            hits = [finding for finding in self.findings if finding.key.kind == kind]
+            if hits:
+                rows.append(Row(kind=kind, count=len(hits), worst=max(hits, key=lambda finding: finding.r)))
         return rows
 
     @property

@@ -50,11 +50,8 @@ def check_all(
                 )
             named = [
                 key
-                for key, setting in (
-                    ("optimizer.groups", recipe.optimizer.groups),
-                    ("adapter", recipe.adapter),
-                )
-                if setting
+                for key, value in (("optimizer.groups", recipe.optimizer.groups), ("adapter", recipe.adapter))
+                if value
             ]
             if named and forecast is None:
                 print(
@@ -81,10 +78,9 @@ def _may_have_loss(recipe: Recipe) -> bool:
     if module is None:
         return True
     layers = [
-        candidate
-        for candidate in vars(module).values()
-        if isinstance(candidate, type)
-        and any(base.__module__.startswith("paddle.nn") for base in candidate.__mro__)
+        cls
+        for cls in vars(module).values()
+        if isinstance(cls, type) and any(base.__module__.startswith("paddle.nn") for base in cls.__mro__)
     ]
     if not layers or any(hasattr(layer, "loss") for layer in layers):
         return True
@@ -96,10 +92,8 @@ def _may_have_loss(recipe: Recipe) -> bool:
 
 def in_short(recipe: Recipe) -> str:
     """«mlp on digits, adamw, data_parallel: 12 epochs of batches of 64»."""
-    ingredients = (
-        f"{recipe.model.name} on {recipe.dataset.name}, {recipe.optimizer.name}, {recipe.strategy.name}"
-    )
-    return f"{ingredients}: {recipe.train.length} in batches of {recipe.train.batch}"
+    names = f"{recipe.model.name} on {recipe.dataset.name}, {recipe.optimizer.name}, {recipe.strategy.name}"
+    return f"{names}: {recipe.train.length} in batches of {recipe.train.batch}"
 
 
 def _tables(recipe: Recipe) -> str:

@@ -40,12 +40,8 @@ def _module(use: str, is_model: bool, home: Path) -> str | None:
         return None if first in (*OUR_PACKAGES, *sys.stdlib_module_names) else _file_of(use, home)
     files = (_file(folder / use) for folder in folders("models", home) if is_model)
     file = next((file for file in files if file is not None), None)
-    shipped_models = shipped("models")
-    return (
-        None
-        if file is None or (shipped_models is not None and file.is_relative_to(shipped_models))
-        else _shown(file)
-    )
+    root = shipped("models")
+    return None if file is None or (root is not None and file.is_relative_to(root)) else _shown(file)
 
 
 def _file_of(use: str, home: Path) -> str:
@@ -59,12 +55,9 @@ def _file_of(use: str, home: Path) -> str:
     if spec is None:
         return use
     file = Path(spec.origin) if spec.origin else None
-    inside = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    for segment in rest:
-        step = next(
-            (folder / segment for folder in inside if (folder / segment).is_dir() or _file(folder / segment)),
-            None,
-        )
+    inside = [Path(root) for root in spec.submodule_search_locations or ()]
+    for name in rest:
+        step = next((root / name for root in inside if (root / name).is_dir() or _file(root / name)), None)
         if step is None:
             break
         file, inside = _file(step) or file, [step]

@@ -238,12 +238,10 @@ def written(config: Any) -> dict[str, Any]:
             )
     flat: dict[str, Any] = {}
     for key, field in table["sizes"].items():
-        values_by_name, value = table.get("words", {}).get(field), ours[field]
-        if value is None and values_by_name is None and table.get("absent", {}).get(key, ...) is not None:
+        labels, value = table.get("words", {}).get(field), ours[field]
+        if value is None and labels is None and table.get("absent", {}).get(key, ...) is not None:
             value = 4 * ours["width"]  # the default of `hidden`
-        flat[key] = (
-            value if values_by_name is None else {v: k for k, v in reversed(values_by_name.items())}[value]
-        )
+        flat[key] = value if labels is None else {v: k for k, v in reversed(labels.items())}[value]
     flat |= {key: _meant(allowed[0], flat) for key, allowed in table.get("must", {}).items()}
     if flat.get("rope_scaling.rope_type") == "default":
         flat = {key: value for key, value in flat.items() if not key.startswith("rope_scaling.")}

@@ -266,12 +266,10 @@ class TrainerBuilder:
         return Verdicts(recipe, self.mesh, identity) if divided else None
 
     def _loader(self, split: Split, dataset: Any, **sampling: Any) -> Loader:
-        settings, on_delivery = self.setup.loader, self.setup.delivered
+        settings, hook = self.setup.loader, self.setup.delivered
         sampler = Sampler.for_mesh(len(dataset), self.setup.batch, self.mesh, **sampling)
         if self._scatters:
-            dataset = ReadByMain(
-                dataset, self.mesh, None if on_delivery is None else partial(on_delivery, split)
-            )
+            dataset = ReadByMain(dataset, self.mesh, None if hook is None else partial(hook, split))
         return Loader(
             dataset,
             sampler,
@@ -294,9 +292,7 @@ def _refuse_guard(setup: TrainerSpec) -> None:
             "guard.recompute compares ranks that draw the same masks: set train.dropout=exact, or leave "
             "guard.recompute out."
         )
-    saves = (
-        any(callback.name == "checkpoint" for callback in setup.requested.callbacks) or setup.script_callbacks
-    )
+    saves = any(entry.name == "checkpoint" for entry in setup.requested.callbacks) or setup.script_callbacks
     if setup.guard.non_finite == "rewind" and not saves:
         raise UsageError(
             "guard.non_finite is rewind, and no callback saves a checkpoint to go back to: add "

@@ -80,13 +80,11 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
     paddle.seed(recipe.train.seed)
     if recipe.strategy.config.partitions_model:
         built, reason = without_memory(recipe.model.build, finish)
-        return finish(recipe.model.build(), full_model_reason=reason) if built is None else built
+        return finish(recipe.model.build(), reason=reason) if built is None else built
     return finish(recipe.model.build())
 
 
-def _task(
-    recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: int, full_model_reason: str = ""
-) -> Task:
+def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: int, reason: str = "") -> Task:
     model, before = adapted(model, recipe.adapter, recipe.train.seed)
     group(model, recipe.optimizer.groups, before)
     base, added = base_of(model, before)
@@ -98,7 +96,7 @@ def _task(
         schedule=schedule,
         precision=recipe.train.precision,
         dropout=recipe.train.dropout,
-        full_model_reason=full_model_reason,
+        full_model_reason=reason,
         base=base,
         added=added,
         compile=recipe.train.compile,

@@ -127,15 +127,9 @@ def explained(error: Exception, recipe: Recipe | None, sample: str = "") -> str:
             f"the model (dataset.tokenizer).{samples}"
         )
     if keyword := _KEYWORD.search(str(error)):
-        parameters = _parameters(error)
-        meant = near(keyword[1], parameters)
-        hint = (
-            f" Did you mean '{meant}'?"
-            if meant
-            else f" It takes {', '.join(parameters)}."
-            if parameters
-            else ""
-        )
+        names = _parameters(error)
+        meant = near(keyword[1], names)
+        hint = f" Did you mean '{meant}'?" if meant else f" It takes {', '.join(names)}." if names else ""
         return f"{model}: '{keyword[1]}' is no argument of the class that it builds.{hint}"
     location = user_frame(error)
     sizes = (
@@ -162,9 +156,7 @@ def _parameters(error: Exception) -> list[str]:
         kind = {**frame.frame.f_globals, **frame.frame.f_locals}.get(name)
         if callable(kind):
             return [
-                parameter
-                for parameter in inspect.signature(kind).parameters
-                if parameter not in ("self", "args", "kwargs")
+                key for key in inspect.signature(kind).parameters if key not in ("self", "args", "kwargs")
             ]
     return []
 

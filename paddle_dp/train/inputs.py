@@ -43,7 +43,7 @@ class Inputs:
 
     def __str__(self) -> str:
         return ", ".join(
-            str(array) if self.structure is None else f"{array.name} {array}" for array in self.arrays
+            str(spec) if self.structure is None else f"{spec.name} {spec}" for spec in self.arrays
         )
 
     @classmethod

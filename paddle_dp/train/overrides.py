@@ -127,12 +127,8 @@ def _check_call(method: Any, name: str, label: str) -> None:
         )
     function = _function(method)
     for called in (function, type(function).__call__):  # an object may be callable by its __call__
-        if description := next(
-            (description for is_such, description in _LAZY.items() if is_such(called)), None
-        ):
-            raise UsageError(
-                f"{label}: {name} is {description}: called, it would do nothing. Write a plain method."
-            )
+        if kind := next((kind for is_such, kind in _LAZY.items() if is_such(called)), None):
+            raise UsageError(f"{label}: {name} is {kind}: called, it would do nothing. Write a plain method.")
 
 
 def is_overridden(callback: Callback, name: str) -> bool:

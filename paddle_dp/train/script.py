@@ -265,10 +265,8 @@ def _which(resume_options: ResumeOptions, mesh: Mesh) -> str | None:
     """The checkpoint to resume, as --resume names it; None: none. Collective."""
     if resume_options.resume != "auto":
         return "newest" if resume_options.resume is True else resume_options.resume or None
-    has_checkpoint = bool(
-        mesh.is_main and checkpoints.checkpoints(Path(resume_options.folder) / "checkpoints")
-    )
-    return "newest" if any(mesh.gather(has_checkpoint)) else None
+    saved = bool(mesh.is_main and checkpoints.checkpoints(Path(resume_options.folder) / "checkpoints"))
+    return "newest" if any(mesh.gather(saved)) else None
 
 
 def _claim_folder(folder: Path, mesh: Mesh, resume: str | None) -> int | None:

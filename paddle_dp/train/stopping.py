@@ -55,17 +55,11 @@ def end_interrupted(step: int, callbacks: Iterable[Callback]) -> Iterator[list[C
     try:
         yield ended
     except KeyboardInterrupt as error:
-        late = [
-            type(callback).__name__
-            for callback in callbacks
-            if not any(callback is done_callback for done_callback in ended)
-        ]
-        complete = (
-            f"the output of {', '.join(type(callback).__name__ for callback in ended)} is whole, and "
-            if ended
-            else ""
+        late = [type(c).__name__ for c in callbacks if not any(c is other for other in ended)]
+        written = (
+            f"the output of {', '.join(type(c).__name__ for c in ended)} is whole, and " if ended else ""
         )
-        done = f"All updates are made, up to step {step}; {complete}{', '.join(late)} did not end."
+        done = f"All updates are made, up to step {step}; {written}{', '.join(late)} did not end."
         if came:
             raise KeyboardInterrupt(f"interrupted at the end. {done}") from error
         frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -94,12 +94,10 @@ class LocalStages:
     def from_blocks(cls, model: nn.Layer, blocks: dict[int, nn.Layer], tied: list[TiedWeight]) -> LocalStages:
         """The local stages for this rank's `blocks` of `model`."""
         layers = {id(layer) for block in blocks.values() for layer in block.sublayers(include_self=True)}
-        named_layers = model.named_sublayers(include_self=True, remove_duplicate=False)
-        here = [(name, layer) for name, layer in named_layers if id(layer) in layers]
-        parameter_ids = {id(p) for _, layer in here for p in layer.parameters(include_sublayers=False)}
-        return cls(
-            blocks, here, [(name, p) for name, p in model.named_parameters() if id(p) in parameter_ids], tied
-        )
+        named = model.named_sublayers(include_self=True, remove_duplicate=False)
+        here = [(name, layer) for name, layer in named if id(layer) in layers]
+        ids = {id(p) for _, layer in here for p in layer.parameters(include_sublayers=False)}
+        return cls(blocks, here, [(name, p) for name, p in model.named_parameters() if id(p) in ids], tied)
 
     def named_parameters(self) -> Named:
         return list(self.parameters)
@@ -144,10 +142,8 @@ def build_stages(
         for number in range(bounds[stage], bounds[stage + 1])
     }
     tied = _tie(blocks, holders, hcg, placements)
-    local_blocks = {n: block for n, block in enumerate(blocks) if holders[n] == hcg.get_stage_id()}
-    return Stages(blocks, bounds, hcg, loss, virtual_stages), LocalStages.from_blocks(
-        model, local_blocks, tied
-    )
+    local = {n: block for n, block in enumerate(blocks) if holders[n] == hcg.get_stage_id()}
+    return Stages(blocks, bounds, hcg, loss, virtual_stages), LocalStages.from_blocks(model, local, tied)
 
 
 def _stages(hcg: HCG) -> int:

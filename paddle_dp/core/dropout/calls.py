@@ -188,14 +188,11 @@ def rnn(  # noqa: PLR0913 - as Paddle calls it
     for layer in range(layers):
         if layer:
             x = F.dropout(x.transpose([1, 0, 2]), p).transpose([1, 0, 2])
-        layer_slice = slice(2 * layer * directions, 2 * (layer + 1) * directions)
-        layer_weights = [
-            *weights[: 2 * layers * directions][layer_slice],
-            *weights[2 * layers * directions :][layer_slice],
-        ]
+        span = slice(2 * layer * directions, 2 * (layer + 1) * directions)
+        tensors = [*weights[: 2 * layers * directions][span], *weights[2 * layers * directions :][span]]
         initial = [state[layer * directions : (layer + 1) * directions] for state in states]
         x, reserve, final = run(
-            x, initial, layer_weights, lengths, mask, 0.0, bidirectional, x.shape[-1], hidden, 1, mode, seed, is_test
+            x, initial, tensors, lengths, mask, 0.0, bidirectional, x.shape[-1], hidden, 1, mode, seed, is_test
         )  # fmt: skip
         final_states.append(final)
     return x, reserve, [paddle.concat(each) for each in zip(*final_states, strict=True)]

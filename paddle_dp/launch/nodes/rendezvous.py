@@ -231,10 +231,8 @@ class Rendezvous:
         self._done, self._causes, self._end_sent, self._regroups, self._begun = {}, [], False, False, True
         self._enter("running")
         nodes = [[number, ranks[number]] for number in self._runs]
-        details = {
-            key: message[key] for key in ("resume", "step", "where", "master", "salt") if key in message
-        }
-        self._tell(say="begin", attempt=self.attempt, nodes=nodes, **details)
+        terms = {key: message[key] for key in ("resume", "step", "where", "master", "salt") if key in message}
+        self._tell(say="begin", attempt=self.attempt, nodes=nodes, **terms)
 
     def _end_of(self, number: int, message: Message, now: float) -> None:
         """Handles the end of a node's ranks: they are done, stopped in good order when asked, or failed."""

@@ -64,16 +64,12 @@ class _Meet(PyLayer):
     ) -> Any:
         """`outputs` is an iterator because Paddle would take a list's tensors for inputs. `tensors`: the token, those
         outputs of the `local` branches that have a gradient, and this rank's anchors."""
-        ctx.branches, ctx.anchors = list(local), tensors[1 + len(local) :]
+        ctx.local, ctx.anchors = list(local), tensors[1 + len(local) :]
         return (tensors[0].clone(), *outputs)
 
     @staticmethod
     def backward(ctx: Any, token: paddle.Tensor, *grads: paddle.Tensor) -> Any:
-        return (
-            token,
-            *(grads[branch] for branch in ctx.branches),
-            *(paddle.zeros_like(x) for x in ctx.anchors),
-        )
+        return (token, *(grads[branch] for branch in ctx.local), *(paddle.zeros_like(x) for x in ctx.anchors))
 
 
 class _Replay(nn.Layer):

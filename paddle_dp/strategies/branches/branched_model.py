@@ -68,9 +68,7 @@ def branched(
     return Branched(
         shared=tuple(shared),
         exchanges_back=any(trace.learned for trace in traces),
-        layers=frozenset(
-            id(layer) for local_layer in layers for layer in local_layer.sublayers(include_self=True)
-        ),
+        layers=frozenset(id(layer) for root in layers for layer in root.sublayers(include_self=True)),
     )
 
 

@@ -98,9 +98,7 @@ class Config(StrategyConfig):
         why = ""
         if recipe.guard.non_finite is not None:
             why = "guard.non_finite lets all ranks judge each update together: leave it out"
-        elif any(
-            callback.settings.get("async") for callback in recipe.callbacks if callback.name == "checkpoint"
-        ):
+        elif any(entry.settings.get("async") for entry in recipe.callbacks if entry.name == "checkpoint"):
             why = "a checkpoint that is written in the background waits for the files of all ranks: leave async out"
         elif compared(recipe) == "ranks":
             why = "a loss across ranks lets workers wait for one another's samples: set loss.across=rank"

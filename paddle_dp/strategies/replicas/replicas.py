@@ -218,20 +218,16 @@ class Copies:
         if not copy_statistics:
             return
         for name, original in statistics(self.model).items():
-            twin_values = (
-                moved(tensors[name], self.devices[0]).astype("float64") for tensors in copy_statistics
-            )
-            total = sum(twin_values, original.astype("float64"))
+            values = (moved(tensors[name], self.devices[0]).astype("float64") for tensors in copy_statistics)
+            total = sum(values, original.astype("float64"))
             original.copy_((total / (len(copy_statistics) + 1)).astype(original.dtype), False)
 
     def _compare_buffers(self) -> None:
         """Finds, once, the buffers other than statistics that the copies have updated differently from the model."""
         if self.differing_buffers is not None:
             return
-        first, *digests_of_copies = (self._digests(replica) for replica in (self.model, *self._used))
-        self.differing_buffers = [
-            name for copied in digests_of_copies for name in first if copied[name] != first[name]
-        ]
+        first, *copies = (self._digests(replica) for replica in (self.model, *self._used))
+        self.differing_buffers = [name for copied in copies for name in first if copied[name] != first[name]]
 
     def _digests(self, replica: nn.Layer) -> dict[str, Digest]:
         buffers = _plain_buffers(replica)
