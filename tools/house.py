@@ -78,14 +78,14 @@ ROOMS: dict[str, tuple[int, str]] = {
     "gloo": (1450, "gloo/*"),
     "data": (2400, "data/*"),
     "strategies/_rounds": (1070, (
-        "strategies/_rounds/* strategies/local_sgd* train/rounds.py train/claims.py train/ledger.py"
+        "strategies/_rounds/* strategies/local_sgd* train/rounds.py train/rounds.py train/ledger.py"
     )),
     "strategies/async_average": (290, "strategies/async_average/*"),
     "strategies/parameter_server": (900, (
         "strategies/parameter_server/* launch/rank_launcher.py launch/lost.py"
     )),
     "strategies/branches": (900, "strategies/branches/*"),
-    "strategies/replicas": (430, "strategies/replicas/* mesh/multi_device.py exchange/replica_sums.py"),
+    "strategies/replicas": (430, "strategies/replicas/* mesh/multi_device.py"),
     "strategies": (1000, "strategies/*"),
     "axes": (3400, "axes/*"),
     "learner": (1200, "learner/*"),

@@ -6,9 +6,11 @@ fleet's HybridParallelOptimizer is not used: it exchanges, clips and steps at on
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
+import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle.distributed.fleet.utils.hybrid_parallel_util import (
@@ -20,23 +22,114 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 from paddle_dp.axes.pipeline.stages import LocalStages
 from paddle_dp.axes.sharding.zero import Zero
 from paddle_dp.axes.tensor.layers import before_exchanges
-from paddle_dp.core.data_group import NestedGroup, PaddleGroup
+from paddle_dp.core.data_group import HCG, Group, NestedGroup, PaddleGroup
 from paddle_dp.core.gathered_samples import GatheredSamples
-from paddle_dp.core.hcg import HCG
 from paddle_dp.core.loss import Count
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.running_statistics import SumOverReaders
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.exchange.gradient_exchange import GradientExchange
-from paddle_dp.exchange.missing_gradients import MissingGradients
+from paddle_dp.exchange.push import Push
+from paddle_dp.exchange.push_reduce import PushReduce
 from paddle_dp.exchange.pushed_gradients import PushedGradients
-from paddle_dp.exchange.replica_sums import ReplicaSums
-from paddle_dp.exchange.roundings import comm_dtype_of, rounds
+from paddle_dp.exchange.roundings import comm_dtype_of, roundings, rounds
 from paddle_dp.identity.walk import is_library
 from paddle_dp.learner.update_mode import UpdateMode
 from paddle_dp.learner.weights import WeightSync
-from paddle_dp.tensors import dtype_of
+from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.traffic import traffic
+from paddle_dp.tensors import as_dtype, dtype_of, nbytes
+
+# Handles parameters without a gradient on some ranks, such as experts that a gate did not choose for their samples ----
+
+
+Named = Iterable[tuple[str, paddle.Tensor]]
+
+
+class MissingGradients:
+    """Exchanges which gradients exist: one small all-reduce per update. Only a rank that lacks a gradient reads the
+    result from the device."""
+
+    def __init__(self, mesh: Mesh):
+        self._mesh = mesh
+        self._index_of: dict[str, int] = {}  # index of each parameter's name in the all-reduced flags
+        # On the host and on the device: copied only when they change, because the host waits for a copy.
+        self._flags: tuple[np.ndarray[Any, Any], paddle.Tensor] | None = None
+
+    @contextmanager
+    def as_zeros(self, named: Named) -> Iterator[None]:
+        """Within the block, each of these parameters has a gradient, zeros if need be; afterwards only parameters with
+        a gradient on some rank keep it.
+
+        `named`: this rank's parameters; a name means the same parameter, or a slice of it, on every rank. Collective.
+        """
+        named = list(named)
+        if not self._index_of:
+            rank_names = self._mesh.gather([name for name, _ in named])
+            names = dict.fromkeys(name for names in rank_names for name in names)
+            self._index_of = {name: index for index, name in enumerate(names)}
+        flags = np.zeros(len(self._index_of), "int32")
+        flags[[self._index_of[name] for name, p in named if p.grad is not None]] = 1
+        if self._flags is None or not np.array_equal(flags, self._flags[0]):
+            self._flags = flags, paddle.to_tensor(flags)
+        sums = self._mesh.sum_tensor(self._flags[1].clone())
+        absent = [(self._index_of[name], p) for name, p in named if p.grad is None]
+        for _, parameter in absent:
+            parameter.grad = paddle.zeros(parameter.shape, parameter.dtype)
+        yield
+        if absent:
+            ranks_with_gradient = sums.numpy()
+            for index, parameter in absent:
+                if not ranks_with_gradient[index] and parameter.grad is not None:
+                    parameter.clear_gradient(False)
+
+
+# Sums of gradients over the ranks with the same owned parameters, rounded in transit, after backward (ZeRO-3) ---------
+
+
+class ReplicaSums:
+    """Sums existing gradients over the global `ranks`, all of which have the same ones; `rank` is this one.
+
+    On CPUs, without a `group` of these ranks, each gradient is rounded to `comm_dtype` once and added up in float32,
+    and the sum is rounded where it travels (`PushReduce`). On accelerators the group's all-reduce adds in `comm_dtype`.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        parameters: Sequence[paddle.Tensor],
+        comm_dtype: str,
+        group: Group | None = None,
+    ):
+        self._parameters, self._comm_dtype, self._group = parameters, comm_dtype, group
+        self._push: PushReduce | None = None
+        if group is None:
+            keepers = [list(ranks) for _ in parameters]
+            self._push = PushReduce(
+                Push("gradients", ranks, rank), parameters, keepers, comm_dtype=comm_dtype
+            )
+
+    @paddle.no_grad()
+    def exchange(self) -> None:
+        """Collective."""
+        if self._push is not None:
+            self._push.finish()
+        if self._group is None:
+            return
+        sums, tasks = [], []
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                roundings.note(parameter, parameter.grad, self._comm_dtype, len(self._group.ranks))
+                total = as_dtype(parameter.grad, self._comm_dtype)
+                traffic.all_reduced(nbytes(total), len(self._group.ranks))
+                tasks.append(dist.all_reduce(total, group=self._group, sync_op=False))
+                sums.append((parameter, total))
+        for (parameter, total), task in zip(sums, tasks, strict=True):
+            task.wait()
+            parameter._copy_gradient_from(as_dtype(total, dtype_of(parameter)))
+
 
 _ELSEWHERE = (
     "strategy.sharding_stage=3: {} reads or writes a parameter outside of the forward of the layer that holds it, "

@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from paddle_dp.core.hcg import Group
+from paddle_dp.core.data_group import Group
 from paddle_dp.core.loss import Count
 from paddle_dp.exchange.buckets import LARGEST, Bucket, BucketSizes, called, fill
 from paddle_dp.exchange.grad_ready_hooks import GradReadyHooks

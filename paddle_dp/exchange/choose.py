@@ -30,9 +30,8 @@ import paddle.distributed as dist
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.exchange.buckets import BUCKET_PER_GRADIENT, ONE_BUCKET, BucketSizes
-from paddle_dp.exchange.compressed import CompressedExchange
+from paddle_dp.exchange.compressed import CompressedExchange, LowRankGradients, check_factors
 from paddle_dp.exchange.gradient_exchange import GradientExchange
-from paddle_dp.exchange.low_rank import LowRankGradients, check_factors
 from paddle_dp.exchange.pushed_gradients import PushedGradients
 from paddle_dp.exchange.residuals import Residuals
 from paddle_dp.mesh import Mesh, new_group

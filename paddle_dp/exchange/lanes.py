@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddle_dp.core.hcg import Group
+from paddle_dp.core.data_group import Group
 from paddle_dp.mesh import new_group
 
 MAX_GROUPS = 4  # each group has a separate stream and buffers

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import paddle
 
-from paddle_dp.core.hcg import Group
+from paddle_dp.core.data_group import Group
 from paddle_dp.mesh import late_ranks, transport
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.tensors import Array, bytes_of

@@ -7,7 +7,11 @@ store for the job, the second group reads the addresses of the first: hybrid job
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
+import os
+import socket
+import time
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -16,15 +20,125 @@ import paddle
 from paddle.base import core
 from paddle.distributed import collective
 
+from paddle_dp.errors import JobError, LostPeerError
 from paddle_dp.gloo import originals
 from paddle_dp.gloo.patch import Patch
-from paddle_dp.gloo.rendezvous import disable_nagle, named_barrier, open_store, reach_store
 from paddle_dp.gloo.time_limit import set_time_limit
 from paddle_dp.mesh import transport
-from paddle_dp.mesh.doors import Connections
+from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only
 from paddle_dp.mesh.environment import Environment, rank_host
 from paddle_dp.mesh.secret import JobStore
 from paddle_dp.mesh.transport import Patience
+
+# Creates TCPStores without races, and has a barrier that names the missing ranks --------------------------------------
+
+
+ATTEMPTS = 20
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yields a free port, reserved within the context, at which a store can listen.
+
+    The kernel does not hand out the port of a bound socket; with SO_REUSEADDR on both (Paddle's store sets it), an
+    explicit bind and listen at that port succeeds. Probing, closing and binding again would leave a gap in which
+    another rank gets the port.
+    """
+    with socket.socket() as reservation:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reservation.bind(("", 0))
+        yield reservation.getsockname()[1]
+
+
+@contextlib.contextmanager
+def catchable_bind() -> Iterator[None]:
+    """Within the context, a store that cannot bind raises ValueError; with libuv (3.x's default) it would abort."""
+    flag = "FLAGS_tcp_store_using_libuv"
+    before = paddle.get_flags([flag])
+    paddle.set_flags({flag: False})
+    try:
+        yield
+    finally:
+        paddle.set_flags(before)
+
+
+def open_store() -> tuple[Any, int]:
+    """Returns a new store and its port; the store listens on all interfaces, or, in a job on one machine, on `lo`.
+
+    Raises JobError when no store can be opened.
+    """
+    last_error: Exception | None = None
+    for _ in range(ATTEMPTS):
+        with reserved_port() as port, catchable_bind():
+            try:
+                store = core.TCPStore(rank_host(), port, True, 0)
+            except (
+                ValueError,
+                RuntimeError,
+                OSError,
+            ) as error:  # taken on one interface only: try another port
+                last_error = error
+                continue
+        disable_nagle(port)
+        listen_to_this_machine_only(rank_host())
+        return store, port
+    raise JobError(
+        f"no store could be opened at {rank_host()} in {ATTEMPTS} attempts; the last error was: {last_error}"
+    )
+
+
+def reach_store(host: str, port: int) -> Any:
+    """Connects to the store that listens at `host`:`port`."""
+    store = core.TCPStore(host, port, False, 0)
+    disable_nagle(port)
+    return store
+
+
+def disable_nagle(port: int) -> None:
+    """Sets TCP_NODELAY on this process's sockets to the store at `port`: `get` takes 0.1 ms instead of 90 ms.
+
+    Paddle writes a request in several small pieces; each waits for the delayed acknowledgement of the previous one. The
+    C++ library's sockets are found among this process's descriptors. An option set on a duplicate applies to the
+    original, and accepted connections inherit it from the listening socket.
+    """
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):
+            duplicate = os.dup(int(name))
+            try:
+                connection = socket.socket(fileno=duplicate)
+            except OSError:
+                os.close(duplicate)  # a file or a pipe
+                continue
+            with connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and port in _ports(connection):
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _ports(connection: socket.socket) -> set[int]:
+    ports = {connection.getsockname()[1]}
+    with contextlib.suppress(OSError):  # a listening socket has no peer
+        ports.add(connection.getpeername()[1])
+    return ports
+
+
+def named_barrier(store: Any, name: str, member: int, size: int, rank: int) -> None:
+    """Returns when all `size` members have called it with this `name`, each once with its `member` number.
+
+    Raises LostPeerError, naming the barrier, this rank and the missing members, after `Patience.seconds`.
+    """
+    store.add(f"{name}/member/{member}", 1)
+    arrived, pause, end = store.add(f"{name}/arrived", 1), 0.001, time.monotonic() + Patience.seconds
+    while arrived < size:
+        if time.monotonic() > end:
+            missing = [other for other in range(size) if not store.add(f"{name}/member/{other}", 0)]
+            raise LostPeerError(
+                f"{name}: rank {rank} (member {member} of 0 to {size - 1}) waited {Patience.seconds:g} s for members "
+                f"{missing}. Did those ranks fail earlier, or take another branch of the program? See their logs."
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.02)  # poll often at first, then every 20 ms
+        arrived = store.add(f"{name}/arrived", 0)
+
 
 _stores: list[Any] = []  # a group's store must outlive the group: its first rank serves the others
 REUSE = 1 << 20  # above all of Paddle's group ids

@@ -98,7 +98,7 @@ def most_on_accelerator(loads: Sequence[Sequence[int]], owner: int, prefetch: in
 
     It holds the other owners' parameters, as in `max_fetched`; the copies of its parameters that it sends, freed when a
     chunk is first read; the gradients of the chunk in backward; and of the chunk before it the gradients, their sent
-    copies and the received ones (`axes/sharding/chunk.py`). They use the memory of sums that do not exist yet.
+    copies and the received ones (`axes/sharding/broadcasts.py`). They use the memory of sums that do not exist yet.
     `loads` as there, in bytes of parameters; gradients have the same width.
     """
     layers, ranks = len(loads), len(loads[0])

@@ -15,7 +15,7 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 
 from paddle_dp.axes.meta_init import size_of
 from paddle_dp.batch import Batch
-from paddle_dp.checkpoint import Checkpoint, load
+from paddle_dp.checkpoint import Checkpoint, TensorShard, load
 from paddle_dp.data import Sampler
 from paddle_dp.data.scatter import Elsewhere, is_in_order
 from paddle_dp.errors import PaddleDPError, TracingError, UsageError
@@ -37,10 +37,10 @@ from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.model.initial_weights import draw
 from paddle_dp.proof import noise
 from paddle_dp.proof.dependence import Curve, Dependence, find_dependence, kinks, train
-from paddle_dp.proof.floors import Floors
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.sides import failed_together, short
+from paddle_dp.proof.store import chunks
 from paddle_dp.proof.trace_files import Trace, Writer
 from paddle_dp.proof.watched import Chosen, RunResults, RunSettings, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
@@ -52,6 +52,51 @@ from paddle_dp.train.meter import peak_memory
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.state import progress_of, restore
 from paddle_dp.train.verified import facts_of, verdict_of
+
+# The floors: the distances of one process's runs with noise from its run without noise --------------------------------
+
+
+class Floors:
+    """The floors of one run. Its sheet holds the quantities without noise, and gets the floors as the group "noise"."""
+
+    def __init__(self, sheet: Writer):
+        self._store = sheet.store
+        self.norms: dict[str, float] = {}
+
+    def put(self, number: str, shard: TensorShard) -> None:
+        """Adds a quantity of a run with noise."""
+        self._fold("shard", number, shard.array)
+
+    def outputs(self, outputs: Mapping[str, np.ndarray]) -> None:
+        """Adds the outputs of the layers of a run with noise."""
+        for number, sums in outputs.items():
+            self._fold("output", number, sums)
+
+    def _distance(self, name: str, array: np.ndarray) -> tuple[float, np.ndarray]:
+        """The 2-norm of `array` minus the sheet's `name`, and its absolute values, flat, in float32."""
+        flat, squares = array.reshape(-1), 0.0
+        most = np.empty(flat.size, "float32")
+        for start, stop in chunks(flat.size):
+            differences = np.abs(flat[start:stop].astype("float64") - self._store.read(name, start, stop))
+            most[start:stop] = differences
+            squares += float(differences.dot(differences))
+        return float(np.sqrt(squares)), most
+
+    def _fold(self, group: str, number: str, array: np.ndarray) -> None:
+        """Keeps the larger distance. Skips a quantity without a plain one of its shape."""
+        base = f"{group}|{number}"
+        if base not in self._store or self._store.shape(base) != array.shape:
+            return
+        norm, most = self._distance(base, array)
+        self.norms[number] = max(self.norms.get(number, 0.0), norm)
+        name = f"noise|{number}"
+        if name not in self._store:
+            self._store.put(name, most.reshape(array.shape))
+            return
+        for start, stop in chunks(most.size):
+            before = self._store.read(name, start, stop)
+            self._store.change(name, start, np.maximum(before, most[start:stop]))
+
 
 MEMORY, DISK = 40, 210  # bytes per parameter that a process holds, and per parameter of the whole model
 

@@ -12,7 +12,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.callbacks._exchange_timeline import TimelineRow, draw, trace
-from paddle_dp.exchange.reducer_buckets import ReducerBuckets
+from paddle_dp.exchange.paddle_reducer import ReducerBuckets
 from paddle_dp.launch.worker import work
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import Heartbeat, heartbeat

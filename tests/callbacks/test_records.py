@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.callbacks.dashboard import records
-from paddle_dp.callbacks.dashboard.records import cut, framed, makers
+from paddle_dp.callbacks.dashboard import visualdl as records
+from paddle_dp.callbacks.dashboard.visualdl import cut, framed, makers
 
 
 def log(*steps: int, tag: str = "train/loss") -> bytes:
@@ -62,7 +62,7 @@ def test_a_blank_has_any_size_and_shows_nothing(size: int) -> None:
 
 
 def test_a_home_that_cannot_be_written_is_not_needed(tmp_path: Path) -> None:
-    code = "from paddle_dp.callbacks.dashboard.records import makers; import os; makers().Record; "
+    code = "from paddle_dp.callbacks.dashboard.visualdl import makers; import os; makers().Record; "
     code += "print(os.environ['HOME'])"
     nowhere = "/proc/no-home"
     environment = {**os.environ, "HOME": nowhere}

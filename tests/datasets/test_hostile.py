@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from paddle_dp.datasets import _pickled, cifar, image_folder
-from paddle_dp.datasets._matlab import LARGEST, read_integers
 from paddle_dp.datasets._pickled import read_pickled
+from paddle_dp.datasets.flowers102 import LARGEST, read_integers
 from paddle_dp.errors import DataError
 
 MB = 1 << 20

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from paddle_dp.errors import JobError
-from paddle_dp.gloo import rendezvous
+from paddle_dp.gloo import process_groups as rendezvous
 
 
 class Counters(dict):  # type: ignore[type-arg]

@@ -5,8 +5,8 @@ import pytest
 
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.proof import store
-from paddle_dp.proof.floors import Floors
 from paddle_dp.proof.store import Store
+from paddle_dp.proof.trace import Floors
 from paddle_dp.proof.trace_files import Trace, Writer, key
 
 GRADIENT = key("gradient", 1, "w")

@@ -13,7 +13,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.part import read_part
 from paddle_dp.recipe import read_recipe
 from paddle_dp.strategies.parameter_server import ParameterServer
-from paddle_dp.strategies.parameter_server.async_server import MESSAGE, AsyncServer, StalenessTracker
+from paddle_dp.strategies.parameter_server.async_worker import MESSAGE, AsyncServer, StalenessTracker
 from tests.parity import ADAMW, RECIPE, train
 from tests.ranks import run_ranks
 

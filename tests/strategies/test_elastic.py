@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from paddle_dp.strategies.async_average import elastic_average
-from paddle_dp.strategies.async_average.elastic_average import ROUND, ElasticAverage
+from paddle_dp.strategies.async_average import elastic_worker as elastic_average
+from paddle_dp.strategies.async_average.elastic_worker import ROUND, ElasticAverage
 
 
 class Network:

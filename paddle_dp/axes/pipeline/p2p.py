@@ -20,7 +20,7 @@ from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication
 from paddle.distributed.fleet.meta_parallel.pp_utils.p2p_communication import P2pHelper
 
 from paddle_dp.axes.pipeline.stages import group_of_stages
-from paddle_dp.core.hcg import HCG
+from paddle_dp.core.data_group import HCG
 
 
 class GroupsByDirection:

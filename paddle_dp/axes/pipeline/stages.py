@@ -12,7 +12,7 @@ from paddle import nn
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 from paddle_dp.core.blocks import learns_of, outside, settle, sizes_of
-from paddle_dp.core.hcg import HCG
+from paddle_dp.core.data_group import HCG
 from paddle_dp.core.placement import Placements
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import new_group

@@ -29,7 +29,7 @@ from paddle_dp.axes.tensor.layers import CopyToTensorParallel, TensorParallelize
 from paddle_dp.axes.tensor.rng import draw_slice
 from paddle_dp.axes.tensor.shared_input import shared
 from paddle_dp.core.blocks import blocks_of, settle
-from paddle_dp.core.hcg import Group
+from paddle_dp.core.data_group import Group
 from paddle_dp.errors import UsageError
 
 

@@ -18,8 +18,8 @@ from paddle.distributed.fleet.layers.mpu import mp_ops
 
 from paddle_dp.adjoint import WithAdjoint
 from paddle_dp.core.blocks import settle
+from paddle_dp.core.data_group import Group
 from paddle_dp.core.dropout import within_slice
-from paddle_dp.core.hcg import Group
 from paddle_dp.core.loss import Count, Loss, number
 from paddle_dp.core.wrapping import Method, wrap
 from paddle_dp.errors import UsageError

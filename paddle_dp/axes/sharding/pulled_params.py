@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.axes.sharding.prefetch_trace import FetchList, PrefetchTrace
-from paddle_dp.core.hcg import Group
+from paddle_dp.core.data_group import Group
 from paddle_dp.exchange.push import Push
 from paddle_dp.exchange.push_reduce import PushReduce
 from paddle_dp.mesh import late_ranks, transport

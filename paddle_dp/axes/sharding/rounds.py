@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import paddle
 
-from paddle_dp.core.hcg import Group
+from paddle_dp.core.data_group import Group
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.tensors import nbytes
 

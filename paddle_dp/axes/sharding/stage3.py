@@ -12,7 +12,7 @@ import paddle
 from paddle import nn
 
 from paddle_dp.axes.sharding.prefetch_trace import FetchList, PrefetchTrace, TraceRecorder
-from paddle_dp.core.hcg import Group
+from paddle_dp.core.data_group import Group
 from paddle_dp.tensors import nbytes
 
 MAX_BACKOFF = 64  # most passes for which an order that was left is not offered again

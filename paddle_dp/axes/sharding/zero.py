@@ -17,7 +17,7 @@ from paddle_dp.axes.sharding.broadcasts import Broadcasts
 from paddle_dp.axes.sharding.pulled_params import Pull
 from paddle_dp.axes.sharding.stage3 import Stage3
 from paddle_dp.core.batch_norm import SyncBatchNorm, statistics
-from paddle_dp.core.hcg import HCG
+from paddle_dp.core.data_group import HCG
 from paddle_dp.core.optimizer_checks import keep, parameters_of
 from paddle_dp.core.placement import Placements
 from paddle_dp.errors import UsageError

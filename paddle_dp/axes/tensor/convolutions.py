@@ -18,7 +18,7 @@ from paddle.distributed.fleet.layers.mpu import mp_ops
 
 from paddle_dp.axes.tensor.shared_input import copied
 from paddle_dp.core.batch_norm import is_batch_norm
-from paddle_dp.core.hcg import Group
+from paddle_dp.core.data_group import Group
 from paddle_dp.core.wrapping import Method, wrap
 from paddle_dp.model.convolution_on_cpu import quick_convolutions
 

@@ -25,7 +25,7 @@ from paddle_dp.axes.tensor.rng import draw_slice
 from paddle_dp.axes.tensor.shared_input import copied
 from paddle_dp.core import lora
 from paddle_dp.core.batch_norm import SyncBatchNorm
-from paddle_dp.core.hcg import Group
+from paddle_dp.core.data_group import Group
 from paddle_dp.core.placement import Placements, Shard
 from paddle_dp.core.precision.amp import default_dtype
 from paddle_dp.errors import UsageError

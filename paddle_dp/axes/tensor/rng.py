@@ -12,10 +12,10 @@ from typing import Any
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 
+from paddle_dp.core.data_group import Group
 from paddle_dp.core.dropout import current, within_slice
 from paddle_dp.core.dropout.scope import Kind
 from paddle_dp.core.dropout.uncaught import another_stream
-from paddle_dp.core.hcg import Group
 from paddle_dp.core.wrapping import Method, wrap
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import paddle
 from paddle.distributed.fleet.layers.mpu import mp_ops
 
-from paddle_dp.core.hcg import Group
+from paddle_dp.core.data_group import Group
 
 Exchange = Callable[[paddle.Tensor], paddle.Tensor]
 _CACHE_ATTRIBUTE = (

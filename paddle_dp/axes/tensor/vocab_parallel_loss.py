@@ -6,7 +6,7 @@ import paddle
 from paddle.distributed import fleet
 from paddle.distributed.fleet.layers.mpu import mp_ops
 
-from paddle_dp.core.hcg import Group
+from paddle_dp.core.data_group import Group
 from paddle_dp.core.loss import Loss
 from paddle_dp.errors import UsageError
 

@@ -7,14 +7,118 @@ without repeated steps.
 
 from __future__ import annotations
 
+import math
+import os
+import struct
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from paddle_dp.callbacks._journal import Journal
-from paddle_dp.callbacks.dashboard.records import cut, framed, makers, points
 from paddle_dp.checkpoint.disk import replace
+
+# Makes the records of a VisualDL log, and removes those after a step, which a resumed run writes again ----------------
+
+
+_LENGTH, _FLOAT = struct.Struct("<Q"), struct.Struct("<f")
+_UNKNOWN = bytes([15 << 3 | 2])  # the protobuf key of a bytes field 15, which readers do not know and skip
+
+
+def cut(log: bytes, step: int) -> tuple[bytes, dict[str, int]]:
+    """`log` without records after `step`, and the last step of each tag in it.
+
+    Removed records are replaced by blank ones of the same size, because a server continues at the byte where it
+    stopped. The row in the table of runs is removed, too: VisualDL reads only the first, and a new one will be written.
+    """
+    chunks: list[bytes] = []
+    latest: dict[str, int] = {}
+    for body, value in _read(log):
+        is_removed = value.id > step or value.HasField("hparam")
+        chunks.append(framed(_blank(len(body)) if is_removed else body))
+        if not is_removed:
+            latest[value.tag] = value.id
+    return b"".join(chunks), latest
+
+
+def _read(log: bytes) -> Iterator[tuple[bytes, Any]]:
+    """Yields each record with its value, up to the first incomplete one (after a crash of the machine)."""
+    record, position = makers().Record, 0
+    while position + _LENGTH.size <= len(log):
+        begin = position + _LENGTH.size
+        position = begin + _LENGTH.unpack_from(log, position)[0]
+        try:
+            values = record.FromString(log[begin:position]).values
+        except Exception:  # noqa: BLE001 - protobuf's DecodeError; its module has no types
+            return
+        if position > len(log) or not values:
+            return
+        yield log[begin:position], values[0]
+
+
+def _blank(size: int) -> bytes:
+    """A record of `size` bytes that shows nothing: empty metadata, and an unknown field as padding."""
+    record = makers().Record
+    # Some sizes are not reachable with the shorter tag and any length of the padding.
+    for tag in ("-", "--"):
+        note: bytes = record(values=[record.Value(tag=tag, meta_data=record.MetaData())]).SerializeToString()
+        for length in range(max(size - len(note) - 6, 0), size - len(note) - 1):
+            filled = note + _UNKNOWN + _varint(length) + bytes(length)
+            if len(filled) == size:
+                return filled
+        if len(note) == size:
+            return note
+    raise ValueError(f"no record has {size} bytes")
+
+
+def _varint(number: int) -> bytes:
+    """A protobuf varint: 7 bits per byte, lowest first; the highest bit is set except in the last byte."""
+    digits = []
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+def points(numbers: Iterable[tuple[str, float]], step: int, now: int) -> Iterator[bytes]:
+    """Yields a point of each curve (tag, value) at `step`, `now` in ms. The bytes equal `makers().scalar`'s at a tenth
+    of the time, because a dashboard writes nine or more every ten steps."""
+    before = b"\x08" + _varint(step) if step else b""  # protobuf leaves a 0 out
+    after = b"\x18" + _varint(now) + b"\x25"
+    for tag, value in numbers:
+        name = tag.encode()
+        body = b"".join((before, b"\x12", _varint(len(name)), name, after, _float(value)))
+        yield b"\x0a" + _varint(len(body)) + body
+
+
+def _float(number: float) -> bytes:
+    try:
+        return _FLOAT.pack(number)
+    except OverflowError:  # beyond float32, protobuf writes an infinity
+        return _FLOAT.pack(math.copysign(math.inf, number))
+
+
+def framed(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body
+
+
+def makers() -> Any:
+    """Imports VisualDL's module that makes records. The import writes into the home folder; without a writable one HOME
+    is a temporary folder meanwhile."""
+    home = os.path.expanduser("~")
+    if any(os.access(path, os.W_OK) for path in (os.path.join(home, ".visualdl"), home)):
+        from visualdl.component import base_component
+
+        return base_component
+    before = os.environ.get("HOME")
+    with tempfile.TemporaryDirectory() as borrowed:
+        os.environ["HOME"] = borrowed
+        try:
+            from visualdl.component import base_component
+        finally:
+            os.environ.pop("HOME") if before is None else os.environ.update(HOME=before)
+    return base_component
 
 
 class Log:

@@ -127,8 +127,7 @@ class Branches:
         from paddle_dp.learner import full_model_learner, prepare
         from paddle_dp.learner.update_mode import PlacedNorm
         from paddle_dp.strategies.branches.branch_exchange import BranchExchange
-        from paddle_dp.strategies.branches.branch_gradients import branch_gradient_exchange
-        from paddle_dp.strategies.branches.branched_model import branched
+        from paddle_dp.strategies.branches.branched_model import branch_gradient_exchange, branched
 
         axes, me = self.mesh.axes, self.mesh.rank
         if self.mesh.ranks == 1:

@@ -153,8 +153,9 @@ class ParameterServer:
         from paddle_dp.model.recompute import recomputed
         from paddle_dp.model.trial_weights import check_lendable
         from paddle_dp.strategies.parameter_server.async_worker import AsyncServerWeights, AsyncServerWorker
-        from paddle_dp.strategies.parameter_server.host_group import HostGroup, SamplesOfWorkers
         from paddle_dp.strategies.parameter_server.served import (
+            HostGroup,
+            SamplesOfWorkers,
             ServerNorm,
             ServerOwners,
             ServerParams,

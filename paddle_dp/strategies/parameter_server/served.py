@@ -5,7 +5,10 @@ Each parameter has one server, which sends its new values to all workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,23 +18,172 @@ from paddle import nn
 from paddle_dp.core import gradients
 from paddle_dp.core.buffers import Buffers
 from paddle_dp.core.clip import Clip
+from paddle_dp.core.gathered_samples import GatheredSamples
+from paddle_dp.core.loss import Count
 from paddle_dp.core.optimizer_checks import keep, parameters_of
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.placement import Placements
 from paddle_dp.core.running_statistics import RunningStatistics
 from paddle_dp.errors import UsageError
+from paddle_dp.exchange.buckets import fill
+from paddle_dp.exchange.grad_ready_hooks import GradReadyHooks
 from paddle_dp.exchange.gradient_exchange import GradientExchange
-from paddle_dp.exchange.host_copies import to_tensors
+from paddle_dp.exchange.host_copies import FlatCopy, to_tensors
 from paddle_dp.exchange.push import Push
+from paddle_dp.exchange.push_reduce import PushReduce
 from paddle_dp.exchange.pushed_gradients import PushedGradients
 from paddle_dp.learner.update_mode import GradientNorm, UpdateMode
 from paddle_dp.learner.weights import WeightSync
-from paddle_dp.mesh import Mesh
-from paddle_dp.mesh.copies import is_cpu
-from paddle_dp.mesh.messages import Messages
+from paddle_dp.mesh import Mesh, transport
+from paddle_dp.mesh.copies import ToHost, is_cpu
+from paddle_dp.mesh.mesh import copied_bytes, tensors_of
+from paddle_dp.mesh.messages import CHANNELS, Messages
 from paddle_dp.plan.memory import owners
-from paddle_dp.strategies.parameter_server.copied_gradients import CopiedGradients
-from paddle_dp.tensors import nbytes
+from paddle_dp.tensors import moved_gradient, nbytes
+
+# Copies a worker's gradients from its accelerator to the host during backward, and pushes them to servers -------------
+
+
+class CopiedGradients(GradientExchange):
+    """`PushedGradients` for a rank that only sends: the gradients of `parameters` go to the servers in `owners`, which
+    add them up on their hosts.
+
+    A bucket holds gradients of one server. It is copied once all of them are final (`GradReadyHooks`), on a separate
+    stream, so that backward continues. It is sent when a later hook finds it on the host, at the latest after backward.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        parameters: Sequence[paddle.Tensor],
+        owners: Sequence[int],
+        senders: int,
+    ):
+        push, keepers = Push("gradients", ranks, rank), [[owner] for owner in owners]
+        self._parameters = parameters
+        self._reduce = PushReduce(push, parameters, keepers, senders=senders)
+        self._fires = GradReadyHooks(parameters, self._ready)
+        self._to_host = ToHost(parameters[0].place)
+        counts = [int(parameter.size) for parameter in parameters]
+        width = max(int(parameter.element_size()) for parameter in parameters)
+        kinds = [(owner, parameter.dtype) for owner, parameter in zip(owners, parameters, strict=True)]
+        buckets = fill(counts, kinds, width, len(set(owners)))
+        self._bucket_of = {index: bucket.indices for bucket in buckets for index in bucket.indices}
+        self._buckets = [bucket.indices for bucket in buckets]
+        self._final: set[int] = set()  # indices
+        self._copied: set[int] = set()
+        self._copies: deque[tuple[FlatCopy, bool]] = deque()  # under way, and whether they are final
+
+    @contextmanager
+    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
+        """A context for a micro-batch's backward; during the `last` one of an update gradients are sent."""
+        if not last:
+            yield
+            return
+        with self._fires.enabled():
+            yield
+
+    @paddle.no_grad()
+    def finish(self) -> list[int]:
+        """Sends all remaining gradients after the last backward. Returns the indices without a local gradient."""
+        self._fires.end()
+        for bucket in self._buckets:
+            self._copy(bucket, final=False)
+        self._push(wait=True)
+        without = [index for index in range(len(self._parameters)) if index not in self._copied]
+        self._final, self._copied = set(), set()
+        self._reduce.finish()
+        return without
+
+    @paddle.no_grad()
+    def _ready(self, index: int, final: bool) -> None:
+        if final:
+            self._final.add(index)
+            bucket = self._bucket_of[index]
+            if self._final.issuperset(bucket):
+                self._copy(bucket, final=True)
+        self._push(wait=False)
+
+    def _copy(self, indices: Iterable[int], final: bool) -> None:
+        """Begins to copy the gradients of these parameters, and removes them from the parameters."""
+        there = [index for index in indices if self._parameters[index].grad is not None]
+        if there:
+            self._copied.update(there)
+            gradients = {index: moved_gradient(self._parameters[index]) for index in there}
+            self._copies.append((FlatCopy(gradients, self._to_host), final))
+
+    def _push(self, wait: bool) -> None:
+        """Pushes the gradients that have arrived on the host; with `wait`, all of them."""
+        while self._copies and (wait or self._copies[0][0].is_there):
+            copy, final = self._copies.popleft()
+            for index, data in copy.take().items():
+                self._reduce.send_bytes(index, data, final)
+
+
+# Exchanges tensors of all workers' layers and losses through server 0: workers are not connected to one another -------
+
+
+HUB = 0  # the rank of server 0
+
+
+class HostGroup:
+    """The workers of a mesh, as the ranks over which a layer gathers and sums (`data_group.ProcessGroup`)."""
+
+    def __init__(self, mesh: Mesh):
+        workers = range(mesh.axes.servers, mesh.ranks)
+        self._messages = Messages([HUB, *workers], mesh.rank, "sums", hub=HUB) if mesh.reads else None
+        if mesh.rank == HUB:
+            passed_on.serve(list(workers))
+
+    def gather_tensor(self, tensor: paddle.Tensor) -> list[paddle.Tensor]:
+        """Every worker's `tensor` (equal shapes and dtypes), in rank order. Collective over the workers."""
+        assert self._messages is not None, "a server has no forward"
+        rows = self._messages.gather(copied_bytes(tensor), "an exchange between the workers")
+        return tensors_of(rows[1:], tensor)
+
+    def sum_tensor(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        """Sums `tensor` over the workers, in place, and returns it. Collective over the workers."""
+        first, *following = self.gather_tensor(tensor)
+        tensor.set_value(sum(following, first))
+        return tensor
+
+
+class SamplesOfWorkers(GatheredSamples):
+    """The samples of one micro-batch on all workers, for a loss that compares them."""
+
+    def __init__(self, mesh: Mesh):
+        # A server has no samples and no loss.
+        super().__init__(range(mesh.ranks), mesh.rank, HostGroup(mesh))
+        self.index = mesh.dp_rank
+
+    def _sizes(self, count: int) -> list[int]:
+        return [int(size.item()) for size in self.among.gather_tensor(paddle.to_tensor([count], "int64"))]
+
+
+class PassedOn:
+    """In server 0: receives one message of each worker, and sends all of them to each, in rank order, repeatedly."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, deque[bytearray]] = {}
+
+    def serve(self, workers: list[int]) -> None:
+        with self._lock:
+            self._waiting = {rank: deque() for rank in workers}
+        transport.endpoint().answer(CHANNELS["sums"], self._take)
+
+    def _take(self, rank: int, data: bytearray) -> None:
+        with self._lock:
+            self._waiting[rank].append(data)
+            if all(self._waiting.values()):
+                rows = [b"", *(bytes(waiting.popleft()) for waiting in self._waiting.values())]
+                packed = Messages.packed(rows)
+                for worker in self._waiting:
+                    transport.endpoint().send(CHANNELS["sums"], worker, packed)
+
+
+passed_on = PassedOn()
 
 
 class ServerOwners:
