@@ -47,7 +47,7 @@ class InstallError(UsageError):
     """A package is missing; the message is the command that installs it."""
 
     @classmethod
-    def of_paddle(cls) -> InstallError:
+    def missing_paddle(cls) -> InstallError:
         """Paddle itself is missing; the message covers machines with and without a GPU."""
         return cls(
             "PaddlePaddle is not installed. On a CPU: pip install -e '.[cpu]'. On a GPU, from Paddle's own index "
@@ -156,7 +156,7 @@ def near(typed: str, known: Iterable[str]) -> str | None:
     A slip is a letter more, less or replaced, or two adjacent letters swapped.
     """
     plain = _letters(typed)
-    slips = [name for name in known if plain == (letters := _letters(name)) or _one_slip(plain, letters)]
+    slips = [name for name in known if plain == (letters := _letters(name)) or _single_edit(plain, letters)]
     return min(slips, key=lambda name: _letters(name) != plain, default=None)
 
 
@@ -164,7 +164,7 @@ def _letters(text: str) -> str:
     return re.sub(r"[\W_]", "", text).lower()
 
 
-def _one_slip(typed: str, other: str) -> bool:
+def _single_edit(typed: str, other: str) -> bool:
     """True if one edit or one transposition makes `other` of `typed`; for three letters, only a transposition."""
     if abs(len(typed) - len(other)) > 1 or min(len(typed), len(other)) < 3:
         return False

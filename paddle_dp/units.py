@@ -279,7 +279,7 @@ class Compress(Quantity):
     example: ClassVar[str] = "power_sgd rank 4"
     # For ResNet-18 on digits, 10 recover the accuracy lost without them (docs/exchange.md); PyTorch's
     # start_powerSGD_iter is 1000.
-    whole_first: ClassVar[int] = 10
+    uncompressed_updates: ClassVar[int] = 10
     _low_rank: ClassVar[re.Pattern[str]] = re.compile(
         r"power_sgd(?:\s+rank\s+([1-9][0-9]*))?(?:\s+after\s+([0-9]+)\s+steps?)?"
     )
@@ -290,7 +290,7 @@ class Compress(Quantity):
         if setting in ("none", "bfloat16", "float16"):
             return cls(setting)
         if match := cls._low_rank.fullmatch(setting):
-            return cls("power_sgd", int(match[1] or 4), int(match[2] or cls.whole_first))
+            return cls("power_sgd", int(match[1] or 4), int(match[2] or cls.uncompressed_updates))
         raise ValueError(
             f"'{text}' is not one of none, bfloat16, float16, '{cls.example}', '{cls.example} after 100 steps'"
         )
@@ -302,7 +302,7 @@ class Compress(Quantity):
     def __str__(self) -> str:
         if self.kind != "power_sgd":
             return self.kind
-        after = "" if self.after == self.whole_first else f" after {self.after} steps"
+        after = "" if self.after == self.uncompressed_updates else f" after {self.after} steps"
         return f"power_sgd rank {self.rank}{after}"
 
     def __bool__(self) -> bool:

@@ -33,7 +33,7 @@ _PUT, _GET = {"PUT", "BINPUT", "LONG_BINPUT"}, {"GET", "BINGET", "LONG_BINGET"}
 
 
 @dataclass(frozen=True)
-class Named:
+class PickleName:
     """A function or class that a pickle names; it is not looked up."""
 
     name: str
@@ -67,7 +67,7 @@ class _Blank:
     """An array without its numbers yet."""
 
 
-class Machine:
+class PickleMachine:
     """Runs one pickle.
 
     `functions`: the functions that it may call, by «module name». `most`: the limit of operations. `nested`: whether
@@ -133,7 +133,7 @@ class Machine:
             stack.append(self._known(f"{expect(str, stack.pop(-2))} {expect(str, stack.pop())}"))
         elif name == "REDUCE":
             arguments = expect(tuple, stack.pop())
-            stack[-1] = self._called(expect(Named, stack[-1]).name, arguments)
+            stack[-1] = self._called(expect(PickleName, stack[-1]).name, arguments)
         elif name == "BUILD":
             state = stack.pop()
             stack[-1] = (
@@ -167,10 +167,10 @@ class Machine:
         del self.stack[at:]
         return popped
 
-    def _known(self, name: str) -> Named:
+    def _known(self, name: str) -> PickleName:
         if name not in self.functions:
             raise ValueError(f"it asks for {name.replace(' ', '.')[:80]}, which no array needs")
-        return Named(name)
+        return PickleName(name)
 
     def _called(self, name: str, arguments: tuple[Any, ...]) -> Any:
         try:
@@ -201,8 +201,8 @@ def expect(kind: Any, value: Any) -> Any:
     return value
 
 
-def _reconstruct(kind: Named, *shape_and_code: Any) -> _Blank:
-    if kind != Named("numpy ndarray"):
+def _reconstruct(kind: PickleName, *shape_and_code: Any) -> _Blank:
+    if kind != PickleName("numpy ndarray"):
         raise ValueError
     return _Blank()
 

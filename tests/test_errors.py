@@ -27,7 +27,7 @@ def test_did_you_mean_lists_what_is_allowed() -> None:
 
 
 def test_a_missing_paddle_is_told_with_both_commands() -> None:
-    said = str(InstallError.of_paddle())
+    said = str(InstallError.missing_paddle())
     assert "pip install -e '.[cpu]'" in said and "paddlepaddle-gpu" in said and "paddlepaddle.org.cn" in said
 
 

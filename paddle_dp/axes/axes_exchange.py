@@ -245,11 +245,11 @@ def _overlapped_exchange(
     deferred = [index for index, parameter in enumerate(trainable) if id(parameter) in before]
     if zero is None:
         assert replicas is not None
-        return BucketedGradients(replicas, trainable, held_back=deferred, comm_dtype=comm_dtype)
+        return BucketedGradients(replicas, trainable, deferred=deferred, comm_dtype=comm_dtype)
     assert zero.comm_groups is not None
     return BucketedGradients(
         zero.comm_groups.groups[0], trainable, owners=owners, replicas=replicas, each_micro_batch=each,
-        comm_groups=zero.comm_groups, held_back=deferred, comm_dtype=comm_dtype,
+        comm_groups=zero.comm_groups, deferred=deferred, comm_dtype=comm_dtype,
     )  # fmt: skip
 
 

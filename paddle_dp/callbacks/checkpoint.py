@@ -36,7 +36,7 @@ class Config:
     """Copy a rank's part to memory and write it in the background while the training continues."""
 
     def build(self, run: Run) -> Callback:
-        return Checkpoint(run, self)
+        return CheckpointCallback(run, self)
 
 
 @dataclass(kw_only=True)
@@ -57,7 +57,7 @@ class _Writing:
         self.next_look = step + max(step - self.progress.step, 1)
 
 
-class Checkpoint(Callback):
+class CheckpointCallback(Callback):
     """Saves on all ranks together, at most once per step, in <run>/checkpoints.
 
     Weights that are not finite, or differ between ranks, are never saved: the trainer's `snapshot` raises instead.

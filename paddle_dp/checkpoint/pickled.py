@@ -20,7 +20,7 @@ import numpy as np
 
 from paddle_dp.checkpoint.shards import DTYPES
 from paddle_dp.errors import CheckpointError
-from paddle_dp.unpickle import ARRAYS, SCALARS, Function, Lying, Machine, Named, expect
+from paddle_dp.unpickle import ARRAYS, SCALARS, Function, Lying, PickleMachine, PickleName, expect
 
 _MOST = 1_000_000  # tensors and values of one file
 _LEGACY = 0x1950A86A20F9469CFC6C  # the first pickle of an old PyTorch file
@@ -126,10 +126,10 @@ def _read(file: BinaryIO) -> tuple[bool, dict[str, Numbers]]:
     return False, _read_paddle(file)
 
 
-def _machine(leave: bool = False, persistent: Any = None) -> Machine:
+def _machine(leave: bool = False, persistent: Any = None) -> PickleMachine:
     """The unpickling machine for weights: containers may be nested; `_flat` limits the number of values."""
     functions = {**ARRAYS, **_CONTAINERS, **_TORCH}
-    return Machine(functions, nested=True, most=20 * _MOST, persistent=persistent, leave=leave)
+    return PickleMachine(functions, nested=True, most=20 * _MOST, persistent=persistent, leave=leave)
 
 
 def _read_paddle(file: BinaryIO) -> dict[str, Numbers]:
@@ -266,7 +266,7 @@ def _flat(loaded: Any) -> Iterator[tuple[str, Any]]:
 def _storage(persistent_id: Any) -> Storage:
     """The storage of a pickle's persistent id."""
     tag, kind, key, _, size = expect(tuple, persistent_id)[:5]
-    if tag != "storage" or expect(Named, kind).name.removeprefix("torch ") not in _STORAGES:
+    if tag != "storage" or expect(PickleName, kind).name.removeprefix("torch ") not in _STORAGES:
         raise ValueError(f"it holds {kind}, which this version does not know")
     return Storage(_STORAGES[kind.name.removeprefix("torch ")], str(key), expect(int, size))
 

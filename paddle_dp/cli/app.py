@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if error.name != "paddle":
             raise
-        _leave(InstallError.of_paddle())
+        _leave(InstallError.missing_paddle())
     except OSError as error:
         if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
             raise

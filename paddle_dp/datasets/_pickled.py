@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddle_dp.errors import DataError
-from paddle_dp.unpickle import ARRAYS, Machine
+from paddle_dp.unpickle import ARRAYS, PickleMachine
 
 LARGEST = 256 << 20  # bytes of a file; CIFAR-100's largest has 155 million
 MOST = 2_000_000  # operations; that file has some 250 thousand
@@ -17,7 +17,7 @@ def read_pickled(content: bytes, location: str) -> dict[str, Any]:
     try:
         if len(content) > LARGEST:
             raise ValueError(f"it is larger than {LARGEST >> 20} MB")
-        loaded = Machine(ARRAYS, most=MOST).run(content)
+        loaded = PickleMachine(ARRAYS, most=MOST).run(content)
     except Exception as error:  # a damaged pickle may raise anything
         raise DataError(f"{location} cannot be read: {error}") from error
     if not isinstance(loaded, dict):

@@ -39,7 +39,7 @@ class AsyncParamBroadcast:
         self._read: set[int] = set()  # through their layers, between the last `begin` and `share`
         self._noting = False
         indices = {id(parameter): index for index, parameter in enumerate(parameters)}
-        self._held_elsewhere = {indices[id(t)] for t in _tensors_held_elsewhere(model) if id(t) in indices}
+        self._on_other_ranks = {indices[id(t)] for t in _tensors_on_other_ranks(model) if id(t) in indices}
         for layer in model.sublayers(include_self=True):
             index_of = {name: indices[id(p)] for name, p in layer._parameters.items() if id(p) in indices}
             if index_of:
@@ -74,7 +74,7 @@ class AsyncParamBroadcast:
 
     def begin(self) -> None:
         """Call it before an update's forward."""
-        read, self._read, self._noting = self._read - self._held_elsewhere, set(), True
+        read, self._read, self._noting = self._read - self._on_other_ranks, set(), True
         for index in [index for index in self._tasks if index not in read]:
             self._tasks.pop(index).wait()
 
@@ -110,7 +110,7 @@ class WaitingTable(dict[str, Any]):
         return dict, (self.copy(),)  # a copied or saved layer does not wait
 
 
-def _tensors_held_elsewhere(model: nn.Layer) -> Iterator[paddle.Tensor]:
+def _tensors_on_other_ranks(model: nn.Layer) -> Iterator[paddle.Tensor]:
     """Yields tensors that layers keep in attributes, also within lists, tuples and dictionaries."""
     for layer in model.sublayers(include_self=True):
         for name, value in vars(layer).items():

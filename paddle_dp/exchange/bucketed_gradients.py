@@ -68,10 +68,10 @@ class NarrowSum:
     def _rounded(self, numbers: paddle.Tensor) -> paddle.Tensor:
         """Rounds; clips to float16's largest number, and `lost` keeps the difference. NaN and infinities stay."""
         if self._dtype == "float16":
-            held_back, finite = numbers.clip(-LARGEST_HALF, LARGEST_HALF), paddle.isfinite(numbers)
-            clipped = finite.logical_and(held_back != numbers).any()
+            clipped_numbers, finite = numbers.clip(-LARGEST_HALF, LARGEST_HALF), paddle.isfinite(numbers)
+            clipped = finite.logical_and(clipped_numbers != numbers).any()
             self.clipped = clipped if self.clipped is None else self.clipped.logical_or(clipped)
-            numbers = paddle.where(finite, held_back, numbers)
+            numbers = paddle.where(finite, clipped_numbers, numbers)
         return numbers.astype(self._dtype)
 
 
@@ -90,7 +90,7 @@ class BucketedGradients(GradientExchange):
     byte once; a reduce-scatter of whole parameters would need padding to twice their size. `comm_groups` are groups of
     the same ranks in which buckets of different owners travel concurrently.
 
-    `held_back`: indices of gradients that a layer produces just before it exchanges activations. A bucket completed by
+    `deferred`: indices of gradients that a layer produces just before it exchanges activations. A bucket completed by
     one of them leaves after that exchange, for which compute waits, and travels while the next layers compute.
     `each_micro_batch`: every backward exchanges gradients, so that only the owner keeps them (ZeRO-2). `sizes`: bucket
     sizes, derived from the parameters if None. `overlapped=False`: nothing leaves before backward has ended.
@@ -109,7 +109,7 @@ class BucketedGradients(GradientExchange):
         replicas: Group | None = None,
         each_micro_batch: bool = False,
         comm_groups: CommGroups | None = None,
-        held_back: Collection[int] = (),
+        deferred: Collection[int] = (),
         sizes: BucketSizes | None = None,
         overlapped: bool = True,
         comm_dtype: str | None = None,
@@ -129,7 +129,7 @@ class BucketedGradients(GradientExchange):
         width = max((int(parameter.element_size()) for parameter in parameters), default=4)
         counts = [int(parameter.size) for parameter in parameters]
         self._buckets = fill(counts, kinds, width, len(set(owners)) if owners is not None else 1, sizes)
-        self._held_back = frozenset(held_back)
+        self._deferred = frozenset(deferred)
         self._may_travel = min(width * sum(counts) // WAITING, MOST_WAITING * len(self._comm_groups.groups))
         self._bucket_of = {
             index: number for number, bucket in enumerate(self._buckets) for index in bucket.indices
@@ -198,7 +198,7 @@ class BucketedGradients(GradientExchange):
         if (final or self.each_micro_batch) and index not in self._final:
             self._final.add(index)
             self._fill(index)
-            if index not in self._held_back:
+            if index not in self._deferred:
                 self._leave()
 
     @paddle.no_grad()

@@ -19,7 +19,7 @@ class BucketSizes:
     last: int = 0
 
 
-ONE_BUCKET = BucketSizes(1 << 62)
+SINGLE_BUCKET = BucketSizes(1 << 62)
 BUCKET_PER_GRADIENT = BucketSizes(1)
 
 

@@ -29,7 +29,7 @@ import paddle.distributed as dist
 
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.exchange.bucketed_gradients import BucketedGradients
-from paddle_dp.exchange.buckets import BUCKET_PER_GRADIENT, ONE_BUCKET, BucketSizes
+from paddle_dp.exchange.buckets import BUCKET_PER_GRADIENT, SINGLE_BUCKET, BucketSizes
 from paddle_dp.exchange.compressed import CompressedExchange, LowRankGradients, check_factors
 from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.exchange.pushed_gradients import PushedGradients
@@ -59,7 +59,7 @@ def choose_exchange(
         exchange = _compressed(settings.compress, placed, counted_late)
     elif settings.kind in ("after", "per_parameter"):
         alone = settings.kind == "per_parameter"
-        sizes = BUCKET_PER_GRADIENT if alone else ONE_BUCKET
+        sizes = BUCKET_PER_GRADIENT if alone else SINGLE_BUCKET
         exchange = _bucketed(mesh, parameters, sizes=sizes, overlapped=alone)
     elif settings.kind == "bucketed":
         exchange = _bucketed(mesh, parameters, sizes=settings.sizes)

@@ -77,7 +77,7 @@ def paddle_folder() -> Path:
     """Returns paddle's folder. Raises InstallError if paddle is not installed."""
     spec = find_spec("paddle")
     if spec is None or not spec.origin:
-        raise InstallError.of_paddle()
+        raise InstallError.missing_paddle()
     return Path(spec.origin).parent
 
 

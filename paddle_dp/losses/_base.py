@@ -41,7 +41,7 @@ def widened(numbers: paddle.Tensor) -> paddle.Tensor:
     return numbers if numbers.dtype in (paddle.float32, paddle.float64) else numbers.astype("float32")
 
 
-def one_tensor(outputs: Any, loss: str) -> paddle.Tensor:
+def single_tensor(outputs: Any, loss: str) -> paddle.Tensor:
     """Returns `outputs` if they are one tensor; else raises LossError with advice."""
     import paddle
 
@@ -58,7 +58,7 @@ def one_tensor(outputs: Any, loss: str) -> paddle.Tensor:
 def paired(outputs: paddle.Tensor, targets: paddle.Tensor, loss: str) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Converts both to float32 and one shape. Raises LossError if the sizes differ; it never broadcasts [n, 1] and [n]
     to [n, n]."""
-    outputs = one_tensor(outputs, loss)
+    outputs = single_tensor(outputs, loss)
     if outputs.shape != targets.shape:
         if outputs.size != targets.size or outputs.shape[0] != targets.shape[0]:
             raise LossError(

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Union
 
 from paddle_dp.errors import LossError
-from paddle_dp.losses._base import full_precision, one_tensor, widened
+from paddle_dp.losses._base import full_precision, single_tensor, widened
 from paddle_dp.losses._classes import NEVER, AllClasses, Classes, check_range, margin_over_mean
 from paddle_dp.units import Probability
 
@@ -41,7 +41,7 @@ class CrossEntropy:
     @full_precision
     def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
         """(total, count); the total is float32 even under autocast."""
-        outputs = one_tensor(outputs, self.use)
+        outputs = single_tensor(outputs, self.use)
         numbers = _class_numbers(targets, outputs)
         if not self.classes.refuses:
             check_range(numbers, self.num_classes(outputs), self.ignored)

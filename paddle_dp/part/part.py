@@ -157,7 +157,7 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
             target = resolve(use, copied_code(home)) if dotted else load(shelf, use, home)
     except ImportError as error:
         if (error.name or "").split(".")[0] == "paddle" and not sys.modules.get("paddle"):
-            raise InstallError.of_paddle() from error
+            raise InstallError.missing_paddle() from error
         raise _at_use(f"{noun} {use} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:  # a user's file may raise anything while it is imported
         raise _at_use(f"{noun} {use} cannot be imported: {type(error).__name__}: {error}") from error

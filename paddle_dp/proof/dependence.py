@@ -43,7 +43,7 @@ Run = Callable[[noise.Noise | None], Curve]
 
 @dataclass(frozen=True, kw_only=True)
 class Dependence:
-    """The first quantity of a run that departs from the plain run's by more than rounding; `apart`: relative distance.
+    """The first quantity of a run that departs from the plain run's by more than rounding; `distance`: relative.
 
     `kind`: "order" of the samples, or "chance": a draw without a seed.
     """
@@ -53,7 +53,7 @@ class Dependence:
     name: str
     plain: float | None  # None unless the quantity is a number
     other: float | None
-    apart: float
+    distance: float
 
 
 def find_dependence(run: Run, plain: Curve, dtype: str) -> Dependence | None:
@@ -89,7 +89,7 @@ def _departure(
                 numbers = (float(x), float(y)) if x.ndim == 0 else (None, None)
                 relative = min(distance / sizes[name], 1e9) if sizes[name] else 1.0
                 return Dependence(
-                    kind=kind, step=step, name=name, plain=numbers[0], other=numbers[1], apart=relative
+                    kind=kind, step=step, name=name, plain=numbers[0], other=numbers[1], distance=relative
                 )
     return None
 

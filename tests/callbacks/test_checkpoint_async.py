@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.callbacks.checkpoint import Checkpoint, Config
+from paddle_dp.callbacks.checkpoint import CheckpointCallback, Config
 from paddle_dp.checkpoint import NotWrittenError, Snapshot, TensorShard, background, saving
 from paddle_dp.part import read_part
 from paddle_dp.train import Callback, Evaluation, Moment, Run
@@ -66,9 +66,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened.set()
 
 
-def build(run: Run, at: Callable[..., Moment], **config: Any) -> Checkpoint:
+def build(run: Run, at: Callable[..., Moment], **config: Any) -> CheckpointCallback:
     callback = Config(**{"async_": True, "every": Every.parse("10 steps"), **config}).build(run)
-    assert isinstance(callback, Checkpoint)
+    assert isinstance(callback, CheckpointCallback)
     callback.start(at("start", 0))
     return callback
 

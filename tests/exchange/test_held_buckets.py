@@ -45,7 +45,7 @@ def test_a_held_bucket_leaves_behind_the_exchange_of_its_layer(monkeypatch, held
     norm, cut = nn.LayerNorm(4), nn.Linear(4, 4)
     parameters = [*norm.parameters(), *cut.parameters()]
     exchange = BucketedGradients(
-        SimpleNamespace(ranks=[0], rank=0), parameters, held_back=[2, 3] if held else []
+        SimpleNamespace(ranks=[0], rank=0), parameters, deferred=[2, 3] if held else []
     )
     for _ in range(2):  # how often a gradient comes is learned in the first
         log.clear()

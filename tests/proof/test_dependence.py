@@ -53,7 +53,7 @@ def test_another_order_that_moves_a_later_step_is_a_dependence(step):
 def test_a_buffer_that_another_order_fills_otherwise_is_a_dependence():
     found, _ = find(permuted=curve(2.0, 1.5, 1.2, 1.0, buffer=[1.0, 2.1]))
     assert (found.kind, found.name, found.plain) == ("order", "buffer queue", None)
-    assert found.apart == pytest.approx(0.1 / 5**0.5)
+    assert found.distance == pytest.approx(0.1 / 5**0.5)
 
 
 def test_a_repetition_that_departs_is_chance():
