@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.version import __version__
 
 if TYPE_CHECKING:  # for editors and type checkers
+    from paddle_dp.assembly.trainer import Trainer as Trainer
     from paddle_dp.data import Batch as Batch
     from paddle_dp.data import Loader as Loader
     from paddle_dp.data import Sampler as Sampler
@@ -22,7 +23,6 @@ if TYPE_CHECKING:  # for editors and type checkers
     from paddle_dp.recipe import read_recipe as read_recipe
     from paddle_dp.train import Callback as Callback
     from paddle_dp.train import Progress as Progress
-    from paddle_dp.train import Trainer as Trainer
 
 _MODULES: dict[str, str] = {
     "join": "paddle_dp.mesh",
@@ -34,7 +34,7 @@ _MODULES: dict[str, str] = {
     "Precision": "paddle_dp.learner",
     "Progress": "paddle_dp.train",
     "Callback": "paddle_dp.train",
-    "Trainer": "paddle_dp.train",
+    "Trainer": "paddle_dp.assembly.trainer",
     "Recipe": "paddle_dp.recipe",
     "read_recipe": "paddle_dp.recipe",
 }

@@ -60,10 +60,10 @@ def train(
     `rows` are [loss, gradient norm] of each step; `memory` is what this rank held, in bytes by kind.
     """
     from paddle_dp import checkpoint
+    from paddle_dp.assembly.build import build
     from paddle_dp.learner.memory import MemoryMeter
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder) / f"recipe-{os.getpid()}.yaml"

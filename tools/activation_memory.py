@@ -40,10 +40,10 @@ def saved_bytes(learner: Any, micro_batch: Any) -> int:
 
 
 def main() -> None:
+    from paddle_dp.assembly.assemble import TrainerBuilder
+    from paddle_dp.assembly.build import setup, task
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.assemble import TrainerBuilder
-    from paddle_dp.train.build import setup, task
     from paddle_dp.units import Recompute
 
     parser = argparse.ArgumentParser(

@@ -23,8 +23,8 @@ import paddle
 from paddle import nn
 
 from paddle_dp import checkpoint
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.mesh import join
-from paddle_dp.train import Trainer
 
 
 class Points:

@@ -78,7 +78,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "gloo": (1450, "gloo/*"),
     "data": (2400, "data/*"),
     "strategies/_rounds": (1070, (
-        "strategies/_rounds/* strategies/local_sgd* train/rounds.py train/rounds.py train/ledger.py"
+        "strategies/_rounds/* strategies/local_sgd* train/rounds.py train/ledger.py"
     )),
     "strategies/async_average": (290, "strategies/async_average/*"),
     "strategies/parameter_server": (900, (
@@ -96,7 +96,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "identity": (1000, "identity/* train/overrides.py"),
     "weights": (1260, (
         "weights/* extras/weights/* checkpoint/pickled.py checkpoint/other_names.py checkpoint/source.py "
-        "checkpoint/translated.py checkpoint/matching.py train/initial.py launch/initial.py adapters/*"
+        "checkpoint/translated.py checkpoint/matching.py assembly/initial.py launch/initial.py adapters/*"
     )),
     "checkpoint": (1900, "checkpoint/*"),
     "guard": (560, (
@@ -106,17 +106,9 @@ ROOMS: dict[str, tuple[int, str]] = {
         "why/* extras/why/* train/measured.py train/processors.py train/stragglers.py plan/changes.py "
         "plan/rank_times.py plan/why_lines.py plan/measured.py"
     )),
-    "verbs": (1500, (
-        "verbs/* extras/verbs/* export/* train/predict.py train/generate.py train/array_files.py "
-        "train/forecast.py"
-    )),
-    "certificate": (600, (
-        "certificate/* train/certificate.py train/verified.py proof/certified.py proof/retrain.py"
-    )),
-    "assembly": (800, (
-        "assembly/* train/assemble.py train/build.py train/setup.py train/inputs.py train/entry_points.py "
-        "train/run.py train/keywords.py train/first_forward.py train/trial.py train/script.py"
-    )),
+    "verbs": (1500, "verbs/* export/*"),
+    "certificate": (600, "certificate/* proof/certified.py proof/retrain.py"),
+    "assembly": (800, "assembly/* train/run.py"),
     "train": (1700, "train/*"),
     "plan": (1250, "plan/*"),
     "cli": (850, "cli/*"),
@@ -537,10 +529,10 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 def step_files(folder: str) -> list[str]:
     """Runs in each of two ranks. Returns the files entered between the callbacks of two successive steps."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train import Callback
-    from paddle_dp.train.build import build
 
     path = Path(folder) / "recipe.yaml"
     path.write_text(RECIPE)

@@ -40,11 +40,11 @@ def peak() -> float:
 
 def start(given: argparse.Namespace) -> None:
     """In each rank: the real assembly, up to the placed model."""
+    from paddle_dp.assembly.build import learner_of
     from paddle_dp.axes.meta_init import units
     from paddle_dp.mesh import join
     from paddle_dp.part import lazily, read_part
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import learner_of
 
     recipe = read_recipe(given.recipe, given.overrides)
     if given.random:

@@ -89,7 +89,7 @@ def _forecast(
 
     check_ranks(ranks)
     import_paddle()
-    from paddle_dp.train.forecast import Wire, forecast
+    from paddle_dp.verbs.forecast import Wire, forecast
 
     wire = None
     if link is not None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import paddle
 
+from paddle_dp.assembly.assemble import find_checkpoint
+from paddle_dp.assembly.build import dataset, learner_of
 from paddle_dp.checkpoint import Checkpoint
 from paddle_dp.core.lora import merge_low_rank
 from paddle_dp.data.randomness import restoring_globals
@@ -20,8 +22,6 @@ from paddle_dp.export.target import INFO, check_target, new_export
 from paddle_dp.mesh import join
 from paddle_dp.recipe import Recipe
 from paddle_dp.structure import mapped
-from paddle_dp.train.assemble import find_checkpoint
-from paddle_dp.train.build import dataset, learner_of
 from paddle_dp.train.state import load_model
 
 SAMPLES = 8

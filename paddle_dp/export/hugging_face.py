@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.assembly.build import plain_learner
 from paddle_dp.checkpoint import TensorShard, find, is_adapter, load, tensor_shard
 from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, names_of
 from paddle_dp.checkpoint.shards import DTYPES
@@ -23,7 +24,6 @@ from paddle_dp.part import lazily
 from paddle_dp.recipe import Recipe
 from paddle_dp.recipe.hf_config import FILE as CONFIG
 from paddle_dp.recipe.hf_config import written
-from paddle_dp.train.build import plain_learner
 from paddle_dp.train.state import load_model
 
 WEIGHTS = "model.safetensors"

@@ -3,5 +3,5 @@
 Describing objects and naming what training changes in them lies below `core`. On it stand the facts of a training
 (facts), the comparison of the ranks (consistency), of a resume with its checkpoint (same_run), and the lines about what
 no checkpoint holds (unsaved). The tensors of ranks are compared in `core.consistency`; verdicts and certificates,
-which are made of the facts, are in `train`, and what a callback may be called, too (train/overrides.py).
+which are made of the facts, are in `certificate`, and what a callback may be called, too (train/overrides.py).
 """

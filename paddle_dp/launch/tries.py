@@ -13,7 +13,7 @@ from pathlib import Path
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.processes import tied_to
 
-_MODULE = "paddle_dp.train.first_forward"
+_MODULE = "paddle_dp.assembly.first_forward"
 
 
 class Tries:

@@ -33,11 +33,11 @@ from paddle_dp.launch.steady import open_standard_files, steady_screen
 from paddle_dp.mesh.heartbeat import heartbeat, join_board
 
 ENTRY_POINTS = {
-    "train": "paddle_dp.train.entry_points:train",
-    "evaluate": "paddle_dp.train.entry_points:evaluate",
-    "merge": "paddle_dp.train.entry_points:merge",
-    "generate": "paddle_dp.train.generate:generate",
-    "predict": "paddle_dp.train.predict:predict",
+    "train": "paddle_dp.assembly.entry_points:train",
+    "evaluate": "paddle_dp.assembly.entry_points:evaluate",
+    "merge": "paddle_dp.assembly.entry_points:merge",
+    "generate": "paddle_dp.verbs.generate:generate",
+    "predict": "paddle_dp.verbs.predict:predict",
     "export": "paddle_dp.export.export:export",
     "export_weights": "paddle_dp.export.hugging_face:export",
     "trace": "paddle_dp.proof.trace:trace",

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.certificate import certificate as certificates
+from paddle_dp.certificate.certificate import Content
 from paddle_dp.checkpoint import UnusableError, checkpoints, load, step_of
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.launch.command import Job
@@ -23,8 +25,6 @@ from paddle_dp.proof.sides import ending, refusal, run_alone
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import yaml_text
 from paddle_dp.text import plural
-from paddle_dp.train import certificate as certificates
-from paddle_dp.train.certificate import Content
 
 GOOD, BAD = 0, 1
 ENTRY_POINT = "paddle_dp.proof.retrain:retrain"

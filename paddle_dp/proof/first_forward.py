@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from paddle_dp.assembly.first_forward import user_frame
 from paddle_dp.checks.repeats import compute_without_exchange
 from paddle_dp.errors import JobError, PaddleDPError, gist
 from paddle_dp.proof.trace import RecordedSide
 from paddle_dp.recipe import Recipe
-from paddle_dp.train.first_forward import user_frame
 
 
 def first_forward(recipe: Recipe, options: dict[str, Any]) -> None:

@@ -16,6 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paddle_dp.assembly.assemble import TrainerBuilder
+from paddle_dp.assembly.build import setup
+from paddle_dp.assembly.initial import load_full
+from paddle_dp.assembly.setup import Split, TrainerSpec
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import save
 from paddle_dp.learner import Learner, Task
@@ -30,11 +35,6 @@ from paddle_dp.proof.trace_files import SCORE, Trace
 from paddle_dp.proof.watched import take_first
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment
-from paddle_dp.train.assemble import TrainerBuilder
-from paddle_dp.train.build import setup
-from paddle_dp.train.initial import load_full
-from paddle_dp.train.setup import Split, TrainerSpec
-from paddle_dp.train.trainer import Trainer
 from paddle_dp.units import Every, Length
 
 TEST_SAMPLES_PER_RANK = 3  # times the ranks, and one more: no number of ranks shares them equally

@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.assembly.build import build
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.batch import Batch
+from paddle_dp.certificate.certificate import model_digest
 from paddle_dp.checkpoint import TensorShard, load
 from paddle_dp.data import Loader
 from paddle_dp.errors import UsageError
@@ -26,10 +29,7 @@ from paddle_dp.proof.compare import EPS, NO_GRADIENT, ratio
 from paddle_dp.recipe import Recipe
 from paddle_dp.tensors import widened
 from paddle_dp.train import Callback, Moment
-from paddle_dp.train.build import build
-from paddle_dp.train.certificate import model_digest
 from paddle_dp.train.state import model_shards
-from paddle_dp.train.trainer import Trainer
 from paddle_dp.units import Length
 
 RESULT = "again.json"

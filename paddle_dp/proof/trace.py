@@ -23,8 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.assembly.assemble import TrainerBuilder
+from paddle_dp.assembly.build import dataset, setup, task
+from paddle_dp.assembly.initial import load_full
 from paddle_dp.axes.meta_init import size_of
 from paddle_dp.batch import Batch
+from paddle_dp.certificate.verified import facts_of, verdict_of
 from paddle_dp.checkpoint import Checkpoint, TensorShard, load
 from paddle_dp.data import Sampler
 from paddle_dp.data.scatter import Elsewhere, is_in_order
@@ -45,13 +49,9 @@ from paddle_dp.proof.trace_files import Trace, Writer
 from paddle_dp.proof.watched import Chosen, RunResults, RunSettings, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.text import gigabytes
-from paddle_dp.train.assemble import TrainerBuilder
-from paddle_dp.train.build import dataset, setup, task
-from paddle_dp.train.initial import load_full
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.state import progress_of, restore
-from paddle_dp.train.verified import facts_of, verdict_of
 
 # The floors: the distances of one process's runs with noise from its run without noise --------------------------------
 

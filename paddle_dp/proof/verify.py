@@ -87,7 +87,7 @@ def verify(  # noqa: PLR0913 - the options of the command
         more = {"rehearsal": None if difference is None else asdict(difference)} if rehearse else {}
         print(json.dumps(result | more, indent=2))
     if at is None or status:  # later steps alone prove no training from its start
-        from paddle_dp.train import verified  # imports paddle, which decides OpenMP's settings
+        from paddle_dp.certificate import verified  # imports paddle, which decides OpenMP's settings
 
         facts = candidate.facts["verdict"] | {"recipe": recipe.name, "steps": steps, "rehearsed": rehearse}
         if line := verified.keep(recipe, status, facts):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import paddle
 
+from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.core.consistency import digests
@@ -27,7 +28,6 @@ from paddle_dp.proof.record import OutputHooks, ProofRecorder, Put, running_stat
 from paddle_dp.proof.replay import give, meet_bound
 from paddle_dp.proof.trace_files import SCORE, Trace, key, number_key, numbers_of
 from paddle_dp.recipe import Precision
-from paddle_dp.train.assemble import TrainerBuilder
 
 # Records the state of layers and loss outside their weights: attributes, buffers, modes, hooks, module variables ------
 

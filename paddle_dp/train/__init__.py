@@ -1,7 +1,7 @@
-"""The training: progress, callbacks, the loop, evaluation, and how a recipe becomes a trainer.
+"""The training: progress, callbacks, the loop and its hooks, evaluation, the state that a checkpoint holds.
 
-How ranks exchange gradients is `exchange`'s subject, how files are written `checkpoint`'s, how processes are started
-`launch`'s. Names are imported when they are first used, so that a callback's settings are checked without paddle.
+How a recipe becomes a trainer is `assembly`'s subject, how ranks exchange gradients `exchange`'s, how files are
+written `checkpoint`'s, how processes are started `launch`'s. Names are imported when they are first used, so that a callback's settings are checked without paddle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # for editors and type checkers
     from paddle_dp.train.judge import Refusal as Refusal
     from paddle_dp.train.progress import Progress as Progress
     from paddle_dp.train.run import Run as Run
-    from paddle_dp.train.trainer import Trainer as Trainer
 
 _MODULES = {
     "Callback": "callback",
@@ -26,10 +25,9 @@ _MODULES = {
     "Progress": "progress",
     "Refusal": "judge",
     "Run": "run",
-    "Trainer": "trainer",
     "Training": "callback",
 }
-__all__ = ["Callback", "Evaluation", "Moment", "Progress", "Refusal", "Run", "Trainer", "Training"]
+__all__ = ["Callback", "Evaluation", "Moment", "Progress", "Refusal", "Run", "Training"]
 
 
 def __getattr__(name: str) -> Any:

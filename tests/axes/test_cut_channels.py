@@ -47,8 +47,8 @@ class Pictures:
 def train(folder, strategy, precision, sync=False):
     """Losses and norms of each step, and where the weights are saved."""
     from paddle_dp import checkpoint
+    from paddle_dp.assembly.trainer import Trainer
     from paddle_dp.recipe.yaml_document import parse
-    from paddle_dp.train import Trainer
 
     paddle.seed(5)
     settings = {**parse(strategy, "").values, **({"sync_batch_norm": True} if sync else {})}

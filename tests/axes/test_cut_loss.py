@@ -129,9 +129,9 @@ def trained(folder, cases):
     """By name: the losses and norms of each step, and what is found on held-out samples."""
     from pathlib import Path
 
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     mesh, found = join(seed=3), {}
     for name, text in cases.items():

@@ -53,10 +53,10 @@ def drift(strategy):
     """What the check says before and after one rank's weight has changed: the first that it holds."""
     import paddle
 
+    from paddle_dp.assembly.build import Task
     from paddle_dp.errors import DivergenceError
     from paddle_dp.mesh import join
     from paddle_dp.part import read_part
-    from paddle_dp.train.build import Task
 
     mesh = join(seed=0)
     model = read_part("models", {"use": "gpt", "vocab": 8, "width": 8, "heads": 2, "depth": 2, "length": 4})

@@ -31,9 +31,9 @@ callbacks:
 
 def broken_and_resumed(folder: str) -> list[Any]:
     """In every rank: 36 updates, an accident, and the rest from the newest checkpoint."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     mesh = join(seed=0)
     recipe = read_recipe(str(Path(folder, "recipe.yaml")), [f"output_dir={folder}/run"])

@@ -15,6 +15,8 @@ from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
+from paddle_dp.assembly import trial
+from paddle_dp.assembly.trial import ForkRunner, in_fork, understood
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.checks import samplewise
 from paddle_dp.checks.samplewise import Findings, mixing
@@ -23,8 +25,6 @@ from paddle_dp.errors import LossError, UsageError
 from paddle_dp.learner import Precision, Task, full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
-from paddle_dp.train import trial
-from paddle_dp.train.trial import ForkRunner, in_fork, understood
 
 pytestmark = pytest.mark.processes
 CLASSES = 4

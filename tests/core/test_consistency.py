@@ -265,8 +265,9 @@ def test_on_one_rank_alone_it_ends_the_job_with_that_rank_s_sentence():
 
 
 def steps():
+    from paddle_dp.assembly.trainer import Trainer
     from paddle_dp.errors import DivergenceError
-    from paddle_dp.train import Callback, Trainer
+    from paddle_dp.train import Callback
 
     class Leave(Callback):
         def step(self, moment):

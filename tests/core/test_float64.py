@@ -28,9 +28,9 @@ def gradients(folder, layouts, model, precision):
     """
     from pathlib import Path
 
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     mesh, found = join(seed=3), []
     path = Path(folder) / f"recipe-{mesh.ranks}-{mesh.rank}.yaml"

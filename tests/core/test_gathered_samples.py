@@ -70,9 +70,9 @@ def learned(
     """In every rank: loss and gradient norm of each step, the evaluation, and the differences from one process."""
     from pathlib import Path
 
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
     from tests.parity import recorded
 
     mesh = join(seed=3)

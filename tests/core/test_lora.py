@@ -11,6 +11,9 @@ import pytest
 from paddle import nn
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.assembly.build import build
+from paddle_dp.assembly.entry_points import merge
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint.tensor_file import read_header, read_rows
 from paddle_dp.core.lora import A, B, add_low_rank, merge_low_rank
 from paddle_dp.errors import CheckpointError, RecipeError, UsageError
@@ -19,9 +22,6 @@ from paddle_dp.mesh import join
 from paddle_dp.model.compiled import compiled
 from paddle_dp.plan.rank_memory import Weight
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train import Trainer
-from paddle_dp.train.build import build
-from paddle_dp.train.entry_points import merge
 from tests.parity import LAYOUTS as TWO_RANKS
 from tests.parity import assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks

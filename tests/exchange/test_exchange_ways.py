@@ -61,9 +61,9 @@ def test_two_compressed_runs_have_the_same_bits_on_all_ranks_and_go_on_from_a_ch
 
 def train_or_die(folder: str, strategy: str, killed_after: int = 0, resume: bool = False) -> None:
     """In a rank: trains 10 steps, saving every 3; or kills itself after a step."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.train import Callback
-    from paddle_dp.train.build import build
 
     class Kill(Callback):
         def step(self, moment):

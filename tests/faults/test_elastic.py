@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paddle_dp.certificate.certificate import read
 from paddle_dp.proof.certified import checked
-from paddle_dp.train.certificate import read
 from tests.faults.slow_run import RECIPE, are_right, at_step, losses, right_weights
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]

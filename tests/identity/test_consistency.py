@@ -14,11 +14,11 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import UsageError
 from paddle_dp.identity import consistency, facts
 from paddle_dp.learner import Task
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train import Trainer
 from tests.ranks import run_ranks
 
 

@@ -20,6 +20,8 @@ import pytest
 from paddle import nn
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.assembly.build import build
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint.disk import digest_of
 from paddle_dp.checkpoint.manifest import MANIFEST, STATE, read_manifest
 from paddle_dp.errors import CheckpointError, UsageError
@@ -27,8 +29,6 @@ from paddle_dp.identity.facts import script_code
 from paddle_dp.identity.same_run import VERDICTS, RunSignature, _todays_keys
 from paddle_dp.mesh import join
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train import Trainer
-from paddle_dp.train.build import build
 from paddle_dp.train.callback import Callback
 from tests.ranks import run_ranks
 

@@ -10,7 +10,8 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.train import Callback, Moment, Trainer
+from paddle_dp.assembly.trainer import Trainer
+from paddle_dp.train import Callback, Moment
 from tests.ranks import run_ranks
 
 SAVES = [{"use": "checkpoint", "every": "1 step"}]

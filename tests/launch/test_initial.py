@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paddle_dp import cli
+from paddle_dp.assembly.build import build
 from paddle_dp.checkpoint import Snapshot, TensorShard, save, set_best
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
@@ -22,7 +23,6 @@ from paddle_dp.launch.initial import check_load, check_weights
 from paddle_dp.launch.start import run
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Load, read_recipe
-from paddle_dp.train.build import build
 
 RECIPE = """
 model: {{use: mlp}}

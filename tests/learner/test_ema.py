@@ -11,6 +11,8 @@ import pytest
 from paddle import nn
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.assembly.build import build
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint.tensor_file import read_header, read_rows
 from paddle_dp.errors import CheckpointError, RecipeError
 from paddle_dp.learner import Task
@@ -18,8 +20,6 @@ from paddle_dp.learner.ema import Averages
 from paddle_dp.mesh import join
 from paddle_dp.part import read_part
 from paddle_dp.recipe import Ema, read_recipe
-from paddle_dp.train import Trainer
-from paddle_dp.train.build import build
 from paddle_dp.train.state import load_model
 from paddle_dp.units import Every
 from tests.parity import LAYOUTS, assert_same, train, train_each, truth, weights

@@ -9,7 +9,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.train import Trainer
+from paddle_dp.assembly.trainer import Trainer
 from tests.ranks import run_ranks
 
 BATCH = 8  # of 30 samples, in 2 micro-batches: unequal shares

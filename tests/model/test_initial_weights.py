@@ -55,9 +55,9 @@ def nbytes(tensors):
 def placed(strategies, models):
     """In every rank: for each layout and model [the tensors that are not one process's, how many there are, the most
     bytes of weights at once while they were drawn, those in the end, of the largest weight, of the whole model]."""
+    from paddle_dp.assembly.build import learner_of
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import learner_of
 
     mesh = join(seed=3)
     found = []

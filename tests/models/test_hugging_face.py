@@ -97,9 +97,9 @@ def learned(name: str, folder: str, out: str, strategy: str) -> dict[str, Any]:
     """In every rank: begins with the weights, computes outputs, and does one step of plain SGD; the weights are saved
     before and after."""
     from paddle_dp import checkpoint
+    from paddle_dp.assembly.trainer import Trainer
     from paddle_dp.mesh import join
     from paddle_dp.recipe.yaml_document import parse
-    from paddle_dp.train import Trainer
     from tests.parity import recorded
 
     mesh = join(seed=2)

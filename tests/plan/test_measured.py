@@ -42,13 +42,13 @@ def measured(folder: str, strategy: str, late: int = -1) -> dict[str, float]:
     one; and what the plan says. Rank `late` is late in each."""
     import paddle
 
+    from paddle_dp.assembly.build import build
     from paddle_dp.axes.meta_init import describe_weights
     from paddle_dp.mesh import join
     from paddle_dp.mesh.traffic import traffic
     from paddle_dp.part import lazily
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
-    from paddle_dp.train.forecast import activations, layout_of
+    from paddle_dp.verbs.forecast import activations, layout_of
 
     path = Path(folder) / f"recipe-{os.getpid()}.yaml"
     path.write_text(RECIPE)

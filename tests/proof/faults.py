@@ -45,7 +45,7 @@ def _one(learner):
 
 def evaluation_spoils_a_gradient():
     """One matrix's gradient is three times too large on one rank, from the first evaluation of a trainer on."""
-    from paddle_dp.train.trainer import Trainer
+    from paddle_dp.assembly.trainer import Trainer
 
     evaluate = Trainer.evaluate
 

@@ -24,11 +24,11 @@ def trained(recipe: str, overrides: list[str], travel: bool) -> tuple[dict[str, 
     and of their averages, and in how many updates values still travelled when the forward began."""
     import paddle
 
+    from paddle_dp.assembly.build import build
     from paddle_dp.core.consistency import digests
     from paddle_dp.exchange.async_param_broadcast import AsyncParamBroadcast
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     os.environ |= {"SIM_BANDWIDTH": "2e6", "SIM_LATENCY": "1e-3"}
     begin, late = AsyncParamBroadcast.begin, []

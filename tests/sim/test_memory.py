@@ -30,9 +30,9 @@ def train(folder: str, words: str, width: int, batch: int, limit: float = 0) -> 
 
     import paddle
 
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
     from paddle_dp.train.steps import StepDriver, TrainStep
 
     mesh = join()
@@ -90,13 +90,13 @@ def allocated(folder: str, words: str) -> dict[str, float]:
     this rank: of parameters, gradients and states; lent and exchanged besides; of activations."""
     import paddle
 
+    from paddle_dp.assembly.build import build
     from paddle_dp.axes.meta_init import describe_weights
     from paddle_dp.mesh import join
     from paddle_dp.part import lazily
     from paddle_dp.plan.rank_memory import rank_memory
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
-    from paddle_dp.train.forecast import activations, layout_of
+    from paddle_dp.verbs.forecast import activations, layout_of
 
     mesh = join()
     path = Path(folder) / f"recipe-{mesh.rank}.yaml"

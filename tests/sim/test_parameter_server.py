@@ -39,8 +39,8 @@ def learn(folder: str, strategy: str, resume: bool = False, **env: str) -> dict[
 
     os.environ |= env
     from paddle_dp import checkpoint
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
-    from paddle_dp.train.build import build
     from tests.parity import recorded
 
     words = [f"strategy={strategy}", f"output_dir={folder}"]

@@ -25,9 +25,9 @@ callbacks: []
 def train(folder: str, faults: str) -> str:
     """In every rank: trains on the device, under faults. The error, if a processor is found."""
     os.environ["SIM_FAULTS"] = faults
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     mesh = join(seed=0)
     assert mesh.device.startswith("sim")

@@ -21,10 +21,10 @@ TENSOR = "{use: hybrid, tensor: 2}"
 
 def train(folder: str, killed_after: int = 0, resume: bool = False) -> list[list[float]]:
     """In a rank: trains with dropout from the device's own generator, saving every 3 steps; or kills itself."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train import Callback
-    from paddle_dp.train.build import build
     from tests.parity import recorded
 
     mesh = join()

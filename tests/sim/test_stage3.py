@@ -84,11 +84,11 @@ def gradients(folder: str, prefetch: int, more: str = "") -> tuple[list[dict[int
     """In a rank: of four steps of two micro-batches, the bits of the gradients that this rank owns; and its rounds."""
     import paddle
 
+    from paddle_dp.assembly.build import build
     from paddle_dp.axes.sharding.broadcasts import Broadcasts
     from paddle_dp.axes.sharding.rounds import Rounds
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
     from tests.sim.recipes import gpt
 
     mesh, seen, rounds = join(), [], []

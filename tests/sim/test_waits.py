@@ -21,9 +21,9 @@ def fit(recipe: str, overrides: list[str]) -> dict[str, dict[str, int]]:
     """In a rank: trains as a recipe does, and returns the waits between two updates, by step."""
     import paddle
 
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
     from paddle_dp.train.callback import Callback, Moment
     from paddle_dp.units import Every
 

@@ -24,9 +24,9 @@ Found = dict[str, Any]
 
 def trainer(folder: str, words: Sequence[str], resume: str | None = None) -> Any:
     """The trainer of the recipe with these overrides, on this rank."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     mesh = join(seed=3)
     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -318,9 +318,9 @@ def learned(
 ) -> dict[str, Any]:
     """In every rank: losses and norms, an evaluation, and a checkpoint."""
     from paddle_dp import checkpoint
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
     from tests.parity import recorded
 
     mesh = join(seed=3)
@@ -378,10 +378,10 @@ def assert_one_process(tmp_path: Path, ranks: int, strategy: str, parts: dict[st
 
 def counted(out: str, strategy: str, parts: dict[str, str]) -> dict[str, float]:
     """In every rank: the bytes that it sends in a step, and the numbers of its weights."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.mesh.traffic import traffic
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     mesh = join(seed=3)
     trainer = build(read_recipe(written(out, strategy, parts, mesh.rank), ["train.batch=12"]), mesh)
@@ -412,7 +412,7 @@ def test_check_counts_what_a_rank_holds_and_sends(tmp_path, place, parts, on_dev
     from paddle_dp.plan.rank_memory import rank_memory
     from paddle_dp.recipe import read_recipe
     from paddle_dp.strategies.branches.forecast import assign_branches
-    from paddle_dp.train.forecast import layout_of
+    from paddle_dp.verbs.forecast import layout_of
 
     if on_device:
         if reason := why_not():

@@ -212,9 +212,9 @@ callbacks: []
 def learned(out: str, strategy: str, until: str, resume: bool = False) -> list[list[float]]:
     """In every rank: losses and norms up to a step, from the newest checkpoint if asked to; and saves there."""
     from paddle_dp import checkpoint
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
     from tests.parity import recorded
 
     mesh = join(seed=3)

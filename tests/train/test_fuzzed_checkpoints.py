@@ -14,10 +14,10 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint import UnusableError
 from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.errors import PaddleDPError
-from paddle_dp.train import Trainer
 from tests.checkpoint import fuzz
 
 

@@ -18,6 +18,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint import checkpoints, load, newest
 from paddle_dp.checks.repeats import find_not_finite
 from paddle_dp.data import Loader
@@ -25,7 +26,7 @@ from paddle_dp.data.sampler import Sampler
 from paddle_dp.errors import NotFiniteError, RecipeError, SpikeError, UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Guard
-from paddle_dp.train import Callback, Trainer, blame
+from paddle_dp.train import Callback, blame
 from paddle_dp.train.judge import FLOOR, WARM_UP, WINDOW, LossGuard
 from paddle_dp.units import Sigmas
 from tests import parity
@@ -360,9 +361,9 @@ callbacks:
 
 def train(folder: str, strategy: str, action: str, until: str = "12 steps") -> str:
     """In every rank: trains from the newest checkpoint, if there is one. The newest checkpoint then."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     mesh, out = join(seed=3), Path(folder)
     out.mkdir(parents=True, exist_ok=True)

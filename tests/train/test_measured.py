@@ -16,12 +16,13 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.mesh import late_ranks, transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.plan.changes import Facts, changes
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.why_lines import lines, starved, unsure
-from paddle_dp.train import Callback, Moment, Trainer
+from paddle_dp.train import Callback, Moment
 from tests.ranks import run_ranks
 
 Found = dict[str, Any]

@@ -9,14 +9,15 @@ from typing import Any, get_args
 import pytest
 
 from paddle_dp import Callback
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.callbacks.console import Console
 from paddle_dp.errors import UsageError
 from paddle_dp.part.shelf import load, names
-from paddle_dp.train import Moment, Trainer
+from paddle_dp.train import Moment
 from paddle_dp.train.callback import Callback as Base
 from paddle_dp.train.callback import Name
 from paddle_dp.train.overrides import MOMENTS, refuse_overrides
-from tests.train.test_trainer import Points, trainer
+from tests.assembly.test_trainer import Points, trainer
 
 
 def with_method(name: str, method: Callable[..., Any]) -> Callback:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from paddle_dp.assembly.entry_points import BEYOND, patience
 from paddle_dp.mesh.heartbeat import VARIABLE
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train.entry_points import BEYOND, patience
 
 WATCHED = {VARIABLE: "/proc/1/fd/3", "PADDLE_NNODES": "1"}
 

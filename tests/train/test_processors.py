@@ -135,9 +135,9 @@ callbacks:
 
 def train(folder: str, strategy: str, model: str, guard: str, wrong: int = -1, calls: Any = None) -> str:
     """In every rank: trains. The error, if it is a ProcessorError; rank `wrong` turns a bit over from update 3 on."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     mesh, out = join(seed=3), Path(folder)
     out.mkdir(parents=True, exist_ok=True)

@@ -72,9 +72,9 @@ def learned(
 ) -> dict[str, Any]:
     """In every rank: losses, an evaluation and the checkpoint. `hidden`: ranks but the first do not see the data."""
     from paddle_dp import checkpoint
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
     from tests.parity import recorded
 
     mesh = join(seed=3)
@@ -172,8 +172,8 @@ def read_once(out: str) -> dict[str, Any]:
     """In every rank: a generator that rank 0 alone has, through Trainer.of."""
     import paddle
 
+    from paddle_dp.assembly.trainer import Trainer
     from paddle_dp.mesh import join
-    from paddle_dp.train import Trainer
     from tests.parity import recorded
 
     mesh = join(seed=3)

@@ -14,11 +14,12 @@ import pytest
 from paddle import nn
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint import Checks
 from paddle_dp.checkpoint.manifest import read_manifest
 from paddle_dp.errors import CheckpointError, DivergenceError, ExportError, NotFiniteError
 from paddle_dp.mesh.environment import Environment
-from paddle_dp.train import Callback, Trainer
+from paddle_dp.train import Callback
 from tests.ranks import run_ranks
 
 NAN, INF = float("nan"), float("inf")
@@ -277,12 +278,12 @@ def test_a_checkpoint_from_before_loads(tmp_path: Path) -> None:
 
 
 def test_what_is_not_finite_is_not_evaluated_exported_or_merged(tmp_path: Path) -> None:
+    from paddle_dp.assembly import entry_points
+    from paddle_dp.assembly.build import build
     from paddle_dp.export import export as exporting
     from paddle_dp.export import program
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train import entry_points
-    from paddle_dp.train.build import build
 
     (tmp_path / "recipe.yaml").write_text(
         "model: {use: mlp, inputs: 64, classes: 10}\ndataset: {use: digits}\nloss: {use: cross_entropy}\n"
@@ -344,7 +345,7 @@ def _spoil(trainer: Trainer, what: str, value: float) -> None:
 def spoil(folder: str) -> list[Any]:
     """What was said of each fault, and which checkpoints there are then."""
     from paddle_dp.mesh import join
-    from tests.train.test_script import Two
+    from tests.assembly.test_script import Two
 
     mesh, told = join(), []
     for number, (layout, what, ranks, value, _) in enumerate(FAULTS):

@@ -16,8 +16,8 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import STARTED, StatusTable, heartbeat, join_board
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.stopping import EVERY, MAX_STEPS_BETWEEN, StopRequests
+from tests.assembly.test_trainer import trainer
 from tests.ranks import run_ranks
-from tests.train.test_trainer import trainer
 
 
 class Pair:

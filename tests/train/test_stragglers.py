@@ -161,10 +161,10 @@ callbacks: [{{use: tests.train.slow.Slow, rank: {rank}, where: {where}}}]
 
 def train(folder: str, strategy: str, rank: int, where: str) -> list[Any]:
     """In every rank: [the rank that is slowest, in which phase, who is named]. The ranks meet every 0.3 s."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
     from paddle_dp.train import stopping
-    from paddle_dp.train.build import build
 
     stopping.EVERY = 0.3
     mesh = join(seed=3)

@@ -47,9 +47,9 @@ def batches(loader: Any) -> Iterator[Any]:
 
 def measure(recipe: Any, options: dict[str, Any]) -> None:
     """In both ranks: trains the recipe under each strategy in turns; rank 0 writes seconds a step."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import Mesh, join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     mesh = join(seed=0)
     trainers: dict[str, Any] = {}

@@ -34,9 +34,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.mesh import join
 from paddle_dp.train import Callback, Moment
-from paddle_dp.train.trainer import Trainer
 
 WIDTH = 1024
 

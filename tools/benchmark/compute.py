@@ -34,10 +34,10 @@ def variables() -> dict[str, str]:
 
 def measured(file: Path, words: list[str], steps: int) -> dict[str, float]:
     """Seconds by phase, in this process."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.mesh.heartbeat import heartbeat
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
     from tools.benchmark import slow_device
 
     slow_device.install()

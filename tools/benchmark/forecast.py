@@ -26,7 +26,7 @@ class Forecast:
         from paddle_dp.axes.meta_init import describe_weights
         from paddle_dp.part import lazily
         from paddle_dp.recipe import read_recipe
-        from paddle_dp.train.forecast import between, layout_of, order_of
+        from paddle_dp.verbs.forecast import between, layout_of, order_of
 
         recipe = read_recipe(file, words)
         with lazily():

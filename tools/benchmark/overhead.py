@@ -41,8 +41,8 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.recipe import Recipe, read_recipe
-from paddle_dp.train.trainer import Trainer
 
 RECIPE = """
 model: {{use: mlp, inputs: {inputs}, hidden: [{width}, {width}], classes: 10}}
@@ -178,9 +178,9 @@ class Bench:
 
     def trainer(self, recipe: Recipe) -> Trainer:
         """A trainer as `paddle-dp train` makes it, over the arrays in memory."""
+        from paddle_dp.assembly.build import build
         from paddle_dp.data import Loader, Sampler
         from paddle_dp.mesh import join
-        from paddle_dp.train.build import build
 
         mesh = join(seed=0)
         recipe.folder.mkdir(parents=True)

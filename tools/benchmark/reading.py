@@ -66,9 +66,9 @@ class Read:
 
 def measure(recipe: Any, options: dict[str, Any]) -> None:
     """In every rank: trains the recipe with both readings in turns; rank 0 writes seconds a step."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train.build import build
 
     mesh = join(seed=0)
     trainers = {}

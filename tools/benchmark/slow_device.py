@@ -55,7 +55,7 @@ def install() -> None:
 
 def train(recipe: Any, options: dict[str, Any]) -> None:
     """The entry point `train`, on that device."""
-    from paddle_dp.train.entry_points import train as train_plainly
+    from paddle_dp.assembly.entry_points import train as train_plainly
 
     install()
     train_plainly(recipe, options)

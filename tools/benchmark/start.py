@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # (milestone, module, its function), noted when it begins and when it ends
 CALLS = (
     ("join", "paddle_dp.mesh.mesh", "join"),
-    ("build", "paddle_dp.train.build", "build"),
+    ("build", "paddle_dp.assembly.build", "build"),
     ("update", "paddle_dp.train.steps", "StepDriver.make_step"),
     ("launch", "paddle.distributed.launch.main", "launch"),
     ("batch", "paddle_dp.data.loader", "Loader.read"),

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paddle_dp.assembly.build import build
+from paddle_dp.assembly.initial import match
 from paddle_dp.checkpoint import load, merge
 from paddle_dp.checkpoint.source import SafetensorsFile, source
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Load, read_recipe
-from paddle_dp.train.build import build
-from paddle_dp.train.initial import match
 from tests.ranks import run_ranks
 
 HERE = {"backbone.0.weight": (8, 4), "backbone.0.bias": (4,), "head.weight": (4, 3), "head.bias": (3,)}
@@ -114,7 +114,7 @@ def test_a_part_of_it_for_fine_tuning(
 def test_a_script_gives_it_as_a_path_or_as_a_recipe_does(tmp_path: Path) -> None:
     from paddle import nn
 
-    from paddle_dp.train import Trainer
+    from paddle_dp.assembly.trainer import Trainer
 
     class Ones:
         def __len__(self) -> int:

@@ -9,6 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.assembly.assemble import TrainerBuilder
+from paddle_dp.assembly.keywords import (
+    OWNER,
+    ResumeOptions,
+    check_collections,
+    read_resume_options,
+    read_train,
+    refuse_old_keywords,
+)
+from paddle_dp.assembly.setup import TrainerSpec
 from paddle_dp.core.parameter_groups import base_of, group
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import Dataset
@@ -34,18 +44,8 @@ from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim, move_aside
 from paddle_dp.recipe.precision import read_precision
 from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
-from paddle_dp.train.assemble import TrainerBuilder
 from paddle_dp.train.callback import Callback
-from paddle_dp.train.keywords import (
-    OWNER,
-    ResumeOptions,
-    check_collections,
-    read_resume_options,
-    read_train,
-    refuse_old_keywords,
-)
 from paddle_dp.train.overrides import refuse_overrides
-from paddle_dp.train.setup import TrainerSpec
 from paddle_dp.train.training_state import TrainingState
 from paddle_dp.units import Length
 

@@ -13,8 +13,8 @@ import pytest
 from paddle import nn
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import RecipeError, UsageError
-from paddle_dp.train import Trainer
 from tests.ranks import run_ranks
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -7,12 +7,13 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.data import Loader
 from paddle_dp.errors import DataError, LossError, UsageError
 from paddle_dp.learner import Task, full_model_learner
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
-from paddle_dp.train import Callback, Progress, Run, Trainer
+from paddle_dp.train import Callback, Progress, Run
 from paddle_dp.train.evaluate import evaluate
 from paddle_dp.units import Every
 

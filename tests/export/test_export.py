@@ -184,8 +184,8 @@ def test_nan_is_a_difference() -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, with its checkpoint."""
+    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import Mesh
-    from paddle_dp.train.build import build
 
     folder = tmp_path_factory.mktemp("run")
     (folder / "recipe.yaml").write_text(RECIPE)

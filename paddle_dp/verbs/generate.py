@@ -31,8 +31,8 @@ def generate(recipe: Recipe, options: dict[str, Any]) -> None:
     """
     import paddle
 
-    from paddle_dp.train.assemble import find_checkpoint
-    from paddle_dp.train.build import learner_of
+    from paddle_dp.assembly.assemble import find_checkpoint
+    from paddle_dp.assembly.build import learner_of
     from paddle_dp.train.state import load_model
 
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)

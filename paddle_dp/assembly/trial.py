@@ -118,7 +118,7 @@ def in_process(recipe: Path, divided: bool, chained: str) -> Result:
     """Does the same as `in_fork` for the recipe in a file, in a new process that sees no accelerator."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
     variables |= {"CUDA_VISIBLE_DEVICES": "", "CUSTOM_DEVICE_ROOT": ""}
-    command = [sys.executable, "-c", "from paddle_dp.train.entry_points import try_recipe; try_recipe()"]
+    command = [sys.executable, "-c", "from paddle_dp.assembly.entry_points import try_recipe; try_recipe()"]
     request = json.dumps([str(recipe), divided, chained])
     try:
         done = subprocess.run(

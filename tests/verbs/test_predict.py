@@ -8,15 +8,15 @@ import shutil
 import numpy as np
 import pytest
 
+from paddle_dp.assembly.build import build
+from paddle_dp.assembly.inputs import FILE, InputArray, Inputs
 from paddle_dp.datasets import cifar, digits, image_folder, text_files
 from paddle_dp.errors import DataError, PaddleDPError, UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.schema import Pad
-from paddle_dp.train.array_files import samples_of
-from paddle_dp.train.build import build
-from paddle_dp.train.inputs import FILE, InputArray, Inputs
-from paddle_dp.train.predict import predict
+from paddle_dp.verbs.array_files import samples_of
+from paddle_dp.verbs.predict import predict
 
 DIGITS = {
     "model": {"use": "mlp", "hidden": [16]},

@@ -20,7 +20,7 @@ from paddle_dp.tensors import dtype_of
 from paddle_dp.train.evaluation import Evaluation, as_json
 
 if TYPE_CHECKING:
-    from paddle_dp.train.trainer import Trainer
+    from paddle_dp.assembly.trainer import Trainer
 
 
 def report(result: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> None:
@@ -46,8 +46,8 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     """Trains the recipe in its run folder, from the beginning or, with options["resume"], from a checkpoint, from which
     the settings in options["accept"] may differ. options["why"] shows where the time of the steps goes."""
     from paddle_dp import checkpoint
+    from paddle_dp.assembly.build import build
     from paddle_dp.recipe.folder import claim, holds
-    from paddle_dp.train.build import build
 
     mesh = join(
         recipe.train.seed,
@@ -72,7 +72,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     try:
         trainer.fit(recipe.train.length)
     except ValueError as error:
-        from paddle_dp.train.first_forward import explained, misfits
+        from paddle_dp.assembly.first_forward import explained, misfits
 
         if trainer.progress.step > first or isinstance(error, PaddleDPError) or not misfits(error):
             raise
@@ -83,8 +83,8 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
 
 def _begin_run(trainer: Trainer, recipe: Recipe, options: Mapping[str, Any]) -> None:
     """Moves an older run out of the folder, and writes the files that describe this one. Collective."""
+    from paddle_dp.assembly.inputs import Inputs
     from paddle_dp.recipe.folder import move_aside
-    from paddle_dp.train.inputs import Inputs
 
     if trainer.mesh.is_main:
         logs = os.environ.get("PADDLE_LOG_DIR") or options.get("logs")
@@ -100,14 +100,14 @@ def _begin_run(trainer: Trainer, recipe: Recipe, options: Mapping[str, Any]) -> 
 
 
 def try_recipe() -> None:
-    """Tries a recipe's task in this process, which trains nothing, for ranks with accelerators (`train.trial`).
+    """Tries a recipe's task in this process, which trains nothing, for ranks with accelerators (`assembly.trial`).
 
     Its argument is JSON, [recipe, divided, chained]; the last line of its output has the findings as JSON.
     """
+    from paddle_dp.assembly import trial
+    from paddle_dp.assembly.build import dataset, task
     from paddle_dp.checks.samplewise import SAMPLES
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.train import trial
-    from paddle_dp.train.build import dataset, task
 
     path, divided, chained = json.loads(sys.argv[1])
     recipe = read_recipe(Path(path), ["train.device=cpu"])
@@ -150,8 +150,8 @@ def _in_agreed_folder(recipe: Recipe, mesh: Mesh) -> Recipe:
 
 def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     """Evaluates a run's checkpoint (options["checkpoint"]: newest, best or a path) on all held-out samples."""
-    from paddle_dp.train.assemble import TrainerBuilder, find_checkpoint
-    from paddle_dp.train.build import setup
+    from paddle_dp.assembly.assemble import TrainerBuilder, find_checkpoint
+    from paddle_dp.assembly.build import setup
     from paddle_dp.train.evaluate import evaluate as evaluate_all
     from paddle_dp.train.state import load_model
 
@@ -183,11 +183,11 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
 def merge(recipe: Recipe, options: dict[str, Any]) -> None:
     """Writes the plain model of an adapter's run, with the adapter merged into its base weights, as one safetensors
     file, options["to"]."""
+    from paddle_dp.assembly.assemble import find_checkpoint
+    from paddle_dp.assembly.build import plain_learner
     from paddle_dp.checkpoint.merge import write_merged
     from paddle_dp.checkpoint.tensors import tensor_shard
     from paddle_dp.core.lora import merge_low_rank
-    from paddle_dp.train.assemble import find_checkpoint
-    from paddle_dp.train.build import plain_learner
     from paddle_dp.train.state import load_model
 
     mesh, out = join(seed=recipe.train.seed, device=recipe.train.device), Path(options["to"])

@@ -22,8 +22,9 @@ import pytest
 from paddle import nn
 from paddle.nn import functional as F
 
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import DivergenceError
-from paddle_dp.train import Callback, Moment, Trainer
+from paddle_dp.train import Callback, Moment
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.processes
@@ -258,7 +259,7 @@ def test_what_is_changed_on_one_rank_is_named_at_the_next_check(tmp_path: Path) 
 
 def moved(folder: str) -> list[Any]:
     """The weights after a training of models with generators of their own: tried before, and not."""
-    from paddle_dp.train import assemble
+    from paddle_dp.assembly import assemble
 
     found = []
     for lie in (layer_drop, drop_by_numpy, by_turns):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from paddle_dp.certificate import verified
 from paddle_dp.identity.facts import RunSignature
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Recipe, read_recipe
-from paddle_dp.train import verified
 from paddle_dp.train.run import Proof
 
 RECIPE = """

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paddle_dp.assembly.build import build
 from paddle_dp.checkpoint import load
 from paddle_dp.checkpoint.source import SafetensorsFile
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.export.hugging_face import export
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train.build import build
 
 RECIPE = """
 model: {model}

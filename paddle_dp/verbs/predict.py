@@ -12,15 +12,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from paddle_dp.assembly.build import dataset
+from paddle_dp.assembly.inputs import Inputs
 from paddle_dp.core.loss import Loss, as_loss, loss_of, number
 from paddle_dp.data.arrays import Array, Arrays, describe
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import join
 from paddle_dp.recipe import Recipe
 from paddle_dp.structure import call, mapped
-from paddle_dp.train.array_files import SUFFIXES, samples_of
-from paddle_dp.train.build import dataset
-from paddle_dp.train.inputs import Inputs
+from paddle_dp.verbs.array_files import SUFFIXES, samples_of
 
 
 @runtime_checkable
@@ -85,10 +85,10 @@ def _trained(recipe: Recipe, options: dict[str, Any], mesh: Any) -> Any:
     """The plain model with a checkpoint's weights, or their averages, in evaluation mode. Needs no data set."""
     import paddle
 
+    from paddle_dp.assembly.assemble import find_checkpoint
+    from paddle_dp.assembly.build import plain_learner
     from paddle_dp.checkpoint.source import WeightsOf
     from paddle_dp.checkpoint.tensors import fill
-    from paddle_dp.train.assemble import find_checkpoint
-    from paddle_dp.train.build import plain_learner
     from paddle_dp.train.state import load_model
 
     checkpoint = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)

@@ -45,9 +45,9 @@ class _TooLongError(Exception):
 def tried(recipe: Recipe) -> list[str]:
     """Returns lines on steps that were not tried; [] if all were. Raises UsageError, or another PaddleDPError, for an
     error that `train` would raise."""
-    from paddle_dp.train.assemble import TrainerBuilder
-    from paddle_dp.train.build import setup
-    from paddle_dp.train.trainer import Trainer
+    from paddle_dp.assembly.assemble import TrainerBuilder
+    from paddle_dp.assembly.build import setup
+    from paddle_dp.assembly.trainer import Trainer
 
     model = built_without_memory(partial(recipe.build_model))
     small = replace(recipe.train, batch=2, micro_batches=1, device="cpu", compile=False)

@@ -7,11 +7,11 @@ from unittest.mock import patch
 
 import pytest
 
+from paddle_dp.assembly.first_forward import explained, tried, user_frame
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.failures import TRACEBACK, Failure, describe
 from paddle_dp.launch.tries import tries
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train.first_forward import explained, tried, user_frame
 
 DIGITS = "configs/digits_mlp.yaml"
 TEXTS = """
@@ -78,7 +78,7 @@ def test_a_users_own_error_shows_the_users_frames_alone(tmp_path: Path) -> None:
     space: dict = {"__name__": "own_loss"}
     exec(compile(LOSS, str(tmp_path / "own_loss.py"), "exec"), space)
     recipe = read_recipe(DIGITS)
-    loss = patch("paddle_dp.train.build.loss_of", lambda *given: _loss(space["bad"]))
+    loss = patch("paddle_dp.assembly.build.loss_of", lambda *given: _loss(space["bad"]))
     with loss, pytest.raises(UsageError) as caught:
         tried(recipe)
     error = caught.value.__cause__

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from paddle_dp.train.generate import show, visible
+from paddle_dp.verbs.generate import show, visible
 
 ODD = "if x:\n\treturn 'é 猫'\r\x1b[31m\x00\x7f\x85\u202e\ufffd"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
+from paddle_dp.assembly.script import trainer_of
 from paddle_dp.data import Loader
 from paddle_dp.errors import StoppedError, UsageError
 from paddle_dp.identity import consistency
@@ -20,7 +21,6 @@ from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.rounds import RoundDriver
 from paddle_dp.train.run import Run
 from paddle_dp.train.run_folder import RunFolder, lost
-from paddle_dp.train.script import trainer_of
 from paddle_dp.train.step_hooks import (
     CallbackHook,
     GuardHook,

@@ -9,6 +9,10 @@ from typing import Any
 
 import paddle
 
+from paddle_dp.assembly.assemble import TrainerBuilder
+from paddle_dp.assembly.initial import load_initial
+from paddle_dp.assembly.setup import TrainerSpec
+from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint.other_names import names_of
 from paddle_dp.core.loss import loss_of
 from paddle_dp.core.parameter_groups import base_of, group
@@ -19,10 +23,6 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.model.initial_weights import draw, without_memory
 from paddle_dp.part import adapted, read_part
 from paddle_dp.recipe import Recipe
-from paddle_dp.train.assemble import TrainerBuilder
-from paddle_dp.train.initial import load_initial
-from paddle_dp.train.setup import TrainerSpec
-from paddle_dp.train.trainer import Trainer
 
 
 def build(recipe: Recipe, mesh: Mesh, resume: str | None = None, accept: Sequence[str] = ()) -> Trainer:

@@ -14,6 +14,11 @@ import numpy as np
 import paddle
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.assembly import trial
+from paddle_dp.assembly.initial import load_initial, other_settings
+from paddle_dp.assembly.setup import Split, TrainerSpec
+from paddle_dp.certificate.certificate import CertificateWriter
+from paddle_dp.certificate.verified import Verdicts
 from paddle_dp.checkpoint.other_names import names_of
 from paddle_dp.checks.samplewise import SAMPLES, Findings, is_known
 from paddle_dp.core.optimizer_checks import check_within
@@ -28,14 +33,9 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
 from paddle_dp.recipe import Load, write_recipe
 from paddle_dp.structure import mapped
-from paddle_dp.train import trial
-from paddle_dp.train.certificate import CertificateWriter
-from paddle_dp.train.initial import load_initial, other_settings
 from paddle_dp.train.run import Run
-from paddle_dp.train.setup import Split, TrainerSpec
 from paddle_dp.train.state import progress_of
 from paddle_dp.train.training_state import TrainingState
-from paddle_dp.train.verified import Verdicts
 
 _REMEMBERS = (
     "the value of {}, which a forward changes: it is plain Python, separate on each rank and in no checkpoint "

@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paddle_dp.checkpoint import Snapshot, TensorShard, load, save
-from paddle_dp.launch.command import Job
-from paddle_dp.mesh import Mesh
-from paddle_dp.train import certificate
-from paddle_dp.train.certificate import (
+from paddle_dp.certificate import certificate
+from paddle_dp.certificate.certificate import (
     CertificateWriter,
     add_saved,
     attempt_of,
@@ -22,6 +19,9 @@ from paddle_dp.train.certificate import (
     read,
     saves,
 )
+from paddle_dp.checkpoint import Snapshot, TensorShard, load, save
+from paddle_dp.launch.command import Job
+from paddle_dp.mesh import Mesh
 from tests.jobs import run_in_forks
 
 RECIPE = """
