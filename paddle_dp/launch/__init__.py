@@ -1,4 +1,5 @@
 """Starts jobs: argv and environment (pure functions), processes, their logs and their failures.
 
-A worker process reads its recipe again and calls an entry point of `assembly`, `export` or `proof`. Ranks join in `mesh/`.
+A worker process reads its recipe again and calls an entry point of `assembly`, `export` or `proof`. Ranks join
+in `mesh/`.
 """

@@ -1,7 +1,8 @@
 """The training: progress, callbacks, the loop and its hooks, evaluation, the state that a checkpoint holds.
 
 How a recipe becomes a trainer is `assembly`'s subject, how ranks exchange gradients `exchange`'s, how files are
-written `checkpoint`'s, how processes are started `launch`'s. Names are imported when they are first used, so that a callback's settings are checked without paddle.
+written `checkpoint`'s, how processes are started `launch`'s. Names are imported when they are first used, so that a
+callback's settings are checked without paddle.
 """
 
 from __future__ import annotations
