@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.house import ROOMS, Import, imports, room_of, this_tree
+from tools.house import OUTSIDE_CORE, ROOMS, Import, imports, room_of, this_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS: dict[str, float] = {
@@ -53,6 +53,20 @@ LINES_TODAY: dict[str, int] = {
     "checks": 900, "model": 1050, "identity": 1650, "weights": 1300, "checkpoint": 2150, "why": 1200,
     "certificate": 1000, "assembly": 1850, "train": 1800, "plan": 1600, "cli": 1150, "dashboard": 1300,
     "callbacks": 1500, "plug-ins": 2900, "launch": 5900, "doctor": 700, "proof": 4450, "audit": 2700,
+}  # fmt: skip
+# The core does without the family of rare strategies, the outer houses and the extras. What it still imports of them,
+# (module, module); rows may only go.
+CORE_IMPORTS: set[tuple[str, str]] = {
+    ("assembly.assemble", "certificate.certificate"), ("assembly.assemble", "certificate.verified"),
+    ("assembly.assemble", "assembly.initial"), ("assembly.build", "assembly.initial"),
+    ("assembly.assemble", "checkpoint.other_names"), ("assembly.build", "checkpoint.other_names"),
+    ("assembly.entry_points", "plan.measured"), ("callbacks.console", "plan.measured"),
+    ("callbacks.console", "plan.why_lines"), ("callbacks.metrics", "plan.measured"),
+    ("checkpoint.tensors", "checkpoint.source"), ("train.callback", "plan.measured"),
+    ("assembly.trainer", "train.rounds"), ("assembly.trainer", "train.measured"),
+    ("assembly.trainer", "train.stragglers"), ("train.step_hooks", "train.measured"),
+    ("train.step_hooks", "train.processors"), ("train.step_hooks", "train.stragglers"),
+    ("train.stopping", "train.stragglers"),
 }  # fmt: skip
 STDLIB_ONLY = ("errors", "units", "text", "files")  # and what a quantity needs to be a pydantic field
 NO_PADDLE = (*STDLIB_ONLY, "part", "recipe", "plan", "cli", "", *(s for s in SHELVES if s != "models"))
@@ -168,6 +182,29 @@ def test_no_import_runs_in_a_circle() -> None:
     assert not edges, (
         f"these import each other in a circle (or import one that does): {', '.join(sorted(edges))}"
     )
+
+
+def room(module: str) -> str:
+    """Returns the room of a module of the package; "" for one of models/."""
+    file = sources()[module].relative_to(ROOT)
+    return room_of(str(file.relative_to("paddle_dp"))) if file.parts[0] == "paddle_dp" else ""
+
+
+def test_the_core_does_without_the_outer_houses() -> None:
+    """Launcher, proof, audit, doctor, certificate, `why`, weights of other formats, verbs and rare strategies import
+    the core, and it imports none of them. (`cli` is everybody's door.)"""
+    outside = {m for m in sources() if room(m) in OUTSIDE_CORE}
+    core = [
+        m
+        for m in sources()
+        if m not in outside and room(m) not in ("", "cli") and package_of(m) != "__main__"
+    ]
+    climbs = {
+        (m, target) for m in core for name, _, _ in imports_of(m) if (target := resolve(name)) in outside
+    }
+    short = {(m.removeprefix("paddle_dp."), target.removeprefix("paddle_dp.")) for m, target in climbs}
+    assert short - CORE_IMPORTS == set(), "pass it in, as a callback, a hook or an argument"
+    assert CORE_IMPORTS - short == set(), "these are gone: delete their rows"
 
 
 def inside_strategy(module: str) -> bool:
