@@ -36,7 +36,7 @@ def test_a_dozen_layouts_are_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("dtype", "level"), itertools.product(["bfloat16", "float16"], ["O1", "O2"]))
+@pytest.mark.parametrize(("dtype", "level"), [*itertools.product(["bfloat16", "float16"], ["O1", "O2"])])
 def test_a_dozen_layouts_are_one_process_under_autocast(
     dtype: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
