@@ -1,4 +1,4 @@
-"""The pages of docs/how-to run: blocks that follow a mark are done in a temporary folder, and print what the page shows.
+"""The pages of docs/how-to run: blocks after a mark are done in a temporary folder, and print what the page shows.
 
 A mark is a comment before a block, `<!-- run -->`, with words: `long` leaves the block to `make long`, together with
 the marked blocks after it on that page; `status 2` is the expected exit status; `same output` says that each line of
@@ -42,7 +42,13 @@ def marked_blocks(page: Path) -> list[Block]:
         output = [line for line in (match["output"] or "").splitlines() if "…" not in line]
         long = "long" in match["words"] or any(block.long for block in found)
         found.append(
-            Block(match["command"], output, long, int(status[1]) if status else 0, "same output" in match["words"])
+            Block(
+                match["command"],
+                output,
+                long,
+                int(status[1]) if status else 0,
+                "same output" in match["words"],
+            )
         )
     return found
 
