@@ -2,7 +2,7 @@
 
 A mark is a comment before a block, `<!-- run -->`, with words: `long` leaves the block to `make long`, together with
 the marked blocks after it on that page; `status 2` is the expected exit status; `same output` says that each line of
-the next block is printed.
+the next block is printed. A block of Python that begins with `# name.py` is that file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def marked_blocks(page: Path) -> list[Block]:
     return found
 
 
-def run_blocks(blocks: list[Block], folder: Path) -> None:
+def run_blocks(page: Path, blocks: list[Block], folder: Path) -> None:
+    for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", page.read_text(), re.S | re.M):
+        (folder / name).write_text(code)
     shutil.copytree(ROOT / "configs", folder / "configs")
     shutil.copytree(ROOT / "models", folder / "models", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "bin").mkdir()
@@ -85,7 +87,7 @@ def pages_with(long: bool) -> list[Path]:
 @pytest.mark.processes
 @pytest.mark.parametrize("page", pages_with(long=False), ids=lambda page: page.stem)
 def test_the_commands_of_the_page_run(page: Path, tmp_path: Path) -> None:
-    run_blocks([block for block in marked_blocks(page) if not block.long], tmp_path)
+    run_blocks(page, [block for block in marked_blocks(page) if not block.long], tmp_path)
 
 
 @pytest.mark.long
@@ -93,7 +95,7 @@ def test_the_commands_of_the_page_run(page: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", pages_with(long=True), ids=lambda page: page.stem)
 def test_all_commands_of_the_page_run(page: Path, tmp_path: Path) -> None:
-    run_blocks(marked_blocks(page), tmp_path)
+    run_blocks(page, marked_blocks(page), tmp_path)
 
 
 def test_each_page_is_short_and_in_the_index() -> None:
