@@ -17,6 +17,9 @@ from paddle_dp.recipe import read_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+CHINESE = [
+    ROOT / "docs" / f"{name}.zh.md" for name in ("commands", "devices", "library", "why-not-plain-paddle")
+]
 TRAIN = "paddle-dp train configs/digits_mlp.yaml --ranks 2 --verify"
 RUN = [sys.executable, "-c", "from paddle_dp.cli import main; main()"]
 
@@ -73,26 +76,61 @@ def test_the_index_leads_to_every_page_and_both_readmes_to_the_index() -> None:
     pages = {page.name for page in ROOT.glob("docs/*.md")} - {"README.md"}
     listed = set(re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs/README.md").read_text()))
     assert pages <= listed, f"docs/README.md lacks {sorted(pages - listed)}"
-    for readme in ("README.md", "README_zh.md"):
+    chinese = set(re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs/README.zh.md").read_text()))
+    twins = {re.sub(r"[._]zh\.md$", ".md", page) for page in chinese}
+    missing = {re.sub(r"[._]zh\.md$", ".md", page) for page in pages} - twins
+    assert not missing, f"docs/README.zh.md lacks {sorted(missing)}"
+    for readme, index in {"README.md": "docs/README.md", "README_zh.md": "docs/README.zh.md"}.items():
         last = re.split(r"^## ", (ROOT / readme).read_text(), flags=re.M)[-1]
-        assert "](docs/README.md)" in last, f"the last section of {readme} does not lead to the index"
+        assert f"]({index})" in last, f"the last section of {readme} does not lead to the index"
 
 
 def test_both_readmes_show_the_same() -> None:
-    """The first commands, the recipe and the script without YAML (docs/library.md in English), comments aside."""
-    strip = {
-        page: [(lang, " ".join(re.sub(r"#.*", "", text).split())) for lang, text in blocks(page)]
-        for page in ("README.md", "README_zh.md", "docs/library.md")
-    }
-    english, chinese, library = strip.values()
-    assert english[0] == chinese[0], "the first commands of README.md and README_zh.md differ"
-    missing = [text for lang, text in english if lang == "yaml" and ("yaml", text) not in chinese]
-    assert not missing, f"README_zh.md lacks {missing}"
-    assert [b for b in chinese if b[0] == "python"] == [b for b in library if b[0] == "python"]
+    """Every block of one is in the other, to the letter, and each names the same commands, keys and figures."""
+    assert blocks("README.md") == blocks("README_zh.md")
+    _assert_twins("README.md", "README_zh.md")
 
 
-def test_the_readme_is_short_and_plain() -> None:
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("page", CHINESE, ids=lambda page: page.name)
+def test_a_chinese_page_shows_what_the_english_one_shows(page: Path) -> None:
+    english = str(page.relative_to(ROOT)).replace(".zh.md", ".md")
+    shown = [
+        [(lang, re.sub(r"\s*#.*", "", text)) for lang, text in blocks(name)]
+        for name in (english, str(page.relative_to(ROOT)))
+    ]
+    assert shown[0] == shown[1], "blocks differ in more than comments"
+    _assert_twins(english, str(page.relative_to(ROOT)))
+
+
+def _assert_twins(english: str, chinese: str) -> None:
+    """Both have the same headings by level, table rows, words in `code`, and figures."""
+    facts = []
+    for page in (english, chinese):
+        text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.S | re.M)
+        code, text = re.findall(r"`([^`\n]+)`", text), re.sub(r"`[^`\n]+`", "", text)
+        figures = re.findall(r"\d+(?:[.,]\d+)*", re.sub(r"\]\([^)]*\)", "]", text))
+        levels, rows = re.findall(r"^#+ ", text, re.M), len(re.findall(r"^\|", text, re.M))
+        facts.append((levels, rows, sorted(set(code)), sorted(set(figures))))
+    names = ("levels of headings", "table rows", "words in code", "figures")
+    for name, said, meant in zip(names, *facts, strict=True):
+        assert said == meant, f"{name} of {english} and {chinese} differ: {said} and {meant}"
+
+
+def test_a_chinese_page_says_which_of_its_links_lead_to_english() -> None:
+    """A link to a page of ours without a Chinese twin has （英文） after it; one with a twin leads to the twin."""
+    for page in (ROOT / "README_zh.md", *CHINESE, ROOT / "docs/README.zh.md"):
+        text = page.read_text().replace("[English](", "(")
+        for link, after in re.findall(r"\]\(([^):]+\.md)(?:#[^)]*)?\)(.{0,4})", text):
+            if not link.endswith("zh.md"):
+                assert after == "（英文）", f"{page.name}: no （英文） after {link}"
+                stem = str(page.parent / link).removesuffix(".md")
+                there = [end for end in (".zh.md", "_zh.md") if Path(stem + end).exists()]
+                assert not there, f"{page.name}: {link} is there in Chinese"
+
+
+@pytest.mark.parametrize("page", ["README.md", "README_zh.md"])
+def test_the_readme_is_short_and_plain(page: str) -> None:
+    text = (ROOT / page).read_text()
     assert len(text.splitlines()) <= 130, "the README is a door: the rest belongs to docs/"
     assert not set("«»") & set(text)
 
