@@ -12,10 +12,15 @@ from types import ModuleType
 
 import pytest
 
+from paddle_dp.part.aliases import find_alias
 from paddle_dp.recipe import read_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+CHINESE = [
+    ROOT / "docs" / f"{name}.zh.md" for name in ("commands", "devices", "library", "why-not-plain-paddle")
+]
+TRAIN = "paddle-dp train configs/digits_mlp.yaml --ranks 2 --verify"
 RUN = [sys.executable, "-c", "from paddle_dp.cli import main; main()"]
 
 
@@ -67,24 +72,115 @@ def test_commands_in_the_documentation_exist() -> None:
     assert verbs <= said, f"no page speaks of {verbs - said}"
 
 
-def test_both_readmes_lead_to_every_page() -> None:
-    pages = {f"docs/{page.name}" for page in ROOT.glob("docs/*.md")}
-    for readme in ("README.md", "README_zh.md"):
+def test_the_index_leads_to_every_page_and_both_readmes_to_the_index() -> None:
+    pages = {page.name for page in ROOT.glob("docs/*.md")} - {"README.md"}
+    listed = set(re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs/README.md").read_text()))
+    assert pages <= listed, f"docs/README.md lacks {sorted(pages - listed)}"
+    chinese = set(re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs/README.zh.md").read_text()))
+    twins = {re.sub(r"[._]zh\.md$", ".md", page) for page in chinese}
+    missing = {re.sub(r"[._]zh\.md$", ".md", page) for page in pages} - twins
+    assert not missing, f"docs/README.zh.md lacks {sorted(missing)}"
+    for readme, index in {"README.md": "docs/README.md", "README_zh.md": "docs/README.zh.md"}.items():
         last = re.split(r"^## ", (ROOT / readme).read_text(), flags=re.M)[-1]
-        assert pages <= set(re.findall(r"\]\((docs/[^)#]+)\)", last)), (
-            f"the last section of {readme} lacks some"
-        )
+        assert f"]({index})" in last, f"the last section of {readme} does not lead to the index"
 
 
 def test_both_readmes_show_the_same() -> None:
-    english, chinese = blocks("README.md"), blocks("README_zh.md")
-    strip = [[(lang, re.sub(r"#.*", "", text)) for lang, text in page] for page in (english, chinese)]
-    squeezed = [[(lang, " ".join(text.split())) for lang, text in page] for page in strip]
-    assert squeezed[0] == squeezed[1], "README.md and README_zh.md differ in a block of code, comments aside"
-    headings = [
-        re.findall(r"^#+ ", (ROOT / page).read_text(), re.M) for page in ("README.md", "README_zh.md")
+    """Every block of one is in the other, to the letter, and each names the same commands, keys and figures."""
+    assert blocks("README.md") == blocks("README_zh.md")
+    _assert_twins("README.md", "README_zh.md")
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=lambda page: page.name)
+def test_a_chinese_page_shows_what_the_english_one_shows(page: Path) -> None:
+    english = str(page.relative_to(ROOT)).replace(".zh.md", ".md")
+    shown = [
+        [(lang, re.sub(r"\s*#.*", "", text)) for lang, text in blocks(name)]
+        for name in (english, str(page.relative_to(ROOT)))
     ]
-    assert headings[0] == headings[1]
+    assert shown[0] == shown[1], "blocks differ in more than comments"
+    _assert_twins(english, str(page.relative_to(ROOT)))
+
+
+def _assert_twins(english: str, chinese: str) -> None:
+    """Both have the same headings by level, table rows, words in `code`, and figures."""
+    facts = []
+    for page in (english, chinese):
+        text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.S | re.M)
+        code, text = re.findall(r"`([^`\n]+)`", text), re.sub(r"`[^`\n]+`", "", text)
+        figures = re.findall(r"\d+(?:[.,]\d+)*", re.sub(r"\]\([^)]*\)", "]", text))
+        levels, rows = re.findall(r"^#+ ", text, re.M), len(re.findall(r"^\|", text, re.M))
+        facts.append((levels, rows, sorted(set(code)), sorted(set(figures))))
+    names = ("levels of headings", "table rows", "words in code", "figures")
+    for name, said, meant in zip(names, *facts, strict=True):
+        assert said == meant, f"{name} of {english} and {chinese} differ: {said} and {meant}"
+
+
+def test_a_chinese_page_says_which_of_its_links_lead_to_english() -> None:
+    """A link to a page of ours without a Chinese twin has （英文） after it; one with a twin leads to the twin."""
+    for page in (ROOT / "README_zh.md", *sorted(ROOT.glob("docs/*zh.md"))):
+        text = page.read_text().replace("[English](", "(")
+        for link, after in re.findall(r"\]\(([^):]+\.md)(?:#[^)]*)?\)(.{0,4})", text):
+            if not link.endswith("zh.md"):
+                assert after == "（英文）", f"{page.name}: no （英文） after {link}"
+                stem = str(page.parent / link).removesuffix(".md")
+                there = [end for end in (".zh.md", "_zh.md") if Path(stem + end).exists()]
+                assert not there, f"{page.name}: {link} is there in Chinese"
+
+
+@pytest.mark.parametrize("page", ["README.md", "README_zh.md"])
+def test_the_readme_is_short_and_plain(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert len(text.splitlines()) <= 130, "the README is a door: the rest belongs to docs/"
+    assert not set("«»") & set(text)
+
+
+def test_the_readme_translates_words_as_a_recipe_does() -> None:
+    """Each row of its table: as many words of another tool as keys, and the hint for a word is that key."""
+    rows = re.findall(r"^\| [\w ]+ \| (`.*) \| (`.*) \|$", (ROOT / "README.md").read_text(), re.M)
+    assert len(rows) >= 5
+    for theirs, ours in rows:
+        words, keys = re.findall(r"`(\w+)`", theirs), re.findall(r"`([\w.]+).*?`", ours)
+        assert [find_alias(word, exactly=True).key for word in words] == keys  # type: ignore[union-attr]
+
+
+def test_every_block_of_the_readme_is_covered() -> None:
+    """By a test of this file that runs it; but for `pip install` and the whole suite, which .ci/run runs."""
+    first, *others = blocks("README.md")
+    assert [line.split(" && ")[-1] for line in first[1].splitlines()] == [TRAIN, "pytest -n auto"]
+    assert "pip install --quiet -e '.[cpu,test]'" in (ROOT / ".ci/run").read_text()
+    assert "pytest -n auto" in (ROOT / ".ci/run").read_text()
+    kinds = {lang or text.split()[1] + " " + text.split()[2] for lang, text in others}
+    assert kinds == {"diff", "yaml", "paddle-dp verify", "paddle-dp audit"}, "a new block needs a test"
+    (recipe,) = [text for lang, text in others if lang == "yaml"]
+    assert recipe in (ROOT / "configs/digits_mlp.yaml").read_text()
+
+
+@pytest.mark.parametrize("verb", ["train", "verify", "audit"])
+def test_the_commands_of_the_readme_print_what_it_shows(verb: str, tmp_path: Path) -> None:
+    """Each line that it shows is printed, in its order, numbers aside. The training is one epoch long."""
+    shown = {text.split()[2]: text.splitlines() for _, text in blocks("README.md") if text.startswith("$ ")}
+    command, *lines = {"train": [f"$ {TRAIN} train.length=1epoch"], **shown}[verb]
+    lines = lines or ["SAME: 2 ranks learn what one process learns, to rounding."]
+    words = [f"output_dir={tmp_path / 'run'}"] * (verb != "audit")
+    done = subprocess.run(
+        [*RUN, *command.split()[2:], *words],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == (verb == "audit"), done.stdout + done.stderr
+    printed = [_without_numbers(line) for line in (done.stdout + done.stderr).splitlines()]
+    for line in lines:
+        if "…" not in line:
+            assert _without_numbers(line) in printed, f"{line!r} is not printed: {done.stdout}{done.stderr}"
+            del printed[: printed.index(_without_numbers(line)) + 1]
+
+
+def _without_numbers(line: str) -> str:
+    return re.sub(r"\d[\d.e-]*", "N", line).rstrip()
 
 
 def test_the_line_on_the_readmes_is_the_zoos_own() -> None:
@@ -101,9 +197,10 @@ def test_the_line_on_the_readmes_is_the_zoos_own() -> None:
 
 def test_every_yaml_in_the_pages_is_a_recipe(tmp_path: Path) -> None:
     """A whole one, or lines of one: those stand in the place of the GPT recipe's."""
-    pages = ("README.md", "docs/recipes.md", "docs/parallelism.md")
+    pages = ("README.md", "docs/recipes.md", "docs/parallelism.md", "docs/reliability.md")
     recipes = [text for page in pages for lang, text in blocks(page) if lang == "yaml"]
-    assert len(recipes) >= 4
+    recipes.append(blocks("docs/fine-tuning.md")[0][1])
+    assert len(recipes) >= 6
     for text in recipes:
         if not all(f"{key}:" in text for key in ("model", "dataset", "optimizer", "train")):
             shown = {line.split(":")[0] for line in text.splitlines()}
@@ -121,32 +218,46 @@ def test_the_lists_in_the_docs_are_what_the_code_says() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_script_of_the_readme_runs_on_two_ranks(tmp_path: Path) -> None:
-    """The library without YAML, under Paddle's own launcher, as the README says it."""
-    (script,) = [text for lang, text in blocks("README.md") if lang == "python"]
-    (tmp_path / "own.py").write_text(script)
-    quiet = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+def _two_ranks(script: str, folder: Path, *launcher: str) -> str:
+    """What a script prints on two ranks; it must end well."""
+    (folder / "own.py").write_text(script)
+    quiet = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "paddle.distributed.launch",
-            "--nproc_per_node",
-            "2",
-            "--log_dir",
-            "logs",
-            "own.py",
-        ],
-        cwd=tmp_path,
+        [sys.executable, *launcher, "own.py"],
+        cwd=folder,
         env={**os.environ, **quiet},
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    losses = [float(loss) for loss in re.findall(r"step \d+\] held-out: loss (\d+\.\d+)", done.stdout)]
-    assert len(losses) == 2 and losses[1] < losses[0] < 0.69, f"it did not learn: {done.stdout}"
-    assert "each of the 297 held-out samples counted once" in done.stdout
+    return done.stdout
+
+
+def _assert_it_learned(printed: str, held_out: int) -> None:
+    losses = [float(loss) for loss in re.findall(r"step \d+\] held-out: loss (\d+\.\d+)", printed)]
+    assert len(losses) == 2 and losses[1] < losses[0] < 0.69, f"it did not learn: {printed}"
+    assert f"each of the {held_out} held-out samples counted once" in printed
+
+
+def test_both_scripts_of_the_readme_run_on_two_ranks(tmp_path: Path) -> None:
+    """The plain loop, and the six lines that replace its own, by `paddle-dp launch`, as the README says it."""
+    (diff,) = [text.splitlines() for lang, text in blocks("README.md") if lang == "diff"]
+    assert sum(line.startswith("+") for line in diff) == 6, "the README speaks of six lines"
+    assert {line[0] for line in diff} == set("+- ")
+    launcher = [*RUN[1:], "launch", "--ranks", "2"]
+    for sign, folder in (("-", tmp_path / "plain"), ("+", tmp_path / "own")):
+        folder.mkdir()
+        script = "\n".join(line[1:] for line in diff if line[0] in f" {sign}") + "\n"
+        printed = _two_ranks(script, folder, *launcher)
+    _assert_it_learned(printed, 360)
+
+
+def test_the_script_without_yaml_runs_on_two_ranks(tmp_path: Path) -> None:
+    """docs/library.md, under Paddle's own launcher."""
+    (script,) = [text for lang, text in blocks("docs/library.md") if lang == "python"]
+    launcher = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", "logs"]
+    _assert_it_learned(_two_ranks(script, tmp_path, *launcher), 297)
 
 
 def test_the_worked_example_trains(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def device(machine: Machine, variables: Mapping[str, str], root: Path = Path("/"
             name="device", found=f"Paddle is for {kind}s, and none is seen", state="look", todo=todo
         )
     if driver and any((root / "dev").glob("nvidia[0-9]*")):
-        todo = "Install paddlepaddle-gpu from Paddle's own index (README, «On GPUs») to use them."
+        todo = "Install paddlepaddle-gpu from Paddle's own index (docs/devices.md) to use them."
         return DoctorCheck(
             name="device", found=f"GPUs are here (driver {driver}), but Paddle is the CPU package", state="look",
             todo=todo,
