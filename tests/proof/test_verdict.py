@@ -109,7 +109,7 @@ def test_a_difference_stays_one_however_noisy(tmp_path):
 )
 def test_what_one_process_depends_on_is_said_first(tmp_path, kind, says):
     verdict = compared(tmp_path, 0.5)
-    found = {"kind": kind, "step": 3, "name": "loss", "plain": 2.0, "other": 2.5, "apart": 0.25}
+    found = {"kind": kind, "step": 3, "name": "loss", "plain": 2.0, "other": 2.5, "distance": 0.25}
     verdict.reference.facts["dependence"] = found
     assert verdict.sentences[0].startswith("In step 3 one process's loss is 2, and 2.5 ")
     assert says in verdict.sentences[0]
