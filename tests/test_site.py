@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -33,7 +34,12 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         text = (tmp_path / page).read_text(encoding="utf-8")
         fetched = re.findall(r'<(?:script|link|img|iframe)\b[^>]*(?:src|href)="((?:https?:)?//[^"]+)"', text)
         assert not fetched, f"{page} fetches {fetched}"
-    assert "使用" in (tmp_path / "search/search_index.js").read_text(encoding="utf-8").replace("\u200b", "")
+    index = json.loads((tmp_path / "search/search_index.js").read_text(encoding="utf-8").partition("=")[2])
+    found = {entry["location"] for entry in index["docs"] if "参数\u200b服务器" in entry["text"]}
+    assert "zh/which-strategy.html" in {place.partition("#")[0] for place in found}, (
+        "no search for Chinese words"
+    )
+    assert "start/install.html" in {entry["location"] for entry in index["docs"]}
 
 
 def test_every_chinese_page_has_an_english_one() -> None:
