@@ -2,7 +2,7 @@
 PYTHON ?= python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install fast test sim sim-tests long check format recipes docs clean
+.PHONY: help install fast test sim sim-tests long check format recipes docs site clean
 
 help:            ## these words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -40,9 +40,13 @@ recipes:         ## check every recipe, and run two steps of those that need no 
 	paddle-dp check --no-run configs/*.yaml
 	$(PYTHON) -m pytest tests/test_configs.py
 
-docs:            ## write the lists in docs/ anew: recipe keys
+docs:            ## write the lists in docs/ anew: recipe keys, the Python API
 	$(PYTHON) tools/document.py
+	$(PYTHON) tools/api_page.py
+
+site:            ## the documentation as a site, in site/: open site/index.html; needs `pip install -e '.[docs]'`
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 clean:           ## remove what tools left behind; runs/ stays
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -260,6 +260,53 @@ def test_the_script_without_yaml_runs_on_two_ranks(tmp_path: Path) -> None:
     _assert_it_learned(_two_ranks(script, tmp_path, *launcher), 297)
 
 
+# Blocks of docs/start that no test runs: the audit (tests/audit runs others), and a layout (tests/axes).
+NOT_RUN = {
+    "paddle-dp audit --ranks 2 plain.py",
+    "paddle-dp verify conv.yaml --ranks 2 model.use=mine.model.WaveChain",
+}
+
+
+def test_every_command_of_the_first_pages_is_run_or_listed() -> None:
+    pages = "".join(page.read_text() for page in ROOT.glob("docs/start/*.md") if page.suffixes == [".md"])
+    unmarked = re.findall(r"(?<!<!-- run -->\n)^```bash\n(.*?)^```", pages, re.S | re.M)
+    assert all(any(block.startswith(known) for known in NOT_RUN) for block in unmarked), unmarked
+    assert len(unmarked) == len(NOT_RUN)
+
+
+@pytest.mark.parametrize("page", ["install", "first-run", "your-script", "your-data", "your-model"])
+def test_the_marked_commands_of_the_first_pages_run(page: str, tmp_path: Path) -> None:
+    """`<!-- run -->` above a block of bash; files are the blocks whose first line names them, of any of the pages."""
+    for other in ROOT.glob("docs/start/*.md"):
+        for _, text in blocks(str(other.relative_to(ROOT))):
+            if named := re.match(r"# (\S+\.(?:py|yaml))\n", text):
+                (tmp_path / named[1]).parent.mkdir(exist_ok=True)
+                (tmp_path / named[1]).write_text(text)
+    commands = {
+        "python": f'exec {sys.executable} "$@"',
+        "paddle-dp": f'exec {sys.executable} -m paddle_dp "$@"',
+    }
+    for name, line in commands.items():
+        (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    marked = re.findall(
+        r"^<!-- run -->\n```bash\n(.*?)^```", (ROOT / f"docs/start/{page}.md").read_text(), re.S | re.M
+    )
+    assert marked
+    done = subprocess.run(
+        ["bash", "-ec", "\n".join(marked)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = {"install": "ready", "first-run": "the same numbers", "your-model": "SAME: 2 ranks"}
+    assert said.get(page, "held-out samples counted once") in done.stdout
+
+
 def test_the_worked_example_trains(tmp_path: Path) -> None:
     """docs/add-a-part.md, done as it says: a model, a data set, a loss, an optimizer and a recipe that uses them."""
     for folder in ("paddle_dp", "models"):

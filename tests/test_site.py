@@ -1,0 +1,52 @@
+"""The documentation as a site: it builds strictly, opens from disk, and fetches nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NEEDED = ("mkdocs", "material", "mkdocs_static_i18n", "mkdocs_awesome_nav", "jieba")
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=200
+    )
+
+
+def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
+    if missing := [name for name in NEEDED if not importlib.util.find_spec(name)]:
+        pytest.skip(f"the site is not built: {', '.join(missing)} missing; pip install -e '.[docs]'")
+    done = run("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {page.relative_to(tmp_path).as_posix() for page in tmp_path.rglob("*.html")} - {"404.html"}
+    assert {"index.html", "start/install.html", "zh/which-strategy.html", "reference/api.html"} <= pages
+    for page in pages:
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        fetched = re.findall(r'<(?:script|link|img|iframe)\b[^>]*(?:src|href)="((?:https?:)?//[^"]+)"', text)
+        assert not fetched, f"{page} fetches {fetched}"
+    index = json.loads((tmp_path / "search/search_index.js").read_text(encoding="utf-8").partition("=")[2])
+    found = {entry["location"] for entry in index["docs"] if "参数\u200b服务器" in entry["text"]}
+    assert "zh/which-strategy.html" in {place.partition("#")[0] for place in found}, (
+        "no search for Chinese words"
+    )
+    assert "start/install.html" in {entry["location"] for entry in index["docs"]}
+
+
+def test_every_chinese_page_has_an_english_one() -> None:
+    alone = [page for page in ROOT.glob("docs/**/*.zh.md") if not Path(f"{str(page)[:-6]}.md").exists()]
+    assert not alone
+
+
+def test_the_page_of_the_python_api_is_what_the_docstrings_say() -> None:
+    done = run("tools/api_page.py", "--check")
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,48 @@
+"""Rewrites links of the pages for the site: a hook of mkdocs (mkdocs.yml).
+
+On GitHub and in an editor a page links to files of the repository and to its Chinese twin. The site holds neither file:
+the first becomes the name of the file, the second the page under zh/. mkdocs warns of a link that leads nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+FENCE = re.compile(r"(^ *(?:```|~~~).*?^ *(?:```|~~~) *$|`[^`\n]*`(?!\]))", re.S | re.M)
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
+TO_TWIN = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n", re.M)  # the site has a switch of languages
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Rewrites the links of one page, outside code."""
+    source = PurePosixPath(page.file.src_uri)
+    docs = Path(config["docs_dir"])
+
+    def rewrite(match: re.Match[str]) -> str:
+        text, target, anchor = match[1], match[2], match[3] or ""
+        if "://" in target or target.startswith("mailto:"):
+            return match[0]
+        path = os.path.normpath(docs / source.parent / target)
+        if not os.path.exists(path):
+            return match[0]  # mkdocs warns
+        inside = os.path.relpath(path, docs)
+        if inside.startswith(".."):
+            file = os.path.relpath(path, docs.parent)
+            return text if PurePosixPath(file).name in text else f"{text} (`{file}`)"
+        if inside.endswith(".zh.md") and not page.url.startswith("zh/"):
+            name = inside.removesuffix(".zh.md")
+            url = (
+                "zh/" + (f"{name.removesuffix('README')}index" if name.endswith("README") else name) + ".html"
+            )
+            return f'<a href="{os.path.relpath(url, PurePosixPath(page.url).parent)}{anchor}">{text}</a>'
+        if inside.endswith(".zh.md"):
+            return f"[{text}]({target.removesuffix('.zh.md')}.md{anchor})"
+        if os.path.isdir(path):
+            return f"[{text}]({target.rstrip('/')}/README.md{anchor})"
+        return match[0]
+
+    parts = FENCE.split(TO_TWIN.sub("", markdown))
+    return "".join(part if number % 2 else LINK.sub(rewrite, part) for number, part in enumerate(parts))
