@@ -50,7 +50,7 @@ LINES_TODAY: dict[str, int] = {
     "ground": 1200, "recipe": 3700, "host_comm": 1650, "gloo": 1600, "data": 2550,
     "core": 4000, "exchange": 2050, "learner": 1500, "axes": 3750, "strategies/async_average": 350,
     "strategies/_rounds": 1200, "strategies/parameter_server": 1150, "strategies/branches": 1050,
-    "strategies/replicas": 500, "checks": 900, "model": 1050, "identity": 1650, "weights": 1300, "checkpoint": 2150,
+    "checks": 900, "model": 1050, "identity": 1650, "weights": 1300, "checkpoint": 2150,
     "why": 1200, "certificate": 1000, "assembly": 1650, "train": 2000, "plan": 1600, "cli": 1150, "dashboard": 1300,
     "callbacks": 1500, "plug-ins": 2900, "launch": 5900, "doctor": 700, "proof": 4450, "audit": 2700,
 }  # fmt: skip
