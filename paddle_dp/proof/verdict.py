@@ -271,7 +271,11 @@ class Verdict:
         dependence = self.reference.facts.get("dependence")
         if dependence is None:
             return
-        name, step, shown = dependence["name"], dependence["step"], f"{_percent(dependence['distance'])} apart"
+        name, step, shown = (
+            dependence["name"],
+            dependence["step"],
+            f"{_percent(dependence['distance'])} apart",
+        )
         if dependence["plain"] is not None:
             shown = f"{dependence['plain']:.9g}, and {dependence['other']:.9g}"
         if dependence["kind"] == "order":

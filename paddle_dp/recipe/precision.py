@@ -29,6 +29,11 @@ class Precision:
     scale: AboveZero = 65536.0
     """The initial loss scale, for float16 only; it then adapts."""
 
+    @property
+    def is_low(self) -> bool:
+        """True for a dtype of 16 bits, which accelerators compute in and CPUs emulate in float32."""
+        return self.dtype in ("bfloat16", "float16")
+
 
 _OWNER = ErrorContext(subject="train.precision", prefix="train.precision")
 

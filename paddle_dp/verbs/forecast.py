@@ -77,7 +77,7 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     if recipe.optimizer.groups or recipe.adapter:
         yield from describe_groups(model, recipe.optimizer.groups)
     try:
-        layout, blocks = recipe.strategy.config.assigned(recipe, layout, blocks, _bytes(recipe))
+        layout, blocks = recipe.strategy.config.assigned(recipe, layout, blocks, _bytes(recipe, layout))
     except DataError as error:
         yield f"all branches are counted for each rank: samples show where each goes, and there are none: {error}"
     yield f"{ranks} rank{'s' * (ranks > 1)}: {layout}; the whole model: {total_parameters(blocks):,} parameters"
@@ -89,6 +89,8 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         yield from _with_servers(layout, blocks, wire)
     elif ranks > 1:
         yield from _exchange(recipe, layout, blocks, shown.rank, wire)
+    if layout.accelerator and recipe.train.device == "auto" and recipe.train.precision.is_low:
+        yield "that is for accelerators: CPUs emulate low precision in float32; train.device=cpu plans for them"
     if rank is not None and rank >= layout.degrees.servers:  # a server runs no layer
         yield _built(recipe, layout, shown)
 
@@ -116,7 +118,7 @@ def layout_of(recipe: Recipe, ranks: int) -> Layout:
         component.refuse(recipe, ranks, device)
     widths = Widths.for_optimizer(
         recipe.optimizer.name if recipe.optimizer.name in STATES else "adamw",
-        low=precision.level == "O2" and precision.dtype in ("bfloat16", "float16"),
+        low=precision.level == "O2" and precision.is_low and device != "cpu",
         double=precision.dtype == "float64",
     )
     layout: Layout = recipe.strategy.config.layout(ranks)
@@ -287,13 +289,16 @@ def between(recipe: Recipe, layout: Layout) -> Between | None:
     samples = -(-recipe.train.batch // layout.degrees.dp_size)
     kv_fraction = model.kv_heads / model.heads if isinstance(model, GroupedHeads) else 1.0
     return Between(
-        numbers=samples * model.length * model.width, bytes=_bytes(recipe), attention=2 + 2 * kv_fraction
+        numbers=samples * model.length * model.width,
+        bytes=_bytes(recipe, layout),
+        attention=2 + 2 * kv_fraction,
     )
 
 
-def _bytes(recipe: Recipe) -> int:
-    """Bytes of one activation."""
-    return {"float64": 8, "float32": 4}.get(recipe.train.precision.dtype, 2)
+def _bytes(recipe: Recipe, layout: Layout) -> int:
+    """Bytes of one activation. CPUs emulate low precision in float32."""
+    low = 2 if layout.accelerator else 4
+    return {"float64": 8, "float32": 4}.get(recipe.train.precision.dtype, low)
 
 
 def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> float | None:
@@ -307,7 +312,7 @@ def activations(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemo
     tokens = Tokens(
         length=model.length // degrees.sequence, samples=samples, width=model.width, heads=model.heads,
         vocab=model.vocab, tensor=degrees.tensor, sequence_parallel=layout.sequence_parallel,
-        bytes=_bytes(recipe),
+        bytes=_bytes(recipe, layout),
     )  # fmt: skip
     micro_batches = in_flight(
         layout.pipeline_schedule,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from paddle_dp.axes.tensor.shared_input import shared
+from paddle_dp.core.shared import shared
 
 
 class Exchange:

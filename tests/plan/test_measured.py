@@ -6,6 +6,7 @@ import gc
 import os
 import time
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def allocated() -> int:
     return int(paddle.base.core.host_memory_stat_current_value("Allocated", 0))
 
 
-def measured(folder: str, strategy: str, late: int = -1) -> dict[str, float]:
+def measured(folder: str, strategy: str, late: int = -1, overrides: Sequence[str] = ()) -> dict[str, float]:
     """In a rank: the most bytes of tensors, and of other memory, of the updates behind the first ones; what is sent in
     one; and what the plan says. Rank `late` is late in each."""
     import paddle
@@ -48,11 +49,11 @@ def measured(folder: str, strategy: str, late: int = -1) -> dict[str, float]:
     from paddle_dp.mesh.traffic import traffic
     from paddle_dp.part import lazily
     from paddle_dp.recipe import read_recipe
-    from paddle_dp.verbs.forecast import activations, layout_of
+    from paddle_dp.verbs.forecast import activations, between, layout_of
 
     path = Path(folder) / f"recipe-{os.getpid()}.yaml"
     path.write_text(RECIPE)
-    recipe = read_recipe(path, [f"strategy={strategy}", f"output_dir={folder}"])
+    recipe = read_recipe(path, [f"strategy={strategy}", f"output_dir={folder}", *overrides])
     mesh = join(seed=3, servers=recipe.strategy.config.servers)
     gc.collect()
     before = allocated()
@@ -76,7 +77,8 @@ def measured(folder: str, strategy: str, late: int = -1) -> dict[str, float]:
         blocks = describe_weights(recipe.model.build())
     layout = layout_of(recipe, mesh.ranks)
     memory = rank_memory(blocks, layout, mesh.rank)
-    planned = sum(each.bytes for each in sent(blocks, layout, mesh.rank, 1, None))
+    transfers = sent(blocks, layout, mesh.rank, recipe.train.micro_batches, between(recipe, layout))
+    planned = sum(each.bytes for each in transfers)
     return {
         "tensors": stat.host_memory_stat_peak_value("Allocated", 0) - before,
         "traced": traced,
@@ -117,6 +119,20 @@ def test_two_ranks_hold_and_send_what_the_plan_says(strategy: str, tmp_path: Pat
         planned,
         sends,
     )  # beside it norms and the ends of messages
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "{dtype: bfloat16, level: O2}"])
+@pytest.mark.parametrize("sequence_parallel", ["false", "true"])
+def test_cut_layers_send_what_the_plan_says(sequence_parallel: str, precision: str, tmp_path: Path) -> None:
+    """q, k and v read one input, gate and up another: each is sent once, in float32 where bfloat16 is emulated."""
+    strategy = f"{{use: hybrid, tensor: 2, sequence_parallel: {sequence_parallel}, recompute: full}}"
+    overrides = (
+        f"model={{use: llama, vocab: 32, width: {WIDTH}, depth: 2, heads: 4, length: 8}}",
+        f"train.precision={precision}",
+        "train.micro_batches=2",
+    )
+    for found in run_ranks(measured, 2, str(tmp_path), strategy, -1, overrides):
+        assert found["planned"] <= found["sent"] <= 1.05 * found["planned"], found  # beside it a split loss
 
 
 @pytest.mark.long

@@ -58,6 +58,15 @@ def test_bytes_are_those_of_the_optimizer_and_the_precision():
     assert low[2] == "weights 64.1 MB, gradients 64.1 MB, optimizer 128 MB: 256 MB in all"
 
 
+def test_low_precision_is_narrow_on_accelerators_and_float32_where_it_is_emulated():
+    precision = "train.precision={dtype: bfloat16, level: O2}"
+    both = [said("llama_tiny", 2, None, precision, f"train.device={device}") for device in ("auto", "cpu")]
+    assert both[0][-1] == (
+        "that is for accelerators: CPUs emulate low precision in float32; train.device=cpu plans for them"
+    )
+    assert both[1] == said("llama_tiny", 2, None, "train.device=cpu")
+
+
 def test_what_a_step_sends_and_how_long_it_lasts_at_least():
     """Ψ = 4·102,016 bytes twice 3/4 over a ring; 6 ms of compute, of which 2 are forward."""
     recipe = read_recipe(CONFIGS / "digits_mlp.yaml")

@@ -140,7 +140,7 @@ class MixedPrecision:
 
     def __init__(self, precision: Precision, model: nn.Layer, device: str):
         self.precision = precision
-        self.low, self.double = precision.dtype in ("bfloat16", "float16"), precision.dtype == "float64"
+        self.low, self.double = precision.is_low, precision.dtype == "float64"
         self.reads = read_by(model)
         self.scale = LossScale(precision.scale) if precision.dtype == "float16" else None
         self._rounder = Rounder(model, precision.dtype) if self.low and device == "cpu" else None
