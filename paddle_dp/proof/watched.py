@@ -17,6 +17,7 @@ import paddle
 from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import TensorShard
+from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.consistency import digests
 from paddle_dp.identity.walk import Walker, hooks_of, is_library
 from paddle_dp.learner import Learner
@@ -70,6 +71,8 @@ class Memory:
             if type(thing).__module__.startswith(("paddle_dp.", "paddle.distributed.")):
                 continue  # exists on ranks only
             facts = Walker(state=True).settings_of(thing)
+            if is_batch_norm(thing):
+                facts.pop("_data_format", None)  # nn.BatchNorm1D sets it in each forward, to "NCHW" for "NCL"
             if isinstance(thing, paddle.nn.Layer):
                 facts |= hooks_of(thing) | {"training": thing.training}
             state |= {f"`{name}` of {owner}": fact for name, fact in facts.items()}
