@@ -18,7 +18,8 @@ from paddle_dp.recipe import read_recipe
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CHINESE = [
-    ROOT / "docs" / f"{name}.zh.md" for name in ("commands", "devices", "library", "why-not-plain-paddle")
+    *(ROOT / "docs" / f"{name}.zh.md" for name in ("commands", "devices", "library", "why-not-plain-paddle")),
+    *sorted(ROOT.glob("docs/start/*.zh.md")),
 ]
 TRAIN = "paddle-dp train configs/digits_mlp.yaml --ranks 2 --verify"
 RUN = [sys.executable, "-c", "from paddle_dp.cli import main; main()"]
@@ -118,7 +119,7 @@ def _assert_twins(english: str, chinese: str) -> None:
 
 def test_a_chinese_page_says_which_of_its_links_lead_to_english() -> None:
     """A link to a page of ours without a Chinese twin has （英文） after it; one with a twin leads to the twin."""
-    for page in (ROOT / "README_zh.md", *sorted(ROOT.glob("docs/*zh.md"))):
+    for page in (ROOT / "README_zh.md", *sorted(ROOT.glob("docs/*zh.md")), *CHINESE):
         text = page.read_text().replace("[English](", "(")
         for link, after in re.findall(r"\]\(([^):]+\.md)(?:#[^)]*)?\)(.{0,4})", text):
             if not link.endswith("zh.md"):
