@@ -45,3 +45,10 @@ def duration(seconds: float) -> str:
 def gigabytes(size: float) -> str:
     """«1.2 GB», of 2**30 bytes."""
     return f"{size / 2**30:.1f} GB"
+
+
+def amount(size: float) -> str:
+    """«25.2 MB», in powers of 1000."""
+    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    unit, name = next(((u, n) for u, n in units if size >= u), (1, "bytes"))
+    return f"{digits(size / unit)} {name}"

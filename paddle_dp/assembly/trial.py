@@ -95,7 +95,10 @@ def answer_of(function: Callable[[], Result]) -> Result:
     except Exception as error:  # noqa: BLE001 - it goes to the rank
         if type(error).__name__ in _REFUSALS:
             return {"refused": [type(error).__name__, str(error)]}
-        return {"failed": str(error) if isinstance(error, TrialError) else f"{type(error).__name__}: {error}"}
+        if isinstance(error, TrialError):
+            return {"failed": str(error)}
+        cause = errors.memory_error(error) or error  # not the SystemError around it
+        return {"failed": f"{type(cause).__name__}: {cause}"}
 
 
 def in_fork(task: Task, first: MicroBatch, divided: bool, chained: str) -> Result:

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Any
 
 from paddle_dp.data import Batch
-from paddle_dp.errors import DivergenceError, NotFiniteError, TargetError
+from paddle_dp.errors import DivergenceError, NotFiniteError, TargetError, memory_error
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import blame, out_of_memory
 from paddle_dp.train.callback import Callback
@@ -116,10 +116,11 @@ class StepDriver:
             raise training.soundness.explained(error, training.progress.step) from None
         except DivergenceError as error:
             raise DivergenceError(f"step {step.number}: {error}") from None
-        except (MemoryError, OSError) as error:
-            if not out_of_memory.is_cause(error):
+        except (MemoryError, OSError, SystemError) as error:
+            cause = memory_error(error)
+            if cause is None:
                 raise
-            raise out_of_memory.explained(error, training.learner, training.mesh, step.number) from None
+            raise out_of_memory.explained(cause, training.learner, training.mesh, step.number) from error
         except TargetError as error:
             batch = step.batch
             raise blame.bad_target(training.loader, batch.epoch, batch.index, error) from None

@@ -32,16 +32,9 @@ from paddle_dp.plan.rank_memory import (
     total_parameters,
 )
 from paddle_dp.recipe import Recipe
-from paddle_dp.text import digits, duration
+from paddle_dp.text import amount, digits, duration
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
-
-
-def amount(size: float) -> str:
-    """«25.2 MB», in powers of 1000."""
-    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-    unit, name = next(((u, n) for u, n in units if size >= u), (1, "bytes"))
-    return f"{digits(size / unit)} {name}"
 
 
 def summed(sizes: Mapping[str, float]) -> str:
