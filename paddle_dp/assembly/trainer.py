@@ -158,7 +158,9 @@ class Trainer(TrainingState):
         self.meter.read()
         heartbeat.first = heartbeat.step = self.progress.step
         heartbeat.enter("data")
-        self._driver(requests or StopRequests(self.mesh)).run()
+        requests = requests or StopRequests(self.mesh)
+        requests.begin_updates()
+        self._driver(requests).run()
 
     def _driver(self, requests: StopRequests) -> StepDriver | RoundDriver:
         if self.learner.worker is not None:

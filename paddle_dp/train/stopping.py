@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 EVERY = 2.0  # seconds between two agreements
+LONG_START = 0.1  # of the time limit: a shorter start is not told
 LOST_FOLDER = "the loss of the run's folder"
 MAX_STEPS_BETWEEN = 1000  # updates between them
 
@@ -93,6 +94,7 @@ class StopRequests:
         self._before: dict[int, Any] = {}
         self._meets: int | None = None  # the step of the next agreement
         self._met = (0, 0.0)
+        self._start_seconds = 0.0  # from the job's start to this process's first update
 
     def __enter__(self) -> StopRequests:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no signals
@@ -120,11 +122,15 @@ class StopRequests:
                 "calls moment.trainer.stop(reason)."
             ) from error
 
+    def begin_updates(self) -> None:
+        """Call it before the first update: the time limit's sentence says how long the start took."""
+        self._start_seconds = self._clock() - heartbeat.born
+
     def due(self, step: int) -> str | None:
         """The reason to stop after this update, the same on every rank; None to continue. Collective every `EVERY`
         seconds or so."""
         if self.mesh.ranks == 1:
-            return self._reason([self.signal_number], self._main_reason())
+            return self._reason([self.signal_number], self._main_reason(), self._start_seconds)
         if self._meets is None:
             self._meets, self._met = step + 1, (step, self._clock())
         if step < self._meets:
@@ -135,16 +141,17 @@ class StopRequests:
         # Twice as far at most: a few quick updates do not predict the evaluation that follows.
         wait = max(1, min(round(EVERY / max(pace, 1e-9)), 2 * passed, MAX_STEPS_BETWEEN))
         signal_flags = [float(self.signal_number == number) for number in SIGNALS]
-        main = [self._main_reason(), float(wait)] if self.mesh.is_main else [0.0, 0.0]  # one clock decides
+        # One clock decides.
+        main = [float(wait), *self._of_main()] if self.mesh.is_main else [0.0, 0.0, 0.0]
         times = [] if self.stragglers is None else self.stragglers.bring(now - when)
         summed = self.mesh.sum([*times, *signal_flags, *main])
         if self.stragglers is not None:
             report = self.stragglers.hear(summed[: len(times)], step)
             if self.mesh.is_main and report:
                 print("\n".join(report), file=sys.stderr, flush=True)
-        *signal_flags, over, wait_of_main = summed[len(times) :]
+        *signal_flags, wait_of_main, over, start = summed[len(times) :]
         self._meets, self._met = step + int(wait_of_main), (step, now)
-        return self._reason([n for n, count in zip(SIGNALS, signal_flags, strict=True) if count], over)
+        return self._reason([n for n, count in zip(SIGNALS, signal_flags, strict=True) if count], over, start)
 
     @property
     def wants(self) -> bool:
@@ -154,12 +161,16 @@ class StopRequests:
     def agreed(self) -> str | None:
         """The reason to stop, the same on every rank, where all ranks meet anyway. Collective."""
         signal_flags = [float(self.signal_number == number) for number in SIGNALS]
-        *counts, over = self.mesh.sum([*signal_flags, self._main_reason() if self.mesh.is_main else 0.0])
-        return self._reason([n for n, count in zip(SIGNALS, counts, strict=True) if count], over)
+        main = self._of_main() if self.mesh.is_main else [0.0, 0.0]
+        *counts, over, start = self.mesh.sum([*signal_flags, *main])
+        return self._reason([n for n, count in zip(SIGNALS, counts, strict=True) if count], over, start)
 
     def went_back(self) -> None:
         """Call it when the training counts from an earlier step again: the ranks then agree anew on when they meet."""
         self._meets = None
+
+    def _of_main(self) -> list[float]:
+        return [self._main_reason(), self._start_seconds]
 
     def _main_reason(self) -> float:
         """2 if the run's folder is lost, 1 if the time is over, else 0."""
@@ -167,12 +178,16 @@ class StopRequests:
             return 2.0
         return float(self.max_time is not None and self._clock() - heartbeat.born >= self.max_time)
 
-    def _reason(self, signals: list[int], over: float) -> str | None:
+    def _reason(self, signals: list[int], over: float, start: float) -> str | None:
         if over > 1:
             return LOST_FOLDER
         for number in filter(None, signals):
             return signal.Signals(number).name
-        return f"train.max_time ({self.max_time:g} s)" if over else None
+        if not over or self.max_time is None:
+            return None
+        # After a restart the start includes the attempts before.
+        began = f"; the updates began after {start:.1f} s" if start >= LONG_START * self.max_time else ""
+        return f"train.max_time ({self.max_time:g} s{began})"
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.interrupts += number == signal.SIGINT

@@ -125,6 +125,15 @@ def test_the_main_ranks_clock_decides_for_all():
             step += 1
             answer = pair.step(step)
         assert answer == ["train.max_time (5 s)"] * 2 and 5.0 <= pair.now <= 5.0 + 2 * EVERY
+        pair = Pair(0.1, max_time=5.0)
+        pair.now, answer = 4.0, [None, None]
+        for rank in pair.ranks:
+            rank.begin_updates()
+            pair.now += 0.5  # rank 1 is later, and rank 0's time is told
+        while answer == [None, None]:
+            step += 1
+            answer = pair.step(step)
+        assert answer == ["train.max_time (5 s; the updates began after 4.0 s)"] * 2
     finally:
         heartbeat.born = began
 
