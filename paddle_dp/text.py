@@ -1,4 +1,4 @@
-"""Numbers and lists in messages: «3 ranks», «ranks 0, 2», «a and 3 more», «twice», «12.5 ms», «1.2 GB»."""
+"""Numbers and lists in messages: «3 ranks», «ranks 0, 2», «a and 3 more», «twice», «12.5 ms», «1.2 GB», «25 MB»."""
 
 from __future__ import annotations
 
@@ -48,7 +48,5 @@ def gigabytes(size: float) -> str:
 
 
 def amount(size: float) -> str:
-    """«25.2 MB», in powers of 1000."""
-    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-    unit, name = next(((u, n) for u, n in units if size >= u), (1, "bytes"))
-    return f"{digits(size / unit)} {name}"
+    power = min(len(f"{size:.0f}") - 1, 12) // 3  # of 1000
+    return f"{digits(size / 1000**power)} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"

@@ -8,9 +8,7 @@ from paddle_dp.errors import (
     RecipeError,
     did_you_mean,
     gist,
-    memory_error,
     near,
-    unallocated,
 )
 
 
@@ -54,15 +52,3 @@ def test_the_gist_of_an_error_of_paddles_is_not_the_operator_that_it_was_in() ->
     assert gist(ValueError("one line")) == "one line"
     assert gist(ValueError("In code:\n  it stands still")) == "it stands still"
     assert gist(ValueError()) == ""
-
-
-def test_lack_of_memory_is_found_behind_the_error_that_a_backward_makes_of_it() -> None:
-    text = "(ResourceExhausted) Fail to alloc memory of 3200000000 size, error code is 12.\n  [Hint: …]"
-    lack, around = MemoryError(text), SystemError("<built-in function run_backward> returned a result …")
-    around.__cause__ = lack
-    assert memory_error(around) is lack and unallocated(lack) == "3.2 GB"
-    assert memory_error(SystemError("…")) is memory_error(None) is None
-    device = OSError("Out of memory error on GPU 0. Cannot allocate 1.5GB memory on GPU 0, 79GB …")
-    assert memory_error(device) is device and unallocated(device) == "1.5 GB"
-    assert unallocated(MemoryError("Unable to allocate 2.98 GiB for an array")) == "2.98 GiB"
-    assert unallocated(MemoryError()) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -159,7 +160,7 @@ class Trainer(TrainingState):
         heartbeat.first = heartbeat.step = self.progress.step
         heartbeat.enter("data")
         requests = requests or StopRequests(self.mesh)
-        requests.begin_updates()
+        requests.start = time.monotonic() - heartbeat.born
         self._driver(requests).run()
 
     def _driver(self, requests: StopRequests) -> StepDriver | RoundDriver:

@@ -30,9 +30,10 @@ from paddle_dp.core.consistency import digests
 from paddle_dp.core.dropout import Scope, install
 from paddle_dp.core.dropout.uncaught import DrawMonitor
 from paddle_dp.core.loss import Count, Loss, number
+from paddle_dp.core.memory_error import memory_error, unallocated
 from paddle_dp.core.precision.amp import MixedPrecision, cast, default_dtype, read_by
 from paddle_dp.core.trial import Result, TrialRunner, random_state
-from paddle_dp.errors import LossError, PaddleDPError, memory_error, unallocated
+from paddle_dp.errors import LossError, PaddleDPError
 from paddle_dp.identity.attributes import Attributes
 from paddle_dp.learner.learner import Learner
 from paddle_dp.learner.task import Task, full_model_learner

@@ -89,7 +89,9 @@ class Supervision:
                 if not stop_sent and (line := self._stop_line()) and self._stops():
                     stop_sent = True
                     print(line, file=sys.stderr, flush=True)
-                    send(self.watch.living, signals.number or signal.SIGUSR1)  # they inform the other nodes' ranks
+                    send(
+                        self.watch.living, signals.number or signal.SIGUSR1
+                    )  # they inform the other nodes' ranks
                 if signals.times > stop_sent:
                     break
                 follower.copy(written)  # the size from before the check: nothing printed after a failure

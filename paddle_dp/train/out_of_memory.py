@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paddle_dp.errors import OutOfMemoryError, unallocated
+from paddle_dp.core.memory_error import unallocated
+from paddle_dp.errors import OutOfMemoryError
 from paddle_dp.learner.learner import Learner
 from paddle_dp.learner.memory import size, states
 from paddle_dp.mesh import Mesh
@@ -14,7 +15,7 @@ OOM_MESSAGE = "Out of memory error"
 
 
 def explained(error: BaseException, learner: Learner, mesh: Mesh, step: int) -> OutOfMemoryError:
-    """The `errors.memory_error` of this rank's update `step`, with the size, the phase, and the bytes that the rank
+    """The `core.memory_error` of this rank's update `step`, with the size, the phase, and the bytes that the rank
     held."""
     parameters = [parameter for _, parameter in learner.placed.named_parameters()]
     sizes = {

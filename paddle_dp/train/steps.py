@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from paddle_dp.core.memory_error import memory_error
 from paddle_dp.data import Batch
-from paddle_dp.errors import DivergenceError, NotFiniteError, TargetError, memory_error
+from paddle_dp.errors import DivergenceError, NotFiniteError, TargetError
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import blame, out_of_memory
 from paddle_dp.train.callback import Callback
@@ -117,8 +118,7 @@ class StepDriver:
         except DivergenceError as error:
             raise DivergenceError(f"step {step.number}: {error}") from None
         except (MemoryError, OSError, SystemError) as error:
-            cause = memory_error(error)
-            if cause is None:
+            if (cause := memory_error(error)) is None:
                 raise
             raise out_of_memory.explained(cause, training.learner, training.mesh, step.number) from error
         except TargetError as error:

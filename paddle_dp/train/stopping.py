@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 EVERY = 2.0  # seconds between two agreements
-LONG_START = 0.1  # of the time limit: a shorter start is not told
 LOST_FOLDER = "the loss of the run's folder"
 MAX_STEPS_BETWEEN = 1000  # updates between them
 
@@ -87,14 +86,12 @@ class StopRequests:
         stragglers: Stragglers | None = None,
         folder: RunFolder | None = None,
     ):
-        self.folder = folder
+        self.folder, self.start = folder, 0.0  # seconds from the job's start to the first update here
         self.mesh, self.max_time, self._clock, self.stragglers = mesh, max_time, clock, stragglers
-        self.signal_number = 0  # 0: no signal yet
-        self.interrupts = 0  # SIGINTs
+        self.signal_number, self.interrupts = 0, 0  # no signal yet, and no SIGINT
         self._before: dict[int, Any] = {}
         self._meets: int | None = None  # the step of the next agreement
         self._met = (0, 0.0)
-        self._start_seconds = 0.0  # from the job's start to this process's first update
 
     def __enter__(self) -> StopRequests:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no signals
@@ -122,15 +119,11 @@ class StopRequests:
                 "calls moment.trainer.stop(reason)."
             ) from error
 
-    def begin_updates(self) -> None:
-        """Call it before the first update: the time limit's sentence says how long the start took."""
-        self._start_seconds = self._clock() - heartbeat.born
-
     def due(self, step: int) -> str | None:
         """The reason to stop after this update, the same on every rank; None to continue. Collective every `EVERY`
         seconds or so."""
         if self.mesh.ranks == 1:
-            return self._reason([self.signal_number], self._main_reason(), self._start_seconds)
+            return self._reason([self.signal_number], self._main_reason(), self.start)
         if self._meets is None:
             self._meets, self._met = step + 1, (step, self._clock())
         if step < self._meets:
@@ -141,16 +134,15 @@ class StopRequests:
         # Twice as far at most: a few quick updates do not predict the evaluation that follows.
         wait = max(1, min(round(EVERY / max(pace, 1e-9)), 2 * passed, MAX_STEPS_BETWEEN))
         signal_flags = [float(self.signal_number == number) for number in SIGNALS]
-        # One clock decides.
-        main = [float(wait), *self._of_main()] if self.mesh.is_main else [0.0, 0.0, 0.0]
+        main = [float(wait), self._main_reason(), self.start] if self.mesh.is_main else [0.0] * 3
         times = [] if self.stragglers is None else self.stragglers.bring(now - when)
         summed = self.mesh.sum([*times, *signal_flags, *main])
         if self.stragglers is not None:
             report = self.stragglers.hear(summed[: len(times)], step)
             if self.mesh.is_main and report:
                 print("\n".join(report), file=sys.stderr, flush=True)
-        *signal_flags, wait_of_main, over, start = summed[len(times) :]
-        self._meets, self._met = step + int(wait_of_main), (step, now)
+        *signal_flags, wait_steps, over, start = summed[len(times) :]  # one clock decides
+        self._meets, self._met = step + int(wait_steps), (step, now)
         return self._reason([n for n, count in zip(SIGNALS, signal_flags, strict=True) if count], over, start)
 
     @property
@@ -161,16 +153,13 @@ class StopRequests:
     def agreed(self) -> str | None:
         """The reason to stop, the same on every rank, where all ranks meet anyway. Collective."""
         signal_flags = [float(self.signal_number == number) for number in SIGNALS]
-        main = self._of_main() if self.mesh.is_main else [0.0, 0.0]
+        main = [self._main_reason(), self.start] if self.mesh.is_main else [0.0, 0.0]
         *counts, over, start = self.mesh.sum([*signal_flags, *main])
         return self._reason([n for n, count in zip(SIGNALS, counts, strict=True) if count], over, start)
 
     def went_back(self) -> None:
         """Call it when the training counts from an earlier step again: the ranks then agree anew on when they meet."""
         self._meets = None
-
-    def _of_main(self) -> list[float]:
-        return [self._main_reason(), self._start_seconds]
 
     def _main_reason(self) -> float:
         """2 if the run's folder is lost, 1 if the time is over, else 0."""
@@ -183,11 +172,8 @@ class StopRequests:
             return LOST_FOLDER
         for number in filter(None, signals):
             return signal.Signals(number).name
-        if not over or self.max_time is None:
-            return None
-        # After a restart the start includes the attempts before.
-        began = f"; the updates began after {start:.1f} s" if start >= LONG_START * self.max_time else ""
-        return f"train.max_time ({self.max_time:g} s{began})"
+        began = f"; the updates began after {start:.1f} s" if 10 * start >= (self.max_time or 0) else ""
+        return f"train.max_time ({self.max_time:g} s{began})" if over else None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.interrupts += number == signal.SIGINT

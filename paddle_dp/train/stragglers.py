@@ -103,9 +103,9 @@ class Stragglers:
             )
             entries.append(entry)
             matters = sum(phase_seconds) - usual_seconds >= max(MATTERS * seconds, LATER * steps)
-            others = "the others" if len(peers) > 1 else f"rank {peers[0]}"
+            peer_name = "the others" if len(peers) > 1 else f"rank {peers[0]}"
             sentences += self._judge(
-                entry, others, matters, before, step, sum(phase_seconds) / steps, usual_seconds / steps
+                entry, peer_name, matters, before, step, sum(phase_seconds) / steps, usual_seconds / steps
             )
         self.slowest = max(entries, key=lambda entry: entry.times, default=None)
         return sentences
@@ -119,10 +119,10 @@ class Stragglers:
 
         return [r for r in range(self.mesh.ranks) if r != rank and kind(r) == kind(rank)]
 
-    def _judge(  # noqa: PLR0913, PLR0917 - the numbers of a sentence
+    def _judge(  # noqa: PLR0913 - the numbers of a sentence
         self,
         entry: Slowest,
-        others: str,
+        peer_name: str,
         matters: bool,
         before: int,
         step: int,
@@ -138,10 +138,10 @@ class Stragglers:
             return []
         if not slow:
             self.named.discard(entry.rank)
-            return [f"rank {entry.rank} is as fast as {others} again, since step {streak.since}"]
+            return [f"rank {entry.rank} is as fast as {peer_name} again, since step {streak.since}"]
         self.named.add(entry.rank)
+        possessive = f"{peer_name}'" if peer_name.endswith("s") else f"{peer_name}'s"
         return [
-            f"rank {entry.rank} takes {entry.times:.1f} × {others}'{'' if others.endswith('s') else 's'} time per step "
-            f"for {step - streak.since} steps ({duration(seconds)} against {duration(usual_seconds)}, without "
-            f"waiting), most of it in {entry.phase}"
+            f"rank {entry.rank} takes {entry.times:.1f} × {possessive} time per step for {step - streak.since} steps "
+            f"({duration(seconds)} against {duration(usual_seconds)}, without waiting), most of it in {entry.phase}"
         ]

@@ -32,7 +32,7 @@ from paddle_dp.plan.rank_memory import (
     total_parameters,
 )
 from paddle_dp.recipe import Recipe
-from paddle_dp.text import amount, digits, duration
+from paddle_dp.text import amount, duration
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
 
@@ -130,7 +130,10 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
     split = [axis for axis in AXES if layout.degrees[axis] > 1]
     coords = ", ".join(f"{layout.called(axis)} {memory.coords[axis]}" for axis in split)
     coords = layout.degrees.role(memory.rank) or coords
-    rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} {_held(layout, memory)} parameters"
+    stored, held = memory.state.parameters / layout.widths.parameter, "holds"
+    if layout.sharding_stage == 3 and layout.degrees.sharding > 1:  # each parameter has one owner
+        held = f"stores 1/{round(memory.parameters / stored)} of" if stored else "stores none of"
+    rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} {held} {memory.parameters:,} parameters"
     yield f"{rank}: blocks {_runs(memory.stages)} of {len(blocks)}" if len(blocks) > 1 else rank
     sizes = _sizes(recipe, layout, blocks, memory)
     if layout.replicas == 1:
@@ -140,15 +143,6 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
     else:
         yield f"the first copy's device: {summed(sizes)}"
         yield from _further_devices(layout.replicas - 1, sizes)
-
-
-def _held(layout: Layout, memory: RankMemory) -> str:
-    """«holds 1,000», or in ZeRO's stage 3, where each parameter has one owner, «stores 1/8 of 8,000»."""
-    if layout.sharding_stage < 3 or layout.degrees.sharding == 1:
-        return f"holds {memory.parameters:,}"
-    stored = memory.state.parameters / layout.widths.parameter / max(memory.parameters, 1)
-    part = f"1/{layout.degrees.sharding}" if f"{stored * layout.degrees.sharding:.2f}" == "1.00" else f"{stored:.1%}"
-    return f"stores {part} of {memory.parameters:,}"
 
 
 def _sizes(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemory) -> dict[str, float]:

@@ -73,7 +73,8 @@ def test_the_file_takes_ranks_away_and_gives_them_back(tmp_path):
     now[0] += 1.0
     file = tmp_path / "ranks"
     assert (
-        some.resize(plan) == f"{file} allows 3 ranks, 4 are running: saving a checkpoint, then going on with 3"
+        some.resize(plan)
+        == f"{file} allows 3 ranks, 4 are running: saving a checkpoint, then going on with 3"
     )
     plan = some.next()
     assert plan.ranks == 3 and some.shortage(plan).startswith(f"3 of at most 4 ranks: {tmp_path}/ranks has 3")

@@ -62,7 +62,9 @@ def test_it_is_named_once_with_its_phase_and_once_more_when_it_is_over():
 def test_of_two_ranks_the_other_is_the_measure():
     _, meet = meetings(2)
     said = [meet({1: {"forward": 0.9}}) for _ in range(MEETINGS)]
-    assert said[-1][0].startswith("rank 1 takes 1.6 × rank 0's time per step for 30 steps (160 ms against 100 ms,")
+    assert said[-1][0].startswith(
+        "rank 1 takes 1.6 × rank 0's time per step for 30 steps (160 ms against 100 ms,"
+    )
     assert said[-1][0].endswith("in forward")
     assert [meet() for _ in range(MEETINGS)][-1] == ["rank 1 is as fast as rank 0 again, since step 40"]
 
