@@ -194,8 +194,7 @@ def did_you_mean(
 ) -> str:
     """A sentence to append to a message: " Did you mean 'width'? It takes depth, heads, width."."""
     known = sorted(known)
-    guess = guessed(typed, known)
-    hint = f" Did you mean '{guess}'?" if guess else ""
+    hint = f" Did you mean '{guess}'?" if (guess := guessed(typed, known)) else ""
     return f"{hint} {listed_as} {', '.join(known) or 'nothing'}."
 
 

@@ -1,4 +1,4 @@
-"""Numbers and lists in messages: «3 ranks», «ranks 0, 2», «a and 3 more», «twice», «12.5 ms», «1.2 GB»."""
+"""Numbers and lists in messages: «3 ranks», «ranks 0, 2», «a and 3 more», «twice», «12.5 ms», «1.2 GB», «25 MB»."""
 
 from __future__ import annotations
 
@@ -45,3 +45,8 @@ def duration(seconds: float) -> str:
 def gigabytes(size: float) -> str:
     """«1.2 GB», of 2**30 bytes."""
     return f"{size / 2**30:.1f} GB"
+
+
+def amount(size: float) -> str:
+    power = min(len(f"{size:.0f}") - 1, 12) // 3  # of 1000
+    return f"{digits(size / 1000**power)} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"

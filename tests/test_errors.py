@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from paddle_dp.errors import InstallError, Mistake, RecipeError, did_you_mean, gist, near
+from paddle_dp.errors import (
+    InstallError,
+    Mistake,
+    RecipeError,
+    did_you_mean,
+    gist,
+    near,
+)
 
 
 def test_a_recipe_error_tells_all_mistakes_a_line_each() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddle_dp.text import and_more, digits, duration, few, gigabytes, numbered, plural, times
+from paddle_dp.text import amount, and_more, digits, duration, few, gigabytes, numbered, plural, times
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ from paddle_dp.text import and_more, digits, duration, few, gigabytes, numbered,
         (f"{digits(12.345)} {digits(12345.6)}", "12.3 12346"),
         (f"{duration(0.0125)}, {duration(1.254)}", "12.5 ms, 1.25 s"),
         (gigabytes(3 << 29), "1.5 GB"),
+        (f"{amount(0)}, {amount(25.2e6)}, {amount(3e15)}", "0 bytes, 25.2 MB, 3000 TB"),
     ],
 )
 def test_what_a_message_says(text: str, expected: str) -> None:

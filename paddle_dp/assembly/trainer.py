@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -158,7 +159,9 @@ class Trainer(TrainingState):
         self.meter.read()
         heartbeat.first = heartbeat.step = self.progress.step
         heartbeat.enter("data")
-        self._driver(requests or StopRequests(self.mesh)).run()
+        requests = requests or StopRequests(self.mesh)
+        requests.start = time.monotonic() - heartbeat.born
+        self._driver(requests).run()
 
     def _driver(self, requests: StopRequests) -> StepDriver | RoundDriver:
         if self.learner.worker is not None:

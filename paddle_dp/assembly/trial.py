@@ -26,6 +26,7 @@ import paddle
 from paddle_dp import errors
 from paddle_dp.batch import MicroBatch
 from paddle_dp.checks.samplewise import Findings, findings
+from paddle_dp.core.memory_error import memory_error
 from paddle_dp.core.trial import Result
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
@@ -95,7 +96,10 @@ def answer_of(function: Callable[[], Result]) -> Result:
     except Exception as error:  # noqa: BLE001 - it goes to the rank
         if type(error).__name__ in _REFUSALS:
             return {"refused": [type(error).__name__, str(error)]}
-        return {"failed": str(error) if isinstance(error, TrialError) else f"{type(error).__name__}: {error}"}
+        if isinstance(error, TrialError):
+            return {"failed": str(error)}
+        cause = memory_error(error) or error  # not the SystemError around it
+        return {"failed": f"{type(cause).__name__}: {cause}"}
 
 
 def in_fork(task: Task, first: MicroBatch, divided: bool, chained: str) -> Result:

@@ -164,7 +164,9 @@ def summary(
         equal = [f"shared weights bit-equal after step {took.first + took.steps}"] if is_distributed else []
         yield f"  {'; '.join([*equal, *training.facts])}"
         yield from _caveats(run, training)
-    yield f"{took}. The run is in {run.folder}"
+    is_over = not took.steps and took.first >= training.total_steps > 0
+    done = f"nothing left to do: all {plural(took.first, 'step')} were done before" if is_over else took
+    yield f"{done}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
     yield f"  dashboard    {shlex.join(['paddle-dp', 'dashboard', str(run.folder.parent)])}"

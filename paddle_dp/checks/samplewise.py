@@ -30,6 +30,7 @@ from paddle_dp.core.consistency import digests
 from paddle_dp.core.dropout import Scope, install
 from paddle_dp.core.dropout.uncaught import DrawMonitor
 from paddle_dp.core.loss import Count, Loss, number
+from paddle_dp.core.memory_error import memory_error, unallocated
 from paddle_dp.core.precision.amp import MixedPrecision, cast, default_dtype, read_by
 from paddle_dp.core.trial import Result, TrialRunner, random_state
 from paddle_dp.errors import LossError, PaddleDPError
@@ -270,7 +271,7 @@ class _Trial:
             try:
                 result = self._run_trial(partial(self._learned, chunk, nudged))
             except Exception as error:  # noqa: BLE001 - any error leaves it unknown
-                return [], [_UNTRIED.format(self.loss.name, f"with fewer samples there is {_gist(error)}")]
+                return [], [_untried(self.loss.name, "with fewer samples", error)]
             if result["drew"]:
                 return [], []  # random numbers, or masks without a sample: other sentences name the draws
             sketched = dict(zip(result["names"], result["arrays"], strict=True))
@@ -335,9 +336,7 @@ def mixing(model: nn.Layer, pair: Any, run_trial: TrialRunner, exact: bool = Tru
             try:
                 answers.append(run_trial(partial(_outputs, model, _rows(pair, cut), scope, evaluation)))
             except Exception as error:  # noqa: BLE001 - if two samples fail, the first update reports it
-                return [], [
-                    _UNTRIED.format(name, f"of one sample there is {_gist(error)}")
-                ] if answers else []
+                return [], [_untried(name, "of one sample", error)] if answers else []
         # Random numbers, or masks without a sample: the learner names its draws.
         if any(answer["drew"] for answer in answers):
             continue
@@ -382,8 +381,15 @@ def _tolerance(mixed: MixedPrecision) -> float:
     return 1e-7 if mixed.double else 1e-2 if mixed.low else 1e-5
 
 
-def _gist(error: Exception) -> str:
-    return str(error) if type(error).__name__ == "TrialError" else f"{type(error).__name__}: {error}"
+def _untried(name: str, when: str, error: Exception) -> str:
+    """The sentence on a trial that failed; `when`: with which samples."""
+    if memory_error(error) is not None:
+        size = f" ({size})" if (size := unallocated(error)) else ""
+        return _UNTRIED.format(
+            name, f"the trial ran out of memory{size}: the training itself probably will, too"
+        )
+    gist = str(error) if type(error).__name__ == "TrialError" else f"{type(error).__name__}: {error}"
+    return _UNTRIED.format(name, f"{when} there is {gist}")
 
 
 def _rows(data: Any, cut: slice) -> Any:

@@ -13,6 +13,7 @@ from paddle_dp.launch.command import Plan
 from paddle_dp.launch.devices import spoken
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.restarts import AttemptResult
+from paddle_dp.text import plural
 
 FILE = "ranks"  # in the run's folder: the number of ranks that this machine may have now
 LOOK = 1.0  # seconds between two looks at the file and the devices
@@ -127,7 +128,7 @@ class ElasticSize:
         return _with(replace(plan, devices=there), max(most, 0))
 
     def resize(self, plan: Plan) -> str:
-        """Returns why a running attempt of `plan` must stop for another number of ranks; "" if it need not."""
+        """Returns a line: why a running attempt of `plan` stops now, and how it goes on; "" if it need not stop."""
         if not self.elastic:
             return ""
         now = self.clock()
@@ -143,7 +144,14 @@ class ElasticSize:
             return ""
         if (target.ranks, target.devices) == (plan.ranks, plan.devices):
             return ""
-        return f"{target.ranks} ranks can be had now, and there are {plan.ranks}"
+        allowed, ranks = self._allowed(), plural(target.ranks, "rank")
+        why = f"{ranks} can be had now"
+        if allowed is not None and allowed == self.offered().ranks != plan.ranks:
+            why = f"{self.run / FILE} allows {plural(allowed, 'rank')}"
+        elif target.ranks == plan.ranks:
+            why = f"{spoken(plan.kind)} {', '.join(target.devices)} can be had now"
+        running = f"{plan.ranks} {'is' if plan.ranks == 1 else 'are'} running"
+        return f"{why}, {running}: saving a checkpoint, then going on with {target.ranks}"
 
     def _allowed(self) -> int | None:
         """Returns the number in the run folder's file `ranks`; None without such a file.

@@ -41,7 +41,7 @@ GRACE = 5.0  # seconds for ranks to end by themselves after SIGTERM
 class ExternalEvents:
     """Requests from outside the ranks: signals to this process, and requests of the rendezvous.
 
-    `must_end()`: the job must end at once. `must_stop()`: why its ranks must stop in good order, or "".
+    `must_end()`: the job must end at once. `must_stop()`: a line if its ranks must stop in good order, or "".
     `notify_nodes(text)` prints a text on the other nodes' screens.
     """
 
@@ -86,9 +86,12 @@ class Supervision:
         try:
             written = follower.size
             while not self._over():
-                if not stop_sent and (why := signals.name or self.outside.must_stop()) and self._stops():
+                if not stop_sent and (line := self._stop_line()) and self._stops():
                     stop_sent = True
-                    self._ask_to_stop(why, signals.number or signal.SIGUSR1)
+                    print(line, file=sys.stderr, flush=True)
+                    send(
+                        self.watch.living, signals.number or signal.SIGUSR1
+                    )  # they inform the other nodes' ranks
                 if signals.times > stop_sent:
                     break
                 follower.copy(written)  # the size from before the check: nothing printed after a failure
@@ -156,14 +159,11 @@ class Supervision:
         """True if each rank of this node is in a training that can stop in good order."""
         return self.board is not None and all(beat and beat.stops for beat in self.beats.values())
 
-    def _ask_to_stop(self, why: str, number: int) -> None:
-        """Sends the signal `number` to the ranks of this node, which inform the other nodes' ranks."""
-        print(
-            f"{why}: stopping after one of the next updates, with a checkpoint (once more: at once)",
-            file=sys.stderr,
-            flush=True,
-        )
-        send(self.watch.living, number)
+    def _stop_line(self) -> str:
+        """Returns the line on the request to stop in good order: a signal's, or one from outside; "" without one."""
+        name = self.outside.signals.name
+        stopping = f"{name}: stopping after one of the next updates, with a checkpoint (once more: at once)"
+        return stopping if name else self.outside.must_stop()
 
     def _stands(self) -> bool:
         """True if no rank of this node has given a sign of life for too long."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import numpy as np
 from paddle_dp.certificate import certificate as certificates
 from paddle_dp.certificate.certificate import Content
 from paddle_dp.checkpoint import UnusableError, checkpoints, load, step_of
-from paddle_dp.errors import CheckpointError, UsageError
+from paddle_dp.errors import CheckpointError, StoppedError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.proof.compare import K
@@ -86,11 +87,20 @@ def certificate_lines(content: Content, run: Path) -> Iterator[str]:
             digests = f"weights {short(saved.get('model'))}, optimizer {short(saved.get('optimizer'))}"
             yield f"    step {saved['step']}: {digests}"
         last = f"to step {attempt['to']} at least" if attempt["why"] is None else f"to step {attempt['to']}"
-        yield f"    {last}: {attempt['why'] or 'its end was not written: it was killed, or is at work'}"
+        yield f"    {last}: {_end(attempt, next(iter(content['attempts'][number:]), None))}"
         yield from (f"    step {r['step']} refused ({r['action']}): {r['why']}" for r in attempt["refused"])
         yield from (f"    not as on one process: {difference}" for difference in attempt["differences"])
         if attempt.get("verdict"):
             yield f"    verified: verdict {short(attempt['verdict'])}"
+
+
+def _end(attempt: Content, after: Content | None) -> str:
+    """Why an attempt ended; `after`: the next one. The launcher stops ranks by SIGUSR1 to go on with others."""
+    why = attempt["why"] or "its end was not written: it was killed, or is at work"
+    stopped = why.removeprefix(f"{StoppedError.__name__}: ")
+    if after is not None and stopped != why and stopped.startswith(f"stopped by {signal.SIGUSR1.name} "):
+        return f"stopped on purpose, to go on with {plural(after['ranks'], 'rank')}"
+    return str(stopped)
 
 
 def short(digest: object) -> str:

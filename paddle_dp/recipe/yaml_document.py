@@ -11,9 +11,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from paddle_dp.errors import Mistake, RecipeError, did_you_mean
+from paddle_dp.errors import Mistake, RecipeError, near
 from paddle_dp.part.messages import Keys
 from paddle_dp.part.shelf import shipped
+from paddle_dp.text import and_more
 
 _NUMBERS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null")}
 _KNOWN = _NUMBERS | {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "timestamp", "binary")}
@@ -39,6 +40,7 @@ class YamlDocument:
 
 
 LARGEST, MOST = 2**17, 50_000  # bytes of a recipe; its values with aliases expanded
+MOST_NAMES = 8  # of files that a message lists
 DEEPEST = 100  # open brackets; the reader takes seconds for hundreds
 
 
@@ -164,6 +166,14 @@ def _refuse(location: object, message: str) -> RecipeError:
     return RecipeError([Mistake(where=str(location), message=message)])
 
 
+def _meant(typed: str, names: list[str], listed_as: str) -> str:
+    """« Did you mean 'a.yaml'?», or, without a near miss, the first of the names; "" without names."""
+    if guess := near(typed, names):
+        return f" Did you mean '{guess}'?"
+    listed = f"{', '.join(names[:MOST_NAMES])}{and_more(names, MOST_NAMES)}"
+    return f" {listed_as} {listed}." if names else ""
+
+
 def _unreadable(path: Path, error: OSError) -> str:
     if isinstance(error, IsADirectoryError):
         inside = sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
@@ -171,9 +181,8 @@ def _unreadable(path: Path, error: OSError) -> str:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         if not path.suffix and path.parent == Path():  # the name of a shipped recipe
             known = sorted(file.stem for file in (shipped("configs") or Path()).glob("*.yaml"))
-            meant = did_you_mean(path.name, known, "There are")
+            meant = _meant(path.name, known, "There are")
             return f"there is no such file, and no shipped recipe of that name.{meant}"
         neighbours = sorted(file.name for file in path.parent.glob("[!.]*.y*ml"))
-        hint = did_you_mean(path.name, neighbours, "Next to it:") if neighbours else ""
-        return f"there is no such file.{hint}"
+        return f"there is no such file.{_meant(path.name, neighbours, 'Next to it:')}"
     return f"cannot be read: {error.strerror}"

@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
+from paddle_dp.core.memory_error import unallocated
 from paddle_dp.errors import OutOfMemoryError
 from paddle_dp.learner.learner import Learner
 from paddle_dp.learner.memory import size, states
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.heartbeat import heartbeat
+from paddle_dp.text import amount
 from paddle_dp.train.meter import peak_memory
 
-MB = 1e6
 OOM_MESSAGE = "Out of memory error"
 
 
-def is_cause(error: Exception) -> bool:
-    """True if a device ran out of memory; in a Python backward Paddle raises an OSError for it (3.3.1)."""
-    return OOM_MESSAGE in str(error)
-
-
-def explained(error: Exception, learner: Learner, mesh: Mesh, step: int) -> OutOfMemoryError:
-    """Paddle's error in update `step` of this rank, with the bytes of parameters, gradients and optimizer states."""
+def explained(error: BaseException, learner: Learner, mesh: Mesh, step: int) -> OutOfMemoryError:
+    """The `core.memory_error` of this rank's update `step`, with the size, the phase, and the bytes that the rank
+    held."""
     parameters = [parameter for _, parameter in learner.placed.named_parameters()]
     sizes = {
         "parameters": size(parameters),
         "gradients": size(parameter.grad for parameter in parameters if not parameter.stop_gradient),
         "optimizer states": size(states(learner.optimizer)),
     }
-    known = ", ".join(f"{name} {bytes_ / MB:.3g} MB" for name, bytes_ in sizes.items())
+    known = ", ".join(f"{name} {amount(bytes_)}" for name, bytes_ in sizes.items())
     peak = peak_memory(mesh.device)
     rest = max(peak - sum(sizes.values()), 0)
     return OutOfMemoryError(
-        f"step {step}: rank {mesh.rank} ran out of memory on {mesh.device}. It held {known}; at its peak, "
-        f"{peak / MB:.3g} MB, the other {rest / MB:.3g} MB were activations, buffers and exchanged tensors. "
-        f"Paddle reports: {_oom_sentence(error)}\n"
+        f"out of memory: {unallocated(error) or 'memory'} could not be allocated in {heartbeat.phase} of step {step}. "
+        f"Rank {mesh.rank} held {known} on {mesh.device}; at its peak, {amount(peak)}, the other {amount(rest)} were "
+        f"activations, buffers and exchanged tensors.{_oom_sentence(error)}\n"
         "To reduce it: a larger train.micro_batches, strategy.recompute, strategy.sharding over more ranks "
         "(sharding_stage 3 keeps parameters with their owners, too), strategy.offload. "
         "`paddle-dp check RECIPE --ranks N` works it out."
     )
 
 
-def _oom_sentence(error: Exception) -> str:
-    """The sentence with the numbers in Paddle's message."""
+def _oom_sentence(error: BaseException) -> str:
+    """« Paddle reports: …»: the sentence with the numbers of a device; "" on a CPU."""
     lines = [line.strip() for line in str(error).splitlines()]
-    return next(line[line.index(OOM_MESSAGE) :] for line in lines if OOM_MESSAGE in line)
+    said = next((line[line.index(OOM_MESSAGE) :] for line in lines if OOM_MESSAGE in line), "")
+    return said and f" Paddle reports: {said}"

@@ -18,24 +18,28 @@ from paddle_dp.train.run import Run
 
 
 class NumericsCheck:
-    """Keeps the last `step` after which weights and states were good (None: not checked yet), and explains errors after
-    it."""
+    """Keeps the last `step` after which weights and states were good (None: not checked yet), and the last one whose
+    loss was `finite` (0: none was read). Explains errors after them."""
 
     def __init__(self, run: Run, loader: Loader):
         self.run, self.loader, self.mesh = run, loader, run.mesh
         self.step: int | None = None
+        self.finite = 0
 
-    def explained(self, error: PaddleDPError, step: int) -> PaddleDPError:
-        """The same error, raised after `step`, with the last good step, the bad sample if there is one, and the
-        checkpoint to go back to."""
+    def explained(self, error: PaddleDPError, step: int, advice: str = "") -> PaddleDPError:
+        """The same error, raised after `step`, with the bad sample if there is one, the last good step, the `advice`,
+        and the checkpoint to go back to."""
         sentences = [str(error)]
-        if self.step is not None and self.step < step:
-            sentences.append(f"All was good after step {self.step}, when it was last looked at.")
         if isinstance(error, NotFiniteError):
             self.loader.close()  # or its workers would read on meanwhile
+            # A finite loss is no reason to begin later: Paddle's ReLU makes 0 of a NaN on a CPU.
             first = step if self.step is None or self.step >= step else self.step + 1
             sentences.append(blame.bad_sample(self.loader, range(max(first, 1), step + 1), self.mesh))
-        return type(error)(" ".join(filter(None, [*sentences, self.last_good()])))
+        if (self.step or 0) < self.finite < step:
+            sentences.append(f"The loss was finite at step {self.finite}, when it was last read.")
+        elif self.step is not None and self.step < step:
+            sentences.append(f"All was good after step {self.step}, when it was last looked at.")
+        return type(error)(" ".join(filter(None, [*sentences, advice, self.last_good()])))
 
     def last_good(self) -> str:
         """A sentence on the checkpoint to go back to, as rank 0 sees the folder."""
@@ -80,9 +84,8 @@ class NumericsCheck:
 
     def _refuse(self, problem: str, step: int, more: str = "") -> NoReturn:
         helps = "A lower schedule.learning_rate, a longer schedule.warmup or optimizer.clip usually helps."
-        raise self.explained(
-            NotFiniteError(f"{problem}: training cannot go on from here. {helps}{more}"), step
-        )
+        error = NotFiniteError(f"{problem}: training cannot go on from here.")
+        raise self.explained(error, step, f"{helps}{more}")
 
     def refuse_evaluation(self, evaluation: Evaluation, when: str) -> NoReturn:
         """Raises NotFiniteError for an evaluation with NaN or infinite numbers, if all weights are finite."""

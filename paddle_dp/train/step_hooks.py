@@ -155,6 +155,7 @@ class CallbackHook(StepHook):
         if not math.isfinite(metrics["gradient_norm"]) and scale is None:
             faulty = learner.faulty_gradients
             training.soundness.refuse_gradients(metrics["gradient_norm"], faulty, step.number)
+        training.soundness.finite = step.number
         speed, servers = training.meter.read(step.batch), training.mesh.axes.servers
         if servers:  # the first server writes the lines, and has no samples
             rows = training.mesh.gather(speed)

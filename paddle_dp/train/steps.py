@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from paddle_dp.core.memory_error import memory_error
 from paddle_dp.data import Batch
 from paddle_dp.errors import DivergenceError, NotFiniteError, TargetError
 from paddle_dp.mesh.heartbeat import heartbeat
@@ -116,10 +117,10 @@ class StepDriver:
             raise training.soundness.explained(error, training.progress.step) from None
         except DivergenceError as error:
             raise DivergenceError(f"step {step.number}: {error}") from None
-        except (MemoryError, OSError) as error:
-            if not out_of_memory.is_cause(error):
+        except (MemoryError, OSError, SystemError) as error:
+            if (cause := memory_error(error)) is None:
                 raise
-            raise out_of_memory.explained(error, training.learner, training.mesh, step.number) from None
+            raise out_of_memory.explained(cause, training.learner, training.mesh, step.number) from error
         except TargetError as error:
             batch = step.batch
             raise blame.bad_target(training.loader, batch.epoch, batch.index, error) from None

@@ -86,10 +86,9 @@ class StopRequests:
         stragglers: Stragglers | None = None,
         folder: RunFolder | None = None,
     ):
-        self.folder = folder
+        self.folder, self.start = folder, 0.0  # seconds from the job's start to the first update here
         self.mesh, self.max_time, self._clock, self.stragglers = mesh, max_time, clock, stragglers
-        self.signal_number = 0  # 0: no signal yet
-        self.interrupts = 0  # SIGINTs
+        self.signal_number, self.interrupts = 0, 0  # no signal yet, and no SIGINT
         self._before: dict[int, Any] = {}
         self._meets: int | None = None  # the step of the next agreement
         self._met = (0, 0.0)
@@ -124,7 +123,7 @@ class StopRequests:
         """The reason to stop after this update, the same on every rank; None to continue. Collective every `EVERY`
         seconds or so."""
         if self.mesh.ranks == 1:
-            return self._reason([self.signal_number], self._main_reason())
+            return self._reason([self.signal_number], self._main_reason(), self.start)
         if self._meets is None:
             self._meets, self._met = step + 1, (step, self._clock())
         if step < self._meets:
@@ -135,16 +134,16 @@ class StopRequests:
         # Twice as far at most: a few quick updates do not predict the evaluation that follows.
         wait = max(1, min(round(EVERY / max(pace, 1e-9)), 2 * passed, MAX_STEPS_BETWEEN))
         signal_flags = [float(self.signal_number == number) for number in SIGNALS]
-        main = [self._main_reason(), float(wait)] if self.mesh.is_main else [0.0, 0.0]  # one clock decides
+        main = [float(wait), self._main_reason(), self.start] if self.mesh.is_main else [0.0] * 3
         times = [] if self.stragglers is None else self.stragglers.bring(now - when)
         summed = self.mesh.sum([*times, *signal_flags, *main])
         if self.stragglers is not None:
             report = self.stragglers.hear(summed[: len(times)], step)
             if self.mesh.is_main and report:
                 print("\n".join(report), file=sys.stderr, flush=True)
-        *signal_flags, over, wait_of_main = summed[len(times) :]
-        self._meets, self._met = step + int(wait_of_main), (step, now)
-        return self._reason([n for n, count in zip(SIGNALS, signal_flags, strict=True) if count], over)
+        *signal_flags, wait_steps, over, start = summed[len(times) :]  # one clock decides
+        self._meets, self._met = step + int(wait_steps), (step, now)
+        return self._reason([n for n, count in zip(SIGNALS, signal_flags, strict=True) if count], over, start)
 
     @property
     def wants(self) -> bool:
@@ -154,8 +153,9 @@ class StopRequests:
     def agreed(self) -> str | None:
         """The reason to stop, the same on every rank, where all ranks meet anyway. Collective."""
         signal_flags = [float(self.signal_number == number) for number in SIGNALS]
-        *counts, over = self.mesh.sum([*signal_flags, self._main_reason() if self.mesh.is_main else 0.0])
-        return self._reason([n for n, count in zip(SIGNALS, counts, strict=True) if count], over)
+        main = [self._main_reason(), self.start] if self.mesh.is_main else [0.0, 0.0]
+        *counts, over, start = self.mesh.sum([*signal_flags, *main])
+        return self._reason([n for n, count in zip(SIGNALS, counts, strict=True) if count], over, start)
 
     def went_back(self) -> None:
         """Call it when the training counts from an earlier step again: the ranks then agree anew on when they meet."""
@@ -167,12 +167,13 @@ class StopRequests:
             return 2.0
         return float(self.max_time is not None and self._clock() - heartbeat.born >= self.max_time)
 
-    def _reason(self, signals: list[int], over: float) -> str | None:
+    def _reason(self, signals: list[int], over: float, start: float) -> str | None:
         if over > 1:
             return LOST_FOLDER
         for number in filter(None, signals):
             return signal.Signals(number).name
-        return f"train.max_time ({self.max_time:g} s)" if over else None
+        began = f"; the updates began after {start:.1f} s" if 10 * start >= (self.max_time or 0) else ""
+        return f"train.max_time ({self.max_time:g} s{began})" if over else None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.interrupts += number == signal.SIGINT

@@ -103,8 +103,9 @@ class Stragglers:
             )
             entries.append(entry)
             matters = sum(phase_seconds) - usual_seconds >= max(MATTERS * seconds, LATER * steps)
+            peer_name = "the others" if len(peers) > 1 else f"rank {peers[0]}"
             sentences += self._judge(
-                entry, matters, before, step, sum(phase_seconds) / steps, usual_seconds / steps
+                entry, peer_name, matters, before, step, sum(phase_seconds) / steps, usual_seconds / steps
             )
         self.slowest = max(entries, key=lambda entry: entry.times, default=None)
         return sentences
@@ -118,8 +119,15 @@ class Stragglers:
 
         return [r for r in range(self.mesh.ranks) if r != rank and kind(r) == kind(rank)]
 
-    def _judge(
-        self, entry: Slowest, matters: bool, before: int, step: int, seconds: float, usual_seconds: float
+    def _judge(  # noqa: PLR0913 - the numbers of a sentence
+        self,
+        entry: Slowest,
+        peer_name: str,
+        matters: bool,
+        before: int,
+        step: int,
+        seconds: float,
+        usual_seconds: float,
     ) -> list[str]:
         streak = self._streaks.setdefault(entry.rank, _Streak())
         slow = entry.times >= (NO_LONGER if entry.rank in self.named else SLOW) and matters
@@ -130,9 +138,10 @@ class Stragglers:
             return []
         if not slow:
             self.named.discard(entry.rank)
-            return [f"rank {entry.rank} is as fast as the others again, since step {streak.since}"]
+            return [f"rank {entry.rank} is as fast as {peer_name} again, since step {streak.since}"]
         self.named.add(entry.rank)
+        possessive = f"{peer_name}'" if peer_name.endswith("s") else f"{peer_name}'s"
         return [
-            f"rank {entry.rank} takes {entry.times:.1f} × the others' time per step for {step - streak.since} steps "
-            f"({duration(seconds)}, theirs {duration(usual_seconds)}, without waiting), most of it in {entry.phase}"
+            f"rank {entry.rank} takes {entry.times:.1f} × {possessive} time per step for {step - streak.since} steps "
+            f"({duration(seconds)} against {duration(usual_seconds)}, without waiting), most of it in {entry.phase}"
         ]

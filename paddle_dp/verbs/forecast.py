@@ -32,16 +32,9 @@ from paddle_dp.plan.rank_memory import (
     total_parameters,
 )
 from paddle_dp.recipe import Recipe
-from paddle_dp.text import digits, duration
+from paddle_dp.text import amount, duration
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
-
-
-def amount(size: float) -> str:
-    """«25.2 MB», in powers of 1000."""
-    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-    unit, name = next(((u, n) for u, n in units if size >= u), (1, "bytes"))
-    return f"{digits(size / unit)} {name}"
 
 
 def summed(sizes: Mapping[str, float]) -> str:
@@ -139,7 +132,10 @@ def _described(recipe: Recipe, layout: Layout, blocks: Blocks, memory: RankMemor
     split = [axis for axis in AXES if layout.degrees[axis] > 1]
     coords = ", ".join(f"{layout.called(axis)} {memory.coords[axis]}" for axis in split)
     coords = layout.degrees.role(memory.rank) or coords
-    rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} holds {memory.parameters:,} parameters"
+    stored, held = memory.state.parameters / layout.widths.parameter, "holds"
+    if layout.sharding_stage == 3 and layout.degrees.sharding > 1:  # each parameter has one owner
+        held = f"stores 1/{round(memory.parameters / stored)} of" if stored else "stores none of"
+    rank = f"rank {memory.rank}{f' ({coords})' if coords else ''} {held} {memory.parameters:,} parameters"
     yield f"{rank}: blocks {_runs(memory.stages)} of {len(blocks)}" if len(blocks) > 1 else rank
     sizes = _sizes(recipe, layout, blocks, memory)
     if layout.replicas == 1:

@@ -64,6 +64,15 @@ def test_what_a_rank_sends_stands_beside_the_seconds() -> None:
     assert str(_lines.Took(460, 6.4, 340_000.0)) == "460 steps in 6.4 s, 0.34 MB a step sent by each rank"
 
 
+def test_a_run_that_was_done_before_says_so(run: Run, trainer: Any) -> None:
+    def last(steps: int, first: int) -> str:
+        took = _lines.Took(steps, 2.4, first=first)
+        return next(line for line in _lines.summary(run, took, None, None, trainer) if "The run is" in line)
+
+    assert last(0, 20) == f"nothing left to do: all 20 steps were done before. The run is in {run.folder}"
+    assert last(0, 7) == f"0 steps in 2.4 s. The run is in {run.folder}"  # a callback has stopped it
+
+
 def recipe_with(strategy: str) -> Recipe:
     return read_recipe(Path("configs/digits_mlp.yaml"), [f"strategy={{use: {strategy}}}"])
 

@@ -351,6 +351,24 @@ def test_a_model_that_cannot_compute_one_sample_is_not_judged() -> None:
     )
 
 
+def test_a_trial_without_memory_is_one_sentence() -> None:
+    """Paddle's hint stood on the screen: «[Hint: Expected error == 0, but received error:12 != 0:0.] (at …)»."""
+
+    def lack(layer: nn.Layer, inputs: Any) -> None:
+        if len(inputs[0]) == 1:
+            raise SystemError("run_backward returned a result with an exception set") from MemoryError(
+                "(ResourceExhausted) Fail to alloc memory of 3200000000 size.\n  [Hint: Expected error == 0]"
+            )
+
+    model = network()
+    model.register_forward_pre_hook(lack)
+    (_, (doubt,)) = mixing(model, batch(2).micro_batches[0].inputs, ForkRunner(60))
+    assert doubt == (
+        "whether Sequential treats each sample alone: the trial ran out of memory (3.2 GB): the training itself "
+        "probably will, too"
+    )
+
+
 def test_outputs_of_several_tensors_are_tried() -> None:
     def pairs(outputs: dict[str, list[paddle.Tensor]], targets: paddle.Tensor) -> paddle.Tensor:
         return contrastive(outputs["both"][0] + outputs["both"][1], targets)

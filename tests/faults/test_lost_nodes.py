@@ -169,7 +169,7 @@ def test_a_job_goes_on_without_a_lost_node_and_grows_when_it_returns(spaces, tmp
     named = (
         "node 1 (" in said
         and "is lost: the connection was closed" in said
-        and "10.77.0.2) has come: stopping" in said
+        and "10.77.0.2) has come: saving a checkpoint, then going on" in said
     )
     found("2 nodes, --nodes 1:2: node 1 is killed, and returns later", seconds, named)
     assert named and difference < 1e-6

@@ -15,6 +15,7 @@ from paddle_dp.launch.restarts import AttemptResult
 from paddle_dp.launch.sizes import ElasticSize, choose
 
 CPU = Machine(cores=4)
+ON = ", 3 are running: saving a checkpoint, then going on with 4"
 
 
 def pairs_only(ranks: int) -> str:
@@ -70,13 +71,17 @@ def test_the_file_takes_ranks_away_and_gives_them_back(tmp_path):
     (tmp_path / "ranks").write_text(" 3\n")
     assert some.resize(plan) == ""  # it has just looked
     now[0] += 1.0
-    assert some.resize(plan) == "3 ranks can be had now, and there are 4"
+    file = tmp_path / "ranks"
+    assert (
+        some.resize(plan)
+        == f"{file} allows 3 ranks, 4 are running: saving a checkpoint, then going on with 3"
+    )
     plan = some.next()
     assert plan.ranks == 3 and some.shortage(plan).startswith(f"3 of at most 4 ranks: {tmp_path}/ranks has 3")
     assert some.resize(plan) == ""  # what was said of the attempt before does not stop this one
     (tmp_path / "ranks").write_text("9")
     now[0] += 1.0
-    assert some.resize(plan) == "4 ranks can be had now, and there are 3"
+    assert some.resize(plan) == f"4 ranks can be had now{ON}"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +140,9 @@ def test_a_device_that_is_not_visible_any_more_is_left_out(tmp_path):
     assert (plan.ranks, plan.devices) == (3, ("0", "2", "3"))
     assert "GPU 1 is not there" in some.shortage(plan)
     here[0] = replace(here[0], devices=("0", "1", "2", "3"))
-    assert some.resize(plan) == "4 ranks can be had now, and there are 3"
+    assert some.resize(plan) == f"4 ranks can be had now{ON}"
+    here[0] = replace(here[0], devices=("1", "2", "3"))
+    assert some._other(plan) == f"GPU 1, 2, 3 can be had now{ON.replace('with 4', 'with 3')}"
 
 
 def test_only_the_devices_that_were_given_are_used(tmp_path):

@@ -160,6 +160,19 @@ def test_each_part_is_told_before_it_begins_and_digests_are_short(tmp_path, monk
         assert certificate(tmp_path, replay=3, steps=2000) == status
 
 
+@pytest.mark.parametrize(
+    ("name", "after", "end"),
+    [
+        ("SIGUSR1", {"ranks": 2}, "stopped on purpose, to go on with 2 ranks"),
+        ("SIGUSR1", None, "stopped by SIGUSR1 after step 190 of 1380: the training is not done."),
+        ("SIGINT", {"ranks": 2}, "stopped by SIGINT after step 190 of 1380: the training is not done."),
+    ],
+)
+def test_an_attempt_stopped_for_other_ranks_is_no_error(name, after, end):
+    why = f"StoppedError: stopped by {name} after step 190 of 1380: the training is not done."
+    assert certified._end({"why": why}, after) == end
+
+
 def test_each_attempt_begins_with_the_weights_that_were_there(tmp_path):
     def attempt(begin: int, weights: str, **saved: str) -> dict:
         rows = [{"step": int(step[1:]), "model": digest} for step, digest in saved.items()]

@@ -102,8 +102,12 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, said: str) -> 
 
 def test_a_file_that_is_not_there_is_told_with_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "digits_mlp.yaml").touch()
-    with pytest.raises(RecipeError, match=r"no such file. Did you mean 'digits_mlp.yaml'\?"):
+    with pytest.raises(RecipeError, match=r"no such file. Did you mean 'digits_mlp.yaml'\?$"):
         read_page(tmp_path / "digit_mlp.yaml")
+    for number in range(10):
+        (tmp_path / f"a{number}.yaml").touch()
+    with pytest.raises(RecipeError, match=r"no such file. Next to it: a0.yaml, .*, a7.yaml and 3 more\.$"):
+        read_page(tmp_path / "nothing.yaml")
     with pytest.raises(RecipeError, match=r"no such file\.$"):
         read_page(tmp_path / "nowhere" / "a.yaml")
 

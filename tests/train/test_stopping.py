@@ -125,6 +125,13 @@ def test_the_main_ranks_clock_decides_for_all():
             step += 1
             answer = pair.step(step)
         assert answer == ["train.max_time (5 s)"] * 2 and 5.0 <= pair.now <= 5.0 + 2 * EVERY
+        pair = Pair(0.1, max_time=5.0)
+        answer = [None, None]
+        pair.ranks[0].start, pair.ranks[1].start = 4.0, 4.5
+        while answer == [None, None]:
+            step += 1
+            answer = pair.step(step)
+        assert answer == ["train.max_time (5 s; the updates began after 4.0 s)"] * 2
     finally:
         heartbeat.born = began
 

@@ -46,7 +46,7 @@ def test_it_is_named_once_with_its_phase_and_once_more_when_it_is_over():
     assert said[: MEETINGS - 1] == [[]] * (MEETINGS - 1) and said[MEETINGS:] == [[]] * 3
     (line,) = said[MEETINGS - 1]
     assert line.startswith(
-        "rank 3 takes 1.9 × the others' time per step for 30 steps (190 ms, theirs 100 ms, "
+        "rank 3 takes 1.9 × the others' time per step for 30 steps (190 ms against 100 ms, "
     )
     assert line.endswith("without waiting), most of it in data")
     assert (found.slowest.rank, found.slowest.phase) == (3, "data") and found.named == {3}
@@ -62,7 +62,11 @@ def test_it_is_named_once_with_its_phase_and_once_more_when_it_is_over():
 def test_of_two_ranks_the_other_is_the_measure():
     _, meet = meetings(2)
     said = [meet({1: {"forward": 0.9}}) for _ in range(MEETINGS)]
-    assert said[-1][0].startswith("rank 1 takes 1.6 ×") and said[-1][0].endswith("in forward")
+    assert said[-1][0].startswith(
+        "rank 1 takes 1.6 × rank 0's time per step for 30 steps (160 ms against 100 ms,"
+    )
+    assert said[-1][0].endswith("in forward")
+    assert [meet() for _ in range(MEETINGS)][-1] == ["rank 1 is as fast as rank 0 again, since step 40"]
 
 
 def test_what_comes_and_goes_or_delays_nobody_is_not_named():

@@ -48,6 +48,12 @@ def test_parts_of_large_models_are_built_as_planned(name, ranks, rank, overrides
     assert "as planned" in said(name, ranks, rank, *overrides)[-1]
 
 
+def test_a_rank_of_stage_3_stores_a_part() -> None:
+    layout = ("strategy.sharding=8", "strategy.sharding_stage=3", "strategy.tensor=1")
+    lines = said("gpt_6_7b", 8, None, *layout, "strategy.sequence_parallel=false")
+    assert "rank 0 (sharding 0) stores 1/8 of 6,864,642,048 parameters: " in lines[1]
+
+
 def test_bytes_are_those_of_the_optimizer_and_the_precision():
     lines = said("large_classifier", 2)
     assert lines[1] == "rank 0 (tensor 0) holds 32,033,088 parameters: blocks 0 to 2 of 3"

@@ -251,7 +251,8 @@ class Rendezvous:
         """Stops all nodes, with a checkpoint; the next attempt begins with the nodes that are connected then."""
         if not self._regroups:
             self._regroups = True
-            self._tell(say="stop", attempt=self.attempt, why=why)
+            line = f"{why}: saving a checkpoint, then going on with the nodes that are there"
+            self._tell(say="stop", attempt=self.attempt, why=line)
 
     def _fail(self, cause: Cause) -> None:
         self._causes.append(cause)

@@ -191,7 +191,10 @@ def test_an_elastic_job_goes_on_with_those_who_are_left_and_grows_again():
     job.here.heard(0, {"say": "prepared", "attempt": prepare["attempt"], "ranks": [[0, 1]]}, job.now)
     assert [to for to, _ in job.orders("begin")] == [0]
     job.join(1)
-    assert [(to, m["why"]) for to, m in job.orders("stop")] == [(0, "node 1 (host1, 10.0.0.1) has come")]
+    line = (
+        "node 1 (host1, 10.0.0.1) has come: saving a checkpoint, then going on with the nodes that are there"
+    )
+    assert [(to, m["why"]) for to, m in job.orders("stop")] == [(0, line)]
     job.ended(0, "stopped")
     assert job.begin(0, 1)["attempt"] == 3
     assert job.budget == 1  # growing is no failure
