@@ -11,10 +11,13 @@ from dataclasses import dataclass
 
 from paddle_dp.errors import near
 
-_BATCH = "train.batch is global: theirs is of one device, so multiply it by the ranks and by the accumulation steps"
+_BATCH = (
+    "train.batch is global: theirs is of one device, so multiply it by the data-parallel ranks (data × sharding, not "
+    "tensor or pipeline) and by the accumulation steps"
+)
 _PARTS = (
-    "train.micro_batches splits train.batch, theirs multiplies it: 8 samples a device × 2 ranks × 4 accumulation steps "
-    "is train.batch=64 and train.micro_batches=4"
+    "train.micro_batches splits train.batch, theirs multiplies it: 8 samples a device × 2 data-parallel ranks × 4 "
+    "accumulation steps is train.batch=64 and train.micro_batches=4"
 )
 _FLOOR = (
     "floor is a share of the peak rate: 1e-5 of 1e-3 is floor=0.01. Schedules cosine and polynomial have it"
@@ -33,7 +36,17 @@ _NONE = "there is none"
 _EVAL_BATCH = "evaluation takes train.batch samples at a time over all ranks, and has no separate batch"
 _LOGS = "a run writes runs/NAME: metrics.jsonl, logs and VisualDL (paddle-dp dashboard runs)"
 _DEVICE = "a rank takes the device that is there; train.device: cpu or gpu asks for one"
-_LAUNCH = "a command's option, not a recipe's key: paddle-dp train RECIPE --ranks N"
+_LAUNCH = "a command's option, not a recipe's key: paddle-dp train RECIPE"
+_NODES = "run the command on each machine, and --ranks counts the processes of one"
+_MERGE = (
+    "gradient_merge multiplies the batch by k_steps, train.micro_batches splits train.batch, so multiply both: k_steps "
+    "4 is 4 times train.batch, and train.micro_batches=4. k_steps of localsgd is strategy.every, of strategy local_sgd"
+)
+_LORA = "adapter: {use: lora, rank: 8, match: ['*.q', '*.v']}, with the names of this model's layers"
+_ONCE = "every sample counts once: ranks may have unequal shares, and nothing is repeated to fill them"
+_ENDS = "a schedule ends with the training, at train.length"
+_TRY = "train.length='2 steps' tries a recipe"
+_TOP = "at the top level of a recipe"
 _HOW = "how a checkpoint is continued is the command's business: paddle-dp train RECIPE --resume"
 _EXACT = "an update is exact over ranks as it is, so there is nothing to set"
 
@@ -43,23 +56,33 @@ _ROWS = """
 lr base_lr max_lr peak_lr                 | torch, Paddle    | schedule.learning_rate |
 learning_rate                             | HF               | schedule.learning_rate |
 min_lr eta_min end_lr min_learning_rate   | torch, PaddleNLP | schedule.floor         | {_FLOOR}
-warmup_steps warmup_epochs warmup_epoch   | HF, PaddleClas   | schedule.warmup        | {_EVERY}
+min_lr_factor                             | torchtitan       | schedule.floor         | both are a share of the peak rate. Schedules cosine and polynomial have it
+warmup_steps warmup_epochs warmup_epoch lr_warmup_iters | HF, PaddleClas, Megatron | schedule.warmup | {_EVERY}
 warmup_ratio warmup_proportion            | HF, PaddleNLP    | schedule.warmup        | {_SHARE}
-warmup_start_lr                           | PaddleClas       | schedule.warmup_from   | a share of the peak rate
+lr_warmup_fraction                        | Megatron         | schedule.warmup        | a number of steps, not a share: 0.01 of lr_decay_iters 5000 is '50 steps'
+warmup_start_lr lr_warmup_init            | PaddleClas, Megatron | schedule.warmup_from | a share of the peak rate: 0.01 of 0.1 is 0.1
 lr_scheduler_type lr_scheduler scheduler  | HF, PaddleNLP    | schedule.use           | constant, cosine, milestones, polynomial (linear is polynomial), or a class of paddle.optimizer.lr
 lr_scheduler_kwargs                       | HF               | schedule               | its settings stand in the group schedule
-lr_decay decay_epochs                     | PaddleClas       | schedule.factor        | of schedule milestones
+lr_decay gamma                            | PaddleClas, torch | schedule.factor       | of schedule milestones
+values                                    | PaddleClas       | schedule.factor        | of schedule milestones: one factor for all, so values [0.1, 0.01, 0.001] are learning_rate 0.1 and factor 0.1
+decay_epochs                              | PaddleClas       | schedule.milestones    | of schedule milestones, such as ['30 epochs', '60 epochs'] from the start of training: theirs count from the end of the warm-up, so add warmup_epoch
+by_epoch                                  | PaddleClas       | -                      | the rate changes after every step
+lr_decay_style                            | Megatron         | schedule.use           | constant, cosine, polynomial (linear is polynomial)
+lr_decay_iters decay_steps                | Megatron, PaddleNLP | -                   | {_ENDS}
 epochs num_epochs max_epochs num_train_epochs n_epochs | HF, PaddleClas, Lightning | train.length | {_UNITS}
 max_steps iters train_iters num_steps total_steps max_iters steps step | HF, Megatron, Lightning | train.length | {_UNITS}
 batch_size                                | torch, PaddleClas | train.batch           | {_BATCH}
 global_batch_size train_batch_size        | Megatron, DeepSpeed | train.batch         |
-per_device_train_batch_size per_device_batch_size per_gpu_train_batch_size micro_batch_size train_micro_batch_size_per_gpu | HF, PaddleNLP, Megatron, DeepSpeed | train.batch | {_BATCH}. {_PARTS}
+per_device_train_batch_size per_device_batch_size per_gpu_train_batch_size train_micro_batch_size_per_gpu | HF, PaddleNLP, DeepSpeed | train.batch | {_BATCH}. {_PARTS}
 per_device_eval_batch_size per_gpu_eval_batch_size eval_batch_size | HF, PaddleNLP | - | {_EVAL_BATCH}
 gradient_accumulation_steps accumulate_grad_batches update_freq accum_grad accumulation_steps grad_accum | HF, Lightning, PaddleClas | train.micro_batches | {_PARTS}
+micro_batch_size local_batch_size         | Megatron, fleet, torchtitan | train.micro_batches | a number of parts; theirs is the size of one, which splits global_batch_size: train.micro_batches is global_batch_size / (theirs × data-parallel ranks). Without a global batch, train.batch is theirs × data-parallel ranks × accumulate_steps
+rampup_batch_size                         | Megatron         | -                      | train.batch stays the same for the whole training
 accumulate_steps                          | fleet            | train.micro_batches    | both split the batch
+k_steps gradient_merge                    | fleet            | train.micro_batches    | {_MERGE}
 eval_accumulation_steps                   | HF               | -                      | held-out scores are sums, which take no memory
 auto_find_batch_size                      | HF               | train.micro_batches    | more of them need less memory, and the update stays the same
-dtype fp16 bf16 amp use_amp mixed_precision half_precision_backend fp16_backend fp16_opt_level amp_level bf16_full_eval fp16_full_eval | HF, PaddleNLP, Lightning | train.precision | float32, bfloat16, float16 or float64; {_LEVEL}
+dtype fp16 bf16 amp use_amp mixed_precision half_precision_backend fp16_backend fp16_opt_level amp_level bf16_full_eval fp16_full_eval level | HF, PaddleNLP, PaddleClas, Lightning | train.precision | float32, bfloat16, float16 or float64; {_LEVEL}
 amp_master_grad multi_precision use_multi_precision | PaddleNLP, Paddle | train.precision | {_LEVEL}
 loss_scale scale_loss scale_loss_window init_loss_scaling | Paddle, PaddleClas | train.precision | precision: {dtype: float16, scale: …}
 tf32                                      | HF               | -                      | FLAGS_use_tf32 of Paddle
@@ -73,14 +96,21 @@ pin_memory dataloader_pin_memory persistent_workers dataloader_persistent_worker
 shuffle                                   | torch            | -                      | training samples are shuffled by train.seed in every epoch, held-out ones never
 sampler                                   | torch, PaddleClas | -                     | the loader makes its own, for each number of ranks; Sampler.batch_size is train.batch
 remove_unused_columns label_names group_by_length length_column_name past_index | HF | - | {_DATA}; loader.pad makes samples of unequal lengths equal
+data_collator collate_fn                  | HF, torch        | loader.collate         | the data set's collate_fn gets one sample at a time: collate: batch passes it the whole global batch
+even_batches use_distributed_sampler      | HF accelerate, Lightning | -              | {_ONCE}
 split_batches dispatch_batches accelerator_config | HF accelerate | -               | every rank reads its own samples; dataset.reading=scatter lets rank 0 read for all
-grad_clip max_grad_norm clip_norm gradient_clip_val clip_grad gradient_clipping global_clip_norm clip_grad_norm | HF, Lightning, Megatron, DeepSpeed | optimizer.clip | by the global norm
-gradient_clip_algorithm                   | Lightning        | optimizer.clip         | clip is by the global norm, clip_value by value
+clip_norm                                 | PaddleClas       | -                      | ClipGradByNorm clips each tensor by its own norm, which there is none for; ClipGradByGlobalNorm's is optimizer.clip
+grad_clip max_grad_norm max_norm gradient_clip_val clip_grad gradient_clipping global_clip_norm clip_grad_norm | HF, Lightning, Megatron, DeepSpeed, torchtitan | optimizer.clip | by the global norm
+gradient_clip_algorithm                   | Lightning        | optimizer.clip         | optimizer.clip is by the global norm, optimizer.clip_value by value
 adam_beta1                                | HF               | optimizer.beta1        |
 adam_beta2                                | HF               | optimizer.beta2        |
-adam_epsilon eps epsilon                  | HF, torch        | optimizer.epsilon      |
+adam_epsilon adam_eps eps                 | HF, Megatron, torch | optimizer.epsilon   |
+epsilon                                   | Paddle           | optimizer.epsilon      | an optimizer's: CELoss's is loss.label_smoothing
+loss.epsilon                              | PaddleClas       | loss.label_smoothing   | of loss cross_entropy
 betas                                     | torch            | optimizer.beta1        | and beta2
-wd regularizer                            | PaddleClas       | optimizer.weight_decay |
+wd                                        | torch            | optimizer.weight_decay |
+regularizer                               | PaddleClas       | optimizer.weight_decay | its coeff, of L2. Theirs decays biases and norms, too; here they decay only with decay_all: true
+one_dim_param_no_weight_decay             | PaddleClas       | optimizer.decay_all    | false leaves biases and norms out, as true does there; it is the default here
 weight_decay                              | HF               | optimizer.weight_decay |
 no_weight_decay_name no_weight_decay no_decay | PaddleClas   | optimizer.groups       | a list: {match: ['*.bias'], weight_decay: 0}
 layer_decay                               | PaddleClas       | optimizer.groups       | docs/fine-tuning.md, layer-wise decay
@@ -92,6 +122,16 @@ dp dp_degree data_parallel_degree data_parallel_size | fleet, PaddleNLP, Megatro
 tp mp mp_degree tensor_parallel_degree tensor_parallel_size tensor_model_parallel_size model_parallel_size mp_parameters | fleet, PaddleNLP, Megatron | strategy.tensor | of strategy hybrid
 pp pp_degree pipeline_parallel_degree pipeline_parallel_size pipeline_model_parallel_size | fleet, PaddleNLP, Megatron | strategy.pipeline | of strategy hybrid
 sharding_degree sharding_parallel_degree sharding_parallel_size | fleet, PaddleNLP | strategy.sharding | of strategy hybrid
+sharding                                  | PaddleNLP        | strategy.sharding_stage | stage2 is strategy: {use: hybrid, sharding: N, sharding_stage: 2}, with N the number of ranks
+strategy.sharding                         | PaddleNLP        | strategy.sharding      | the number of ranks
+use_distributed_optimizer                 | Megatron         | strategy.sharding      | strategy: {use: hybrid, sharding: N, sharding_stage: 1}; N counts among the data-parallel ranks: data × sharding
+data_parallel_shard_degree                | torchtitan       | strategy.sharding      | {_STAGE3}. It takes no -1
+data_parallel_replicate_degree            | torchtitan       | strategy.data          | of strategy hybrid
+schedule_mode                             | fleet            | strategy.pipeline_schedule | of strategy hybrid: 1F1B is 1f1b, F-then-B f_then_b, VPP interleaved
+fp16_allreduce dgc                        | fleet            | strategy.compress      | of strategy data_parallel: float16, or 'power_sgd rank 4'; there is no top-k
+localsgd                                  | fleet            | strategy.every         | strategy: {use: local_sgd, every: 8 steps}
+adaptive_localsgd                         | fleet            | strategy.adaptive      | of strategy local_sgd
+a_sync                                    | fleet            | strategy.mode          | strategy: {use: parameter_server, servers: N, mode: async}
 sep sp_degree sep_degree sep_parallel_degree sep_parallel_size context_parallel_degree context_parallel_size cp_degree cp cp_size ulysses_degree | fleet, PaddleNLP, Megatron | strategy.sequence | of strategy hybrid: ranks that split each sample's tokens
 sequence_parallel                         | PaddleNLP, Megatron | strategy.sequence_parallel | of strategy hybrid, with tensor
 expert_parallel_degree ep_degree expert_model_parallel_size | PaddleNLP, Megatron | - | {_NONE} for experts: all ranks hold all of them (strategy.find_unused_parameters)
@@ -100,17 +140,20 @@ num_layers_per_virtual_pipeline_stage     | Megatron         | strategy.virtual_
 fsdp fsdp_config fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap fully_shard | torch, HF | strategy.sharding | {_STAGE3}
 deepspeed zero_optimization               | DeepSpeed, HF    | strategy.sharding      | {_STAGE}
 zero zero_stage stage                     | DeepSpeed        | strategy.sharding_stage | of strategy hybrid, with sharding: N
-ddp ddp_backend distributed distributed_backend accelerator parallelism_config tensor_parallel_config pipeline_parallel_config sharding_parallel_config hybrid_configs | torch, HF, Lightning, fleet | strategy | a part: data_parallel is DDP; hybrid has tensor, pipeline, sharding and sequence
+ddp ddp_backend distributed distributed_backend parallelism_config tensor_parallel_config pipeline_parallel_config sharding_parallel_config hybrid_configs | torch, HF, Lightning, fleet | strategy | a part: data_parallel is DDP; hybrid has tensor, pipeline, sharding and sequence
 ddp_find_unused_parameters                | HF               | strategy.find_unused_parameters | of strategy data_parallel; hybrid takes them as they are
-ddp_bucket_cap_mb bucket_cap_mb           | torch, HF        | strategy.comm_buffer_size | with its unit: '25 MB'
+ddp_bucket_cap_mb bucket_cap_mb fuse_grad_size_in_MB comm_buffer_size | torch, HF, fleet | strategy.comm_buffer_size | with its unit: '25 MB'
 ddp_broadcast_buffers broadcast_buffers   | torch, HF        | -                      | all ranks continue with the first one's buffers
-ddp_timeout nccl_timeout                  | torch, HF        | train.patience         | with its unit: '600 s'; and watch.patience
+last_comm_buffer_size                     | Paddle           | strategy.last_comm_buffer_size | with its unit: '1 MB'
+accumulate_allreduce_grads_in_fp32        | Megatron         | strategy.reduce_dtype  | float32, of strategy hybrid
+ddp_timeout nccl_timeout distributed_timeout_minutes | torch, HF, Megatron | train.patience | with its unit: '600 s'; and watch.patience
+exit_duration_in_mins                     | Megatron         | train.max_time         | with its unit: '230 min'
 sync_batchnorm convert_sync_batchnorm sync_bn use_sync_bn | Lightning, torch | strategy.sync_batch_norm | true unless switched off
 average_tokens_across_devices             | HF               | -                      | {_EXACT}
 gradient_as_bucket_view fuse_sequence_parallel_allreduce | torch, PaddleNLP | - | {_EXACT}
 gradient_checkpointing gradient_checkpointing_kwargs use_recompute recompute recompute_granularity activation_checkpointing | HF, PaddleNLP, Megatron | strategy.recompute | none, full, selective, or 'every 2 blocks'
 recompute_num_layers recompute_interval   | Megatron, PaddleNLP | strategy.recompute  | 'every 2 blocks' recomputes every second one
-offload_optimizer cpu_offload             | DeepSpeed, torch | strategy.offload       | of strategy hybrid
+offload_optimizer cpu_offload offload     | DeepSpeed, torch, fleet | strategy.offload       | of strategy hybrid
 torch_compile torch_compile_backend torch_compile_mode torchdynamo to_static jit_mode_eval use_cinn | HF, torch, Paddle | train.compile | true or false
 load_best_model_at_end save_best_only     | HF, Keras        | callbacks.checkpoint.best | {_BEST}; evaluate --checkpoint best takes it
 metric_for_best_model monitor             | HF, Lightning    | callbacks.checkpoint.best | {_BEST}. early_stop.watch ends a training
@@ -118,9 +161,12 @@ greater_is_better mode                    | HF, Lightning    | -                
 early_stopping_patience                   | HF               | callbacks.early_stop.patience | evaluations without improvement
 early_stopping_threshold min_delta        | HF, Lightning    | callbacks.early_stop.by |
 save_steps save_interval save_epoch_interval save_strategy every_n_epochs every_n_train_steps save_freq | HF, PaddleClas, Lightning | callbacks.checkpoint.every | {_EVERY}
-save_total_limit save_top_k max_to_keep keep_checkpoint_max | HF, Lightning | callbacks.checkpoint.keep | the newest so many; the best is kept, too
+save_total_limit save_top_k max_to_keep keep_checkpoint_max keep_latest_k | HF, Lightning, torchtitan | callbacks.checkpoint.keep | the newest so many; the best is kept, too
 save_safetensors save_on_each_node save_only_model save_checkpoint_format | HF, PaddleNLP | callbacks.checkpoint | a checkpoint is whole, in safetensors; paddle-dp export and merge write the model alone
-restore_callback_states_from_checkpoint ignore_data_skip resume_from_checkpoint resume checkpoints | HF, PaddleClas | - | {_HOW}
+restore_callback_states_from_checkpoint ignore_data_skip resume_from_checkpoint resume checkpoints ckpt_path | HF, PaddleClas, Lightning | - | {_HOW}
+unified_checkpoint                        | PaddleNLP        | -                      | every checkpoint is: it continues on any number of ranks, in any layout
+fast_dev_run overfit_batches limit_train_batches | Lightning | train.length           | {_TRY}
+profiler                                  | Lightning        | callbacks.profile      | or paddle-dp why RUN, after the run
 overwrite_output_dir                      | HF               | -                      | an earlier run of the name moves to runs/NAME.1; nothing is overwritten
 eval_steps eval_interval evaluation_strategy eval_strategy val_check_interval check_val_every_n_epoch eval_freq eval_delay eval_on_start eval_during_train start_eval_epoch | HF, PaddleClas, Lightning | callbacks.evaluate.every | {_EVERY}
 eval_iters test_iters limit_val_batches eval_do_concat_batches batch_eval_metrics include_inputs_for_metrics include_for_metrics prediction_loss_only eval_use_gather_object | Megatron, HF, Lightning | callbacks.evaluate | every held-out sample is evaluated, each once
@@ -136,18 +182,33 @@ run_name exp_name experiment_name         | HF               | name             
 do_train do_eval do_predict               | HF               | -                      | verbs: paddle-dp train, evaluate, predict
 model_name_or_path pretrained_model pretrained | HF, PaddleClas | load.path            | a file or folder; model.from=FOLDER takes sizes and weights of a Hugging Face folder
 use_pretrained                            | PaddleClas       | load.path              | a file of weights
-tokenizer_name_or_path tokenizer_name     | HF, PaddleNLP    | dataset.tokenizer      | the path of a tokenizer.json, not of its folder
+lora_rank                                 | PaddleNLP        | adapter.rank           | {_LORA}
+lora_alpha                                | PaddleNLP, HF    | adapter.alpha          | {_LORA}
+target_modules lora_target_modules        | PaddleNLP, HF    | adapter.match          | {_LORA}
+tokenizer_name_or_path tokenizer_name tokenizer_model | HF, PaddleNLP, Megatron | dataset.tokenizer      | the path of a tokenizer.json, not of its folder
 max_seq_length max_seq_len seq_length block_size max_length seqlen | HF, PaddleNLP, Megatron | dataset.length | and model.length
 input_dir data_dir data_path dataset_path train_file image_root train_dataset_path | HF, PaddleNLP, PaddleClas | dataset.path |
+split                                     | PaddleNLP, Megatron | dataset.held_out    | a share of the files, such as 0.05: '949,50,1' is about 0.05, and there is no third part
+packing zero_padding                      | PaddleNLP        | -                      | data set text_files cuts texts into windows of dataset.length and pads none; to pack samples is a data set's of your own (docs/add-a-part.md)
 cls_label_path file_list class_id_map_file | PaddleClas      | -                      | image_folder reads train/CLASS and val/CLASS; lists are for a data set of your own (docs/add-a-part.md)
-batch_transform_ops transform_ops mixup cutmix | PaddleClas  | -                      | augmentation that mixes samples is a data set's of your own with loader.collate: batch (docs/add-a-part.md)
+transform_ops                             | PaddleClas       | -                      | flip, crop, jitter, resize, mean and std are settings of dataset image_folder; others are a data set's of your own (docs/add-a-part.md)
+batch_transform_ops mixup cutmix          | PaddleClas       | -                      | augmentation that mixes samples is a data set's of your own with loader.collate: batch (docs/add-a-part.md)
 class_num num_classes class_dim           | PaddleClas, torch | model.classes         |
 topk                                      | PaddleClas       | -                      | a classifier's evaluations give acc1 and acc5
-use_ema ema_decay                         | PaddleClas       | ema.decay              |
+num_layers num_hidden_layers              | Megatron, HF     | model.depth            | of models gpt and llama
+hidden_size                               | Megatron, HF     | model.width            | of models gpt and llama
+num_attention_heads                       | Megatron, HF     | model.heads            | of models gpt and llama
+num_query_groups num_key_value_heads      | Megatron, HF     | model.kv_heads         | of model llama
+ffn_hidden_size intermediate_size         | Megatron, HF     | model.hidden           | of models gpt and llama
+hidden_dropout attention_dropout resid_pdrop attn_pdrop | Megatron, HF | model.dropout | of model gpt: 0 unless set, and attention weights are never dropped
+use_ema ema_decay EMA                     | PaddleClas       | ema.decay              |
 neftune_noise_alpha use_liger_kernel liger_kernel_config use_flash_attention use_ipex torch_empty_cache_steps hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token debug tpu_num_cores tpu_metrics_debug use_legacy_prediction_loop ray_scope fuse_attention_qkv fuse_attention_ffn use_fused_rms_norm use_fused_rope | HF, PaddleNLP | - | {_NONE}
-device use_gpu use_cpu no_cuda use_mps_device place | Paddle, HF | train.device       | {_DEVICE}
-local_rank nproc_per_node nnodes node_rank master_addr master_port gpus devices num_nodes num_gpus trainers | launchers, HF, Lightning | - | {_LAUNCH}
-Global Arch DataLoader Metric Infer SSLD | PaddleClas       | -                      | this is PaddleClas's: Arch is model, Global.epochs train.length, Optimizer.lr schedule, DataLoader.Train dataset and loader
+device use_gpu use_cpu no_cuda use_mps_device place accelerator | Paddle, HF, Lightning | train.device | {_DEVICE}
+local_rank nproc_per_node num_gpus trainers | launchers, HF    | -                      | {_LAUNCH} --ranks N
+devices gpus                              | Lightning, launchers | -                  | {_LAUNCH} --devices 0,1 for these, --ranks N for a number of them
+nnodes num_nodes                          | launchers, Lightning | -                  | {_LAUNCH} --nodes N --node-rank R --master HOST:PORT; {_NODES}
+node_rank master_addr master_port         | launchers        | -                      | {_LAUNCH} --nodes N --node-rank R --master HOST:PORT
+Global Arch Optimizer Loss DataLoader Metric Infer SSLD | PaddleClas | -              | Arch is model here, Loss.Train loss, Optimizer optimizer, Optimizer.lr schedule, Global.epochs train.length, DataLoader.Train dataset and loader
 """
 
 
@@ -188,8 +249,12 @@ optimizer.weight_decay optimizer.groups strategy.data strategy.tensor strategy.p
 strategy.sequence strategy.sharding_stage strategy.sequence_parallel strategy.recompute strategy.sync_batch_norm
 strategy.find_unused_parameters
 """
+_TOP_KEYS = (
+    "model dataset loss optimizer schedule strategy train loader load guard adapter ema callbacks output_dir"
+)
 FOREIGN = {key.rpartition(".")[2]: Alias(key.rpartition(".")[2], "", key, "") for key in _MOVED_KEYS.split()}
-FOREIGN |= {row.name.lower(): row for row in _aliases()}
+FOREIGN |= {name: Alias(name, "", name, _TOP) for name in _TOP_KEYS.split()}
+FOREIGN |= {row.name: row for row in _aliases()}
 # A part's `use` in other tools, by shelf: the part here, or advice.
 PARTS = {
     "losses": {
@@ -233,7 +298,7 @@ OPTIONS = {
     "--seed": "train.seed=N", "--batch_size": "train.batch=N, of all ranks together", "--epochs": "train.length='3 epochs'",
     "--lr": "schedule.learning_rate=0.001", "--device": "train.device=cpu", "--fp16": "train.precision=float16",
     "--bf16": "train.precision=bfloat16", "--amp": "train.precision=bfloat16",
-    "--per_device_train_batch_size": "train.batch=N, theirs × ranks × accumulation steps",
+    "--per_device_train_batch_size": "train.batch=N, theirs × data-parallel ranks × accumulation steps",
     "--gradient_accumulation_steps": f"train.micro_batches=N: {_PARTS}",
 }  # fmt: skip
 VERBS = {
@@ -264,6 +329,12 @@ RENAMED_VALUES = {"columns": "colwise", "rows": "rowwise", "vocabulary": "vocab"
 
 
 def find_alias(name: str, exactly: bool = False) -> Alias | None:
-    """The row of another tool's word, found despite a typing error unless `exactly`; None for an unknown word."""
+    """The row of another tool's word, found despite a typing error unless `exactly`; None for an unknown word.
+
+    PaddleClas's Optimizer and Loss differ from a recipe's groups by their capitals alone. A row for one group is found
+    under both names: loss.epsilon.
+    """
     key = name.lower().replace("-", "_")
-    return FOREIGN.get(key) or (None if exactly else FOREIGN.get(near(key, FOREIGN) or ""))
+    return (
+        FOREIGN.get(name) or FOREIGN.get(key) or (None if exactly else FOREIGN.get(near(key, FOREIGN) or ""))
+    )

@@ -103,7 +103,8 @@ def _known_elsewhere(path: Keys, owner: ErrorContext, takes: list[str]) -> str:
     else the most similar setting of this owner."""
     name = str(path[-1])
     hint = owner.hint(name) if len(path) == 1 else ""
-    foreign = find_alias(name, exactly=bool(hint or near(name, takes)))
+    in_this_group = find_alias(owner.dotted(path), exactly=True)
+    foreign = in_this_group or find_alias(name, exactly=bool(hint or near(name, takes)))
     group, _, last = (foreign.key if foreign else "").rpartition(".")
     if foreign is None or foreign.key == owner.dotted(path) or (hint and last == name):
         return hint + did_you_mean(name, takes)

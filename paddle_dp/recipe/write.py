@@ -35,6 +35,12 @@ def yaml_text(content: Mapping[str, Any]) -> str:
 def resolved(folder: str | Path) -> Path:
     """The path of a run's recipe. Raises UsageError if `folder` is not a run's."""
     file = Path(folder) / RESOLVED
+    if not file.is_file() and (Path(folder) / "checkpoints").is_dir():
+        raise UsageError(
+            f"{folder} is a script's run (Trainer.of), without a recipe to make its model and data from. Write one to "
+            f"{file}, with the same model, dataset and loss, such as model: {{use: mypackage.make_model}}. "
+            f"`paddle-dp merge {folder} -o FILE` needs none, and writes the weights."
+        )
     if not file.is_file():
         wrong = f"holds no {RESOLVED}" if Path(folder).is_dir() else "is no folder"
         runs = [path.parent.name for path in Path(folder).parent.glob(f"*/{RESOLVED}")]

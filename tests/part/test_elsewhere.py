@@ -53,7 +53,8 @@ def test_each_of_hugging_faces_arguments_is_answered(word: str) -> None:
 
 def keys() -> set[str]:
     """Every key of a recipe that a row may name."""
-    known = {"model.classes", "name", "output_dir", *Recipe.model_fields}
+    models = {f"model.{name}" for model in ("gpt", "llama") for name in fields_of(find("models", model))}
+    known = {"model.classes", *models, "name", "output_dir", *Recipe.model_fields}
     known |= {f"{shelf}.use" for shelf in ("schedule", "optimizer", "loss")}
     known |= {f"{group}.{name}" for group, kind in GROUPS.items() for name in fields_of(kind)}
     for shelf, noun in SHELVES.items():
@@ -86,7 +87,7 @@ def test_every_part_option_and_verb_is_one_of_ours() -> None:
         ),
         (
             "train.per_device_train_batch_size=8",
-            r"train\.batch \(.*multiply it by the ranks and by the accumulation",
+            r"train\.batch \(.*multiply it by the data-parallel ranks \(data × sharding, not tensor or pipeline\)",
         ),
         ("train.per_device_eval_batch_size=8", r"evaluation takes train\.batch samples"),
         ("train.eval_accumulation_steps=8", r"held-out scores are sums"),
@@ -99,12 +100,66 @@ def test_every_part_option_and_verb_is_one_of_ours() -> None:
         ("strategy.use=fsdp", "sharding_stage: 3"),
         ("train.deepspeed=zero3.json", r"strategy\.sharding "),
         ("train.recompute=full", r"strategy\.recompute "),
-        ("Global.epochs=3", "this is PaddleClas's"),
+        ("Global.epochs=3", r"Arch is model here, .*Global\.epochs train\.length"),
         ("train.step=5", r"train\.length "),
         ("train.steps=5", r"train\.length "),
         ("loader.shuffle=true", "shuffled by train.seed in every epoch"),
         ("callbacks.5.use=tensorboard", "Here that is dashboard"),
         ("optimizer.max_grad_norm=1", r"optimizer\.clip \(by the global norm\)\. optimizer adamw takes"),
+        ("schedule.decay_epochs=[30]", r"schedule\.milestones \(.*from the end of the warm-up, so add"),
+        ("schedule.values=[0.1]", r"schedule\.factor \(of schedule milestones: one factor for all"),
+        ("schedule.by_epoch=true", "the rate changes after every step"),
+        ("train.accelerator=gpu", r"In a recipe that is train\.device "),
+        (
+            "strategy.k_steps=4",
+            r"train\.micro_batches \(gradient_merge multiplies .*localsgd is strategy\.every",
+        ),
+        ("loss.epsilon=0.1", r"In a recipe that is loss\.label_smoothing "),
+        ("train.epsilon=0.1", r"optimizer\.epsilon \(an optimizer's: CELoss's is loss\.label_smoothing\)"),
+        ("train.batch_size=8", r"train\.batch \(.*by the data-parallel ranks .* and by the accumulation"),
+        (
+            "train.micro_batch_size=2",
+            r"train\.micro_batches \(.*is global_batch_size / \(theirs × data-parallel",
+        ),
+        (
+            "train.local_batch_size=2",
+            r"train\.micro_batches \(.*train\.batch is theirs × data-parallel ranks ×",
+        ),
+        ("optimizer.clip_norm=1", "clips each tensor by its own norm, which there is none for"),
+        (
+            "optimizer.regularizer=1",
+            r"weight_decay \(.*biases and norms, too; here they decay only with decay_all",
+        ),
+        (
+            "optimizer.one_dim_param_no_weight_decay=true",
+            r"optimizer\.decay_all \(false leaves biases and norms",
+        ),
+        ("train.sharding=stage2", r"strategy\.sharding_stage \(stage2 is .*sharding: N, sharding_stage: 2}"),
+        (
+            "strategy.sharding=2",
+            r"has no setting 'sharding'\. 'sharding' is a setting of strategy hybrid: strategy\.use=hybrid\. It",
+        ),
+        ("train.num_nodes=2", "paddle-dp train RECIPE --nodes N"),
+        ("train.nnodes=2", "paddle-dp train RECIPE --nodes N"),
+        ("train.devices=2", "paddle-dp train RECIPE --devices 0,1"),
+        ("dataset.transform_ops=1", "flip, crop, jitter, .* of dataset image_folder"),
+        ("dataset.batch_transform_ops=1", "augmentation that mixes samples"),
+        ("Optimizer.lr=0.1", "'Optimizer' is of PaddleClas: Arch is model here"),
+        ("Loss.Train=1", "'Loss' is of PaddleClas: Arch is model here"),
+        ("EMA.decay=0.9", r"In a recipe that is ema\.decay"),
+        ("train.optimizer=adamw", r"In a recipe that is optimizer \(at the top level of a recipe\)"),
+        ("train.output_dir=x", r"In a recipe that is output_dir \(at the top level of a recipe\)"),
+        ("train.level=O2", r"train\.precision \(.*level: O2"),
+        (
+            "train.lr_warmup_fraction=0.01",
+            r"schedule\.warmup \(a number of steps, not a share: .*lr_decay_iters",
+        ),
+        ("train.min_lr_factor=0.1", r"schedule\.floor \(both are a share of the peak rate"),
+        ("train.use_distributed_optimizer=true", r"sharding: N, sharding_stage: 1}"),
+        ("train.rampup_batch_size=8", "stays the same for the whole training"),
+        ("train.split=949", r"dataset\.held_out \(a share of the files"),
+        ("train.fuse_grad_size_in_MB=32", r"strategy\.comm_buffer_size \(with its unit"),
+        ("train.fp16_allreduce=true", r"strategy\.compress \(of strategy data_parallel: float16"),
         ("schedule.lr=1e-3", r"schedule\.learning_rate\. schedule cosine takes"),
     ],
 )
@@ -139,3 +194,29 @@ def test_a_slip_in_another_tools_word_is_understood() -> None:
     assert row is not None and row.key == "train.micro_batches"
     assert find_alias("gradient_acumulation_steps", exactly=True) is None
     assert find_alias("wibble") is None
+
+
+# Words of PaddleClas, PaddleNLP, fleet, Megatron, torchtitan, accelerate and Lightning (docs/coming-from).
+OTHERS = """
+EMA level values gamma by_epoch one_dim_param_no_weight_decay lora_rank lora_alpha target_modules unified_checkpoint
+split packing offload schedule_mode gradient_merge fp16_allreduce fuse_grad_size_in_MB comm_buffer_size lr_warmup_iters
+lr_warmup_fraction lr_decay_style lr_decay_iters adam_eps use_distributed_optimizer num_layers hidden_size
+num_query_groups ffn_hidden_size tokenizer_model rampup_batch_size local_batch_size max_norm data_parallel_shard_degree
+data_parallel_replicate_degree min_lr_factor keep_latest_k even_batches data_collator use_distributed_sampler
+fast_dev_run ckpt_path profiler decay_epochs accelerator k_steps clip_norm regularizer nnodes num_nodes devices
+transform_ops output_dir lr_warmup_init distributed_timeout_minutes exit_duration_in_mins num_attention_heads
+hidden_dropout resid_pdrop dgc localsgd adaptive_localsgd a_sync collate_fn limit_train_batches zero_padding decay_steps
+"""
+
+
+@pytest.mark.parametrize("word", OTHERS.split())
+def test_each_word_that_the_pages_name_is_answered(word: str) -> None:
+    said = mistake(f"train.{word}=1")
+    assert "In a recipe that is" in said or f"'{word}' is of" in said
+    assert "Did you mean" not in said
+
+
+def test_capitals_tell_paddleclas_s_groups_from_a_recipe_s() -> None:
+    assert find_alias("Optimizer") is FOREIGN["Optimizer"] is not find_alias("optimizer")
+    assert find_alias("amp") is find_alias("AMP") is not None
+    assert find_alias("loss.epsilon") is not find_alias("epsilon")

@@ -65,6 +65,10 @@ def test_the_recipe_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"holds no recipe.yaml"):
         resolved(tmp_path / "empty")
+    (tmp_path / "script" / "checkpoints").mkdir(parents=True)
+    said = r"is a script's run .* Write one to .*script/recipe\.yaml, .*`paddle-dp merge .*script -o FILE` needs none"
+    with pytest.raises(UsageError, match=said):
+        resolved(tmp_path / "script")
     with pytest.raises(
         UsageError, match=r"nowhere is no folder: name the folder of a run, such as runs/NAME\.$"
     ):
