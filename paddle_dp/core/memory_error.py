@@ -8,7 +8,7 @@ from paddle_dp.errors import message_of
 from paddle_dp.text import amount
 
 _MEMORY = re.compile(r"MemoryError|ResourceExhausted|Out of memory error")
-_SIZE = re.compile(r"alloc memory of (\d+) size|[Aa]llocate ([\d.]+) ?([KMGT]i?B)")
+_SIZE = re.compile(r"alloc memory of (\d+) size|[Aa]llocate ([\d.]+) ?([kKMGT]?i?B)")
 
 
 def memory_error(error: BaseException | None) -> BaseException | None:
@@ -24,4 +24,4 @@ def unallocated(error: BaseException) -> str:
     found = _SIZE.search(message_of(error))
     if found is None:
         return ""
-    return amount(float(found[1])) if found[1] else f"{found[2]} {found[3]}"
+    return amount(float(found[1])) if found[1] else f"{float(found[2]):g} {found[3]}"

@@ -38,5 +38,7 @@ def test_lack_of_memory_is_found_behind_the_error_that_a_backward_makes_of_it() 
     assert memory_error(SystemError("…")) is memory_error(None) is None
     device = OSError("Out of memory error on GPU 0. Cannot allocate 1.5GB memory on GPU 0, 79GB …")
     assert memory_error(device) is device and unallocated(device) == "1.5 GB"
+    small = RuntimeError("Out of memory error on sim:1. Cannot allocate 400.000000kB memory on sim:1")
+    assert unallocated(small) == "400 kB"
     assert unallocated(MemoryError("Unable to allocate 2.98 GiB for an array")) == "2.98 GiB"
     assert unallocated(MemoryError()) == ""
