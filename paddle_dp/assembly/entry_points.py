@@ -49,13 +49,7 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp.assembly.build import build
     from paddle_dp.recipe.folder import claim, holds
 
-    mesh = join(
-        recipe.train.seed,
-        recipe.train.device,
-        patience(recipe, os.environ),
-        recipe.strategy.config.servers,
-    )
-    recipe = _in_agreed_folder(recipe, mesh)
+    mesh, recipe = _joined(recipe)
     resume = options.get("resume")
     if mesh.is_main:
         if not options.get("claimed"):  # started without paddle-dp, which claims it before the ranks start
@@ -140,12 +134,14 @@ def patience(recipe: Recipe, variables: Mapping[str, str]) -> float:
     return max(seconds, longest + BEYOND)
 
 
-def _in_agreed_folder(recipe: Recipe, mesh: Mesh) -> Recipe:
-    """The recipe with rank 0's run folder. Collective."""
+def _joined(recipe: Recipe) -> tuple[Mesh, Recipe]:
+    """Joins the recipe's ranks. Returns their mesh, and the recipe with rank 0's run folder. Collective."""
     from paddle_dp.identity.consistency import agreed_folder
 
+    train = recipe.train
+    mesh = join(train.seed, train.device, patience(recipe, os.environ), recipe.strategy.config.servers)
     folder = agreed_folder(recipe.folder, mesh)
-    return recipe if folder == recipe.folder else recipe.model_copy(update={"output_dir": str(folder)})
+    return mesh, recipe if folder == recipe.folder else recipe.model_copy(update={"output_dir": str(folder)})
 
 
 def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
@@ -155,13 +151,7 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     from paddle_dp.train.evaluate import evaluate as evaluate_all
     from paddle_dp.train.state import load_model
 
-    mesh = join(
-        recipe.train.seed,
-        recipe.train.device,
-        patience(recipe, os.environ),
-        recipe.strategy.config.servers,
-    )
-    recipe = _in_agreed_folder(recipe, mesh)
+    mesh, recipe = _joined(recipe)
     assembly = TrainerBuilder(setup(recipe), mesh)
     learner, test_loader, mesh = assembly.learner(), assembly.test_loader, assembly.mesh
     if test_loader is None:
