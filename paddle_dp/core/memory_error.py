@@ -12,10 +12,13 @@ _SIZE = re.compile(r"alloc memory of (\d+) size|[Aa]llocate ([\d.]+) ?([kKMGT]?i
 
 
 def memory_error(error: BaseException | None) -> BaseException | None:
-    """The error for lack of memory among `error` and its causes, or None. Paddle (3.3.1) raises a MemoryError, in a
-    Python backward an OSError with its text, and a SystemError where a hook of a backward has raised one."""
+    """`error` if it is one for lack of memory, or the one that its SystemError hides; else None.
+
+    Paddle (3.3.1) raises a MemoryError, in a Python backward an OSError with its text, and a SystemError where a hook
+    of a backward has raised one. Other errors are no lack of memory, even if they were raised while one was handled.
+    """
     while error is not None and not _MEMORY.search(f"{type(error).__name__}: {message_of(error)}"):
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or error.__context__ if isinstance(error, SystemError) else None
     return error
 
 

@@ -42,3 +42,10 @@ def test_lack_of_memory_is_found_behind_the_error_that_a_backward_makes_of_it() 
     assert unallocated(small) == "400 kB"
     assert unallocated(MemoryError("Unable to allocate 2.98 GiB for an array")) == "2.98 GiB"
     assert unallocated(MemoryError()) == ""
+
+
+def test_a_mistake_made_while_lack_of_memory_is_handled_is_a_mistake() -> None:
+    """A model that catches a MemoryError and then fails otherwise has the other error as its cause."""
+    mistake = AttributeError("no attribute 'spare'")
+    mistake.__context__ = MemoryError()
+    assert memory_error(mistake) is None
