@@ -13,9 +13,10 @@ def shared(x: paddle.Tensor, function: Function, key: object) -> paddle.Tensor:
     """`function(x)`, computed once for a tensor as long as it does not change. `key`: identifies the function, and the
     group of an exchange.
 
-    A leaf that requires a gradient outlives its backward, but the cached graph does not: each reader computes it.
+    A leaf is computed by each reader: it outlives its backward, unlike the cached graph, and `set_value`, which writes
+    buffers and parameters, does not count as a change (3.3.1).
     """
-    if not paddle.in_dynamic_mode() or (x.is_leaf and not x.stop_gradient):
+    if not paddle.in_dynamic_mode() or x.is_leaf:
         return function(x)
     state = key, x.inplace_version, paddle.is_grad_enabled()
     cached = getattr(x, _CACHE_ATTRIBUTE, None)

@@ -64,3 +64,12 @@ def test_a_leaf_that_learns_may_be_used_after_its_backward(exchange):
     for _ in range(2):
         shared(leaf, exchange, "a").sum().backward()
     assert leaf.grad.tolist() == [4, 4] and exchange.calls == 2
+
+
+def test_a_buffer_that_set_value_writes_is_read_anew() -> None:
+    from paddle_dp.core.shared import shared
+
+    buffer = paddle.ones([2])
+    assert shared(buffer, lambda x: x * 2, "doubled").tolist() == [2.0, 2.0]
+    buffer.set_value(paddle.full([2], 5.0))
+    assert shared(buffer, lambda x: x * 2, "doubled").tolist() == [10.0, 10.0]
