@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import paddle
 
 from paddle_dp.adjoint import Function
 
 _CACHE_ATTRIBUTE = "shared_by_its_readers"  # an attribute of the tensor, so the cache lives as long as it
+_forward: ContextVar[object | None] = ContextVar("forward", default=None)  # the one that runs
+
+
+@contextmanager
+def one_forward() -> Iterator[None]:
+    """Wraps a model's forward, in which nothing writes a tensor that two of its layers read."""
+    token = _forward.set(_forward.get() or object())
+    try:
+        yield
+    finally:
+        _forward.reset(token)
 
 
 def shared(x: paddle.Tensor, function: Function, key: object) -> paddle.Tensor:
     """`function(x)`, computed once for a tensor as long as it does not change. `key`: identifies the function, and the
     group of an exchange.
 
-    A leaf is computed by each reader: it outlives its backward, unlike the cached graph, and `set_value`, which writes
-    buffers and parameters, does not count as a change (3.3.1).
+    Each reader computes it for a leaf that learns, which outlives its backward, unlike the cached graph. Without
+    gradients every tensor is a leaf, also a buffer, and `set_value` does not count as a change (3.3.1): its readers
+    share within `one_forward`.
     """
-    if not paddle.in_dynamic_mode() or x.is_leaf:
+    if not paddle.in_dynamic_mode():
         return function(x)
-    state = key, x.inplace_version, paddle.is_grad_enabled()
+    forward = _forward.get() if x.is_leaf and x.stop_gradient else None
+    if x.is_leaf and forward is None:
+        return function(x)
+    state = key, x.inplace_version, paddle.is_grad_enabled(), forward
     cached = getattr(x, _CACHE_ATTRIBUTE, None)
     if cached is None or cached[0] != state:
         cached = state, function(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from paddle_dp.core.shared import shared
+from paddle_dp.core.shared import one_forward, shared
 
 
 class Exchange:
@@ -66,10 +66,21 @@ def test_a_leaf_that_learns_may_be_used_after_its_backward(exchange):
     assert leaf.grad.tolist() == [4, 4] and exchange.calls == 2
 
 
-def test_a_buffer_that_set_value_writes_is_read_anew() -> None:
-    from paddle_dp.core.shared import shared
-
+def test_a_buffer_that_set_value_writes_is_read_anew(exchange) -> None:
     buffer = paddle.ones([2])
-    assert shared(buffer, lambda x: x * 2, "doubled").tolist() == [2.0, 2.0]
-    buffer.set_value(paddle.full([2], 5.0))
-    assert shared(buffer, lambda x: x * 2, "doubled").tolist() == [10.0, 10.0]
+    for written, read in ((1.0, 2.0), (5.0, 10.0)):
+        buffer.set_value(paddle.full([2], written))
+        with one_forward():
+            assert shared(buffer, exchange, "a").tolist() == [read] * 2
+    buffer.set_value(paddle.zeros([2]))
+    assert shared(buffer, exchange, "a").tolist() == [0, 0]
+
+
+def test_layers_of_a_forward_without_gradients_take_what_the_first_one_exchanged(exchange) -> None:
+    _, learned = made_of_a_leaf()
+    with paddle.no_grad(), one_forward():
+        x = learned + 1
+        for _ in range(3):
+            with one_forward():  # as a copy of the model does
+                shared(x, exchange, "a")
+    assert exchange.calls == 1

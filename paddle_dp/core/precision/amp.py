@@ -19,6 +19,7 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.precision.emulated_amp import Rounder
+from paddle_dp.core.shared import one_forward
 from paddle_dp.errors import UsageError
 from paddle_dp.recipe import Precision
 from paddle_dp.structure import leaves
@@ -186,8 +187,13 @@ class MixedPrecision:
             return self.double
         return any(x.dtype is paddle.float64 for x in leaves(read))
 
-    def context(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def context(self) -> Iterator[None]:
         """Wraps every forward, in training and in evaluation."""
+        with one_forward(), self._computing():
+            yield
+
+    def _computing(self) -> AbstractContextManager[Any]:
         if self.double:
             return everything_in_float64()
         if not self.low:
