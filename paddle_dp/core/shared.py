@@ -15,7 +15,7 @@ _forward: ContextVar[object | None] = ContextVar("forward", default=None)  # the
 
 
 @contextmanager
-def one_forward() -> Iterator[None]:
+def single_forward() -> Iterator[None]:
     """Wraps a model's forward, in which nothing writes a tensor that two of its layers read."""
     token = _forward.set(_forward.get() or object())
     try:
@@ -30,7 +30,7 @@ def shared(x: paddle.Tensor, function: Function, key: object) -> paddle.Tensor:
 
     Each reader computes it for a leaf that learns, which outlives its backward, unlike the cached graph. Without
     gradients every tensor is a leaf, also a buffer, and `set_value` does not count as a change (3.3.1): its readers
-    share within `one_forward`.
+    share within `single_forward`.
     """
     if not paddle.in_dynamic_mode():
         return function(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from paddle_dp.core.shared import one_forward, shared
+from paddle_dp.core.shared import single_forward, shared
 
 
 class Exchange:
@@ -70,7 +70,7 @@ def test_a_buffer_that_set_value_writes_is_read_anew(exchange) -> None:
     buffer = paddle.ones([2])
     for written, read in ((1.0, 2.0), (5.0, 10.0)):
         buffer.set_value(paddle.full([2], written))
-        with one_forward():
+        with single_forward():
             assert shared(buffer, exchange, "a").tolist() == [read] * 2
     buffer.set_value(paddle.zeros([2]))
     assert shared(buffer, exchange, "a").tolist() == [0, 0]
@@ -78,9 +78,9 @@ def test_a_buffer_that_set_value_writes_is_read_anew(exchange) -> None:
 
 def test_layers_of_a_forward_without_gradients_take_what_the_first_one_exchanged(exchange) -> None:
     _, learned = made_of_a_leaf()
-    with paddle.no_grad(), one_forward():
+    with paddle.no_grad(), single_forward():
         x = learned + 1
         for _ in range(3):
-            with one_forward():  # as a copy of the model does
+            with single_forward():  # as a copy of the model does
                 shared(x, exchange, "a")
     assert exchange.calls == 1

@@ -19,7 +19,7 @@ from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.precision.emulated_amp import Rounder
-from paddle_dp.core.shared import one_forward
+from paddle_dp.core.shared import single_forward
 from paddle_dp.errors import UsageError
 from paddle_dp.recipe import Precision
 from paddle_dp.structure import leaves
@@ -190,7 +190,7 @@ class MixedPrecision:
     @contextmanager
     def context(self) -> Iterator[None]:
         """Wraps every forward, in training and in evaluation."""
-        with one_forward(), self._computing():
+        with single_forward(), self._computing():
             yield
 
     def _computing(self) -> AbstractContextManager[Any]:
