@@ -38,8 +38,7 @@ from paddle_dp.part import (
     read_part,
     read_settings,
 )
-from paddle_dp.part.call import config_of
-from paddle_dp.part.callables import validate_callable
+from paddle_dp.part.call import config_of, validate_callable
 from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim, move_aside
 from paddle_dp.recipe.precision import read_precision

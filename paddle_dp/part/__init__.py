@@ -7,9 +7,7 @@ overrides; the shelves' folders hold the parts.
 from paddle_dp.part.annotation import Annotation, annotate
 from paddle_dp.part.config import settings_of
 from paddle_dp.part.groups import Groups, ParameterGroup, adapted, freeze
-from paddle_dp.part.lazy import lazily
-from paddle_dp.part.part import Part, find, read_part
-from paddle_dp.part.reading import Readers, Reading
+from paddle_dp.part.part import Part, Readers, Reading, find, lazily, read_part
 from paddle_dp.part.settings import ErrorContext, read_settings
 from paddle_dp.part.shelf import SHELVES, names, summary
 

@@ -34,7 +34,6 @@ _BEST = (
 )
 _NONE = "there is none"
 _EVAL_BATCH = "evaluation takes train.batch samples at a time over all ranks, and has no separate batch"
-_LOGS = "a run writes runs/NAME: metrics.jsonl, logs and VisualDL (paddle-dp dashboard runs)"
 _DEVICE = "a rank takes the device that is there; train.device: cpu or gpu asks for one"
 _LAUNCH = "a command's option, not a recipe's key: paddle-dp train RECIPE"
 _NODES = "run the command on each machine, and --ranks counts the processes of one"

@@ -14,9 +14,8 @@ from inspect import signature
 from typing import Any, Literal, TypeVar
 
 from paddle_dp.errors import Mistake, RecipeError, UsageError, did_you_mean, similar
-from paddle_dp.part.call import resolve
-from paddle_dp.part.callables import is_standard_library, validate_callable
-from paddle_dp.part.messages import Keys, show
+from paddle_dp.part.call import is_standard_library, resolve, validate_callable
+from paddle_dp.part.config import Keys, show
 from paddle_dp.text import and_more
 
 Model = TypeVar("Model")
@@ -141,10 +140,7 @@ class _Layers:
         """Sets `cuts` on the parents of the matched layers and numbers."""
         tables: dict[str, dict[str, str]] = {}
         for pattern, way in cuts.items():
-            layer_names = self._layers(pattern) or self._numbers(pattern)
-            if not layer_names:
-                self._complain(("cuts", pattern), self._nothing(pattern))
-            for name in layer_names:
+            for name in self._matched(("cuts", pattern), pattern, self._numbers(pattern)):
                 parent, _, attribute = name.rpartition(".")
                 wrong = self._uncuttable(name, getattr(self.named[parent], attribute), way)
                 before = tables.setdefault(parent, {}).setdefault(attribute, way)
@@ -160,29 +156,22 @@ class _Layers:
     def attend(self, attention_methods: Mapping[str, str]) -> None:
         """Sets the layers' `attention_methods`."""
         for pattern, method in attention_methods.items():
-            layer_names = self._layers(pattern)
-            if not layer_names:
-                self._complain(("attention_methods", pattern), self._nothing(pattern))
-            for name in layer_names:
+            path: Keys = ("attention_methods", pattern)
+            for name in self._matched(path, pattern):
                 layer = self.named[name]
                 if not callable(getattr(layer, method, None)):
-                    self._complain(
-                        ("attention_methods", pattern),
-                        f"{name} is a {_kind(layer)}, and has no method '{method}'",
-                    )
+                    self._complain(path, f"{name} is a {_kind(layer)}, and has no method '{method}'")
                     break
                 layer.attention_methods = tuple(dict.fromkeys((*attention_methods_of(layer), method)))
 
     def branch(self, branches: Mapping[str, Sequence[Sequence[str]]]) -> None:
         """Sets the layers' `branches`."""
         for pattern, chains in branches.items():
-            layer_names = self._layers(pattern)
-            if not layer_names:
-                self._complain(("branches", pattern), self._nothing(pattern))
-            for name in layer_names:
+            path: Keys = ("branches", pattern)
+            for name in self._matched(path, pattern):
                 for child in (child for chain in chains for child in chain):
                     if f"{name}.{child}" not in self.named:
-                        self._complain(("branches", pattern), self._nothing(f"{name}.{child}"))
+                        self._complain(path, self._nothing(f"{name}.{child}"))
                         return
                 self.named[name].branches = tuple(map(tuple, chains))
 
@@ -202,15 +191,13 @@ class _Layers:
 
     def _elements(self, element: Any, path: Keys) -> list[Any]:
         if isinstance(element, str):
-            layer_names = self._layers(element)
-            if not layer_names:
-                self._complain(path, self._nothing(element))
+            layer_names = self._matched(path, element)
             for name in layer_names:
                 if _kind(self.named[name]) in LISTS:
                     self._complain(
                         path, f"{name} is a {_kind(self.named[name])}, which has no forward: write '{name}.*'"
                     )
-            return list(layer_names)
+            return layer_names
         if isinstance(element, Mapping):
             return self._function(dict(element), path)
         if callable(element):  # in a script: a layer of the model, or a function
@@ -255,6 +242,13 @@ class _Layers:
             self._complain(
                 ("blocks",), f"'{outside[0]}'{more} is in none of them, and they are the whole model"
             )
+
+    def _matched(self, path: Keys, pattern: str, numbers: Sequence[str] = ()) -> list[str]:
+        """The layers that a pattern matches, else `numbers`; complains if there are neither."""
+        names = self._layers(pattern) or list(numbers)
+        if not names:
+            self._complain(path, self._nothing(pattern))
+        return names
 
     def _layers(self, pattern: str) -> list[str]:
         return matching(pattern, (name for name in self.named if name))

@@ -1,4 +1,8 @@
-"""Makes a part of any importable class or function: `use: package.module.Class`; its parameters are its settings."""
+"""Makes a part of any importable class or function: `use: package.module.Class`; its parameters are its settings.
+
+A recipe is a program (SECURITY.md): this module cannot know the effects of imports or of a user's function. But
+`use: os.system` is never a part, nor is a class of another kind than the shelf's: these are refused before a call.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from inspect import isbuiltin, isfunction
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
@@ -23,8 +29,28 @@ TRAINING_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "callbacks": ("run",),
     "adapters": ("model", "seed"),
 }
-TRAINING_ARGUMENTS_BY_NAME: dict[str, tuple[str, ...]] = {"schedules": ("steps", "steps_per_epoch", "batch")}
+SCHEDULE_ARGUMENTS = ("steps", "steps_per_epoch", "batch")
 
+# Each shelf's base class: its name, its package, and its name in messages. Names are compared, so that nothing is
+# imported. METHODS: shelves on which a class needs one of some methods instead.
+BASES = {
+    "models": ("Layer", "paddle", "paddle.nn.Layer"),
+    "adapters": ("Layer", "paddle", "paddle.nn.Layer"),
+    "optimizers": ("Optimizer", "paddle", "paddle.optimizer.Optimizer"),
+    "schedules": ("LRScheduler", "paddle", "paddle.optimizer.lr.LRScheduler"),
+    "callbacks": ("Callback", "paddle_dp", "paddle_dp.Callback"),
+}
+METHODS = {
+    "datasets": ("__getitem__", "__iter__"),
+    "losses": ("__call__",),
+    "strategies": ("place",),
+}
+# The modules of Paddle with functions that are or make parts; its other functions load files, start processes …
+_OPERATIONS = (
+    "paddle.nn.functional", "paddle.tensor", "paddle.incubate.nn.functional",
+    "paddle.base.dygraph.generated_tensor_methods_patch",  # has gelu, tanh, abs …, made when Paddle is imported
+)  # fmt: skip
+PADDLE_MODULES = {"models": ("paddle.vision.models",), "losses": _OPERATIONS, "blocks": _OPERATIONS}
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -103,21 +129,17 @@ def resolve(dotted: str, code_folder: Path | None = None) -> Any:
 def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
     """Makes a Config from the parameters of a class or function, except those that the training provides."""
     parameters = list(inspect.signature(called).parameters.values())
+    parameter_names = {p.name for p in parameters}
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if shelf == "losses" and _is_loss(called, parameters):
         return _config(called, parameters, tuple(p.name for p in parameters[:2]), LossCall)
     if shelf == "optimizers" and isinstance(called, type):
-        parameter_names = {p.name for p in parameters}
-        every = any(p.kind is p.VAR_KEYWORD for p in parameters)
         tensors = "parameter_list" if "parameter_list" in parameter_names else "parameters"
-        if every or {"learning_rate", tensors} <= parameter_names:
+        if open_ended or {"learning_rate", tensors} <= parameter_names:
             return _config(called, parameters, ("learning_rate", tensors), OptimizerCall)
     if shelf == "schedules":
-        parameter_names = {p.name for p in parameters}
-        every = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        training_arguments = tuple(
-            name for name in TRAINING_ARGUMENTS_BY_NAME[shelf] if every or name in parameter_names
-        )
-        return _config(called, parameters, training_arguments, ScheduleCall)
+        taken = tuple(name for name in SCHEDULE_ARGUMENTS if open_ended or name in parameter_names)
+        return _config(called, parameters, taken, ScheduleCall)
     first = tuple(p.name for p in parameters[: len(TRAINING_ARGUMENTS.get(shelf, ()))])
     return _config(called, parameters, first)
 
@@ -184,3 +206,51 @@ def _longest_module(dotted: str) -> tuple[Any, list[str]]:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise  # the module exists; one of its imports does not
     raise ImportError(f"no package or file '{segments[0]}' is installed or stands here", name=segments[0])
+
+
+def validate_callable(called: Any, shelf: str) -> str | None:
+    """The reason why `called` cannot be a part of the shelf, as the end of a sentence; None if it can.
+
+    `shelf` is "blocks" for a function or layer in a model's chain.
+    """
+    while isinstance(called, functools.partial):
+        called = called.func
+    module = _module_of(called)
+    if is_standard_library(module):
+        return "is of Python's standard library, which holds no part of a training"
+    if isinstance(called, type):
+        return _wrong_class(called, shelf)
+    if isbuiltin(called):
+        return "is a function in C, whose settings cannot be checked"
+    is_paddle_function = module.partition(".")[0] == "paddle" and isfunction(called)
+    if is_paddle_function and not module.startswith(PADDLE_MODULES.get(shelf, ())):
+        modules = " or ".join(PADDLE_MODULES.get(shelf, ())[:3])
+        return f"is a function of Paddle's {module}{f'; parts are in {modules}' if modules else ', which makes none'}"
+    return None
+
+
+def is_standard_library(dotted: str) -> bool:
+    """True if a dotted name belongs to Python's standard library."""
+    return dotted.partition(".")[0] in sys.stdlib_module_names
+
+
+def _module_of(called: Any) -> str:
+    """The module of a class or function; for another object, of its class."""
+    owner = called if isinstance(called, type) or hasattr(called, "__qualname__") else type(called)
+    # A function in C, bound to its module or to an object.
+    if (module := getattr(owner, "__module__", None)) is None:
+        holder = getattr(called, "__self__", None)
+        module = holder.__name__ if isinstance(holder, ModuleType) else type(holder).__module__
+    return str(module)
+
+
+def _wrong_class(kind: type[Any], shelf: str) -> str | None:
+    name, package, written = BASES.get("models" if shelf == "blocks" else shelf, ("", "", ""))
+    if name and not any(
+        b.__name__ == name and b.__module__.partition(".")[0] == package for b in kind.__mro__
+    ):
+        return f"is a class that is not derived from {written}"
+    methods = METHODS.get(shelf, ())
+    if methods and not any(m in vars(base) for m in methods for base in kind.__mro__):
+        return f"is a class without the method {' or '.join(methods)}"
+    return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import keyword
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
@@ -18,8 +19,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from paddle_dp.part.messages import Keys, show
 from paddle_dp.units import Quantity
+
+Keys = tuple[str | int, ...]
 
 _PLAIN: dict[Any, str] = {
     int: "whole number",
@@ -58,6 +60,12 @@ def describe_type(annotation: Any) -> str:
     if origin is dict:
         return f"mapping: {describe_type(inner[0])} to {describe_type(inner[1])}"
     return getattr(annotation, "__name__", str(annotation))
+
+
+def show(value: Any) -> str:
+    """A value as one would write it in YAML, cut to 60 characters."""
+    text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}

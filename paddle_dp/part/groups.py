@@ -164,12 +164,8 @@ def _is_frozen(name: str, layer: Any, groups: Sequence[ParameterGroup], default:
     parameters = [p for p in (layer.weight, layer.bias) if p is not None]
     if parameters:
         return all(p.stop_gradient for p in parameters)
-    choice = _first_frozen(groups, f"{name}._mean")
-    return default if choice is None else choice
-
-
-def _first_frozen(groups: Sequence[ParameterGroup], name: str) -> bool | None:
-    return next((g.frozen for g in groups if g.frozen is not None and matches(g, [name])), None)
+    statistic = [f"{name}._mean"]
+    return next((g.frozen for g in groups if g.frozen is not None and matches(g, statistic)), default)
 
 
 def keeps_statistics(layer: Any) -> bool:

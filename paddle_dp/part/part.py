@@ -5,25 +5,34 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from paddle_dp.errors import InstallError, Mistake, RecipeError, UsageError, did_you_mean, near
 from paddle_dp.part.aliases import PARTS
 from paddle_dp.part.annotation import Annotation, annotate, named_in
-from paddle_dp.part.call import Call, config_of, resolve
-from paddle_dp.part.callables import is_standard_library, validate_callable
+from paddle_dp.part.call import Call, config_of, is_standard_library, resolve, validate_callable
 from paddle_dp.part.config import adapter, fields_of
 from paddle_dp.part.groups import KEY, Groups, ParameterGroup
-from paddle_dp.part.lazy import lazily
-from paddle_dp.part.reading import READING, Readers, Reading
 from paddle_dp.part.settings import ErrorContext, read_settings
 from paddle_dp.part.shelf import SHELVES, copied_code, folders, has_config, load, names, shipped, summary
+
+READING = "reading"
+Readers = Literal["each", "scatter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The additional key of every data set."""
+
+    reading: Readers = "each"
+    """`each`: every rank reads its samples. `scatter`: rank 0 reads all samples and sends each rank its part, for data
+    that only one machine can see ([parallelism.md](parallelism.md#who-reads-the-data))."""
 
 
 @runtime_checkable
@@ -138,6 +147,26 @@ def _try(config: Any, annotation: Annotation) -> None:
     except Exception:  # noqa: BLE001 - not every model can be built without memory
         return
     annotate(model, annotation)
+
+
+@contextmanager
+def lazily() -> Iterator[None]:
+    """A context in which models are built without memory for weights. Unique names, random generators and the device
+    are restored.
+
+    A model that computes with its weights while it is built (spectral_norm, an LSTM in Paddle 3.3.1) raises Paddle's
+    error.
+    """
+    import paddle
+
+    generator_states, device = paddle.get_rng_state(), paddle.get_device()
+    try:
+        paddle.set_device("cpu")
+        with paddle.LazyGuard(), paddle.utils.unique_name.guard():
+            yield
+    finally:
+        paddle.set_device(device)
+        paddle.set_rng_state(generator_states)
 
 
 def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:

@@ -14,8 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from paddle_dp.errors import Mistake, RecipeError, UsageError
 from paddle_dp.part import find, names
-from paddle_dp.part.config import fields_of
-from paddle_dp.part.messages import show
+from paddle_dp.part.config import fields_of, show
 from paddle_dp.recipe.yaml_document import YamlDocument
 
 FILE = "config.json"

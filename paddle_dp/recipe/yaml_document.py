@@ -12,7 +12,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from paddle_dp.errors import Mistake, RecipeError, near
-from paddle_dp.part.messages import Keys
+from paddle_dp.part.config import Keys
 from paddle_dp.part.shelf import shipped
 from paddle_dp.text import and_more
 

@@ -17,7 +17,7 @@ from paddle.nn import functional
 import paddle_dp
 from paddle_dp.errors import RecipeError
 from paddle_dp.part import SHELVES, Annotation, annotate, read_part
-from paddle_dp.part.callables import validate_callable
+from paddle_dp.part.call import validate_callable
 
 SHELL = """
 from os import system

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paddle_dp.part.messages import complaint, keys_of, show
+from paddle_dp.part.config import show
+from paddle_dp.part.settings import complaint, keys_of
 
 
 @pytest.mark.parametrize(
