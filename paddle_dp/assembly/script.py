@@ -41,8 +41,7 @@ from paddle_dp.part import (
 from paddle_dp.part.call import config_of, validate_callable
 from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
 from paddle_dp.recipe.folder import claim, move_aside
-from paddle_dp.recipe.precision import read_precision
-from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS
+from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS, read_precision
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.overrides import refuse_overrides
 from paddle_dp.train.training_state import TrainingState

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -25,14 +26,14 @@ SHELVES: dict[str, str] = {
     "adapters": "adapter",
     "callbacks": "callback",
 }
-_PACKAGE = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parent.parent
 CODE = "code"  # in a run's folder: copies of the recipe's modules that are not installed
 
 
 def shipped(name: str) -> Path | None:
     """The folder of the models or configs that come with this package: inside an installed package, next to it in a
     clone. None if neither exists."""
-    candidates = (_PACKAGE / "shipped" / name, _PACKAGE.parent / name)
+    candidates = (PACKAGE / "shipped" / name, PACKAGE.parent / name)
     return next((folder for folder in candidates if folder.is_dir()), None)
 
 
@@ -43,7 +44,7 @@ def folders(shelf: str, home: Path | None = None) -> list[Path]:
     the shipped models.
     """
     if shelf != "models":
-        return [_PACKAGE / shelf]
+        return [PACKAGE / shelf]
     roots = [Path.cwd(), *(home.resolve().parents if home else ())]
     user = next((p / "models" for p in roots if any((p / "models").glob("*.py"))), None)
     code = copied_code(home)
@@ -80,10 +81,14 @@ def has_config(shelf: str, name: str, home: Path | None = None) -> bool:
 
 
 def _source(shelf: str, name: str, home: Path | None) -> str:
-    files = (
-        f for folder in folders(shelf, home) for f in (folder / f"{name}.py", folder / name / "__init__.py")
-    )
-    return next(file for file in files if file.exists()).read_text("utf-8")
+    files = filter(None, (module_file(folder / name) for folder in folders(shelf, home)))
+    return next(files).read_text("utf-8")
+
+
+def module_file(stem: Path) -> Path | None:
+    """The file of the module `stem`, found as Python does: the __init__.py of a folder, or a file."""
+    options = (stem / "__init__.py", stem.parent / f"{stem.name}.py")
+    return next((option for option in options if os.path.isfile(option)), None)
 
 
 def load(shelf: str, name: str, home: Path | None = None) -> ModuleType:

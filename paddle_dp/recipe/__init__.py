@@ -4,10 +4,8 @@ Reading imports no paddle and starts nothing; all mistakes are reported together
 settings of a single part; `train/` turns a recipe into a trainer.
 """
 
-from paddle_dp.recipe.editor import json_schema
-from paddle_dp.recipe.precision import Precision
 from paddle_dp.recipe.read import foreign_code, read_recipe
-from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Recipe, Train
+from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Precision, Recipe, Train, json_schema
 from paddle_dp.recipe.write import resolved, write_recipe
 
 __all__ = [

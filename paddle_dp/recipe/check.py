@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +43,7 @@ def check_all(
                 print(f"  {line}", flush=True)
             if foreign:
                 print(f"  imported: {', '.join(foreign)}", flush=True)
-            if recipe.model.annotation is not None and forecast is None:
-                print(
-                    f"  not compared with the model's layers: {_tables(recipe)} (--ranks N builds it)",
-                    flush=True,
-                )
-            named = [
-                key
-                for key, value in (("optimizer.groups", recipe.optimizer.groups), ("adapter", recipe.adapter))
-                if value
-            ]
-            if named and forecast is None:
-                print(
-                    f"  not compared with the model's parameters: {', '.join(named)} (--ranks N builds it)",
-                    flush=True,
-                )
-            if recipe.loader.pad and forecast is None:
-                print("  not compared with the samples: loader.pad (--ranks N reads one)", flush=True)
-            for line in forecast(recipe) if forecast else ():
+            for line in forecast(recipe) if forecast else _not_compared(recipe):
                 print(f"  {line}", flush=True)
         except UsageError as error:
             print(error, file=sys.stderr, flush=True)
@@ -96,6 +79,14 @@ def in_short(recipe: Recipe) -> str:
     return f"{names}: {recipe.train.length} in batches of {recipe.train.batch}"
 
 
-def _tables(recipe: Recipe) -> str:
-    """«model.cuts, model.blocks»: the keys that annotate the model's layers."""
-    return ", ".join(f"model.{key}" for key in KEYS if key in recipe.model.settings)
+def _not_compared(recipe: Recipe) -> Iterator[str]:
+    """Yields the keys that only the built model, or a sample, could confirm."""
+    annotated = recipe.model.annotation is not None  # else these keys are the model's settings
+    layers = [f"model.{key}" for key in KEYS if annotated and key in recipe.model.settings]
+    named = {"optimizer.groups": recipe.optimizer.groups, "adapter": recipe.adapter}
+    parameters = [key for key, value in named.items() if value]
+    for compared_with, keys in (("layers", layers), ("parameters", parameters)):
+        if keys:
+            yield f"not compared with the model's {compared_with}: {', '.join(keys)} (--ranks N builds it)"
+    if recipe.loader.pad:
+        yield "not compared with the samples: loader.pad (--ranks N reads one)"

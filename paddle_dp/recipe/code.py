@@ -1,15 +1,79 @@
-"""Copies the code of a run's parts into the run's folder, so that the run can be evaluated without the original."""
+"""The code outside this package that a recipe names: which modules it imports, and their copies in the run's folder.
+
+Importing a module runs it, so its file is found without an import. By the copies, a run can be evaluated without the
+original.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from paddle_dp.part.shelf import CODE, copied_code, folders, shipped
+from paddle_dp.part.shelf import CODE, PACKAGE, copied_code, folders, module_file, shipped
 
-_PACKAGE = Path(__file__).resolve().parent.parent
+OURPACKAGES = ("paddle_dp", "paddle")
+
+
+def modules(values: Any, home: Path) -> list[str]:
+    """The files of the modules that hold the parts in a recipe's `values`, each once, without importing any; a module's
+    dotted name if there is no such file. `home` is the recipe's file."""
+    names = (_module(use, is_model, home) for use, is_model in _uses(values, ()))
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def _uses(values: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str, bool]]:
+    """Yields every `use` in the values, with True if it may name a file of the shelf models."""
+    if isinstance(values, list):
+        for number, value in enumerate(values):
+            yield from _uses(value, (*path, number))
+    if isinstance(values, dict):
+        if isinstance(use := values.get("use"), str):
+            yield use, path == ("model",)
+        for key, value in values.items():
+            yield from _uses(value, (*path, key))
+
+
+def _module(use: str, is_model: bool, home: Path) -> str | None:
+    if "." in use:
+        first = use.partition(".")[0]
+        return None if first in (*OURPACKAGES, *sys.stdlib_module_names) else _file_of(use, home)
+    files = (module_file(folder / use) for folder in folders("models", home) if is_model)
+    file = next(filter(None, files), None)
+    root = shipped("models")
+    return None if file is None or (root is not None and file.is_relative_to(root)) else _shown(file)
+
+
+def _file_of(use: str, home: Path) -> str:
+    """The file of the longest module in a dotted name, found without importing its packages."""
+    first, *rest = use.split(".")
+    last = [os.getcwd(), *map(str, filter(None, [copied_code(home)]))]  # searched last
+    try:
+        spec = find_spec(first) or PathFinder.find_spec(first, last)
+    except ValueError:  # a module without a spec, such as __main__
+        spec = None
+    if spec is None:
+        return use
+    file = Path(spec.origin) if spec.origin else None
+    inside = [Path(root) for root in spec.submodule_search_locations or ()]
+    for name in rest:
+        step = next(
+            (root / name for root in inside if (root / name).is_dir() or module_file(root / name)), None
+        )
+        if step is None:
+            break
+        file, inside = module_file(step) or file, [step]
+    return use if file is None else _shown(file)
+
+
+def _shown(file: Path) -> str:
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
 def keep(folder: Path) -> list[Path]:
@@ -49,7 +113,7 @@ def _user_modules() -> Iterator[tuple[Path, Path]]:
     """Yields (relative path, file) of each module that is neither installed nor part of this package. The path is
     relative to the folder in which Python found it."""
     copy_folders = [Path(relative_path) for relative_path in sys.path if Path(relative_path).name == CODE]
-    here, ours = Path.cwd().resolve(), [_PACKAGE, *filter(None, [shipped("models")])]
+    here, ours = Path.cwd().resolve(), [PACKAGE, *filter(None, [shipped("models")])]
     for name, module in list(sys.modules.items()):
         where = getattr(module, "__file__", None)
         if not isinstance(where, str) or not where.endswith(".py") or name == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 from paddle_dp.errors import Mistake, RecipeError, near
 from paddle_dp.part import ErrorContext, names, read_settings
 from paddle_dp.part.config import Keys, show
-from paddle_dp.recipe import external_code, hf_config
+from paddle_dp.recipe import code, hf_config
 from paddle_dp.recipe.schema import DEFAULTS, Recipe
 from paddle_dp.recipe.yaml_document import YamlDocument, parse, read_page
 
@@ -156,7 +156,7 @@ def foreign_code(path: str | Path, overrides: Sequence[str] = ()) -> list[str]:
     """The modules outside this package and Paddle that reading this recipe would import: the file of each, or its name
     without one. Imports nothing. Raises RecipeError if the file is not YAML."""
     path = Path(path)
-    return external_code.modules(_read_values(path, overrides).values, path)
+    return code.modules(_read_values(path, overrides).values, path)
 
 
 def _read_values(path: Path, overrides: Sequence[str]) -> YamlDocument:

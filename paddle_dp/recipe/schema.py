@@ -7,14 +7,80 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from paddle_dp.errors import UsageError, near
-from paddle_dp.part import Part, adapted, freeze, lazily
-from paddle_dp.recipe.precision import Precision, PrecisionSetting
-from paddle_dp.recipe.shelf_schema import OnShelf
-from paddle_dp.units import Count, Duration, EverySteps, Length, Positive, Probability, Sigmas, check_steps
+from paddle_dp.part import ErrorContext, Part, adapted, freeze, lazily, read_settings
+from paddle_dp.part.config import adapter
+from paddle_dp.recipe.shelf_schema import EditorSchema, OnShelf
+from paddle_dp.units import (
+    AboveZero,
+    Count,
+    Duration,
+    EverySteps,
+    Length,
+    Positive,
+    Probability,
+    Sigmas,
+    check_steps,
+)
 
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """The number formats of a training. float64 applies to everything, with the same initial weights (for proofs; slow
+    on a GPU). `level` is O1 (autocast) or O2 (low-precision weights with float32 masters). In a recipe the dtype alone
+    is enough: `precision: bfloat16`."""
+
+    dtype: Dtype = "float32"
+    """The number format of products and convolutions; of everything if `float64`."""
+
+    level: Literal["O1", "O2"] = "O1"
+    """`O1` computes in it where that is safe; `O2` also keeps weights in it."""
+
+    scale: AboveZero = 65536.0
+    """The initial loss scale, for float16 only; it then adapts."""
+
+    @property
+    def is_low(self) -> bool:
+        """True for a dtype of 16 bits, which accelerators compute in and CPUs emulate in float32."""
+        return self.dtype in ("bfloat16", "float16")
+
+
+_PRECISION = ErrorContext(subject="train.precision", prefix="train.precision")
+
+
+def read_precision(value: Any) -> Precision:
+    """Reads a recipe's value, a dtype or a mapping. Raises RecipeError for anything else."""
+    if isinstance(value, Precision):
+        return value
+    return read_settings(Precision, value if isinstance(value, dict) else {"dtype": value}, _PRECISION)
+
+
+def _written_precision(precision: Precision) -> str | dict[str, Any]:
+    """The dtype alone if the other settings are defaults; else a mapping."""
+    return precision.dtype if precision == Precision(dtype=precision.dtype) else vars(precision)
+
+
+_PRECISION_SCHEMA = {"anyOf": [TypeAdapter(Dtype).json_schema(), adapter(Precision).json_schema()]}
+PrecisionSetting = Annotated[
+    Precision,
+    PlainValidator(read_precision),
+    PlainSerializer(_written_precision),
+    WithJsonSchema(_PRECISION_SCHEMA),
+]
 FLOAT32 = Precision()
 
 
@@ -324,3 +390,13 @@ class Recipe(BaseModel):
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.output_dir).expanduser() if self.output_dir else Path("runs") / self.name
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a recipe, for editors with the YAML language server: one variant for each part on each shelf.
+    Imports all parts, and thus paddle."""
+    schema = Recipe.model_json_schema(schema_generator=EditorSchema)
+    schema["required"] = [key for key in schema["required"] if key not in DEFAULTS]
+    for key, default in DEFAULTS.items():
+        schema["properties"][key]["default"] = default
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
