@@ -49,6 +49,17 @@ class ComparesSamples:
         other.samples = samples
         return other
 
+    def compared(
+        self, outputs: object, targets: object, loss: str, normalize: bool
+    ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+        """The anchors [n, d], their samples [N, d], and two masks bool [n, N]: samples of the anchor's class, and the
+        anchor itself. Raises LossError for outputs or targets of another form."""
+        anchors = embeddings(outputs, loss, normalize)
+        classes = class_numbers(targets, len(anchors), loss)
+        (samples, sample_classes), first = self.samples.gather(anchors, classes)
+        same = classes.unsqueeze(-1) == sample_classes
+        return anchors, samples, same, itself(len(anchors), len(samples), first)
+
     def num_classes(self, outputs: paddle.Tensor) -> int:
         """Returns 0: outputs are no class scores."""
         return 0

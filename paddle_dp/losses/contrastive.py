@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.losses._base import full_precision
-from paddle_dp.losses._pairs import Across, ComparesSamples, class_numbers, embeddings, itself
+from paddle_dp.losses._pairs import Across, ComparesSamples, embeddings, itself
 from paddle_dp.units import AboveZero
 
 if TYPE_CHECKING:
@@ -65,13 +65,10 @@ class Contrastive(ComparesSamples):
             same = itself(len(towers[0]), len(gathered[0]), first).astype(towers[0].dtype)
             pairs = ((towers[0], gathered[1]), (towers[1], gathered[0]))
             return [(tower.matmul(all_, transpose_y=True) / self.temperature, same) for tower, all_ in pairs]
-        anchors = embeddings(outputs, "contrastive", True)
-        classes = class_numbers(targets, len(anchors), "contrastive")
-        (candidates, candidate_classes), first = self.samples.gather(anchors, classes)
+        anchors, candidates, same, diagonal = self.compared(outputs, targets, "contrastive", True)
         logits = anchors.matmul(candidates, transpose_y=True) / self.temperature
-        diagonal = itself(len(anchors), len(candidates), first)
         logits = paddle.where(diagonal, paddle.full_like(logits, _FAR), logits)
-        positive = (classes.unsqueeze(-1) == candidate_classes).logical_and(diagonal.logical_not())
+        positive = same.logical_and(diagonal.logical_not())
         return [(logits, positive.astype(logits.dtype))]
 
 

@@ -6,15 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.losses._base import full_precision
-from paddle_dp.losses._pairs import (
-    Across,
-    ComparesSamples,
-    class_numbers,
-    embeddings,
-    itself,
-    margin_losses,
-    squared_distances,
-)
+from paddle_dp.losses._pairs import Across, ComparesSamples, margin_losses, squared_distances
 from paddle_dp.units import AboveZero
 
 if TYPE_CHECKING:
@@ -48,13 +40,9 @@ class Pairwise(ComparesSamples):
     def _compared(self, outputs: Any, targets: Any) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         """Three tensors [anchors, samples]: squared distances; 1 for one class, else 0; 1 for different samples, else
         0."""
-        anchors = embeddings(outputs, "pairwise", False)
-        classes = class_numbers(targets, len(anchors), "pairwise")
-        (samples, sample_classes), first = self.samples.gather(anchors, classes)
+        anchors, samples, same, diagonal = self.compared(outputs, targets, "pairwise", False)
         squares = squared_distances(anchors, samples).clip(min=0.0)
-        same = (classes.unsqueeze(-1) == sample_classes).astype(squares.dtype)
-        two = itself(len(anchors), len(samples), first).logical_not().astype(squares.dtype)
-        return squares, same, two
+        return squares, same.astype(squares.dtype), diagonal.logical_not().astype(squares.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

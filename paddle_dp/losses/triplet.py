@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.losses._base import full_precision
-from paddle_dp.losses._pairs import (
-    Across,
-    ComparesSamples,
-    class_numbers,
-    embeddings,
-    itself,
-    squared_distances,
-)
+from paddle_dp.losses._pairs import Across, ComparesSamples, squared_distances
 from paddle_dp.units import AboveZero
 
 if TYPE_CHECKING:
@@ -51,12 +44,9 @@ class Triplet(ComparesSamples):
         counts, else 0."""
         import paddle
 
-        anchors = embeddings(outputs, "triplet", self.normalize)
-        classes = class_numbers(targets, len(anchors), "triplet")
-        (samples, sample_classes), first = self.samples.gather(anchors, classes)
+        anchors, samples, same, diagonal = self.compared(outputs, targets, "triplet", self.normalize)
         distances = squared_distances(anchors, samples)
-        same = classes.unsqueeze(-1) == sample_classes
-        positive = same.logical_and(itself(len(anchors), len(samples), first).logical_not())
+        positive = same.logical_and(diagonal.logical_not())
         far = paddle.full_like(distances, _FAR)
         farthest = paddle.where(positive, distances, -far).max(-1)
         nearest = paddle.where(same, far, distances).min(-1)
