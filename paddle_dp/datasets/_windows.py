@@ -1,19 +1,30 @@
-"""The base of the text data sets: their files, the split, and windows of tokens of equal length."""
+"""The base of the text data sets: their files, the split, and windows of tokens of equal length.
+
+Tokens are made once from texts and kept in a file, which every reading process maps into memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from paddle_dp.datasets import _texts, _token_file
+from paddle_dp.datasets import _texts
 from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.datasets._tokenizers import Tokenizer, kind, tokenizer
 from paddle_dp.errors import DataError
+from paddle_dp.files import replacing
 from paddle_dp.units import Bytes, Fraction, Positive
+
+_VERSION = 1  # of the token files' format
 
 
 class Windows:
@@ -84,9 +95,9 @@ class TextConfig:
             (str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)
         ]
         lines = [self.field] if any(map(_texts.holds_lines, files)) else []
-        name = _token_file.key(states, span, by.identity, *lines)
-        where = _token_file.folder(self.cache)
-        tokens = _token_file.tokens(where, name, lambda: _encode(files, span, by, self.field))
+        name = _key(states, span, by.identity, *lines)
+        where = _cache_folder(self.cache)
+        tokens = _cached(where, name, lambda: _encode(files, span, by, self.field))
         data = Windows(tokens, self.length, files, by)
         if not len(data):
             sizes = f"{len(tokens)} tokens in {len(files)} files, and a sample needs {self.length + 1}"
@@ -138,3 +149,69 @@ def _encode(files: tuple[Path, ...], span: tuple[float, float], by: Tokenizer, f
             documents = [documents[0][start:stop]]
         pieces += [piece for text in documents for piece in (by.encode(text), end)]
     return np.concatenate(pieces).astype(kind(by.vocab))
+
+
+def _cache_folder(path: str | None) -> Path:
+    """`path`, or the user's cache folder."""
+    if path:
+        return Path(path).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "paddle_dp"
+
+
+def _key(*sources: object) -> str:
+    """The file name of the tokens that are made from `sources` (JSON values)."""
+    return hashlib.sha256(json.dumps([_VERSION, *sources]).encode()).hexdigest()[:24]
+
+
+def _cached(cache: Path, name: str, make: Callable[[], Array]) -> Array:
+    """The tokens `name`, memory-mapped from the folder `cache`; if they are missing, they are made and written first.
+
+    Several processes may call this: one makes the tokens while the others wait. Without file locks (some network
+    folders), every process makes them. If the folder cannot be written, they stay in memory.
+    """
+    file = cache / f"{name}.npy"
+    if (known := _read(file)) is not None:
+        return known
+    with contextlib.ExitStack() as lock:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(_alone(cache / f".{name}.lock"))
+        except OSError:
+            return make()
+        known = _read(file)  # another process may have made it while this one waited
+        return _write(file, make()) if known is None else known
+
+
+def _read(file: Path) -> Array | None:
+    try:
+        read: Array = np.load(file, mmap_mode="r", allow_pickle=False)
+    # The file is missing or cut short: some disks lose the end of a renamed file.
+    except (OSError, ValueError, EOFError):
+        return None
+    return read
+
+
+def _write(file: Path, array: Array) -> Array:
+    """Writes `array` to `file` and maps it; returns `array` itself if the disk refuses."""
+    try:
+        with replacing(file) as partial, partial.open("wb") as out:
+            np.save(out, array)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError:
+        return array
+    read = _read(file)
+    return array if read is None else read
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Holds the file lock `lock`; has no effect on a file system without locks."""
+    with lock.open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)

@@ -1,22 +1,27 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), 60000 pictures of 32x32 pixels, from their «python version»."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), 60000 pictures of 32x32 pixels, from their «python version».
+
+The files are pickles, which are read as data, without calling anything in them. An archive is unpacked into memory.
+"""
 
 from __future__ import annotations
 
+import gzip
+import tarfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from paddle_dp.datasets._archive import unpacked
 from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.datasets._images import Images
 from paddle_dp.datasets._paths import MissingDataError, existing_path
-from paddle_dp.datasets._pickled import LARGEST, read_pickled
 from paddle_dp.datasets._pictures import AugmentedPictures, Pictures
 from paddle_dp.errors import DataError
 from paddle_dp.units import Count, Probability
+from paddle_dp.unpickle import ARRAYS, PickleMachine
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,6 +32,8 @@ _DESCRIPTION = (
 _FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
 _CIFAR10 = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 _CIFAR100 = {"train": ("train",), "test": ("test",)}
+LARGEST = 256 << 20  # bytes of a file; CIFAR-100's largest has 155 million
+MOST = 2_000_000  # operations; that file has some 250 thousand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,3 +126,56 @@ def _array(batch: dict[str, Any], key: str, dtype: Any) -> Array:
         return np.asarray(batch[key], dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"the data set's {key} are not numbers of {np.dtype(dtype)}: {error}") from error
+
+
+def read_pickled(content: bytes, location: str) -> dict[str, Any]:
+    """The dict in a pickle: its values are arrays, numbers, texts, or lists of these. Raises DataError for anything
+    else."""
+    try:
+        if len(content) > LARGEST:
+            raise ValueError(f"it is larger than {LARGEST >> 20} MB")
+        loaded = PickleMachine(ARRAYS, most=MOST).run(content)
+    except Exception as error:  # a damaged pickle may raise anything
+        raise DataError(f"{location} cannot be read: {error}") from error
+    if not isinstance(loaded, dict):
+        raise DataError(f"{location} holds a {type(loaded).__name__}, not a dict")
+    return loaded
+
+
+class _Bounded:
+    """A stream that raises ValueError after `largest` unpacked bytes."""
+
+    def __init__(self, stream: IO[bytes], largest: int):
+        self._stream, self._left, self._largest = stream, largest, largest
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(min(size, self._left + 1))
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError(f"it unpacks to more than {self._largest >> 20} MB")
+        return data
+
+
+def unpacked(path: Path, largest: int) -> dict[str, bytes]:
+    """The files of an archive by their names without folders. Raises DataError, with the archive's name, if it cannot
+    be read or unpacks to more than `largest` bytes."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+            with tarfile.open(fileobj=_Bounded(stream, largest), mode="r|") as archive:  # type: ignore[call-overload]
+                return _members(archive, largest)
+    except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as an archive (.tar.gz or .tar): {error}") from error
+
+
+def _members(archive: tarfile.TarFile, largest: int) -> dict[str, bytes]:
+    contents: dict[str, bytes] = {}
+    for member in archive:
+        largest -= member.size  # counts a sparse file's holes, too
+        if largest < 0:
+            raise ValueError(f"{member.name} is too large for this data set")
+        if member.isfile() and (stream := archive.extractfile(member)) is not None:
+            contents[Path(member.name).name] = stream.read()
+    return contents

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddle_dp.datasets import _pickled, cifar, image_folder
-from paddle_dp.datasets._pickled import read_pickled
+from paddle_dp.datasets import cifar, image_folder
+from paddle_dp.datasets.cifar import read_pickled
 from paddle_dp.datasets.flowers102 import LARGEST, read_integers
 from paddle_dp.errors import DataError
 
@@ -156,10 +156,10 @@ def test_a_pickle_stands_for_no_more_than_its_own_size(name: str) -> None:
 
 
 def test_a_pickle_of_too_many_operations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pickled, "MOST", 100)
+    monkeypatch.setattr(cifar, "MOST", 100)
     with pytest.raises(DataError, match="more than 100 operations"):
         read_pickled(b"]" * 101 + b".", "a batch")
-    monkeypatch.setattr(_pickled, "LARGEST", 1000)
+    monkeypatch.setattr(cifar, "LARGEST", 1000)
     with pytest.raises(DataError, match="is larger than"):
         read_pickled(bytes(1001), "a batch")
 
