@@ -14,9 +14,8 @@ import paddle_dp
 from paddle_dp.cli.help import Verb, Verbs
 from paddle_dp.cli.proofs import audit, certificate, verify
 from paddle_dp.cli.recipes import check, doctor, new, parts, schema
-from paddle_dp.cli.trained import export, generate, merge, predict
+from paddle_dp.cli.runs import dashboard, export, generate, merge, predict, why
 from paddle_dp.cli.training import evaluate, launch, train
-from paddle_dp.cli.watching import dashboard, why
 from paddle_dp.errors import InstallError, PaddleDPError, UsageError
 from paddle_dp.launch.steady import open_standard_files
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.cli import options
-from paddle_dp.cli.job import NO_TRAINING
+from paddle_dp.cli.training import NO_TRAINING
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.launch.command import Job
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paddle_dp.cli.watching import report
+from paddle_dp.cli.runs import report
 from paddle_dp.errors import UsageError
 
 RANK = {
