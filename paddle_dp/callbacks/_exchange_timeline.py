@@ -6,7 +6,6 @@ meanwhile.
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from collections.abc import Sequence
@@ -14,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddle_dp.callbacks._files import Files
+from paddle_dp.callbacks._pictures import INK, QUIET, add_legend, clear_frame, png_of, timeline_figure
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.tape import ExchangeTrace
 from paddle_dp.train import Callback, Moment, Run
 
-INK, QUIET = "#1f2933", "#7b8794"
 COLOURS = {
     "forward": "#9cc5eb", "backward": "#e08a3c", "exchange": "#b8336a", "update": "#6aa57a", "data": "#c9b8e8",
     "wait": "#e4c1d0", "given": "#1f2933", "link": "#8d99ae",
@@ -27,7 +26,7 @@ COLOURS = {
 OTHER = "#d5d9df"
 MOST_NAMED = 24  # buckets per rank
 ROOM = 0.05  # share of the picture's width that a label with a size needs
-WIDTH, LANE = 11.0, 1.05  # inches; inches per rank
+LANE = 1.05  # inches per rank
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,8 @@ def _called(rank: int, degrees: Degrees) -> str:
 
 def draw(rows: Sequence[TimelineRow], title: str, degrees: Degrees) -> bytes:
     """A PNG with three lanes per rank: its computation, the gradients that it hands over, and its link."""
-    # pyplot may open a window system, and keeps every figure in a global list.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     ranks, end = 1 + max(row.rank for row in rows), max(row.stop for row in rows)
-    figure = Figure(figsize=(WIDTH, LANE * ranks + 1.5), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = timeline_figure(LANE * ranks + 1.5, title)
     axes = figure.subplots()
     for row in rows:
         middle, height = {
@@ -113,14 +107,9 @@ def draw(rows: Sequence[TimelineRow], title: str, degrees: Degrees) -> bytes:
     axes.set_yticks(ticks, labels, fontsize=8.5, color=INK)
     axes.set(xlim=(0, end * 1e3), ylim=(ranks - 0.45, -0.5))
     axes.set_xlabel("milliseconds", fontsize=9, color=QUIET)
-    axes.tick_params(length=0, labelsize=8.5, labelcolor=INK)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, color=INK, fontweight="bold")
+    clear_frame(axes, 8.5)
     _legend(figure, rows)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png")
-    return stream.getvalue()
+    return png_of(figure)
 
 
 def _named(rows: Sequence[TimelineRow]) -> list[TimelineRow]:
@@ -147,14 +136,7 @@ def _legend(figure: Any, rows: Sequence[TimelineRow]) -> None:
     patches = [
         Patch(color=colour, label=labels.get(name, name)) for name, colour in COLOURS.items() if name in names
     ]
-    figure.legend(
-        handles=patches,
-        loc="outside lower right",
-        ncols=len(patches),
-        frameon=False,
-        fontsize=8,
-        labelcolor=INK,
-    )
+    add_legend(figure, patches, 8)
 
 
 class ExchangeTimeline(Callback):

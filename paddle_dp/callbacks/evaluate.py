@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_dp.callbacks._confusion import draw
 from paddle_dp.callbacks._files import Files
+from paddle_dp.callbacks._pictures import draw_confusion
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
 from paddle_dp.units import Every
@@ -57,7 +57,9 @@ class Evaluate(Callback):
         """Evaluates, and draws the picture only now, because that may take longer than the evaluation."""
         self._evaluate(moment)
         if self.run.mesh.is_main and self.config.confusion and self._evaluation.confusion is not None:
-            self._files.write(self.run.folder / "confusion.png", draw(self._evaluation, f"step {self._step}"))
+            self._files.write(
+                self.run.folder / "confusion.png", draw_confusion(self._evaluation, f"step {self._step}")
+            )
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         """Writes evaluation.json, also after another caller's evaluation."""

@@ -5,7 +5,6 @@ The picture of a pipeline's batch shows each stage's measured activity above the
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddle_dp.callbacks._exchange_timeline import ExchangeTimeline
 from paddle_dp.callbacks._files import Files
+from paddle_dp.callbacks._pictures import INK, QUIET, add_legend, clear_frame, png_of, timeline_figure
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.pipeline_schedule import Work, WorkSpan, bubble, idle, orders, timeline
 from paddle_dp.train import Callback, Moment, Run
@@ -24,24 +24,19 @@ if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
 
 
-INK, QUIET, GROUND = "#1f2933", "#7b8794", "#f3f4f6"
+GROUND = "#f3f4f6"
 FORWARD, BACKWARD = ("#9cc5eb", "#3f7fbf"), ("#f9cf9a", "#e08a3c")  # a rank's first and last stage
-WIDTH, LANE, BAR = 11.0, 0.62, 0.78  # inches, inches per stage, share of the lane that a bar fills
+LANE, BAR = 0.62, 0.78  # inches per stage, share of the lane that a bar fills
 
 
 def draw(spans: Sequence[WorkSpan], title: str, schedule: str, virtual_stages: int = 1) -> bytes:
     """A PNG of a batch's spans, above the same batch with equal stages and sends that take no time."""
-    # pyplot may open a window system, and keeps every figure in a global list.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     stages, micro_batches = (
         1 + max(values) for values in zip(*((s.stage, s.work.micro_batch) for s in spans), strict=True)
     )
-    figure = Figure(
-        figsize=(WIDTH, 2 * LANE * stages + 2.1), dpi=150, facecolor="white", layout="constrained"
-    )
-    FigureCanvasAgg(figure)
+    each = f", {virtual_stages} stages on each" if virtual_stages > 1 else ""
+    head = f"{title}: {schedule}, {stages} ranks{each}, {micro_batches} micro-batches"
+    figure = timeline_figure(2 * LANE * stages + 2.1, head)
     above, below = figure.subplots(2, 1, sharex=True)
     ideal = timeline(orders(schedule, stages, micro_batches, virtual_stages), _equal(spans))
     end = max(span.stop for span in [*spans, *ideal])
@@ -54,13 +49,8 @@ def draw(spans: Sequence[WorkSpan], title: str, schedule: str, virtual_stages: i
         _lanes(axes, shown, stages, virtual_stages, end)
         axes.set_title(title_text, loc="left", fontsize=9.5, color=INK, pad=6)
     below.set_xlabel("milliseconds", fontsize=9, color=QUIET)
-    each = f", {virtual_stages} stages on each" if virtual_stages > 1 else ""
-    head = f"{title}: {schedule}, {stages} ranks{each}, {micro_batches} micro-batches"
-    figure.suptitle(head, x=0.01, ha="left", fontsize=11.5, color=INK, fontweight="bold")
     _legend(figure, virtual_stages)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png")
-    return stream.getvalue()
+    return png_of(figure)
 
 
 def _equal(spans: Sequence[WorkSpan]) -> Callable[[int, Work], float]:
@@ -94,9 +84,7 @@ def _lanes(axes: Any, spans: Sequence[WorkSpan], stages: int, virtual_stages: in
             )  # fmt: skip
     axes.set(xlim=(0, end * 1e3), ylim=(stages - 0.45, -0.55))
     axes.set_yticks(range(stages), [f"rank {stage}" for stage in range(stages)], fontsize=9, color=INK)
-    axes.tick_params(length=0, labelcolor=INK, labelsize=9)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    clear_frame(axes, 9)
 
 
 def _legend(figure: Any, virtual_stages: int) -> None:
@@ -108,14 +96,7 @@ def _legend(figure: Any, virtual_stages: int) -> None:
         for chunk in range(virtual_stages)
     ]
     patches.append(Patch(facecolor=GROUND, edgecolor="#d5d9df", label="idle"))
-    figure.legend(
-        handles=patches,
-        loc="outside lower right",
-        ncols=len(patches),
-        frameon=False,
-        fontsize=8.5,
-        labelcolor=INK,
-    )
+    add_legend(figure, patches, 8.5)
 
 
 def _label(kind: str, chunk: int, virtual_stages: int) -> str:

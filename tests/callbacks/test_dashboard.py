@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.callbacks.dashboard import Config
-from paddle_dp.callbacks.dashboard.settings import settings
+from paddle_dp.callbacks.dashboard.visualdl import flat_settings
 from paddle_dp.train import Callback, Evaluation, Moment, Run
 
 
@@ -126,7 +126,7 @@ def test_settings_are_flat_and_of_the_types_that_visualdl_takes() -> None:
         "loss": None,
         "train": {"lr": 0.1},
     }
-    flat = settings(tree)
+    flat = flat_settings(tree)
     assert flat == {
         "model": "mlp",
         "model/hidden": "[8, 8]",

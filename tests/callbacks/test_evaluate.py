@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paddle_dp.callbacks._confusion import draw
+from paddle_dp.callbacks._pictures import draw_confusion
 from paddle_dp.callbacks.evaluate import Config
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Evaluation, Moment, Run
@@ -89,6 +89,6 @@ def test_a_confusion_matrix_of_any_size_is_a_picture(classes: int) -> None:
 
     confusion = np.eye(classes, dtype="int64") * 3
     confusion[0, 0] = 0  # a class without samples divides by nothing
-    png = draw(Evaluation(numbers={}, samples=int(confusion.sum()), confusion=confusion), "step 1")
+    png = draw_confusion(Evaluation(numbers={}, samples=int(confusion.sum()), confusion=confusion), "step 1")
     width, height = Image.open(io.BytesIO(png)).size
     assert 200 < height <= width < 1800

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.callbacks.dashboard import Config, utilisation
-from paddle_dp.callbacks.dashboard.ranks import FEW, memories
+from paddle_dp.callbacks.dashboard import FEW, Config, memories, utilisation
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation, peak_of
 from paddle_dp.part import find
 from paddle_dp.train import Moment, Run

@@ -7,23 +7,24 @@ that other callbacks share.
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from paddle_dp.callbacks import _lines
-from paddle_dp.callbacks._confusion import draw
 from paddle_dp.callbacks._files import Files
+from paddle_dp.callbacks._pictures import draw_confusion
 from paddle_dp.callbacks.dashboard import mesh_picture, utilisation
 from paddle_dp.callbacks.dashboard.mesh_picture import picture, png
-from paddle_dp.callbacks.dashboard.ranks import RankCurves
-from paddle_dp.callbacks.dashboard.settings import settings
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation
-from paddle_dp.callbacks.dashboard.visualdl import Log
+from paddle_dp.callbacks.dashboard.visualdl import Log, flat_settings
 from paddle_dp.data.randomness import restoring_globals, seed_sample
 from paddle_dp.data.sample import class_names
+from paddle_dp.mesh import Mesh
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
+from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Count, Every, Rate
 
 # The curve of each number of a step; other numbers (the loss and its scores) are train/<name>.
@@ -37,6 +38,7 @@ CURVES = {
     "sent": "speed/sent_megabytes_per_step",
 }
 _HIDDEN = ("seconds_per_step",)  # samples_per_second shows the same
+FEW = 16  # ranks with a memory curve each; with more, the largest and the smallest are shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +157,12 @@ class Dashboard(Callback):
             return
         step, evaluation = self._latest
         if evaluation.confusion is not None:
-            self.log.picture("evaluation/confusion", draw(evaluation, f"step {step}"), step)
+            self.log.picture("evaluation/confusion", draw_confusion(evaluation, f"step {step}"), step)
 
     def _list(self, tags: list[str]) -> None:
         """Adds this run to the table of runs, once there is a curve: VisualDL fails on results without one."""
         if self.log and self.run.recipe is not None and not self._listed:
-            self.log.settings(settings(self.run.recipe.model_dump(mode="json")), tags)
+            self.log.settings(flat_settings(self.run.recipe.model_dump(mode="json")), tags)
             self._listed = True
 
     def _show_mesh(self, step: int) -> None:
@@ -181,3 +183,53 @@ class Dashboard(Callback):
         if self.log and shown is not None:
             name = f" {classes[int(target)]}" if classes and np.size(target) == 1 else ""
             self.log.picture(f"samples/{index}{name}", png(shown), step)
+
+
+class RankCurves:
+    """Gathers one row of numbers from each rank. Create and read it on every rank.
+
+    `exchange` times every exchange over the CPU bridge from now on. Without the bridge there are no times: on a GPU an
+    exchange overlaps with computation, and paddle.DataParallel exchanges inside backward.
+    """
+
+    def __init__(self, mesh: Mesh, exchange: bool):
+        from paddle_dp.gloo import stopwatch  # imports paddle, which reading a recipe must not
+
+        self.mesh = mesh
+        self._watch = stopwatch.start(mesh.axes) if exchange and mesh.ranks > 1 else None
+        self._axes = stopwatch.axes_timed(mesh.axes) if self._watch else []
+        self._began = time.perf_counter()
+
+    def begin(self) -> None:
+        """Restarts the measured interval, after evaluating or saving."""
+        self._began = time.perf_counter()
+        if self._watch:
+            self._watch.read()
+
+    def read(self) -> dict[str, float]:
+        """The curves of all ranks since the last reading; restarts the interval. Collective."""
+        if self.mesh.ranks == 1:
+            return {}
+        import paddle
+
+        seconds = time.perf_counter() - self._began
+        spent = self._watch.read() if self._watch else {}
+        local = [
+            peak_memory(self.mesh.device) / 2**20,
+            *(spent.get(axis, 0.0) / seconds for axis in self._axes),
+        ]
+        gathered = self.mesh.gather_tensor(paddle.to_tensor(local, dtype="float64"))
+        rows = [row.tolist() for row in gathered]
+        self.begin()
+        shares = {
+            f"exchange/{axis}": sum(row[1 + n] for row in rows) / len(rows)
+            for n, axis in enumerate(self._axes)
+        }
+        return memories([row[0] for row in rows]) | shares
+
+
+def memories(megabytes: list[float]) -> dict[str, float]:
+    """A curve for each rank, or for many ranks the largest and the smallest."""
+    if len(megabytes) > FEW:
+        return {"memory_megabytes/largest": max(megabytes), "memory_megabytes/smallest": min(megabytes)}
+    return {f"memory_megabytes/rank {rank}": size for rank, size in enumerate(megabytes)}

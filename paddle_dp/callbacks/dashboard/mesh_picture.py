@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from paddle_dp.callbacks._pictures import new_figure, png_of
 from paddle_dp.mesh.degrees import AXES, Degrees
 
 _SMALLEST = 64
@@ -83,9 +84,6 @@ class Frame:
 
 def draw(degrees: Degrees, title: str) -> bytes:
     """A PNG of all ranks of `degrees`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     split = [axis for axis in AXES if degrees[axis] > 1]
     outer = frame(degrees, split, {})
     if degrees.servers:
@@ -95,8 +93,7 @@ def draw(degrees: Degrees, title: str) -> bytes:
     ]
     width, height = max(outer.width + 2 * MARGIN, 6.0), outer.height + 0.6 + 0.3 * len(legend)
     scale = min(1.0, 16 / width, 14 / height)
-    figure = Figure(figsize=(width * scale, height * scale), dpi=110)
-    FigureCanvasAgg(figure)
+    figure = new_figure(width * scale, height * scale, dpi=110)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
@@ -113,9 +110,7 @@ def draw(degrees: Degrees, title: str) -> bytes:
             va="center",
             color=color,
         )
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png")
-    return stream.getvalue()
+    return png_of(figure)
 
 
 def frame(degrees: Degrees, split: list[str], coords: dict[str, int]) -> Frame:

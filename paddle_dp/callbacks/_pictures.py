@@ -1,0 +1,85 @@
+"""What pictures share: a figure as PNG, the look of a timeline, and the confusion matrix of an evaluation."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from paddle_dp.train import Evaluation
+
+INK, QUIET = "#1f2933", "#7b8794"
+# The largest numbers of classes with legible numbers in cells, and with legible names on axes.
+_MAX_CELLS, _MAX_NAMES = 20, 40
+
+
+def new_figure(width: float, height: float, dpi: int, **settings: Any) -> Any:
+    """An empty figure of so many inches. pyplot is not used: it may open a window system, and keeps every figure in a
+    global list."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, **settings)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png_of(figure: Any, **settings: Any) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", **settings)
+    return stream.getvalue()
+
+
+def timeline_figure(lanes: float, title: str) -> Any:
+    """A figure for lanes of `lanes` inches together, with its title."""
+    figure = new_figure(11.0, lanes, dpi=150, facecolor="white", layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, color=INK, fontweight="bold")
+    return figure
+
+
+def clear_frame(axes: Any, fontsize: float) -> None:
+    """Removes frame and tick marks, so that lanes alone are seen."""
+    axes.tick_params(length=0, labelcolor=INK, labelsize=fontsize)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def add_legend(figure: Any, patches: Sequence[Any], fontsize: float) -> None:
+    figure.legend(
+        handles=patches,
+        loc="outside lower right",
+        ncols=len(patches),
+        frameon=False,
+        fontsize=fontsize,
+        labelcolor=INK,
+    )
+
+
+def draw_confusion(evaluation: Evaluation, title: str) -> bytes:
+    """A PNG of `evaluation.confusion`: true classes down, predicted across, shaded by the share of the true class."""
+    counts = np.asarray(evaluation.confusion)
+    names = evaluation.classes or tuple(map(str, range(len(counts))))
+    side = min(3.0 + 0.28 * len(counts), 14.0)
+    figure = new_figure(side, side * 0.9, dpi=100)
+    axes = figure.add_subplot()
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, fraction=0.046, label="share of the true class")
+    if len(counts) <= _MAX_NAMES:
+        axes.set_yticks(range(len(counts)), names)
+        axes.set_xticks(range(len(counts)), names, rotation=90 if max(map(len, names)) > 2 else 0)
+    if len(counts) <= _MAX_CELLS:
+        _number(axes, counts, shares)
+    right, total = int(np.trace(counts)), int(counts.sum())
+    axes.set(xlabel="predicted", ylabel="true", title=f"{title}: {right} of {total} right")
+    return png_of(figure, bbox_inches="tight")
+
+
+def _number(axes: Any, counts: np.ndarray, shares: np.ndarray) -> None:
+    for (row, column), count in np.ndenumerate(counts):
+        if count:
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize="small")
