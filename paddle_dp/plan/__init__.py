@@ -4,6 +4,6 @@ It imports no paddle and starts no process. Layouts are run by `axes`; `mesh` ha
 """
 
 from paddle_dp.plan.legal import Anatomy, Shape, legal_layouts, problems, refusal
-from paddle_dp.plan.partition import Partition, stage_bounds
+from paddle_dp.plan.pipeline_schedule import Partition, stage_bounds
 
 __all__ = ["Anatomy", "Partition", "Shape", "legal_layouts", "problems", "refusal", "stage_bounds"]

@@ -9,8 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paddle_dp.mesh.degrees import AXES, Degrees
-from paddle_dp.plan.partition import Partition, check_partition, stage_bounds, unlearning
-from paddle_dp.plan.pipeline_schedule import check_schedule
+from paddle_dp.plan.pipeline_schedule import (
+    Partition,
+    check_partition,
+    check_schedule,
+    stage_bounds,
+    unlearning,
+)
 from paddle_dp.text import plural
 
 

@@ -58,8 +58,10 @@ class StateBytes:
 
 def formula(parameters: int, ranks: int, stage: int, widths: Widths | None = None) -> StateBytes:
     """ZeRO's formula, which splits parameters evenly over `ranks`. `stage` 0: without sharding."""
-    widths, full = widths or Widths(), float(parameters)
-    shard = full / ranks
+    return _of_stage(float(parameters), parameters / ranks, stage, widths or Widths())
+
+
+def _of_stage(full: float, shard: float, stage: int, widths: Widths) -> StateBytes:
     return StateBytes(
         parameters=widths.parameter * (shard if stage >= 3 else full),
         gradients=widths.gradient * (shard if stage >= 2 else full),
@@ -96,28 +98,20 @@ def deal(trained: Sequence[int], frozen: Sequence[int], ranks: int) -> tuple[lis
     """The owners of trained and of frozen parameters of these sizes. Stage 3 shards frozen ones, too: they even out the
     trained ones' loads."""
     owner_ranks = owners(trained, ranks)
-    loads = [
-        sum(size for size, owner in zip(trained, owner_ranks, strict=True) if owner == r)
-        for r in range(ranks)
-    ]
-    return owner_ranks, owners(frozen, ranks, loads)
+    return owner_ranks, owners(frozen, ranks, owned_sizes(trained, owner_ranks, ranks))
+
+
+def owned_sizes(sizes: Sequence[int], owner_ranks: Sequence[int], ranks: int) -> list[int]:
+    """The sum of the sizes that each rank owns."""
+    sums = [0] * ranks
+    for size, owner in zip(sizes, owner_ranks, strict=True):
+        sums[owner] += size
+    return sums
 
 
 def state_bytes(
     sizes: Sequence[int], ranks: int, stage: int, widths: Widths | None = None
 ) -> list[StateBytes]:
     """The bytes on each rank of the sharding axis, for parameters of these sizes that are not split."""
-    owner_ranks = owners(sizes, ranks)
-    loads = [
-        sum(size for size, owner in zip(sizes, owner_ranks, strict=True) if owner == s) for s in range(ranks)
-    ]
-    full = formula(sum(sizes), 1, 0, widths)
-    shards = [formula(size, 1, 0, widths) for size in loads]
-    return [
-        StateBytes(
-            parameters=shard.parameters if stage >= 3 else full.parameters,
-            gradients=shard.gradients if stage >= 2 else full.gradients,
-            optimizer=shard.optimizer if stage >= 1 else full.optimizer,
-        )
-        for shard in shards
-    ]
+    shards = owned_sizes(sizes, owners(sizes, ranks), ranks)
+    return [_of_stage(float(sum(sizes)), float(shard), stage, widths or Widths()) for shard in shards]

@@ -9,9 +9,8 @@ from typing import Literal
 
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.extra_memory import flat_gradient_bytes, inbound_bytes, residual_bytes
-from paddle_dp.plan.memory import StateBytes, Widths, deal, owners, state_bytes
-from paddle_dp.plan.partition import Partition, stage_bounds
-from paddle_dp.plan.pipeline_schedule import Schedule
+from paddle_dp.plan.memory import StateBytes, Widths, deal, owned_sizes, owners, state_bytes
+from paddle_dp.plan.pipeline_schedule import Partition, Schedule, stage_bounds
 from paddle_dp.plan.sharded import max_fetched, most_on_accelerator
 from paddle_dp.units import Compress, Recompute
 
@@ -267,8 +266,8 @@ def _with_servers(blocks: Blocks, layout: Layout, rank: int) -> RankMemory:
 def served(blocks: Blocks, layout: Layout) -> list[int]:
     """The number of trained elements that each server owns."""
     sizes = distinct(blocks, range(len(blocks)), 1, frozen=False)
-    pairs = list(zip(sizes, owners(sizes, layout.degrees.servers), strict=True))
-    return [sum(size for size, owner in pairs if owner == server) for server in range(layout.degrees.servers)]
+    servers = layout.degrees.servers
+    return owned_sizes(sizes, owners(sizes, servers), servers)
 
 
 def layers(block: Sequence[Weight]) -> list[list[Weight]]:

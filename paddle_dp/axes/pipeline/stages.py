@@ -17,7 +17,7 @@ from paddle_dp.core.placement import Placements
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import new_group
 from paddle_dp.plan import Partition, stage_bounds
-from paddle_dp.plan.partition import check_partition, unlearning
+from paddle_dp.plan.pipeline_schedule import check_partition, unlearning
 from paddle_dp.structure import Structure, call, unflatten
 
 Named = list[tuple[str, paddle.Tensor]]
