@@ -25,7 +25,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.identity.same_run import data_changes
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.proof import noise
-from paddle_dp.proof.compare import EPS, NO_GRADIENT, ratio
+from paddle_dp.proof.compare import NO_GRADIENT, arithmetic_eps, ratio, unit_of
 from paddle_dp.recipe import Recipe
 from paddle_dp.tensors import widened
 from paddle_dp.train import Callback, Moment
@@ -106,11 +106,11 @@ class Retraining:
         worst, losses = 0.0, []
         for step, loss in sorted(self.recorded_losses.items()):
             here = plain.rows[step]["loss"]
-            worst = max(worst, drift.losses.get(step, 0.0), _eps(self.dtype) * abs(here))
+            worst = unit_of(max(worst, drift.losses.get(step, 0.0)), abs(here), arithmetic_eps(self.dtype))
             losses.append([step, loss, here, worst])
         weights = None
         if saved is not None:
-            floor = max(drift.weights, _eps(self.dtype) * norm(plain.weights))
+            floor = unit_of(drift.weights, norm(plain.weights), arithmetic_eps(self.dtype))
             weights = [distance(plain.weights, saved), floor, distance(plain.weights, self.before)]
         return {"losses": losses, "bits": bits, "digest": plain.digest, "weights": weights}
 
@@ -178,10 +178,6 @@ def distance(reference: Arrays, candidate: Arrays) -> float:
 
 def norm(arrays: Arrays) -> float:
     return float(sum(float(np.square(array).sum()) for array in arrays.values()) ** 0.5)
-
-
-def _eps(dtype: str) -> float:
-    return min(EPS[dtype], EPS["float32"])
 
 
 def judged(difference: float, drift: float, size: float) -> float | None:
