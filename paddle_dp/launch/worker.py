@@ -41,7 +41,7 @@ ENTRY_POINTS = {
     "export": "paddle_dp.export.export:export",
     "export_weights": "paddle_dp.export.hugging_face:export",
     "trace": "paddle_dp.proof.trace:trace",
-    "first_forward": "paddle_dp.proof.first_forward:first_forward",
+    "first_forward": "paddle_dp.proof.trace:first_forward",
 }
 WATCHED = ("train", "evaluate")  # the entry points that report their phases
 CLOSING = 5  # seconds for a failed rank to close its files

@@ -241,7 +241,7 @@ class TraceComparison:
             return ProofDifference(key=quantity, r=float("inf") if broken or np.any(difference) else 0.0)
         size, nothing = _norm(reference), NOTHING.get(self.dtype, SLIGHT) * self._size(quantity)
         if quantity.kind in REPLAYED:
-            ulps = max(_arithmetic(self.dtype) * size, self._ulp_error(quantity), nothing)
+            ulps = max(arithmetic_eps(self.dtype) * size, self._ulp_error(quantity), nothing)
             return ProofDifference(key=quantity, r=ratio(_norm(difference), ulps))
         noise = self.reference.noise(key(*quantity))
         most, floor = noise if noise is not None else (np.zeros(reference.shape), 0.0)
@@ -254,7 +254,7 @@ class TraceComparison:
 
         def allowed(chosen: np.ndarray, at_least: float) -> float:
             noisy = floor if chosen.all() else _norm(most[chosen])
-            return max(noisy, EPS[self.dtype] * at_least, nothing) + rounded / K
+            return unit_of(max(noisy, nothing), at_least, EPS[self.dtype], rounded)
 
         def r(chosen: np.ndarray, at_least: float) -> float:
             return ratio(_norm(difference[chosen]), allowed(chosen, at_least))
@@ -265,7 +265,7 @@ class TraceComparison:
         shows = 0.0
         if quantity.kind == "gradient":
             smallest = max(size, BEYOND.get(self.dtype, 0.0) * self._size(quantity))
-            shows = K * ratio(max(floor, EPS[self.dtype] * size) + rounded / K, smallest)
+            shows = K * ratio(unit_of(floor, size, EPS[self.dtype], rounded), smallest)
         return ProofDifference(
             key=quantity, r=largest_r, noise=ratio(floor, size), unit=unit, undetermined=fraction, shows=shows
         )
@@ -275,7 +275,7 @@ class TraceComparison:
         number = key("initial", 0, quantity.name)
         if quantity.kind != "update" or number not in self.reference.keys:
             return 0.0
-        return _arithmetic(self.dtype) * _norm(self.reference.array(number))
+        return arithmetic_eps(self.dtype) * _norm(self.reference.array(number))
 
     def _undetermined(self, quantity: Key, shape: tuple[int, ...]) -> np.ndarray:
         """A mask of the elements without a true gradient; empty for other quantities."""
@@ -307,7 +307,7 @@ def least_of_a_score(dtype: str, samples: int) -> float:
     return 0.0 if dtype == "float64" else 2.0 / (K * max(samples, 1))
 
 
-def _arithmetic(dtype: str) -> float:
+def arithmetic_eps(dtype: str) -> float:
     """The epsilon of the optimizer's arithmetic, which is float32 at least."""
     return min(EPS[dtype], EPS["float32"])
 
@@ -320,6 +320,20 @@ def _alike(quantity: Key) -> tuple[str, int, str]:
 def undetermined(gradient: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """A mask where one process's noise is more than 0.3 of the gradient; not where both are 0."""
     return (noise > NO_GRADIENT * np.abs(gradient)) & (noise > 0)
+
+
+def unit_of(noise: float, size: float, eps: float, rounded: float = 0.0) -> float:
+    """The unit of r for a quantity of this size: one process's noise, or one unit in the last place, and the part of
+    the rounding bound that K times it must hold."""
+    return max(noise, eps * size) + rounded / K
+
+
+def difference(a: float, b: float) -> float:
+    """|a - b|: 0 for the same infinity or two NaN, infinite if only one of them is finite."""
+    if a == b or (np.isnan(a) and np.isnan(b)):
+        return 0.0
+    distance = abs(a - b)
+    return distance if np.isfinite(distance) else float("inf")
 
 
 def ratio(distance: float, allowed: float) -> float:

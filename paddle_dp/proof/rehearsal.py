@@ -12,9 +12,13 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from paddle import nn
 
 from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.assembly.build import setup
@@ -25,36 +29,18 @@ from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import save
 from paddle_dp.learner import Learner, Task
 from paddle_dp.mesh import Mesh, join
-from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.noise import nudge
 from paddle_dp.proof.record import ProofRecorder
 from paddle_dp.proof.rehearsed import EVALUATED, NUMBER_NAMES, SAVED, STEPS
 from paddle_dp.proof.replay import NAME, Followed, recorded
 from paddle_dp.proof.sides import short
 from paddle_dp.proof.trace_files import SCORE, Trace
-from paddle_dp.proof.watched import take_first
+from paddle_dp.proof.watched import Chosen, make_late, take_first
 from paddle_dp.recipe import LoaderSettings, Recipe
 from paddle_dp.train import Callback, Moment
 from paddle_dp.units import Every, Length
 
 TEST_SAMPLES_PER_RANK = 3  # times the ranks, and one more: no number of ranks shares them equally
-
-
-@dataclass(frozen=True)
-class Few:
-    """The first samples of a data set, as a data set; `read`, if given, collects the numbers of the samples read."""
-
-    dataset: Any
-    count: int
-    read: list[int] | None = None
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, i: int) -> Any:
-        if self.read is not None:
-            self.read.append(int(i))
-        return self.dataset[int(i)]
 
 
 class RehearsalMonitor(Callback):
@@ -154,11 +140,11 @@ class Rehearsal:
     def alone(self, dtype: str, candidate: Trace | None = None) -> dict[str, Any]:
         """Trains one process without and with noise, with the gradients of `candidate` if given."""
         followed = None if candidate is None else Followed(candidate)
-        changes = [None, *(_nudged(dtype, seed) for seed in (1, 2))]
-        plain, *noise = [self._plain(change, followed) for change in changes]
+        plain = self._plain(None, followed)
+        noise = [self._plain(partial(nudge, dtype=dtype, seed=seed), followed) for seed in (1, 2)]
         return {"plain": plain, "noise": noise, "dtype": dtype}
 
-    def _plain(self, change: Callable[[Task], None] | None, followed: Followed | None) -> dict[str, Any]:
+    def _plain(self, change: Callable[[nn.Layer], None] | None, followed: Followed | None) -> dict[str, Any]:
         """Trains one process from the first step to the last, then evaluates."""
         trainer, watch = self._trainer(change=change)
         watch.watch(trainer.learner, None if followed is None else followed.recorder(trainer.learner))
@@ -192,16 +178,19 @@ class Rehearsal:
         return results | {"resumed": {**self._results(resumed, watch), "changed": names}}
 
     def _trainer(
-        self, resume: str | None = None, change: Callable[[Task], None] | None = None
+        self, resume: str | None = None, change: Callable[[nn.Layer], None] | None = None
     ) -> tuple[Trainer, RehearsalMonitor]:
         read: list[int] = []
         scattered = self.setup.scatters and self.mesh.ranks > 1
 
         def dataset(split: Split) -> Any:
             full = self.setup.dataset(split)
-            count = 2 * self.batch + self.short if split == "train" else self.test_samples
-            here = read if split == "train" and not scattered else None
-            return None if full is None else Few(full, min(count, len(full)), here)
+            if full is None:
+                return None
+            if split == "train":
+                first = np.arange(min(2 * self.batch + self.short, len(full)))
+                return Chosen(full, first, scattered, read)
+            return Chosen(full, np.arange(min(self.test_samples, len(full))))
 
         def delivered(split: Split, indices: Any) -> None:
             if split == "train":
@@ -212,7 +201,7 @@ class Rehearsal:
             if change is not None:
                 if self.setup.load is not None:
                     load_full(self.setup.load, placed_task, self.mesh)
-                change(placed_task)
+                change(placed_task.model)
             return placed_task
 
         loader = LoaderSettings(collate=self.setup.loader.collate)
@@ -246,7 +235,3 @@ def digests(trainer: Trainer) -> dict[str, str]:
         name: hashlib.blake2b(shard.array.tobytes(), digest_size=8).hexdigest()
         for name, shard in tensors.items()
     }
-
-
-def _nudged(dtype: str, seed: int) -> Callable[[Task], None]:
-    return lambda task: nudge(task.model, dtype, seed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.proof.compare import EPS, K, least_of_a_score
+from paddle_dp.proof.compare import EPS, K, least_of_a_score, unit_of
 from paddle_dp.proof.trace_files import SCORE
 from paddle_dp.text import and_more
 
@@ -85,10 +85,8 @@ class Rehearsals:
 
     def _allowed_gradient_distance(self, reference: dict[str, Any], noisy: list[dict[str, Any]]) -> float:
         """The largest allowed 2-norm between the ranks' gradients and one process's with the same weights."""
-        noise = max(
-            [row["apart"] for row in noisy] + [EPS[self.reference["dtype"]] * reference["gradient_norm"]]
-        )
-        return float(K * noise + reference["rounded"])
+        noise, size = max(row["apart"] for row in noisy), reference["gradient_norm"]
+        return K * unit_of(noise, size, EPS[self.reference["dtype"]], reference["rounded"])
 
     def _gradient(self, reference: dict[str, Any], allowed: float) -> str:
         size = reference["gradient_norm"] or 1.0
@@ -144,10 +142,8 @@ class Rehearsals:
             np.isfinite(reference) or np.isfinite(candidate)
         ):  # a sum over ranks may turn infinities into NaN
             return True
-        allowed = max(
-            [abs(other - reference) for other in noisy] + [EPS[self.reference["dtype"]] * abs(reference)]
-        )
-        return bool(abs(reference - candidate) <= K * allowed + rounded)
+        noise, eps = max(abs(other - reference) for other in noisy), EPS[self.reference["dtype"]]
+        return bool(abs(reference - candidate) <= K * unit_of(noise, abs(reference), eps, rounded))
 
 
 def _common_numbers(row: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -28,7 +28,7 @@ from paddle_dp.launch.signals import END_SIGNALS
 from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
 from paddle_dp.launch.waiting import WaitingRanks
-from paddle_dp.proof.trace_files import Key, Trace
+from paddle_dp.proof.trace_files import Trace
 from paddle_dp.text import numbered
 
 WAIT = 10.0  # seconds for the other ranks, which fail at the same place of the same forward
@@ -122,13 +122,6 @@ class Side:
             )
         return self.candidates.index(candidate)
 
-    @property
-    def sizes(self) -> list[int]:
-        """The number of elements of each parameter of the whole model."""
-        native = self.trace("own")
-        weights = [n for n in native.keys if Key.read(n).kind == "weight"] if native is not None else []
-        return [native.array(n).size for n in weights] if native is not None else []
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -147,22 +140,24 @@ class Comparison:
 
     def first_forward(self) -> None:
         """Computes the first batch on one process. Raises JobError if that fails, EndedError on a signal."""
-        overrides = [override for override in self.overrides if not override.startswith("strategy")]
-        job = self._job(
-            [*overrides, "strategy.use=single"], 1, self.scratch / "first", alone=True, wide=False
-        )
+        job = self._job(self._alone, 1, self.scratch / "first", alone=True, wide=False)
         if status := run(replace(job, entry_point="first_forward"), self.waiting):
             raise refusal(status, "nothing was compared.")
+
+    @property
+    def _alone(self) -> list[str]:
+        """The overrides of one process."""
+        overrides = [override for override in self.overrides if not override.startswith("strategy")]
+        return [*overrides, "strategy.use=single"]
 
     def run_reference(self, candidates: Sequence[Side]) -> Side:
         """Runs one process, with strategy single in place of the recipe's. Raises JobError, EndedError.
 
         `candidates`: the sides that it will be compared with; it repeats their updates from their gradients.
         """
-        overrides = [override for override in self.overrides if not override.startswith("strategy")]
         extra = {"alone": True, "candidates": [[str(side.folder), side.ranks] for side in candidates]}
         extra["tensor"] = max((side.axes["tensor"] for side in candidates), default=1)
-        job = self._job([*overrides, "strategy.use=single"], 1, self.scratch / "one", **extra)
+        job = self._job(self._alone, 1, self.scratch / "one", **extra)
         reference = self._side(run_alone(job), job)
         reference.candidates = tuple(candidates)
         return reference
@@ -175,7 +170,7 @@ class Comparison:
         `patch`: "module:function", which every rank calls first, without arguments; tests inject faults with it. The
         module is searched from the current folder.
         """
-        more: dict[str, Any] = {"alone": False} if patch is None else {"alone": False, "patch": patch}
+        more: dict[str, Any] = {"alone": False, "patch": patch}
         job = self._job([*self.overrides, *more_overrides], ranks, self.scratch / name, **more)
         status = run(job, self.waiting)
         if status and (why := failed_alone(self.scratch / name / "trace")):

@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.proof.compare import EPS, NO_GRADIENT, K, least_of_a_score, ratio, undetermined
+from paddle_dp.proof.compare import (
+    EPS,
+    NO_GRADIENT,
+    K,
+    arithmetic_eps,
+    difference,
+    least_of_a_score,
+    ratio,
+    undetermined,
+    unit_of,
+)
 from paddle_dp.proof.trace_files import SCORE, Key, Trace, key, number_key, numbers_of
 
 
@@ -26,10 +36,7 @@ class Pair:
 
     @property
     def distance(self) -> float:
-        if self.many is None or self.one == self.many or (np.isnan(self.one) and np.isnan(self.many)):
-            return 0.0
-        distance = abs(self.one - self.many)
-        return distance if np.isfinite(distance) else float("inf")
+        return 0.0 if self.many is None else difference(self.one, self.many)
 
     @property
     def r(self) -> float:
@@ -137,7 +144,7 @@ class StepComparison:
         return Step(
             number=number,
             shares=tuple(candidate["shares"]),
-            loss=self._pair("loss", number, reference, candidate, min(eps, EPS["float32"])),
+            loss=self._pair("loss", number, reference, candidate, arithmetic_eps(self.dtype)),
             gradient_norm=self._pair("gradient_norm", number, reference, candidate, eps),
             scores={
                 name.removeprefix(SCORE): self._pair(name, number, reference, candidate, eps)
@@ -189,7 +196,7 @@ class StepComparison:
         worst, drifts = 0.0 if first is None or np.isnan(first[1]) else first[1], []
         for k, row in enumerate(rows):
             worst = max(
-                [worst, *(_distance(run[k][quantity], row[quantity]) for run in runs if k < len(run))]
+                [worst, *(difference(run[k][quantity], row[quantity]) for run in runs if k < len(run))]
             )
             drifts.append(max(worst, eps * abs(row[quantity]) if np.isfinite(row[quantity]) else 0.0))
         return drifts
@@ -209,8 +216,8 @@ class StepComparison:
                 distance += float(np.square(np.where(equal, 0, candidate - reference)[chosen]).sum())
             noise += float(np.square(most[chosen].astype("float64")).sum())
             size += float(np.square(reference[chosen]).sum())
-        floor = max(noise**0.5, min(EPS[self.dtype], EPS["float32"]) * size**0.5)
-        next_drift = self.turned * growth(self._noise_spread("loss", min(EPS[self.dtype], EPS["float32"])))
+        floor = unit_of(noise**0.5, size**0.5, arithmetic_eps(self.dtype))
+        next_drift = self.turned * growth(self._noise_spread("loss", arithmetic_eps(self.dtype)))
         if self.lost is not None:
             next_drift = float("inf")
         return Pair(one=0.0, many=distance**0.5, drift=next_drift * floor)
@@ -230,14 +237,6 @@ def growth(spread: Sequence[float]) -> float:
     """The largest growth factor of a curve in one step; 1 if it does not grow, or is not finite."""
     pairs = itertools.pairwise(spread)
     return max([1.0, *(b / a for a, b in pairs if 0 < a < b < float("inf"))])
-
-
-def _distance(noisy: float, plain: float) -> float:
-    """The distance of a run with noise; infinite if only one of the two is finite."""
-    if noisy == plain or (np.isnan(noisy) and np.isnan(plain)):
-        return 0.0
-    distance = abs(noisy - plain)
-    return distance if np.isfinite(distance) else float("inf")
 
 
 def shares(numbers: Sequence[int]) -> str:

@@ -15,8 +15,9 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,16 @@ import numpy as np
 
 from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.assembly.build import dataset, setup, task
+from paddle_dp.assembly.first_forward import user_frame
 from paddle_dp.assembly.initial import load_full
 from paddle_dp.axes.meta_init import size_of
 from paddle_dp.batch import Batch
 from paddle_dp.certificate.verified import facts_of, verdict_of
-from paddle_dp.checkpoint import Checkpoint, TensorShard, load
+from paddle_dp.checkpoint import Checkpoint, load
+from paddle_dp.checks.repeats import compute_without_exchange
 from paddle_dp.data import Sampler
 from paddle_dp.data.scatter import Elsewhere, is_in_order
-from paddle_dp.errors import PaddleDPError, TracingError, UsageError
+from paddle_dp.errors import JobError, PaddleDPError, TracingError, UsageError, gist
 from paddle_dp.identity.consistency import data_of_main
 from paddle_dp.launch.memory import available_memory
 from paddle_dp.learner import Learner, Task
@@ -44,59 +47,13 @@ from paddle_dp.proof.dependence import Curve, Dependence, find_dependence, kinks
 from paddle_dp.proof.rehearsal import rehearse
 from paddle_dp.proof.replay import replay
 from paddle_dp.proof.sides import failed_together, short
-from paddle_dp.proof.store import chunks
-from paddle_dp.proof.trace_files import Trace, Writer
+from paddle_dp.proof.trace_files import Floors, Trace, Writer
 from paddle_dp.proof.watched import Chosen, RunResults, RunSettings, Watched
 from paddle_dp.recipe import Guard, LoaderSettings, Precision, Recipe
 from paddle_dp.text import gigabytes
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.state import progress_of, restore
-
-# The floors: the distances of one process's runs with noise from its run without noise --------------------------------
-
-
-class Floors:
-    """The floors of one run. Its sheet holds the quantities without noise, and gets the floors as the group "noise"."""
-
-    def __init__(self, sheet: Writer):
-        self._store = sheet.store
-        self.norms: dict[str, float] = {}
-
-    def put(self, number: str, shard: TensorShard) -> None:
-        """Adds a quantity of a run with noise."""
-        self._fold("shard", number, shard.array)
-
-    def outputs(self, outputs: Mapping[str, np.ndarray]) -> None:
-        """Adds the outputs of the layers of a run with noise."""
-        for number, sums in outputs.items():
-            self._fold("output", number, sums)
-
-    def _distance(self, name: str, array: np.ndarray) -> tuple[float, np.ndarray]:
-        """The 2-norm of `array` minus the sheet's `name`, and its absolute values, flat, in float32."""
-        flat, squares = array.reshape(-1), 0.0
-        most = np.empty(flat.size, "float32")
-        for start, stop in chunks(flat.size):
-            differences = np.abs(flat[start:stop].astype("float64") - self._store.read(name, start, stop))
-            most[start:stop] = differences
-            squares += float(differences.dot(differences))
-        return float(np.sqrt(squares)), most
-
-    def _fold(self, group: str, number: str, array: np.ndarray) -> None:
-        """Keeps the larger distance. Skips a quantity without a plain one of its shape."""
-        base = f"{group}|{number}"
-        if base not in self._store or self._store.shape(base) != array.shape:
-            return
-        norm, most = self._distance(base, array)
-        self.norms[number] = max(self.norms.get(number, 0.0), norm)
-        name = f"noise|{number}"
-        if name not in self._store:
-            self._store.put(name, most.reshape(array.shape))
-            return
-        for start, stop in chunks(most.size):
-            before = self._store.read(name, start, stop)
-            self._store.change(name, start, np.maximum(before, most[start:stop]))
-
 
 MEMORY, DISK = 40, 210  # bytes per parameter that a process holds, and per parameter of the whole model
 
@@ -206,6 +163,26 @@ def trace(recipe: Recipe, options: dict[str, Any]) -> None:
         rehearse(recipe, options)
 
 
+def first_forward(recipe: Recipe, options: dict[str, Any]) -> None:
+    """Builds the recipe's parts, and computes loss and gradients of its first batch; options as for `trace`.
+
+    Raises JobError, exit status 4, for an exception of the user's code, in one sentence with the place in that code.
+    """
+    doing = "The data set, the model or the optimizer of this recipe cannot be made"
+    try:
+        side = RecordedSide(recipe.model_copy(update={"callbacks": []}), options)
+        learner = side.learner()
+        doing = "The model or the loss of this recipe fails on its first batch"
+        compute_without_exchange(learner, learner.mixed.cast_batch(next(side.batches(wide=False))))
+    except PaddleDPError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the code is the user's
+        frame = user_frame(error)
+        failed = JobError(f"{doing}. {type(error).__name__}: {gist(error)}{frame and f' ({frame})'}")
+        failed.exit_status = 4
+        raise failed from None
+
+
 class RecordedSide:
     """A recipe in one layout, trained repeatedly from the same initial state. Every method is collective."""
 
@@ -231,8 +208,6 @@ class RecordedSide:
         self._free = available_memory() if joined.device == "cpu" else None  # before a model is built
         self._fits = False
         self._check_fits(size_of(recipe.model.build) or 0, ())
-        self._dependence: Dependence | None = None
-        self._tried = False  # True once `_dependence` was looked for
 
     def _task(self, *_: int) -> Task:
         """The recipe's task with the precision and the noise of the run that begins."""
@@ -278,26 +253,30 @@ class RecordedSide:
 
     def _neutral(self, kinds: Iterable[noise.Noise]) -> list[noise.Noise]:
         """The kinds of noise that change nothing in exact arithmetic (proof.dependence)."""
-        if not self._tried:
-            self._tried = True
-            precision = self.run_settings.precision
-
-            def run(kind: noise.Noise | None) -> Curve:
-                gc.collect()
-                self.run_settings = RunSettings(precision, kind)
-                return train(self, self.learner(), None if kind is None else kind.order)
-
-            gc.collect()
-            learner = self.learner()
-            with kinks(learner) as kinked:
-                plain = train(self, learner, None)
-            del learner
-            self._dependence = find_dependence(run, plain, precision.dtype)
-            self.facts["dependence"] = None if self._dependence is None else asdict(self._dependence)
-            self.facts["kinks"] = sorted(kinked)
-        if self._dependence is None:
+        dependence = self._dependence
+        if dependence is None:
             return list(kinds)
-        return [kind for kind in kinds if self._dependence.kind == "order" and kind.order is None]
+        return [kind for kind in kinds if dependence.kind == "order" and kind.order is None]
+
+    @cached_property
+    def _dependence(self) -> Dependence | None:
+        """Determined once, in the precision of the first run."""
+        precision = self.run_settings.precision
+
+        def run(kind: noise.Noise | None) -> Curve:
+            gc.collect()
+            self.run_settings = RunSettings(precision, kind)
+            return train(self, self.learner(), None if kind is None else kind.order)
+
+        gc.collect()
+        learner = self.learner()
+        with kinks(learner) as kinked:
+            plain = train(self, learner, None)
+        del learner
+        dependence = find_dependence(run, plain, precision.dtype)
+        self.facts["dependence"] = None if dependence is None else asdict(dependence)
+        self.facts["kinks"] = sorted(kinked)
+        return dependence
 
     def batches(self, wide: bool) -> Iterator[Batch]:
         """The first global batches; in float64 only the first, and the one with unequal shares."""

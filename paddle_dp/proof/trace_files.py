@@ -1,21 +1,23 @@
 """The files of a side: one sheet per trace and rank, with arrays by key (.bin) and facts (.json).
 
-A key is "kind|step|name": gradient|1|blocks.0.norm1.weight. Ranks write them; they are read without paddle.
+A key is "kind|step|name": gradient|1|blocks.0.norm1.weight. Ranks write them; they are read without paddle. Arrays are
+written one by one and read in chunks, so that a proof's record need not fit into memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from paddle_dp.checkpoint.shards import Box, TensorShard, assemble, full_box
-from paddle_dp.proof.store import Store
 
 Arrays = Mapping[str, np.ndarray]
 # The kinds that one process computes again from the ranks' gradients (proof.replay).
@@ -58,6 +60,66 @@ def number_key(name: str, step: int) -> str:
     return key(name.replace("_", " "), step, "")
 
 
+CHUNK = 2**22  # elements of an array in memory at once: 32 MB in float64
+
+
+def chunks(size: int) -> Iterator[tuple[int, int]]:
+    """Start and stop of each chunk of `size` elements."""
+    return ((start, min(start + CHUNK, size)) for start in range(0, size, CHUNK))
+
+
+class Store:
+    """A file of arrays by name. Arrays are appended, and may be changed in place."""
+
+    def __init__(self, path: Path, index: Mapping[str, Any] | None = None):
+        """Opens a file for reading, with its writer's `index`; without it, a new file for writing and reading."""
+        self.index: dict[str, Any] = dict(index or {})  # name: dtype, shape, the byte where it begins
+        self._file: BufferedRandom | BufferedReader = path.open("w+b") if index is None else path.open("rb")
+        self._end = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.index
+
+    def close(self) -> None:
+        self._file.close()
+
+    def put(self, name: str, array: np.ndarray) -> None:
+        """Appends an array."""
+        array = np.asarray(array)
+        self.index[name] = [array.dtype.str, list(array.shape), self._end]
+        self._write(self._end, array.reshape(-1))
+        self._end += array.nbytes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.index[name][1])
+
+    def get(self, name: str) -> np.ndarray:
+        """The whole array."""
+        shape = self.shape(name)
+        return self.read(name, 0, math.prod(shape)).reshape(shape)
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        """The elements `start` to `stop` of the array, flat. Raises EOFError for a file that was cut off."""
+        dtype, _, begins = self.index[name]
+        elements = np.empty(stop - start, dtype)
+        if elements.size:
+            self._file.seek(begins + start * elements.itemsize)
+            if self._file.readinto(elements.data.cast("B")) != elements.nbytes:
+                raise EOFError(f"{self._file.name} ends within {name}: was the disk full?")
+        return elements
+
+    def change(self, name: str, start: int, elements: np.ndarray) -> None:
+        """Overwrites elements of the array, flat, from `start` on."""
+        dtype, _, begins = self.index[name]
+        elements = elements.astype(dtype, copy=False)
+        self._write(begins + start * elements.itemsize, elements)
+
+    def _write(self, offset: int, flat: np.ndarray) -> None:
+        if flat.size:
+            self._file.seek(offset)
+            self._file.write(np.ascontiguousarray(flat).data.cast("B"))
+
+
 class Writer:
     """Writes a rank's sheet of a trace; arrays go to the disk at once.
 
@@ -96,21 +158,46 @@ class Writer:
         self._path.write_text(json.dumps({**facts, "cut": self._cut, "arrays": self.store.index}))
 
 
-def write_sheet(
-    folder: Path,
-    trace: str,
-    rank: int,
-    shards: Mapping[str, TensorShard],
-    facts: Mapping[str, Any],
-    **more: Arrays,
-) -> None:
-    """Writes a sheet from arrays in memory, with further groups of arrays by key."""
-    with Writer(folder, trace, rank) as sheet:
-        for number, shard in shards.items():
-            sheet.put(number, shard)
-        for name, arrays in more.items():
-            sheet.group(name, arrays)
-        sheet.finish(facts)
+class Floors:
+    """The floors of one run. Its sheet holds the quantities without noise, and gets the floors as the group "noise"."""
+
+    def __init__(self, sheet: Writer):
+        self._store = sheet.store
+        self.norms: dict[str, float] = {}
+
+    def put(self, number: str, shard: TensorShard) -> None:
+        """Adds a quantity of a run with noise."""
+        self._fold("shard", number, shard.array)
+
+    def outputs(self, outputs: Mapping[str, np.ndarray]) -> None:
+        """Adds the outputs of the layers of a run with noise."""
+        for number, sums in outputs.items():
+            self._fold("output", number, sums)
+
+    def _distance(self, name: str, array: np.ndarray) -> tuple[float, np.ndarray]:
+        """The 2-norm of `array` minus the sheet's `name`, and its absolute values, flat, in float32."""
+        flat, squares = array.reshape(-1), 0.0
+        most = np.empty(flat.size, "float32")
+        for start, stop in chunks(flat.size):
+            differences = np.abs(flat[start:stop].astype("float64") - self._store.read(name, start, stop))
+            most[start:stop] = differences
+            squares += float(differences.dot(differences))
+        return float(np.sqrt(squares)), most
+
+    def _fold(self, group: str, number: str, array: np.ndarray) -> None:
+        """Keeps the larger distance. Skips a quantity without a plain one of its shape."""
+        base = f"{group}|{number}"
+        if base not in self._store or self._store.shape(base) != array.shape:
+            return
+        norm, most = self._distance(base, array)
+        self.norms[number] = max(self.norms.get(number, 0.0), norm)
+        name = f"noise|{number}"
+        if name not in self._store:
+            self._store.put(name, most.reshape(array.shape))
+            return
+        for start, stop in chunks(most.size):
+            before = self._store.read(name, start, stop)
+            self._store.change(name, start, np.maximum(before, most[start:stop]))
 
 
 @dataclass
@@ -123,11 +210,6 @@ class Sheet:
     def __post_init__(self) -> None:
         self.facts = json.loads(self.path.read_text())
         self._store = Store(self.path.with_suffix(".bin"), self.facts.pop("arrays"))
-
-    @property
-    def names(self) -> Iterable[str]:
-        """The names of all arrays: "group|key"."""
-        return self._store.index
 
     def group(self, name: str) -> Iterator[str]:
         """The keys of a group of arrays."""

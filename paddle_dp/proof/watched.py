@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -24,7 +25,6 @@ from paddle_dp.learner import Learner
 from paddle_dp.learner.memory import MemoryMeter
 from paddle_dp.mesh import Mesh
 from paddle_dp.proof import noise
-from paddle_dp.proof.lateness import make_late
 from paddle_dp.proof.record import OutputHooks, ProofRecorder, Put, running_statistics
 from paddle_dp.proof.replay import give, meet_bound
 from paddle_dp.proof.trace_files import SCORE, Trace, key, number_key, numbers_of
@@ -92,6 +92,44 @@ def _sketch(buffer: paddle.Tensor) -> list[float]:
     """Two numbers that change with every element, and little with its last place: the 2-norm, and a weighted sum."""
     flat = buffer.detach().astype("float64").numpy().reshape(-1)
     return [float(np.linalg.norm(flat)), float(flat @ np.cos(np.arange(flat.size)))]
+
+
+SHORTEST, LONGEST = 0.02, 2.0  # seconds
+
+
+def make_late(learner: Learner, seed: int) -> None:
+    """From now on one rank sleeps in each step, before forward or update. `seed`, equal on all ranks, decides both.
+
+    It sleeps for as long as its shortest step took, so that even on a busy machine the others reach values that they
+    must not read yet. (The last step may have been long because another rank slept.)
+    """
+    mesh, draws = learner.mesh, np.random.default_rng(seed)
+    train_batch, update = learner.train_batch, learner.optimizer.step
+    late, slept, steps = "", 0.0, [LONGEST]  # seconds of this rank in each, without its sleep
+
+    def sleep(moment: str) -> None:
+        nonlocal slept
+        if late == moment:
+            slept = max(min(steps), SHORTEST)
+            time.sleep(slept)
+
+    def trained(*batch: Any, **options: Any) -> Any:
+        nonlocal late, slept
+        rank, moment = draws.integers(mesh.ranks), ("forward", "update")[draws.integers(2)]
+        late, slept = moment if rank == mesh.rank and len(steps) > 1 else "", 0.0
+        begun = time.perf_counter()
+        sleep("forward")
+        metrics = train_batch(*batch, **options)
+        steps.append(time.perf_counter() - begun - slept)
+        return metrics
+
+    def updated() -> None:
+        sleep("update")
+        update()
+
+    if mesh.ranks > 1:
+        learner.train_batch = trained  # type: ignore[method-assign]
+        learner.optimizer.step = updated  # after the exchange of a clip, where all ranks wait for each other
 
 
 PROBES = 3  # batches with gradients recorded at the initial weights, in the recipe's precision

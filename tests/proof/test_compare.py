@@ -7,7 +7,8 @@ from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof.compare import K, TraceComparison, undetermined
 from paddle_dp.proof.noise import FLOAT32
 from paddle_dp.proof.sides import short
-from paddle_dp.proof.trace_files import Trace, key, write_sheet
+from paddle_dp.proof.trace_files import Trace, key
+from tests.proof.sheets import write_sheet
 
 GRADIENT = np.linspace(1.0, 2.0, 8)
 

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from paddle_dp.checkpoint import TensorShard
-from paddle_dp.proof import store
-from paddle_dp.proof.store import Store
-from paddle_dp.proof.trace import Floors
-from paddle_dp.proof.trace_files import Trace, Writer, key
+from paddle_dp.proof import trace_files
+from paddle_dp.proof.trace_files import Floors, Store, Trace, Writer, key
 
 GRADIENT = key("gradient", 1, "w")
 DRAW = np.random.default_rng(0)
@@ -16,7 +14,7 @@ DRAW = np.random.default_rng(0)
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch):
     """Arrays of a few elements are read and folded in several chunks."""
-    monkeypatch.setattr(store, "CHUNK", 3)
+    monkeypatch.setattr(trace_files, "CHUNK", 3)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "bool", "uint16"])

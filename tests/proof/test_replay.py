@@ -13,7 +13,8 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.proof.compare import K, TraceComparison
 from paddle_dp.proof.record import ProofRecorder
 from paddle_dp.proof.replay import replay
-from paddle_dp.proof.trace_files import Trace, Writer, write_sheet
+from paddle_dp.proof.trace_files import Trace, Writer
+from tests.proof.sheets import write_sheet
 
 CLIP = nn.ClipGradByGlobalNorm(0.5)
 OPTIMIZERS = {

@@ -5,7 +5,8 @@ import pytest
 
 from paddle_dp.proof.compare import K
 from paddle_dp.proof.steps import StepComparison, growth, shares
-from paddle_dp.proof.trace_files import Trace, write_sheet
+from paddle_dp.proof.trace_files import Trace
+from tests.proof.sheets import write_sheet
 
 
 def run(folder, losses, noisy=(), norms=(1.0,) * 8):

@@ -9,8 +9,9 @@ import pytest
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof import Side, compare_sides
 from paddle_dp.proof.report import as_json, show, without_guard
-from paddle_dp.proof.trace_files import MODEL_LAYER, key, write_sheet
+from paddle_dp.proof.trace_files import MODEL_LAYER, key
 from paddle_dp.recipe import read_recipe
+from tests.proof.sheets import write_sheet
 
 DRAWS = (
     "2 (Noise) draws from Paddle's generator, which differs on another number of ranks: exact are dropout, and one "

@@ -9,7 +9,8 @@ import numpy as np
 
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof import Side
-from paddle_dp.proof.trace_files import key, write_sheet
+from paddle_dp.proof.trace_files import key
+from tests.proof.sheets import write_sheet
 from tools.verify_matrix import first_change
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from paddle_dp.checkpoint import TensorShard
-from paddle_dp.proof.trace_files import Trace, write_sheet
+from paddle_dp.proof.trace_files import Trace
 from tests.proof.mutants.exam import Exam, drawn
 from tests.proof.mutants.recipes import RECIPES
 from tests.proof.mutants.recorded import only_rounding
@@ -11,6 +11,7 @@ from tests.proof.mutants.reviewed import CLASSES, Entry, Reviewed, write
 from tests.proof.mutants.side import mutable_files, put_in
 from tests.proof.mutants.sites import ROOT, sites
 from tests.proof.mutants.suite import suite_files
+from tests.proof.sheets import write_sheet
 from tests.proof.zoo.case import Setting
 from tests.ranks import run_ranks
 

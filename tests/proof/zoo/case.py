@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+from tests.proof.zoo.patching import Make, around, replaced
+
+Replacement = TypeVar("Replacement", bound=Callable[..., Any])
 
 RECIPES = Path(__file__).with_name("recipes")
 
@@ -54,18 +59,62 @@ def strategy(recipe: str, ranks: int = 2, **degrees: object) -> Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`patch` puts the fault into the processes of both sides, as a fault in our code would be; it must not show on one
-    process, where nothing is distributed. `where`: what the sentence of verify must name."""
+    """`patches` put the fault into the processes of both sides, as a fault in our code would be; it must not show on
+    one process, where nothing is distributed: names, and what makes their replacements (`patching.replaced`). None,
+    where the model is at fault. `where`: what the sentence of verify must name."""
 
     name: str
     says: str
     source: str
     setting: Setting
-    patch: Callable[[], AbstractContextManager[None]]
+    patches: tuple[tuple[str, Make], ...] = ()
     guard: Guard = "verify"
     exam: Exam = "verify"
     steps: int = 4  # of the recipe's own
     where: tuple[str, ...] = ()
+
+    @contextmanager
+    def put_in(self) -> Iterator[None]:
+        """Context in which the fault is in this process."""
+        with ExitStack() as stack:
+            for place, make in self.patches:
+                stack.enter_context(replaced(place, make))
+            yield
+
+
+class FaultTable(list[Fault]):
+    """The faults of a file, in its order."""
+
+    def add(
+        self,
+        name: str,
+        source: str,
+        setting: Setting,
+        place: str,
+        also: Sequence[tuple[str, Make]] = (),
+        **more: Any,
+    ) -> Callable[[Replacement], Replacement]:
+        """A decorator: the function replaces the one at `place`, and is called with that one before its arguments.
+
+        The first paragraph of its docstring says what the fault is. `also`: further patches, put in before it.
+        """
+
+        def decorate(replacement: Replacement) -> Replacement:
+            says, _, _ = inspect.cleandoc(replacement.__doc__ or "").partition("\n\n")
+            patches = (*also, (place, around(replacement)))
+            self.append(
+                Fault(
+                    name=name,
+                    says=says.replace("\n", " "),
+                    source=source,
+                    setting=setting,
+                    patches=patches,
+                    **more,
+                )
+            )
+            return replacement
+
+        return decorate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""Putting a fault into the package for a while: one name replaced, and put back."""
+"""Putting a fault into the package for a while: names replaced, and put back."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +21,8 @@ PUSHED = "paddle_dp.exchange.pushed_gradients:PushedGradients"
 AXES = "paddle_dp.axes.axes_exchange:AxesExchange"
 OWNERS = "paddle_dp.axes.axes_exchange:OwnerWeights"
 
+Make = Callable[[Any], Any]  # returns what replaces a name, from what stands there
+
 
 def rank() -> int:
     return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
@@ -35,8 +37,26 @@ def last() -> bool:
     return ranks() > 1 and rank() == ranks() - 1
 
 
+def around(replacement: Callable[..., Any]) -> Make:
+    """Makes functions that call `replacement` with the original function before their arguments."""
+
+    def make(original: Any) -> Any:
+        return lambda *arguments, **named: replacement(original, *arguments, **named)
+
+    return make
+
+
+def _backward_alone(exchange: str) -> tuple[str, Make]:
+    """Sends no gradient while backward runs, so that all of them come to `finish`."""
+    return f"{exchange}.backward", lambda backward: lambda self, last, counted=0: nullcontext()
+
+
+NOTHING_PUSHED = _backward_alone(PUSHED)
+NOTHING_OVERLAPPED = _backward_alone(AXES)  # the exchange of a hybrid layout
+
+
 @contextmanager
-def replaced(place: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(place: str, make: Make) -> Iterator[None]:
     """Replaces what stands at `place` ("package.module:Class.method") by `make(what stands there)`, for a while.
 
     Raises AttributeError when there is nothing: the package has changed, and the fault has to follow it.
@@ -57,18 +77,3 @@ def replaced(place: str, make: Callable[[Any], Any]) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, original)
-
-
-@contextmanager
-def all_of(*patches: Any) -> Iterator[None]:
-    """Several patches together."""
-    with ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
-        yield
-
-
-def before_the_exchange(make: Callable[[Any], Any]) -> AbstractContextManager[None]:
-    """Replaces the exchange of a hybrid layout, to which all gradients come whole: none is sent while backward runs."""
-    nothing_overlapped = replaced(f"{AXES}.backward", lambda _: lambda self, last, counted=0: nullcontext())
-    return all_of(nothing_overlapped, replaced(f"{AXES}.finish", make))

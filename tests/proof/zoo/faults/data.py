@@ -2,169 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from tests.proof.zoo.case import Fault, Setting
-from tests.proof.zoo.patching import last, rank, ranks, replaced
+from tests.proof.zoo.case import FaultTable, Setting
+from tests.proof.zoo.patching import last, rank, ranks
 
-SHARE = "paddle_dp.data.sampler:Sampler"
-
-
-def everybody_reads_the_first_share() -> AbstractContextManager[None]:
-    def make(cuts: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, size: cuts(replace(self, dp_rank=0), size)
-
-    return replaced(f"{SHARE}.cuts", make)
+MLP = Setting("mlp")
+CUTS = "paddle_dp.data.sampler:Sampler.cuts"
+ORDER = "paddle_dp.data.sampler:_order"
+READER = "paddle_dp.data.sample:InProcess.__init__"
+FAULTS = FaultTable()
 
 
-def padded_shares() -> AbstractContextManager[None]:
-    """As DistributedBatchSampler: all ranks get as many as the largest share, the last samples are read twice."""
-
-    def make(cuts: Callable[..., Any]) -> Callable[..., Any]:
-        def padded(self: Any, size: int) -> list[tuple[int, int]]:
-            found = []
-            for micro_batch, (start, _) in enumerate(cuts(self, size)):
-                low = micro_batch * size // self.micro_batches
-                high = (micro_batch + 1) * size // self.micro_batches
-                each = -(-(high - low) // self.dp_size)
-                start = min(start, high - each)
-                found.append((start, start + each))
-            return found
-
-        return padded
-
-    return replaced(f"{SHARE}.cuts", make)
+@FAULTS.add("same share", "Paddle's DataParallel examples with a plain DataLoader", MLP, CUTS)
+def everybody_reads_the_first_share(cuts, sampler, size):
+    """Every rank reads the first rank's share: half of the samples are never seen."""
+    return cuts(replace(sampler, dp_rank=0), size)
 
 
-def dropped_remainder() -> AbstractContextManager[None]:
-    def make(cuts: Callable[..., Any]) -> Callable[..., Any]:
-        def even(self: Any, size: int) -> list[tuple[int, int]]:
-            least = size // self.micro_batches // self.dp_size
-            return [(start, start + min(least, stop - start)) for start, stop in cuts(self, size)]
-
-        return even if ranks() > 1 else cuts
-
-    return replaced(f"{SHARE}.cuts", make)
-
-
-def each_rank_shuffles_for_itself() -> AbstractContextManager[None]:
-    def make(order: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda samples, seed, epoch: order(samples, seed + 1000 * rank(), epoch)
-
-    return replaced("paddle_dp.data.sampler:_order", make)
+@FAULTS.add("padded shares", "paddle.io.DistributedBatchSampler", MLP, CUTS)
+def padded_shares(cuts, sampler, size):
+    """Shares are made equal by reading samples of the short batch twice."""
+    padded = []
+    for micro_batch, (start, _) in enumerate(cuts(sampler, size)):
+        low = micro_batch * size // sampler.micro_batches
+        high = (micro_batch + 1) * size // sampler.micro_batches
+        each = -(-(high - low) // sampler.dp_size)
+        start = min(start, high - each)
+        padded.append((start, start + each))
+    return padded
 
 
-def order_of_the_first_epoch() -> AbstractContextManager[None]:
-    def make(order: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda samples, seed, epoch: order(samples, seed, 0 if ranks() > 1 else epoch)
-
-    return replaced("paddle_dp.data.sampler:_order", make)
-
-
-def targets_of_the_next_sample() -> AbstractContextManager[None]:
-    return _read_as(lambda inputs, targets: (inputs, np.roll(targets, 1, axis=0) if last() else targets))
+@FAULTS.add("dropped remainder", "samplers with drop_last", MLP, CUTS)
+def dropped_remainder(cuts, sampler, size):
+    """What the ranks cannot share equally is dropped."""
+    if ranks() == 1:
+        return cuts(sampler, size)
+    least = size // sampler.micro_batches // sampler.dp_size
+    return [(start, start + min(least, stop - start)) for start, stop in cuts(sampler, size)]
 
 
-def _read_as(change: Callable[[Any, Any], tuple[Any, Any]]) -> AbstractContextManager[None]:
-    """What a rank reads of a micro-batch, changed."""
-
-    def make(init: Callable[..., Any]) -> Callable[..., Any]:
-        def changing(self: Any, *given: Any) -> None:
-            init(self, *given)
-            read = self._read
-            self._read = lambda *which: change(*read(*which))
-
-        return changing
-
-    return replaced("paddle_dp.data.sample:InProcess.__init__", make)
+@FAULTS.add("own shuffle", "silent-fault catalogue, DATA", MLP, ORDER, guard="door")
+def each_rank_shuffles_for_itself(order, samples, seed, epoch):
+    """Each rank shuffles with a seed of its own and then takes its share: some samples twice, some never."""
+    return order(samples, seed + 1000 * rank(), epoch)
 
 
-def normalized_by_the_own_share() -> AbstractContextManager[None]:
-    return _read_as(
-        lambda inputs, targets: ((inputs - inputs.mean() if ranks() > 1 else inputs - 0.3), targets)
+@FAULTS.add(
+    "stale epoch",
+    "paddle.io.DistributedBatchSampler without set_epoch",
+    Setting("mlp", 2, ("train.length=2 epochs",)),
+    ORDER,
+    exam="rehearsal",
+    guard="rehearsal",
+)
+def order_of_the_first_epoch(order, samples, seed, epoch):
+    """Nobody tells the sampler the epoch: each is read in the order of the first."""
+    return order(samples, seed, 0 if ranks() > 1 else epoch)
+
+
+@FAULTS.add("shifted targets", "silent-fault catalogue, DATA", MLP, READER)
+def targets_of_the_next_sample(init, reader, *options):
+    """On the last rank each input comes with its neighbour's target."""
+    init(reader, *options)
+    _change_read(reader, lambda inputs, targets: (inputs, np.roll(targets, 1, axis=0) if last() else targets))
+
+
+def _change_read(reader, change):
+    """From now on `change(inputs, targets)` replaces what the reader reads of a micro-batch."""
+    read = reader._read
+    reader._read = lambda *indices: change(*read(*indices))
+
+
+@FAULTS.add("own statistics", "silent-fault catalogue, DATA", MLP, READER)
+def normalized_by_the_own_share(init, reader, *options):
+    """Each rank takes the mean of its own share away from the inputs."""
+    init(reader, *options)
+    _change_read(
+        reader,
+        lambda inputs, targets: ((inputs - inputs.mean() if ranks() > 1 else inputs - 0.3), targets),
     )
 
 
-def two_samples_change_places() -> AbstractContextManager[None]:
-    """Sample 0 of every batch is read in the place of its last one, too: one twice, one never."""
-
-    def make(whole: Callable[..., Any]) -> Callable[..., Any]:
-        def swapped(self: Any, epoch: int, k: int) -> Any:
-            found = np.array(whole(self, epoch, k))
-            if last():
-                found[-1] = found[0]
-            return found
-
-        return swapped
-
-    return replaced(f"{SHARE}.global_batch", make)
-
-
-MLP = Setting("mlp")
-FAULTS = (
-    Fault(
-        name="same share",
-        says="Every rank reads the first rank's share: half of the samples are never seen.",
-        source="Paddle's DataParallel examples with a plain DataLoader",
-        setting=MLP,
-        patch=everybody_reads_the_first_share,
-    ),
-    Fault(
-        name="padded shares",
-        says="Shares are made equal by reading samples of the short batch twice.",
-        source="paddle.io.DistributedBatchSampler",
-        setting=MLP,
-        patch=padded_shares,
-    ),
-    Fault(
-        name="dropped remainder",
-        says="What the ranks cannot share equally is dropped.",
-        source="samplers with drop_last",
-        setting=MLP,
-        patch=dropped_remainder,
-    ),
-    Fault(
-        name="own shuffle",
-        says="Each rank shuffles with a seed of its own and then takes its share: some samples twice, some never.",
-        source="silent-fault catalogue, DATA",
-        setting=MLP,
-        patch=each_rank_shuffles_for_itself,
-        guard="door",
-    ),
-    Fault(
-        name="stale epoch",
-        says="Nobody tells the sampler the epoch: each is read in the order of the first.",
-        source="paddle.io.DistributedBatchSampler without set_epoch",
-        setting=Setting("mlp", 2, ("train.length=2 epochs",)),
-        patch=order_of_the_first_epoch,
-        exam="rehearsal",
-        guard="rehearsal",
-    ),
-    Fault(
-        name="shifted targets",
-        says="On the last rank each input comes with its neighbour's target.",
-        source="silent-fault catalogue, DATA",
-        setting=MLP,
-        patch=targets_of_the_next_sample,
-    ),
-    Fault(
-        name="own statistics",
-        says="Each rank takes the mean of its own share away from the inputs.",
-        source="silent-fault catalogue, DATA",
-        setting=MLP,
-        patch=normalized_by_the_own_share,
-    ),
-    Fault(
-        name="sample twice",
-        says="The last rank reads the first sample of each batch in place of the last one.",
-        source="silent-fault catalogue, DATA",
-        setting=MLP,
-        patch=two_samples_change_places,
-        guard="door",
-    ),
+@FAULTS.add(
+    "sample twice",
+    "silent-fault catalogue, DATA",
+    MLP,
+    "paddle_dp.data.sampler:Sampler.global_batch",
+    guard="door",
 )
+def two_samples_change_places(global_batch, sampler, epoch, k):
+    """The last rank reads the first sample of each batch in place of the last one."""
+    samples = np.array(global_batch(sampler, epoch, k))
+    if last():
+        samples[-1] = samples[0]
+    return samples

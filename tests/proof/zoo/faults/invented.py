@@ -16,80 +16,40 @@ exact. Expected: verify at the short batch only, as a loss and gradients too lar
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
-
-from tests.proof.zoo.case import Fault, Setting, strategy
-from tests.proof.zoo.patching import AXES, FACTOR, before_the_exchange, replaced
-
-
-def swapped_gradients() -> AbstractContextManager[None]:
-    def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
-        def swapping(self: Any) -> None:
-            exchange(self)
-            blocks = self.placed.model.blocks
-            a, b = blocks[1].qkv.weight, blocks[3].qkv.weight
-            first = a.grad.clone()
-            a.grad.set_value(b.grad)
-            b.grad.set_value(first)
-
-        return swapping
-
-    return replaced(f"{AXES}.finish", make)
-
-
-def lazy_exchange() -> AbstractContextManager[None]:
-    def make(exchange: Callable[..., Any]) -> Callable[..., Any]:
-        def lazy(self: Any) -> None:
-            self.done = getattr(self, "done", 0) + 1  # steps of this exchange
-            if self.done % 3:
-                exchange(self)
-                return
-            import paddle.distributed as dist
-
-            for parameter in self.placed.trainable:
-                dist.broadcast(parameter.grad, 0)
-                parameter.grad.set_value(parameter.grad * self.placed.mesh.ranks)
-
-        return lazy
-
-    return before_the_exchange(make)
-
-
-def unequal_heirs() -> AbstractContextManager[None]:
-    def make(factor: Callable[..., Any]) -> Callable[..., Any]:
-        def even(self: Any, micro_batch: Any, divisor: float, exchange: Any) -> Any:
-            size = self.placed.mesh.dp_size
-            return factor(self, micro_batch, divisor // size * size, exchange)
-
-        return even
-
-    return replaced(FACTOR, make)
-
+from tests.proof.zoo.case import FaultTable, Setting, strategy
+from tests.proof.zoo.patching import AXES, FACTOR, NOTHING_OVERLAPPED
 
 DATA2, SOURCE = strategy("gpt", data=2, check_every="null"), "our own, described before it was tried"
-FAULTS = (
-    Fault(
-        name="swapped gradients",
-        says="Two weights of one shape get each other's gradient from the exchange, on every rank alike.",
-        source=SOURCE,
-        setting=DATA2,
-        patch=swapped_gradients,
-        where=("qkv.weight",),
-    ),
-    Fault(
-        name="lazy exchange",
-        says="Every third update is made from the first rank's gradient alone, and sent to all.",
-        source=SOURCE,
-        setting=DATA2,
-        patch=lazy_exchange,
-    ),
-    Fault(
-        name="unequal heirs",
-        says="A batch that cannot be shared equally is divided by the count of one that can.",
-        source=SOURCE,
-        setting=Setting("mlp"),
-        patch=unequal_heirs,
-    ),
-)
+FAULTS = FaultTable()
+
+
+@FAULTS.add("swapped gradients", SOURCE, DATA2, f"{AXES}.finish", where=("qkv.weight",))
+def swapped_gradients(finish, exchange):
+    """Two weights of one shape get each other's gradient from the exchange, on every rank alike."""
+    finish(exchange)
+    blocks = exchange.placed.model.blocks
+    a, b = blocks[1].qkv.weight, blocks[3].qkv.weight
+    first = a.grad.clone()
+    a.grad.set_value(b.grad)
+    b.grad.set_value(first)
+
+
+@FAULTS.add("lazy exchange", SOURCE, DATA2, f"{AXES}.finish", also=(NOTHING_OVERLAPPED,))
+def lazy_exchange(finish, exchange):
+    """Every third update is made from the first rank's gradient alone, and sent to all."""
+    import paddle.distributed as dist
+
+    exchange.done = getattr(exchange, "done", 0) + 1  # steps of this exchange
+    if exchange.done % 3:
+        finish(exchange)
+        return
+    for parameter in exchange.placed.trainable:
+        dist.broadcast(parameter.grad, 0)
+        parameter.grad.set_value(parameter.grad * exchange.placed.mesh.ranks)
+
+
+@FAULTS.add("unequal heirs", SOURCE, Setting("mlp"), FACTOR)
+def unequal_heirs(factor, runner, micro_batch, divisor, exchange):
+    """A batch that cannot be shared equally is divided by the count of one that can."""
+    size = runner.placed.mesh.dp_size
+    return factor(runner, micro_batch, divisor // size * size, exchange)

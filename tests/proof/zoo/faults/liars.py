@@ -6,8 +6,6 @@ samples changes what most of these learn as much as more ranks do.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from tests.proof.zoo.case import Fault, Setting
 
 SAYS = {
@@ -34,7 +32,6 @@ FAULTS = tuple(
         says=says,
         source="our own, invented beside stochastic depth, MoCo and centres",
         setting=Setting("mlp", 2, (f"model={{use: tests.proof.zoo.liars.{name}}}",)),
-        patch=nullcontext,
     )
     for name, says in SAYS.items()
 )

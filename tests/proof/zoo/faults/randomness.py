@@ -2,92 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
-
-from tests.proof.zoo.case import Fault, Setting, strategy
-from tests.proof.zoo.patching import ranks, replaced
+from tests.proof.zoo.case import FaultTable, Setting, strategy
+from tests.proof.zoo.patching import rank, ranks
 
 SCOPE = "paddle_dp.core.dropout.scope:Scope"
-
-
-def places_in_the_own_share() -> AbstractContextManager[None]:
-    """Every rank counts its samples from 0, so all shares of a batch have the same masks."""
-
-    def make(init: Callable[..., Any]) -> Callable[..., Any]:
-        def local(
-            self: Any, seed: int, epoch: int, index: int, first: int, samples: int, places: Any = None
-        ) -> None:
-            if ranks() > 1:
-                first, places = 0, None
-            init(self, seed, epoch, index, first, samples, places)
-
-        return local
-
-    return replaced(f"{SCOPE}.__init__", make)
-
-
-def own_seed() -> AbstractContextManager[None]:
-    """Each rank draws from a seed of its own, as Paddle's do by default."""
-    from tests.proof.zoo.patching import rank
-
-    def make(init: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, seed, *more: init(self, seed + rank(), *more)
-
-    return replaced(f"{SCOPE}.__init__", make)
-
-
-def other_masks_again() -> AbstractContextManager[None]:
-    """A forward that backward computes again goes on counting calls, and draws what comes next."""
-    from paddle_dp.core.dropout.patching import install
-
-    install()
-    place = "paddle.distributed.fleet.recompute.recompute:custom_state_manager.custom_set_state_func"
-    return replaced(place, lambda restore: lambda saved: None)
-
-
-def the_first_slice_of_masks() -> AbstractContextManager[None]:
-    """Every rank drops what the first rank drops."""
-
-    def make(held: Callable[..., Any]) -> Callable[..., Any]:
-        def first(self: Any, shape: tuple[int, ...]) -> Any:
-            whole, ranges = held(self, shape)
-            return whole, tuple((0, high - low) for low, high in ranges)
-
-        return first
-
-    return replaced(f"{SCOPE}.locate_slice", make)
-
-
 DROPS = ("model.dropout=0.2",)
-FAULTS = (
-    Fault(
-        name="masks of the own share",
-        says="Each rank counts its samples from 0: samples of different shares have the same masks.",
-        source="silent-fault catalogue, DATA",
-        setting=Setting("mlp", 2, DROPS),
-        patch=places_in_the_own_share,
-    ),
-    Fault(
-        name="masks of the own seed",
-        says="Each rank draws its masks from a seed of its own.",
-        source="Paddle's own dropout under DataParallel",
-        setting=Setting("mlp", 2, DROPS),
-        patch=own_seed,
-    ),
-    Fault(
-        name="recompute draws again",
-        says="What backward computes again drops other activations than the first time.",
-        source="TTrace, wrong input of recomputation; DeepSpeed #8357",
-        setting=strategy("gpt", data=2, recompute="full").with_(*DROPS),
-        patch=other_masks_again,
-    ),
-    Fault(
-        name="masks of the first slice",
-        says="On stretches of the sequence every rank drops what the first one drops.",
-        source="Megatron-LM, equal seeds in the tensor-parallel region",
-        setting=strategy("gpt", tensor=2, sequence_parallel=True).with_(*DROPS),
-        patch=the_first_slice_of_masks,
-    ),
+MLP = Setting("mlp", 2, DROPS)
+FAULTS = FaultTable()
+
+
+@FAULTS.add("masks of the own share", "silent-fault catalogue, DATA", MLP, f"{SCOPE}.__init__")
+def positions_in_the_own_share(init, scope, seed, epoch, index, first, samples, places=None):
+    """Each rank counts its samples from 0: samples of different shares have the same masks."""
+    if ranks() > 1:
+        first, places = 0, None
+    init(scope, seed, epoch, index, first, samples, places)
+
+
+@FAULTS.add("masks of the own seed", "Paddle's own dropout under DataParallel", MLP, f"{SCOPE}.__init__")
+def own_seed(init, scope, seed, *more):
+    """Each rank draws its masks from a seed of its own."""
+    init(scope, seed + rank(), *more)
+
+
+def already_installed(install):
+    """Replaces Paddle's functions before the fault does, and not in the run."""
+    install()
+    return install
+
+
+@FAULTS.add(
+    "recompute draws again",
+    "TTrace, wrong input of recomputation; DeepSpeed #8357",
+    strategy("gpt", data=2, recompute="full").with_(*DROPS),
+    "paddle.distributed.fleet.recompute.recompute:custom_state_manager.custom_set_state_func",
+    also=(("paddle_dp.core.dropout.patching:install", already_installed),),
 )
+def other_masks_again(restore, saved):
+    """What backward computes again drops other activations than the first time."""
+
+
+@FAULTS.add(
+    "masks of the first slice",
+    "Megatron-LM, equal seeds in the tensor-parallel region",
+    strategy("gpt", tensor=2, sequence_parallel=True).with_(*DROPS),
+    f"{SCOPE}.locate_slice",
+)
+def the_first_slice_of_masks(locate, scope, shape):
+    """On stretches of the sequence every rank drops what the first one drops."""
+    whole, ranges = locate(scope, shape)
+    return whole, tuple((0, high - low) for low, high in ranges)
