@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.errors import DataError
-from paddle_dp.structure import leaves, named_leaves
+from paddle_dp.structure import leaves, mapped, named_leaves
 
 Array = np.ndarray[Any, Any]
 Arrays = Any
@@ -81,6 +81,11 @@ def as_array(value: Any) -> Array:
     if array.dtype == np.float64 and isinstance(value, (list, tuple)):
         return array.astype(np.float32)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def rows_of(arrays: Arrays, rows: int | slice) -> Arrays:
+    """Returns one or several rows of every array."""
+    return mapped(lambda array: array[rows], arrays)
 
 
 def describe(arrays: Arrays) -> str:
