@@ -89,9 +89,9 @@ def rows_of(arrays: Arrays, rows: int | slice) -> Arrays:
 
 
 def describe(arrays: Arrays) -> str:
-    """«float32[3, 224, 224]»; «{ids: int64[12], mask: bool[12]}»."""
+    """«float32[3, 224, 224]»; «{ids: int64[12], mask: bool[12]}»; also of specs, which have a dtype and a shape."""
     if isinstance(arrays, dict):
         return "{" + ", ".join(f"{key}: {describe(arrays[key])}" for key in sorted(arrays)) + "}"
     if isinstance(arrays, (tuple, list)):
         return "(" + ", ".join(map(describe, arrays)) + ")"
-    return f"{arrays.dtype}{list(arrays.shape)}"
+    return f"{np.dtype(arrays.dtype)}{list(arrays.shape)}"
