@@ -21,7 +21,7 @@ from paddle.distributed import collective
 
 from paddle_dp.errors import JobError, LostPeerError
 from paddle_dp.gloo import originals
-from paddle_dp.gloo.patch import Patch
+from paddle_dp.gloo.patch import GLOO, Patch
 from paddle_dp.gloo.time_limit import set_time_limit
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only, sockets
@@ -180,6 +180,5 @@ def quicken_job_store() -> None:
 
 def patches() -> Iterator[Patch]:
     yield Patch(
-        owner="paddle.base.core.ProcessGroupGloo", name="create", value=staticmethod(create),
-        symptom="groups use the same store keys: the second hangs or dies",
-    )  # fmt: skip
+        GLOO, "create", staticmethod(create), "groups use the same store keys: the second hangs or dies"
+    )
