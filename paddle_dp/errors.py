@@ -166,19 +166,14 @@ def _letters(text: str) -> str:
 
 def _single_edit(typed: str, other: str) -> bool:
     """True if one edit or one transposition makes `other` of `typed`; for three letters, only a transposition."""
-    if abs(len(typed) - len(other)) > 1 or min(len(typed), len(other)) < 3:
+    if min(len(typed), len(other)) < 3:
         return False
-    begin = next(
-        (n for n, (a, b) in enumerate(zip(typed, other, strict=False)) if a != b), min(len(typed), len(other))
-    )
-    swapped = typed[:begin] + typed[begin + 1 : begin + 2] + typed[begin : begin + 1] + typed[begin + 2 :]
-    if swapped == other:
+    pairs = enumerate(zip(typed, other, strict=False))
+    begin = next((n for n, (a, b) in pairs if a != b), min(len(typed), len(other)))
+    first, second = typed[begin:], other[begin:]
+    if first[:2][::-1] == second[:2] and first[2:] == second[2:]:
         return True
-    if max(len(typed), len(other)) <= 3:
-        return False
-    longer, shorter = (typed, other) if len(typed) > len(other) else (other, typed)
-    rest = shorter[begin:] if len(longer) > len(shorter) else shorter[begin + 1 :]
-    return longer[begin + 1 :] == rest
+    return max(len(typed), len(other)) > 3 and (first[1:] in (second, second[1:]) or first == second[1:])
 
 
 def similar(name: str, known: Iterable[str]) -> str | None:

@@ -85,7 +85,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "strategies/parameter_server/* launch/rank_launcher.py launch/lost.py"
     )),
     "strategies/branches": (900, "strategies/branches/*"),
-    "strategies/replicas": (430, "strategies/replicas/* mesh/multi_device.py"),
+    "strategies/replicas": (430, "strategies/replicas/*"),
     "strategies": (1000, "strategies/*"),
     "axes": (3400, "axes/*"),
     "learner": (1200, "learner/*"),

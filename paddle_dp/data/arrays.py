@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.errors import DataError
-from paddle_dp.structure import leaves, named_leaves
+from paddle_dp.structure import leaves, mapped, named_leaves
 
 Array = np.ndarray[Any, Any]
 Arrays = Any
@@ -83,10 +83,15 @@ def as_array(value: Any) -> Array:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def rows_of(arrays: Arrays, rows: int | slice) -> Arrays:
+    """Returns one or several rows of every array."""
+    return mapped(lambda array: array[rows], arrays)
+
+
 def describe(arrays: Arrays) -> str:
-    """«float32[3, 224, 224]»; «{ids: int64[12], mask: bool[12]}»."""
+    """«float32[3, 224, 224]»; «{ids: int64[12], mask: bool[12]}»; also of specs, which have a dtype and a shape."""
     if isinstance(arrays, dict):
         return "{" + ", ".join(f"{key}: {describe(arrays[key])}" for key in sorted(arrays)) + "}"
     if isinstance(arrays, (tuple, list)):
         return "(" + ", ".join(map(describe, arrays)) + ")"
-    return f"{arrays.dtype}{list(arrays.shape)}"
+    return f"{np.dtype(arrays.dtype)}{list(arrays.shape)}"

@@ -1,17 +1,26 @@
-"""Prepares a data set or a stream for a loader: pads its samples or attaches its collate_fn."""
+"""Prepares a data set or a stream for a loader: pads its samples or attaches its collate_fn.
+
+Samples are padded to a given length, which is the same on any number of ranks. Padding to a batch's longest sample
+would depend on that number, as a rank sees only its share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
+from paddle_dp.data.arrays import Array, Arrays, as_arrays
 from paddle_dp.data.collate import CollateFn, Collates, Uncollated
-from paddle_dp.data.padding import pad
 from paddle_dp.data.sample import Classified, Named
 from paddle_dp.data.stream import Stream
-from paddle_dp.errors import UsageError
-from paddle_dp.recipe.schema import LoaderSettings
+from paddle_dp.errors import DataError, UsageError, did_you_mean
+from paddle_dp.recipe.schema import LoaderSettings, Pad
+from paddle_dp.structure import named_leaves, structure_of, unflatten
+
+Pads = Mapping[str, Pad]
 
 
 class Transformed:
@@ -72,3 +81,78 @@ def _collate_of(dataset: Any) -> CollateFn | None:
     """The data set's collate_fn, or None."""
     source = dataset.source if isinstance(dataset, Stream) else dataset
     return source.collate_fn if isinstance(source, Collates) else None
+
+
+def pad(sample: Any, pads: Pads) -> Any:
+    """Pads the arrays that `pads` names at the end of their first dim, in a sample (input, target).
+
+    A name follows the sample's structure: «inputs» or «targets» for a single array, «inputs.ids» or «ids» in a dict,
+    «inputs[0]» in a tuple. Raises DataError for an array longer than its padded length, UsageError for a name that no
+    array has. Anything but a pair is returned as it is; the reader raises an error for it.
+    """
+    if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+        return sample
+    sides = {"inputs": as_arrays(sample[0]), "targets": as_arrays(sample[1])}
+    masks: dict[str, Array] = {}
+    left = dict(pads)
+    for side, arrays in sides.items():
+        leaves = []
+        for path, leaf in named_leaves(arrays):
+            full = f"{side}{path if path.startswith('[') or not path else f'.{path}'}"
+            name = next((name for name in (full, path) if name and name in left), None)
+            if name is None:
+                leaves.append(leaf)
+                continue
+            chosen = left.pop(name)
+            leaves.append(_padded(leaf, chosen, name))
+            if chosen.mask is not None:
+                masks[chosen.mask] = np.arange(chosen.length) < len(leaf)
+        sides[side] = unflatten(structure_of(arrays), leaves)
+    if left:
+        known = [f"{side}.{path}".strip(".") for side in sides for path, _ in named_leaves(sides[side])]
+        name = next(iter(left))
+        raise UsageError(
+            f"loader.pad: no array of a sample is called '{name}'.{did_you_mean(name, known, 'There are')}"
+        )
+    return _with(sides["inputs"], masks), sides["targets"]
+
+
+def _padded(leaf: Array, to: Pad, name: str) -> Array:
+    if not leaf.ndim:
+        raise DataError(f"{name} is a single number, and loader.pad.{name} gives it a length")
+    if len(leaf) > to.length:
+        raise DataError(
+            f"{name} is {len(leaf)} long, and loader.pad.{name}.length is {to.length}: cut it in the data set, or "
+            "raise that"
+        )
+    value = _value(leaf, to, name)
+    rest = [(0, to.length - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)]
+    return np.pad(leaf, rest, constant_values=value)
+
+
+def _value(leaf: Array, to: Pad, name: str) -> Array:
+    """The fill value in the array's dtype. Raises UsageError if that dtype cannot represent it."""
+    with np.errstate(all="ignore"):
+        value = np.asarray(to.value).astype(leaf.dtype)
+    if leaf.dtype.kind in "biu" and value != to.value:
+        raise UsageError(
+            f"loader.pad.{name}.value: {name} is of type {leaf.dtype}, which has no {to.value:g}: give another value, "
+            "or the array another type in the data set."
+        )
+    return value
+
+
+def _with(inputs: Arrays, masks: dict[str, Array]) -> Arrays:
+    """Adds the masks to the inputs. Raises UsageError if the inputs are no dict or have the same name already."""
+    if not masks:
+        return inputs
+    if not isinstance(inputs, dict):
+        raise UsageError(
+            f"loader.pad: the mask '{next(iter(masks))}' goes to the model by its name, so inputs must be a dict: "
+            '{"ids": …}.'
+        )
+    if both := masks.keys() & inputs.keys():
+        raise UsageError(
+            f"loader.pad: the inputs have a '{min(both)}' already: call the mask something else."
+        )
+    return {**inputs, **masks}

@@ -241,20 +241,22 @@ BatchShare = tuple[int, Sampler]
 """A data rank's share of one global batch: the batch's index, and the data rank's sampler."""
 
 
-class BatchSource(Protocol):
+class BatchSource:
     """The arrays of one data rank's samples, batch by batch."""
 
     def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
         """Yields the micro-batches of each share; they are valid until the next share is taken."""
+        raise NotImplementedError
 
     def workers_busy(self) -> float:
         """The CPU seconds of the workers so far."""
-        ...
+        return 0.0
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the workers, if there are any; the next read starts new ones."""
 
 
-class InProcess:
+class InProcess(BatchSource):
     """Reads in the training process when a batch is taken."""
 
     def __init__(self, dataset: Dataset, sampler: Sampler):
@@ -270,9 +272,3 @@ class InProcess:
                     for indices, count in sampler.reads(epoch, k)
                 ]
             yield micro_batches
-
-    def workers_busy(self) -> float:
-        return 0.0
-
-    def close(self) -> None:
-        pass

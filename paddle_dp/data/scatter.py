@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.data.arrays import Array, Arrays
+from paddle_dp.data.arrays import Array, Arrays, rows_of
 from paddle_dp.data.sample import BatchShare, BatchSource, MicroArrays, class_names
 from paddle_dp.data.sampler import Indices, Sampler
 from paddle_dp.data.stream import Stream
@@ -78,7 +78,7 @@ def is_in_order(dataset: Any) -> bool:
     return isinstance(dataset, Stream) or (isinstance(dataset, Elsewhere) and dataset.stream)
 
 
-class Scatterer:
+class Scatterer(BatchSource):
     """Rank 0's source: reads whole global batches with `source`, keeps rank 0's slices and sends the others."""
 
     def __init__(self, source: BatchSource, sampler: Sampler, shared: ReadByMain, prefetch: int):
@@ -147,7 +147,7 @@ class Scatterer:
         for (first, _), (start, stop) in cuts:
             inputs, targets, _ = micro_batches[len(slices)] if stop > start else micro_batches[0]
             rows = slice(start - first, stop - first) if stop > start else slice(1)
-            slices.append((_rows(inputs, rows), _rows(targets, rows), stop - start))
+            slices.append((rows_of(inputs, rows), rows_of(targets, rows), stop - start))
         return slices
 
     def _wait_for(self, rank: int, k: int) -> None:
@@ -165,7 +165,7 @@ class Scatterer:
         self._source.close()
 
 
-class Received:
+class Received(BatchSource):
     """The other ranks' source: receives batches from rank 0. Raises DataError for another batch than is due."""
 
     def __init__(self, sampler: Sampler, delivered: Delivered | None = None):
@@ -188,12 +188,6 @@ class Received:
             if self._delivered is not None:
                 self._delivered(indices)
             yield micro_batches
-
-    def workers_busy(self) -> float:
-        return 0.0
-
-    def close(self) -> None:
-        pass
 
 
 def _indices(sampler: Sampler, epoch: int, k: int) -> Indices:
@@ -237,10 +231,6 @@ def unpack(message: bytearray) -> tuple[tuple[int, int, int], list[MicroArrays],
         inputs, targets = unflatten(structure, list(itertools.islice(rest, size)))
         micro_batches.append((inputs, targets, samples))
     return tuple(head["key"]), micro_batches, indices
-
-
-def _rows(arrays: Arrays, rows: slice) -> Arrays:
-    return mapped(lambda array: array[rows], arrays)
 
 
 def share(mesh: Mesh, sample: Arrays | None) -> Arrays:

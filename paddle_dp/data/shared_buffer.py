@@ -33,9 +33,6 @@ class ArraySpec:
     def bytes(self) -> int:
         return np.dtype(self.dtype).itemsize * prod(self.shape)
 
-    def __str__(self) -> str:
-        return f"{np.dtype(self.dtype)}{list(self.shape)}"
-
 
 @dataclass(frozen=True)
 class SampleSpec:
@@ -56,7 +53,7 @@ class SampleSpec:
         ):
             return None
         for structure, spec in zip(pair, unflatten(self.structure, list(self.arrays)), strict=True):
-            if (actual := describe(structure)) != (expected := _spoken(spec)):
+            if (actual := describe(structure)) != (expected := describe(spec)):
                 return f"{actual}, not {expected}"
         return "in another byte order"
 
@@ -95,15 +92,6 @@ class SharedBuffer:
                 arrays.append(_view(memory, offset, array_spec, rows))
                 offset += _aligned(rows * array_spec.bytes)
             self.slots.append(Slot(arrays[0], *unflatten(spec.structure, arrays[1:])))
-
-
-def _spoken(spec: Any) -> str:
-    """Formats a spec as `describe` formats arrays."""
-    if isinstance(spec, dict):
-        return "{" + ", ".join(f"{key}: {_spoken(spec[key])}" for key in sorted(spec)) + "}"
-    if isinstance(spec, tuple):
-        return "(" + ", ".join(map(_spoken, spec)) + ")"
-    return str(spec)
 
 
 def _view(memory: mmap.mmap, offset: int, spec: ArraySpec, rows: int) -> Array:

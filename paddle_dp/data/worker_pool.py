@@ -12,19 +12,22 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import chain
-from typing import Any, BinaryIO, Generic, TypeVar
+from itertools import chain, islice
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from paddle_dp.data.arrays import Arrays, Pair
+from paddle_dp.data.arrays import Pair, rows_of
+from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import (
     PAD,
     BatchShare,
+    BatchSource,
     Dataset,
     MicroArrays,
     is_stacked,
     name,
+    read_batch,
     read_samples,
     read_seeded,
     take,
@@ -41,78 +44,98 @@ from paddle_dp.data.worker import (
     WorkerMain,
 )
 from paddle_dp.errors import DataError
-from paddle_dp.structure import mapped
+from paddle_dp.structure import leaves, structure_of, unflatten
 
-P = TypeVar("P", bound="Pool")
+Job = TypeVar("Job")
 
 
-class Pooled(Generic[P]):
-    """A source of batches that keeps a pool of `workers` reading processes; see Loader for the settings."""
+class Pooled(BatchSource):
+    """A source of batches that a pool of `workers` processes reads ahead; see Loader for the settings."""
 
     def __init__(self, dataset: Dataset, sampler: Sampler, workers: int, prefetch: int, timeout: float):
         self.dataset, self.sampler = dataset, sampler
         self.workers, self.prefetch, self.timeout = workers, prefetch, timeout
-        self._pool: P | None = None
+        self._pool: Pool | None = None
 
-    def _idle(self, start: Callable[[], P]) -> P:
-        """Returns the idle pool, or starts one."""
+    def _prefetched(
+        self, epoch: int, jobs: Iterator[Job], start: Callable[[], Pool]
+    ) -> Iterator[tuple[Job, Pair]]:
+        """Yields each job with its arrays, while the pool reads for the next ones; `start` makes a pool if none is
+        idle."""
         if self._pool is None or self._pool.busy or self._pool.ended:
             self.close()
             self._pool = start()
-        return self._pool
+        pool, begun = self._pool, deque[Job]()
+
+        def begin() -> None:
+            for job in islice(jobs, 1):
+                begun.append(job)
+                pool.begin(epoch, job)
+
+        try:
+            for _ in range(self.prefetch):
+                begin()
+            while begun:
+                pair, job = pool.finish(), begun.popleft()
+                begin()
+                yield job, pair
+        finally:
+            if pool.busy:
+                pool.end()
 
     def workers_busy(self) -> float:
         return 0.0 if self._pool is None else self._pool.busy_seconds()
 
     def close(self) -> None:
-        """Ends the workers; the next read forks new ones."""
         if self._pool is not None:
             self._pool.end()
             self._pool = None
 
 
-class Prefetched(Pooled["WorkerPool"]):
-    """A source of batches that `workers` processes read ahead; see Loader for the settings."""
+class Prefetched(Pooled):
+    """A source of batches of which every worker reads some samples."""
 
     def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
-        """Yields the micro-batches of each share: views, valid until the next share is taken."""
         reads = (sampler.reads(epoch, k) for k, sampler in shares)
         first = next(reads, None)
         if first is None:
             return
-        pool = self._idle_pool(epoch, int(first[0][0][0]))
-        rest = chain([first], reads)
-        pending: deque[list[tuple[Indices, int]]] = deque()
+        sample = epoch, int(first[0][0][0])
 
-        def begin() -> None:
-            if (read := next(rest, None)) is not None:
-                pending.append(read)
-                pool.begin(epoch, np.concatenate([indices for indices, _ in read]))
+        def start() -> Pool:
+            slots = self.prefetch + 1
+            return WorkerPool(self.dataset, self.sampler, self.timeout, self.workers, slots, sample)
 
-        try:
-            for _ in range(self.prefetch):
-                begin()
-            while pending:
-                inputs, targets = pool.finish()
-                micro_batches, row = [], 0
-                for indices, count in pending.popleft():
-                    rows = slice(row, row := row + len(indices))
-                    micro_batches.append((_rows(inputs, rows), _rows(targets, rows), count))
-                begin()
-                yield micro_batches
-        finally:
-            if pool.busy:
-                pool.end()
+        for read, (inputs, targets) in self._prefetched(epoch, chain([first], reads), start):
+            micro_batches, row = [], 0
+            for indices, count in read:
+                rows = slice(row, row := row + len(indices))
+                micro_batches.append((rows_of(inputs, rows), rows_of(targets, rows), count))
+            yield micro_batches
 
-    def _idle_pool(self, epoch: int, index: int) -> WorkerPool:
-        """Returns an idle pool; `index` is a sample that it will read."""
 
-        def start() -> WorkerPool:
-            pool = self._pool = WorkerPool(self.dataset, self.sampler.seed, self.timeout)
-            pool.start(self.workers, self.sampler.most_rows, self.prefetch + 1, sample=(epoch, index))
-            return pool
+class GlobalBatches(Pooled):
+    """A source of batches that are collated whole, for a collate_fn that sees all samples of a global batch, in this
+    process (`workers=0`) or each by one worker; it keeps this data rank's rows."""
 
-        return self._idle(start)
+    def read(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[list[MicroArrays]]:
+        def start() -> Pool:
+            return BatchPool(self.dataset, self.sampler, self.timeout, self.workers)
+
+        pairs = self._prefetched(epoch, shares, start) if self.workers else self._here(epoch, shares)
+        for (k, sampler), (inputs, targets) in pairs:
+            # A rank without a sample computes with the batch's first one, so that it joins the collectives.
+            slices = [
+                (slice(first, stop) if stop > first else slice(0, 1), stop - first)
+                for first, stop in sampler.cuts(sampler.size(k))
+            ]
+            yield [(rows_of(inputs, rows), rows_of(targets, rows), count) for rows, count in slices]
+
+    def _here(self, epoch: int, shares: Iterator[BatchShare]) -> Iterator[tuple[BatchShare, Pair]]:
+        for k, sampler in shares:
+            with restoring_globals():
+                pair = read_batch(self.dataset, sampler.global_batch(epoch, k), sampler.seed, epoch)
+            yield (k, sampler), pair
 
 
 class WorkerError(Exception):
@@ -126,6 +149,30 @@ class Pool:
         self.dataset, self.seed, self.timeout = dataset, seed, timeout
         self._workers: list[Worker] = []
         self._pending: deque[Any] = deque()  # the batches in flight, oldest first
+        self._begun = 0  # the number of batches so far
+
+    def begin(self, epoch: int, job: Any) -> None:
+        """Starts reading a batch."""
+        raise NotImplementedError
+
+    def finish(self) -> Pair:
+        """Waits for the oldest batch that was begun and returns its inputs and targets."""
+        if self.ended:
+            raise RuntimeError("this iterator was ended by a newer read, or by the loader's close()")
+        pair = self._finish(self._pending[0])
+        self._pending.popleft()
+        return pair
+
+    def _finish(self, batch: Any) -> Pair:
+        raise NotImplementedError
+
+    def _fork(self, workers: int, serve: WorkerMain) -> None:
+        try:
+            for _ in range(workers):
+                self._workers.append(Worker(serve))
+        except BaseException:
+            self.end()
+            raise
 
     @property
     def busy(self) -> bool:
@@ -134,7 +181,7 @@ class Pool:
 
     @property
     def ended(self) -> bool:
-        """True before `start` and after `end`, without workers."""
+        """True after `end`, without workers."""
         return not self._workers
 
     def busy_seconds(self) -> float:
@@ -170,23 +217,21 @@ class Pool:
 
 
 class WorkerPool(Pool):
-    """Workers that fill slots of shared memory."""
+    """Workers that fill `slots` slots of shared memory, each slot together; all samples have the form of `sample`,
+    (epoch, index)."""
 
-    def __init__(self, dataset: Dataset, seed: int, timeout: float):
-        super().__init__(dataset, seed, timeout)
-        self._pending: deque[tuple[int, int, deque[int]]] = deque()  # epoch, slot, workers still filling it
-        self._begun = 0
-
-    def start(self, workers: int, rows: int, slots: int, sample: tuple[int, int]) -> None:
-        """Makes a buffer for samples like `sample`, (epoch, index), and forks the workers."""
-        try:
-            self._buffer = SharedBuffer(self._spec_of(*sample), rows, slots)
-            serve = fill_main(self.dataset, self.seed, self._buffer)
-            for _ in range(workers):
-                self._workers.append(Worker(serve))
-        except BaseException:
-            self.end()
-            raise
+    def __init__(
+        self,
+        dataset: Dataset,
+        sampler: Sampler,
+        timeout: float,
+        workers: int,
+        slots: int,
+        sample: tuple[int, int],
+    ):
+        super().__init__(dataset, sampler.seed, timeout)
+        self._buffer = SharedBuffer(self._spec_of(*sample), sampler.most_rows, slots)
+        self._fork(workers, fill_main(dataset, sampler.seed, self._buffer))
 
     def _spec_of(self, epoch: int, index: int) -> SampleSpec:
         """The dtypes and shapes of a sample, read in a forked process.
@@ -194,15 +239,19 @@ class WorkerPool(Pool):
         If it were read here, all workers would inherit a file that the data set opens at its first sample, and share
         its position.
         """
-        self._workers.append(Worker(spec_main(self.dataset, self.seed, index)))
-        self._workers[0].send(command(epoch, 0, 0, 1))
-        reply = self._receive(0, epoch)
-        self.end()
+        self._fork(1, spec_main(self.dataset, self.seed, index))
+        try:
+            self._workers[0].send(command(epoch, 0, 0, 1))
+            reply = self._receive(0, epoch)
+        finally:
+            self.end()
         arrays = tuple(ArraySpec(dtype, tuple(shape)) for dtype, shape in reply["spec"])
         return SampleSpec(arrays, reply["structure"])
 
-    def begin(self, epoch: int, indices: Indices) -> None:
-        """Starts filling the next slot with these samples. The parts rotate, so that all workers get equal work."""
+    def begin(self, epoch: int, job: list[tuple[Indices, int]]) -> None:
+        """Starts filling the next slot with the samples of a `Sampler.reads`. The parts rotate, so that all workers get
+        equal work."""
+        indices = np.concatenate([indices for indices, _ in job])
         slot, workers = self._begun % len(self._buffer.slots), len(self._workers)
         self._buffer.slots[slot].indices[: len(indices)] = indices
         filling: deque[int] = deque()
@@ -214,16 +263,33 @@ class WorkerPool(Pool):
         self._pending.append((epoch, slot, filling))
         self._begun += 1
 
-    def finish(self) -> Pair:
-        """Waits for the oldest slot that was begun and returns its inputs and targets."""
-        if self.ended:
-            raise RuntimeError("this iterator was ended by a newer read, or by the loader's close()")
-        epoch, slot, filling = self._pending[0]
+    def _finish(self, batch: tuple[int, int, deque[int]]) -> Pair:
+        epoch, slot, filling = batch
         while filling:
             self._receive(filling[0], epoch)
             filling.popleft()
-        self._pending.popleft()
         return self._buffer.slots[slot].inputs, self._buffer.slots[slot].targets
+
+
+class BatchPool(Pool):
+    """Workers that make whole global batches in turn."""
+
+    def __init__(self, dataset: Dataset, sampler: Sampler, timeout: float, workers: int):
+        super().__init__(dataset, sampler.seed, timeout)
+        self._fork(workers, batch_main(dataset, sampler))
+
+    def begin(self, epoch: int, job: BatchShare) -> None:
+        """Starts a share's global batch in the next worker."""
+        number = self._begun % len(self._workers)
+        self._workers[number].send(command(epoch, job[0], 0, 0))
+        self._pending.append((epoch, number))
+        self._begun += 1
+
+    def _finish(self, batch: tuple[int, int]) -> Pair:
+        epoch, number = batch
+        reply = self._receive(number, epoch)
+        inputs, targets = unflatten(reply["structure"], reply["arrays"])
+        return inputs, targets
 
 
 _COMMAND = struct.Struct("<qqqq")
@@ -240,10 +306,23 @@ def spec_main(dataset: Dataset, seed: int, index: int) -> WorkerMain:
     def read_spec(epoch: int, slot: int, first: int, stop: int, progress: Progress) -> Reply:
         progress[:] = 1, index
         inputs, targets = read_samples(dataset, np.array([index]), seed, epoch)
-        spec = SampleSpec.from_pair((_rows(inputs, 0), _rows(targets, 0)))
+        spec = SampleSpec.from_pair((rows_of(inputs, 0), rows_of(targets, 0)))
         return {"spec": [[array.dtype, array.shape] for array in spec.arrays], "structure": spec.structure}
 
     return answering(read_spec)
+
+
+def batch_main(dataset: Dataset, sampler: Sampler) -> WorkerMain:
+    """A main function that answers a command with the arrays of a global batch."""
+
+    def make(epoch: int, k: int, _first: int, _stop: int, progress: Progress) -> Reply:
+        def at(index: int) -> None:
+            progress[:] = progress[0] + 1, index
+
+        pair = read_batch(dataset, sampler.global_batch(epoch, k), sampler.seed, epoch, at)
+        return {"arrays": [np.asarray(leaf) for leaf in leaves(pair)], "structure": structure_of(pair)}
+
+    return answering(make)
 
 
 def fill_main(dataset: Dataset, seed: int, buffer: SharedBuffer) -> WorkerMain:
@@ -263,7 +342,7 @@ def _fill_stacked(
 ) -> None:
     progress[:] = progress[0] + 1, rows.indices[0]
     inputs, targets = take(dataset, rows.indices)
-    _check(dataset, int(rows.indices[0]), spec, (_rows(inputs, 0), _rows(targets, 0)))
+    _check(dataset, int(rows.indices[0]), spec, (rows_of(inputs, 0), rows_of(targets, 0)))
     rows.fill(slice(None), inputs, targets)
 
 
@@ -275,11 +354,6 @@ def _fill_each(
         pair = read_seeded(dataset, *key, index)
         _check(dataset, index, spec, pair)
         rows.fill(row, *pair)
-
-
-def _rows(arrays: Arrays, rows: int | slice) -> Arrays:
-    """One or several rows of every array."""
-    return mapped(lambda array: array[rows], arrays)
 
 
 def _check(dataset: Dataset, index: int, spec: SampleSpec, pair: Pair) -> None:

@@ -14,7 +14,7 @@ from paddle.base import core
 
 from paddle_dp.gloo import p2p
 from paddle_dp.gloo.originals import SAVED, CompletedTask, check_dtype, observed, original
-from paddle_dp.gloo.patch import Patch
+from paddle_dp.gloo.patch import GLOO, Patch
 from paddle_dp.tensors import dtype_of
 
 Tensors = Sequence[paddle.Tensor]
@@ -184,27 +184,20 @@ def _for_strided(name: str, *flags: bool) -> Callable[..., Any]:
 
 
 def patches() -> Iterator[Patch]:
-    gloo = "paddle.base.core.ProcessGroupGloo"
     absent = "NotImplementedError: «ProcessGroupGLOO does not support … with sync_op flag»"
-    wrong_sums = "float16 sums come out as inf, AVG is missing"
-    for name, replacement, symptom in (
-        ("all_reduce", all_reduce, wrong_sums),
-        ("reduce", reduce, "leaves partial sums in the other ranks' tensors"),
-        ("reduce_scatter", reduce_scatter, absent),
-        ("reduce_scatter_tensor", reduce_scatter, absent),
-        ("all_to_all", all_to_all, absent),
-        ("all_to_all_tensor", all_to_all_single, absent),
-        ("all_to_all_single", all_to_all_single, absent),
-        ("all_gather_partial", all_gather_partial, absent),
-    ):
-        value = observed(replacement)
-        yield Patch(owner=gloo, name=name, value=value, symptom=symptom)
-        yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=value, symptom=absent, missing="add")
-    yield Patch(owner=gloo, name="barrier", value=observed(barrier), symptom="gives up after a fixed 30 s")
-    for name in SAVED[2:]:
-        yield Patch(
-            owner=gloo, name=name, value=observed(_for_strided(name)),
-            symptom="refuses strided tensors; exit(-1) without a message for int16 and complex",
-        )  # fmt: skip
-        on_stream = observed(_for_strided(name, True))
-        yield Patch(owner=gloo, name=f"{name}_on_calc_stream", value=on_stream, symptom=absent, missing="add")
+    refused = "refuses strided tensors; exit(-1) without a message for int16 and complex"
+    rows: tuple[tuple[str, Callable[..., Any], Callable[..., Any], str], ...] = (
+        ("all_reduce", all_reduce, all_reduce, "float16 sums come out as inf, AVG is missing"),
+        ("reduce", reduce, reduce, "leaves partial sums in the other ranks' tensors"),
+        ("reduce_scatter", reduce_scatter, reduce_scatter, absent),
+        ("reduce_scatter_tensor", reduce_scatter, reduce_scatter, absent),
+        ("all_to_all", all_to_all, all_to_all, absent),
+        ("all_to_all_tensor", all_to_all_single, all_to_all_single, absent),
+        ("all_to_all_single", all_to_all_single, all_to_all_single, absent),
+        ("all_gather_partial", all_gather_partial, all_gather_partial, absent),
+        *((name, _for_strided(name), _for_strided(name, True), refused) for name in SAVED[2:]),
+    )
+    for name, replacement, on_stream, symptom in rows:
+        yield Patch(GLOO, name, observed(replacement), symptom)
+        yield Patch(GLOO, f"{name}_on_calc_stream", observed(on_stream), absent, missing="add")
+    yield Patch(GLOO, "barrier", observed(barrier), "gives up after a fixed 30 s")

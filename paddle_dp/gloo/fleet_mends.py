@@ -32,9 +32,7 @@ def count_tied_weights_once(pipeline: Any) -> int:
     """
     count = 0
     for weights in pipeline.shared_comm.values():
-        # A string in 2.6, a list in 3.x.
-        names = weights.get("weight_attr", weights.get("shared_weight_attr"))
-        for name in [names] if isinstance(names, str) else names:
+        for name in weights["weight_attr"]:
             getattr(weights["layer"], name).is_firstly_shared = dist.get_rank() == min(weights["ranks"])
             count += 1
     return count

@@ -77,44 +77,30 @@ def recent_nccl() -> int:
 
 
 def patches() -> Iterator[Patch]:
-    fleet = "paddle.distributed.fleet"
+    fleet, sharding = "paddle.distributed.fleet", "paddle.distributed.sharding"
     asserts = "AssertionError: «Only support xpu, gpu and custom_device now»"
     for module in ("meta_parallel.tensor_parallel", "utils.hybrid_parallel_util"):
-        yield Patch(
-            owner=f"{fleet}.{module}",
-            name="broadcast_input_data",
-            value=broadcast_input_data,
-            symptom=asserts,
-        )
-    only = "AssertionError: «only support gpu, xpu and custom_device now», or IndexError of a device's number"
-    for module in (
-        "paddle.distributed",
-        "paddle.distributed.sharding",
-        "paddle.distributed.sharding.group_sharded",
-    ):
-        yield Patch(owner=module, name="group_sharded_parallel", value=refuse_group_sharded, symptom=only)
-    stages = f"{fleet}.meta_parallel.sharding"
-    for owner in ("optimizer_stage2.GroupShardedOptimizerStage2", "stage3.GroupShardedStage3"):
-        yield Patch(
-            owner=f"{stages}.group_sharded_{owner}", name="__init__", value=refuse_group_sharded, symptom=only
-        )
-    yield Patch(
-        owner=f"{fleet}.utils.tensor_fusion_helper", name="get_current_device_type", value=refuse_fusion,
-        symptom="AssertionError: «tensor fusion helper now only support …»", missing="skip",
-    )  # fmt: skip
-    yield Patch(
-        owner=f"{fleet}.meta_parallel.parallel_layers.pp_layers", name="recompute_hybrid", value=recompute_hybrid,
-        symptom="AssertionError: «Recompute with mp … only support GPU»",
-    )  # fmt: skip
-    yield Patch(
-        owner="paddle.distributed.parallel.ParallelEnv", name="_device_id", value=0, missing="add",
-        symptom="AttributeError in PipelineLayer: never set in a CPU build",
-    )  # fmt: skip
-    yield Patch(
-        owner="paddle.base.core", name="nccl_version", value=recent_nccl, missing="add",
-        symptom="AttributeError in all_reduce(op=AVG), which asks for NCCL's version first",
-    )  # fmt: skip
-    yield Patch(
-        owner="paddle.Tensor", name="cuda", value=stay, missing="add",
-        symptom="load_state_dict moves tensors to a GPU",
-    )  # fmt: skip
+        yield Patch(f"{fleet}.{module}", "broadcast_input_data", broadcast_input_data, asserts)
+    asserts = (
+        "AssertionError: «only support gpu, xpu and custom_device now», or IndexError of a device's number"
+    )
+    for module in ("paddle.distributed", sharding, f"{sharding}.group_sharded"):
+        yield Patch(module, "group_sharded_parallel", refuse_group_sharded, asserts)
+    for stage in ("optimizer_stage2.GroupShardedOptimizerStage2", "stage3.GroupShardedStage3"):
+        owner = f"{fleet}.meta_parallel.sharding.group_sharded_{stage}"
+        yield Patch(owner, "__init__", refuse_group_sharded, asserts)
+    owner, asserts = (
+        f"{fleet}.utils.tensor_fusion_helper",
+        "AssertionError: «tensor fusion helper now only support …»",
+    )
+    yield Patch(owner, "get_current_device_type", refuse_fusion, asserts, missing="skip")
+    owner, asserts = (
+        f"{fleet}.meta_parallel.parallel_layers.pp_layers",
+        "AssertionError: «Recompute with mp … only support GPU»",
+    )
+    yield Patch(owner, "recompute_hybrid", recompute_hybrid, asserts)
+    absent = "AttributeError in PipelineLayer: never set in a CPU build"
+    yield Patch("paddle.distributed.parallel.ParallelEnv", "_device_id", 0, absent, missing="add")
+    absent = "AttributeError in all_reduce(op=AVG), which asks for NCCL's version first"
+    yield Patch("paddle.base.core", "nccl_version", recent_nccl, absent, missing="add")
+    yield Patch("paddle.Tensor", "cuda", stay, "load_state_dict moves tensors to a GPU", missing="add")

@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.gloo.originals import CompletedTask, group_of
-from paddle_dp.gloo.patch import Patch
+from paddle_dp.gloo.patch import GLOO, Patch
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.transport import around
 
@@ -147,19 +147,16 @@ def end_block(*_: Any) -> None:
 
 
 def patches() -> Iterator[Patch]:
-    gloo = "paddle.base.core.ProcessGroupGloo"
     deadlock = "gloo's send and receive block each other, and mix up messages in groups of three and more"
+    absent = "gloo has none: «does not support with sync_op flag»"
     for name, replacement in (
         ("send", send),
         ("recv", receive),
         ("send_partial", send_partial),
         ("recv_partial", receive_partial),
     ):
-        yield Patch(owner=gloo, name=name, value=replacement, symptom=deadlock)
-        absent = "gloo has none: «does not support with sync_op flag»"
-        yield Patch(
-            owner=gloo, name=f"{name}_on_calc_stream", value=replacement, symptom=absent, missing="add"
-        )
-    symptom = "gloo has no coalescing: the receives of a block wait one by one, and both sides wait for ever"
-    yield Patch(owner=gloo, name="_start_coalescing", value=start_block, symptom=symptom, missing="add")
-    yield Patch(owner=gloo, name="_end_coalescing", value=end_block, symptom=symptom, missing="add")
+        yield Patch(GLOO, name, replacement, deadlock)
+        yield Patch(GLOO, f"{name}_on_calc_stream", replacement, absent, missing="add")
+    absent = "gloo has no coalescing: the receives of a block wait one by one, and both sides wait for ever"
+    yield Patch(GLOO, "_start_coalescing", start_block, absent, missing="add")
+    yield Patch(GLOO, "_end_coalescing", end_block, absent, missing="add")

@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from paddle_dp.errors import UsageError
 
+GLOO = "paddle.base.core.ProcessGroupGloo"
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Patch:
     """Replaces `owner.name` by `value`, because of `symptom` (seen on Paddle 3.3.1 unless stated otherwise).
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -22,10 +21,10 @@ from paddle.distributed import collective
 
 from paddle_dp.errors import JobError, LostPeerError
 from paddle_dp.gloo import originals
-from paddle_dp.gloo.patch import Patch
+from paddle_dp.gloo.patch import GLOO, Patch
 from paddle_dp.gloo.time_limit import set_time_limit
 from paddle_dp.mesh import transport
-from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only
+from paddle_dp.mesh.doors import Connections, listen_to_this_machine_only, sockets
 from paddle_dp.mesh.environment import Environment, rank_host
 from paddle_dp.mesh.secret import JobStore
 from paddle_dp.mesh.transport import Patience
@@ -97,28 +96,13 @@ def reach_store(host: str, port: int) -> Any:
 def disable_nagle(port: int) -> None:
     """Sets TCP_NODELAY on this process's sockets to the store at `port`: `get` takes 0.1 ms instead of 90 ms.
 
-    Paddle writes a request in several small pieces; each waits for the delayed acknowledgement of the previous one. The
-    C++ library's sockets are found among this process's descriptors. An option set on a duplicate applies to the
-    original, and accepted connections inherit it from the listening socket.
+    Paddle writes a request in several small pieces; each waits for the delayed acknowledgement of the previous one.
+    Accepted connections inherit the option from the listening socket.
     """
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        with contextlib.suppress(OSError):
-            duplicate = os.dup(int(name))
-            try:
-                connection = socket.socket(fileno=duplicate)
-            except OSError:
-                os.close(duplicate)  # a file or a pipe
-                continue
-            with connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6) and port in _ports(connection):
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _ports(connection: socket.socket) -> set[int]:
-    ports = {connection.getsockname()[1]}
-    with contextlib.suppress(OSError):  # a listening socket has no peer
-        ports.add(connection.getpeername()[1])
-    return ports
+    for end in sockets():
+        with contextlib.suppress(OSError):  # a listening socket has no peer
+            if end.getsockname()[1] == port or end.getpeername()[1] == port:
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def named_barrier(store: Any, name: str, member: int, size: int, rank: int) -> None:
@@ -196,6 +180,5 @@ def quicken_job_store() -> None:
 
 def patches() -> Iterator[Patch]:
     yield Patch(
-        owner="paddle.base.core.ProcessGroupGloo", name="create", value=staticmethod(create),
-        symptom="groups use the same store keys: the second hangs or dies",
-    )  # fmt: skip
+        GLOO, "create", staticmethod(create), "groups use the same store keys: the second hangs or dies"
+    )

@@ -166,21 +166,13 @@ def lookup_table(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def patches() -> Iterator[Patch]:
     mpu = "paddle.distributed.fleet.layers.mpu.mp_ops"
+    table = lookup_table(look_up(mpu)._c_lookup_table)  # type: ignore[union-attr]
     yield Patch(
-        owner=mpu, name="_c_lookup_table", value=lookup_table(look_up(mpu)._c_lookup_table),  # type: ignore[union-attr]
-        symptom="in float64 the gradient of half the table is uninitialized memory",
-    )  # fmt: skip
-    replaced: tuple[Callable[..., Any], ...] = (
-        c_identity,
-        mp_allreduce,
-        c_concat,
-        c_split,
-        c_softmax_with_cross_entropy,
+        mpu, "_c_lookup_table", table, "in float64 the gradient of half the table is uninitialized memory"
     )
-    for function in replaced:
+    for function in (c_identity, mp_allreduce, c_concat, c_split, c_softmax_with_cross_entropy):
         name = f"_{function.__name__}"
         symptom = f"{function.__name__} has no CPU kernel (NotFound / Unimplemented in forward or backward)"
-        yield Patch(owner=mpu, name=name, value=function, symptom=symptom)
+        yield Patch(mpu, name, function, symptom)
         # paddle.distributed has some of them under a second name.
-        second = "paddle.distributed.collective"
-        yield Patch(owner=second, name=name, value=function, symptom=symptom, missing="skip")
+        yield Patch("paddle.distributed.collective", name, function, symptom, missing="skip")

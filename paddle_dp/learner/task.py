@@ -44,7 +44,7 @@ from paddle_dp.learner.runner import BatchRunner, Dropout
 from paddle_dp.learner.update_mode import Counter, GradientNorm, UpdateMode
 from paddle_dp.learner.weights import WeightSync
 from paddle_dp.mesh import Mesh
-from paddle_dp.mesh.multi_device import moved, on
+from paddle_dp.mesh.device import moved, on
 from paddle_dp.model.bias_on_cpu import quick_biases
 from paddle_dp.model.compiled import compiled
 from paddle_dp.model.convolution_on_cpu import quick_convolutions

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import ipaddress
 import os
 import socket
 import struct
@@ -35,15 +36,10 @@ def listen_to_this_machine_only(master: str) -> None:
     """
     if not master.startswith("127."):
         return
-    for end in _sockets():
-        if listens_everywhere(end):
+    for end in sockets():
+        if _listens(end) and end.getsockname()[0] in EVERYWHERE:
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
-
-
-def listens_everywhere(end: socket.socket) -> bool:
-    """True if a socket listens at every address of this machine."""
-    return _listens(end) and end.getsockname()[0] in EVERYWHERE
 
 
 def close_to_all(end: socket.socket) -> None:
@@ -61,7 +57,7 @@ class Connections:
 
     def __init__(self, port: int = 0):
         self.port = port
-        self._before = {_inode(end) for end in _sockets()}
+        self._before = {_inode(end) for end in sockets()}
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
@@ -77,8 +73,9 @@ class Connections:
         """Raises JobError if a connection made since this object was created leads to another user's process, which
         would read gradients. Users of other machines cannot be identified."""
         users = _users()
-        for end in _sockets():
-            user = None if _inode(end) in self._before else users.get(_ends(end))
+        for end in sockets():
+            ends = None if _inode(end) in self._before else _ends(end)
+            user = users.get(ends) if ends else None
             if user in (None, 0, os.geteuid()):
                 continue
             if self.port and end.getsockname()[1] == self.port:
@@ -94,7 +91,7 @@ class Connections:
     def close_port(self) -> None:
         """Closes `port`, where this process's store listens, to new connections, and cuts strangers'. Call it when all
         ranks have connected. Raises JobError like `check`."""
-        for end in _sockets():
+        for end in sockets():
             if _listens(end) and end.getsockname()[1] == self.port:
                 with contextlib.suppress(OSError):
                     close_to_all(end)
@@ -112,8 +109,8 @@ def _wait_until_accepted(end: socket.socket) -> None:
         time.sleep(0.005)
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """Yields duplicates of this process's TCP sockets; each is closed before the next one."""
+def sockets() -> Iterator[socket.socket]:
+    """Yields duplicates of this process's TCP sockets, also of its libraries'; each is closed before the next one."""
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):
             copy = os.dup(int(name))
@@ -135,7 +132,12 @@ def _inode(end: socket.socket) -> int:
     return os.fstat(end.fileno()).st_ino
 
 
-def _users() -> dict[tuple[str, str], int]:
+Address = tuple[
+    object, int
+]  # an IP address, version 4 where the socket of version 6 carries one, and the port
+
+
+def _users() -> dict[tuple[Address, Address], int]:
     """Returns the user of each established TCP connection's end on this machine, by its address and its peer's."""
     users = {}
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
@@ -143,26 +145,26 @@ def _users() -> dict[tuple[str, str], int]:
             for line in Path(table).read_text().splitlines()[1:]:
                 _, address, peer, state, *_, user = line.split()[:8]
                 if state == ESTABLISHED:
-                    users[_as_version_4(address), _as_version_4(peer)] = int(user)
+                    users[_read_address(address), _read_address(peer)] = int(user)
     return users
 
 
-def _ends(end: socket.socket) -> tuple[str, str]:
-    """Returns the addresses of a socket's peer and of the socket, as in /proc; ("", "") without a peer."""
+def _read_address(text: str) -> Address:
+    """Reads an address of /proc: «0100007F:1F90» is 127.0.0.1:8080, in 32-bit words of this machine's byte order."""
+    words, _, port = text.partition(":")
+    numbers = [int(words[at : at + 8], 16) for at in range(0, len(words), 8)]
+    return _address(struct.pack(f"={len(numbers)}I", *numbers), int(port, 16))
+
+
+def _ends(end: socket.socket) -> tuple[Address, Address] | None:
+    """Returns the addresses of a socket's peer and of the socket; None without a peer."""
     try:
-        return _written(end.family, *end.getpeername()[:2]), _written(end.family, *end.getsockname()[:2])
+        peer, local = end.getpeername(), end.getsockname()
     except OSError:
-        return "", ""
+        return None
+    return _address(peer[0].partition("%")[0], peer[1]), _address(local[0].partition("%")[0], local[1])
 
 
-def _written(family: int, host: str, port: int) -> str:
-    """Returns the address as in /proc: «0100007F:1F90» for 127.0.0.1:8080."""
-    packed = socket.inet_pton(family, host.partition("%")[0])
-    groups = struct.unpack(f"={len(packed) // 4}I", packed)
-    return _as_version_4("".join(f"{group:08X}" for group in groups) + f":{port:04X}")
-
-
-def _as_version_4(address: str) -> str:
-    """Returns an IPv4-mapped IPv6 address as IPv4; other addresses unchanged."""
-    mapped = "".join(f"{group:08X}" for group in struct.unpack("=3I", bytes(10) + b"\xff\xff"))
-    return address.removeprefix(mapped)
+def _address(host: str | bytes, port: int) -> Address:
+    address = ipaddress.ip_address(host)
+    return getattr(address, "ipv4_mapped", None) or address, port

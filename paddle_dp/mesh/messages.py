@@ -62,7 +62,8 @@ class Messages:
         while (have := len(got)) < size:
             count = min(have, size - have)
             endpoint.send(self.id, self.ranks[self._me - have], self.packed(got[:count]))
-            got += _present(endpoint.receive(self.id, self.ranks[(self._me + have) % size]))
+            message = endpoint.receive(self.id, self.ranks[(self._me + have) % size])
+            got += [row for row in _unpack(message) if row is not None]
         return [got[(index - self._me) % size] for index in range(size)]
 
     def _gather_at(self, hub: int, payload: bytes, endpoint: transport.Endpoint) -> list[bytes]:
@@ -95,10 +96,6 @@ class Messages:
         """Packs every rank's bytes into one message of a hub; None stands for a lost rank."""
         chunks = (LENGTH.pack(LOST) if row is None else LENGTH.pack(len(row)) + row for row in rows)
         return memoryview(b"".join(chunks))
-
-
-def _present(packed: bytearray) -> Iterator[bytes]:
-    return (row for row in _unpack(packed) if row is not None)
 
 
 def _unpack(packed: bytearray) -> Iterator[bytes | None]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from paddle_dp.assembly.inputs import InputArray, Inputs
 from paddle_dp.data.arrays import Array, Arrays, as_arrays, describe
-from paddle_dp.data.padding import Pads, pad
+from paddle_dp.data.prepared import Pads, pad
 from paddle_dp.errors import DataError
 from paddle_dp.structure import leaves, named_leaves, structure_of, unflatten
 

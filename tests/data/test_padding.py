@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from paddle_dp.data.padding import pad
-from paddle_dp.data.prepared import TransformedNamed, prepared
+from paddle_dp.data.prepared import TransformedNamed, pad, prepared
 from paddle_dp.data.sample import class_names, read_sample, read_samples, read_seeded
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, RecipeError, UsageError

@@ -63,7 +63,7 @@ class Config(StrategyConfig):
         super().refuse(recipe, ranks, device)
 
     def build(self, mesh: Mesh) -> Replicas:
-        from paddle_dp.mesh.multi_device import devices_of
+        from paddle_dp.mesh.device import devices_of
 
         _check(mesh.ranks)
         devices = [mesh.device] * self.count
