@@ -26,7 +26,7 @@ from paddle_dp.audit.judges.weights import weights
 from paddle_dp.audit.records import EventTrace
 from paddle_dp.audit.runner import VARIABLE
 from paddle_dp.errors import EndedError, UsageError
-from paddle_dp.launch.attempts import Command, watched
+from paddle_dp.launch.attempts import watched
 from paddle_dp.launch.command import Job, environment, launcher
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
@@ -62,7 +62,7 @@ class Script:
         command = [*launcher(plan, folder), str(RUNNER), str(self.path), *self.arguments]
         with Signals() as signals:
             outside = ExternalEvents(signals=signals, must_end=self._stalled(folder))
-            outcome, _ = watched(Command(arguments=command, variables=variables), plan, folder, outside)
+            outcome, _ = watched(plan, folder, command, variables, outside)
         if signals.number:
             raise EndedError(signals.number)
         return outcome

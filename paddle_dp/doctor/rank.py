@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.launch import privately, stacks
+from paddle_dp.launch import stacks
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.processes import die_with_parent
+from paddle_dp.launch.script_rank import become_rank
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.mesh.environment import Environment
 from paddle_dp.mesh.heartbeat import heartbeat, join_board
@@ -32,8 +32,7 @@ LOOKS = 7  # readings of the clock
 
 
 def main() -> None:
-    die_with_parent()
-    privately.take()
+    become_rank()
     device, report, here = sys.argv[1], Path(sys.argv[2]), Environment.read()
     stacks.offer(report.parent, here.rank)
     join_board()

@@ -57,7 +57,7 @@ class PreparedLauncher:
         launcher, self._launcher = self._launcher, None
         if launcher is None:
             return None
-        args, env = argv(plan, attempt, plan.meeting), self._hidden.enter_context(for_launcher(variables))
+        args, env = argv(plan, attempt), self._hidden.enter_context(for_launcher(variables))
         line = [args[args.index(MODULE) + 1 :], env, str(attempt / "launcher.log")]
         if launcher.poll() is None and _when_loaded(variables) == _when_loaded(self._environment):
             assert launcher.stdin is not None

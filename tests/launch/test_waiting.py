@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.launch.attempts import Command, watched
+from paddle_dp.launch.attempts import watched
 from paddle_dp.launch.command import Job, Plan, argv, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
@@ -75,9 +75,7 @@ def run(attempt: Path, waiting: WaitingRanks | None, function=tell, limit=None, 
     plan = Plan(job=job, machine=Machine.here(), ranks=2)
     variables = environment(plan, os.environ)
     ends = replace(ExternalEvents(signals=Signals()), **({"must_end": limit} if limit else {}))
-    return watched(Command(arguments=argv(plan, attempt), variables=variables), plan, attempt, ends, waiting)[
-        0
-    ]
+    return watched(plan, attempt, argv(plan, attempt), variables, ends, prepared=waiting)[0]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from paddle_dp.launch.nodes.server import Server
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.resume import ResumePoint
 from paddle_dp.launch.signals import Signals
-from paddle_dp.launch.sizes import LOOK, Offer
+from paddle_dp.launch.sizes import LOOK, ElasticSize
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import BYTES, proof, users_secret
 from paddle_dp.text import numbered
@@ -118,16 +118,17 @@ class NodeJob:
     """A node's part of a job.
 
     `open(again)` prepares the run's folder, or continues the run in it, and returns the plan and the first attempt's
-    logs. `offered` returns the plan of the ranks available now. `sizes` chooses the ranks of an attempt from the nodes'
-    offers.
+    logs.
     """
 
-    plan: Plan
+    sizes: ElasticSize
     limits: NodeLimits
-    offered: Callable[[], Plan]
     open: Callable[[bool], tuple[Plan, Path]]
-    sizes: Callable[[Sequence[Offer]], Sequence[Offer]]
     inherited: Mapping[str, str]
+
+    @property
+    def plan(self) -> Plan:
+        return self.sizes.plan
 
 
 def run(node_job: NodeJob) -> int:
@@ -139,7 +140,7 @@ def run(node_job: NodeJob) -> int:
     number, key = job.node_rank or 0, users_secret(node_job.inherited)
     patience = node_job.limits.gather if number else min(node_job.limits.gather, NAME_WAIT)
     meeting = network.meet(str(job.master), number == 0, patience, console.write)
-    address, offer = network.split_address(meeting.master), node_job.offered().ranks
+    address, offer = network.split_address(meeting.master), node_job.sizes.offered().ranks
     hello = {
         "node": number,
         "host": meeting.host,
@@ -254,7 +255,7 @@ class _Node:
         """Chooses the run's folder, the checkpoint to begin from, and the ranks. Runs on node 0."""
         answer: Message = {"say": "prepared", "attempt": message["attempt"]}
         try:
-            ranks = self.node_job.sizes([(number, count) for number, count, _ in message["nodes"]])
+            ranks = self.node_job.sizes.choose_offers([(number, count) for number, count, _ in message["nodes"]])
             if self.plan is None or self.logs is None:
                 self.plan, self.logs = self.node_job.open(message["again"])
                 fresh = not message["again"]
@@ -315,7 +316,7 @@ class _Node:
         now = time.monotonic()
         if self.node_job.plan.job.least_ranks is not None and now - self.looked > LOOK:
             self.looked = now
-            offer = self.node_job.offered().ranks
+            offer = self.node_job.sizes.offered().ranks
             if offer != self.offer:
                 self.offer = offer
                 self.member.send(say="offer", attempt=self.member.attempt, ranks=offer)
@@ -324,7 +325,7 @@ class _Node:
     def _plan(self, plan: Plan, numbers: Sequence[int], ranks: int) -> Plan:
         limits = None if plan.limits is None else replace(plan.limits, nodes=len(numbers))
         plan = replace(plan, ranks=ranks, nodes=len(numbers), node=numbers.index(self.number), limits=limits)
-        return replace(plan, devices=self.node_job.offered().devices[: ranks - plan.servers_here])
+        return replace(plan, devices=self.node_job.sizes.offered().devices[: ranks - plan.servers_here])
 
     def _judge(self, message: Message) -> None:
         """Decides if all nodes start again. Runs on node 0."""

@@ -24,6 +24,7 @@ from paddle_dp.launch.nodes import job as nodes
 from paddle_dp.launch.nodes import member, rendezvous, server
 from paddle_dp.launch.nodes.rendezvous import NodeLimits
 from paddle_dp.launch.restarts import AttemptResult
+from paddle_dp.launch.sizes import ElasticSize
 
 Act = Callable[["Play", Plan, Any], AttemptResult | None]
 
@@ -91,9 +92,8 @@ class Play:
             self.opened.append((number, goes_on))
             return plan, logs.fresh(self.folder / f"run{number}")
 
-        given = nodes.NodeJob(
-            plan=plan, limits=self.limits, offered=lambda: plan, open=opened, sizes=lambda offers: offers, inherited={}
-        )  # fmt: skip
+        sizes = ElasticSize(plan=plan, run=self.folder, refused=lambda ranks: "")
+        given = nodes.NodeJob(sizes=sizes, limits=self.limits, open=opened, inherited={})
 
         def run() -> None:
             try:
