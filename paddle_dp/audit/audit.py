@@ -31,8 +31,8 @@ from paddle_dp.launch.command import Job, environment, launcher
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
+from paddle_dp.launch.processes import Signals
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.text import plural
 

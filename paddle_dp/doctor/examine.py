@@ -12,8 +12,7 @@ from pathlib import Path
 from paddle_dp.doctor import exchange, machine
 from paddle_dp.doctor.machine import DoctorCheck
 from paddle_dp.launch.command import Job, Plan
-from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.memory import available_memory
+from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.plan import plan_of
 
 WIDEST = 100  # columns

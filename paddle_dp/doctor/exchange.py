@@ -17,8 +17,8 @@ from paddle_dp.launch.attempts import watched
 from paddle_dp.launch.command import Limits, Plan, environment, launcher
 from paddle_dp.launch.failures import Failure, in_a_line
 from paddle_dp.launch.network import meet
+from paddle_dp.launch.processes import Signals
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import proof, users_secret
 from paddle_dp.recipe.schema import WatchSettings

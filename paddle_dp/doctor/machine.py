@@ -22,8 +22,7 @@ from typing import Literal
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
-from paddle_dp.launch.devices import built_for, paddle_folder, spoken, visible_in
-from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.machine import Machine, built_for, paddle_folder, spoken, visible_in
 from paddle_dp.launch.network import BLOCK, BLOCKS, FIRST_PORT, free_blocks, meet
 from paddle_dp.launch.plan import RANK
 from paddle_dp.mesh.doors import close_to_all

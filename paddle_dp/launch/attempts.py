@@ -21,10 +21,9 @@ from paddle_dp.launch.command import Plan, argv, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.network import reserved_ports
 from paddle_dp.launch.privately import for_launcher
-from paddle_dp.launch.processes import child_options
+from paddle_dp.launch.processes import Signals, child_options
 from paddle_dp.launch.rank_launcher import RankLauncher
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
-from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.sizes import LOOK
 from paddle_dp.launch.supervisor import MARK, ExternalEvents, Supervision, board_of
 from paddle_dp.launch.watch import Launcher, PreparedRanks

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.launch.devices import spoken
-from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.machine import Machine, spoken
 from paddle_dp.text import plural
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job, Plan
-from paddle_dp.launch.devices import spoken
-from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.machine import Machine, spoken
 from paddle_dp.text import gigabytes, plural
 
 # Private bytes of a process that has imported Paddle 3.3.1 (135 MB, by smaps_rollup).

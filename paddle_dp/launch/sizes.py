@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch import console, devices
+from paddle_dp.launch import console, machine
 from paddle_dp.launch.command import Plan
-from paddle_dp.launch.devices import spoken
-from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.machine import Machine, spoken
 from paddle_dp.launch.restarts import AttemptResult
 from paddle_dp.text import plural
 
@@ -109,7 +108,7 @@ class ElasticSize:
     def announce_next(self, history: Sequence[AttemptResult] = ()) -> Plan:
         """Returns `next`'s plan, and prints why if it has fewer ranks than requested."""
         if self.elastic and self.plan.devices:
-            devices.forget()
+            machine.forget()
         plan = self.next(history)
         previous, self._shortage = self._shortage, self.shortage(plan)
         if self._shortage not in ("", previous):

@@ -14,16 +14,14 @@ from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch import attempts, console, logs
 from paddle_dp.launch.command import Job, Limits, Plan, environment
 from paddle_dp.launch.initial import check_load
-from paddle_dp.launch.inside import watched_inside
-from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.memory import available_memory
+from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.network import check_loopback
 from paddle_dp.launch.plan import RankDevices, check_memory, plan_of
-from paddle_dp.launch.prelaunch import PreparedLauncher
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
 from paddle_dp.launch.sizes import ElasticSize
+from paddle_dp.launch.standstill import watched_inside
 from paddle_dp.launch.steady import steady_screen
-from paddle_dp.launch.waiting import WaitingRanks
+from paddle_dp.launch.waiting import PreparedLauncher, WaitingRanks
 from paddle_dp.launch.watch import PreparedRanks
 
 if TYPE_CHECKING:

@@ -15,15 +15,15 @@ from paddle_dp.launch import logs, stacks
 from paddle_dp.launch.command import Plan
 from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.lost import LostRanks
-from paddle_dp.launch.memory import KernelKills
+from paddle_dp.launch.machine import KernelKills
 from paddle_dp.launch.processes import (
+    Signals,
     is_stopped,
     kill_all,
     marked,
     remove_shared_memory,
     send,
 )
-from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.standstill import STATUS, Standing, Standstill, location_of
 from paddle_dp.launch.watch import Departure, RankMonitor, Started
 from paddle_dp.mesh.heartbeat import RankStatus, StatusTable

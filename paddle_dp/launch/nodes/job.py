@@ -20,9 +20,9 @@ from paddle_dp.launch.nodes.member import Membership
 from paddle_dp.launch.nodes.messages import Message
 from paddle_dp.launch.nodes.rendezvous import LOST, NOBODY, NodeLimits, Rendezvous
 from paddle_dp.launch.nodes.server import Server
+from paddle_dp.launch.processes import Signals
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.resume import ResumePoint
-from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.sizes import LOOK, ElasticSize
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import BYTES, proof, users_secret
@@ -255,7 +255,9 @@ class _Node:
         """Chooses the run's folder, the checkpoint to begin from, and the ranks. Runs on node 0."""
         answer: Message = {"say": "prepared", "attempt": message["attempt"]}
         try:
-            ranks = self.node_job.sizes.choose_offers([(number, count) for number, count, _ in message["nodes"]])
+            ranks = self.node_job.sizes.choose_offers(
+                [(number, count) for number, count, _ in message["nodes"]]
+            )
             if self.plan is None or self.logs is None:
                 self.plan, self.logs = self.node_job.open(message["again"])
                 fresh = not message["again"]
