@@ -31,7 +31,7 @@ from paddle_dp.launch.command import Job, environment, launcher
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
-from paddle_dp.launch.processes import Signals
+from paddle_dp.launch.processes import recorded_signals
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.text import plural
@@ -60,7 +60,7 @@ class Script:
         options = {"folder": str(folder), "steps": self.steps, "patience": self.patience, "replay": replay}
         variables = environment(plan, os.environ) | {VARIABLE: json.dumps(options)}
         command = [*launcher(plan, folder), str(RUNNER), str(self.path), *self.arguments]
-        with Signals() as signals:
+        with recorded_signals() as signals:
             outside = ExternalEvents(signals=signals, must_end=self._stalled(folder))
             outcome, _ = watched(plan, folder, command, variables, outside)
         if signals.number:

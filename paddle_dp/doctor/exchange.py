@@ -17,7 +17,7 @@ from paddle_dp.launch.attempts import watched
 from paddle_dp.launch.command import Limits, Plan, environment, launcher
 from paddle_dp.launch.failures import Failure, in_a_line
 from paddle_dp.launch.network import meet
-from paddle_dp.launch.processes import Signals
+from paddle_dp.launch.processes import recorded_signals
 from paddle_dp.launch.scratch import scratch_folder
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import proof, users_secret
@@ -53,7 +53,7 @@ def _start(plan: Plan, folder: Path) -> Failure | int:
         plan = replace(plan, meeting=replace(meeting, key=key))
     device = "auto" if plan.devices else "cpu"
     command = [*launcher(plan, folder), str(RANK), device, str(folder / "report.json")]
-    with Signals() as signals:
+    with recorded_signals() as signals:
         outside = ExternalEvents(signals=signals)
         outcome, _ = watched(plan, folder, command, environment(plan, os.environ), outside)
     if signals.number:

@@ -21,7 +21,7 @@ from paddle_dp.launch.command import Plan, argv, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.network import reserved_ports
 from paddle_dp.launch.privately import for_launcher
-from paddle_dp.launch.processes import Signals, child_options
+from paddle_dp.launch.processes import Signals, child_options, recorded_signals
 from paddle_dp.launch.rank_launcher import RankLauncher
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.sizes import LOOK
@@ -50,7 +50,7 @@ def run(
     another number of ranks, or "". `prepared` starts the ranks, if it can.
     """
     history: list[AttemptResult] = []
-    with Signals() as signals:
+    with recorded_signals() as signals:
         plan = plans(history)
         started = time.monotonic()
         console.announce(plan, environment(plan, inherited), attempt)

@@ -10,8 +10,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -147,33 +148,43 @@ def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -
                 path.unlink()
 
 
+@dataclass
 class Signals:
-    """Records signals in `signals.number` within `with Signals() as signals:`, so that they do not end the process.
+    """The first signal to this process, 0 without one, and their count: a second Ctrl-C means «now»."""
 
-    `signals.times` counts them: a second Ctrl-C means «now». It has no effect outside the main thread.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.times = 0
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in END_SIGNALS:
-                # Under nohup SIGHUP stays ignored. SIGUSR1 is ignored only by `tied_to`, so it is handled.
-                if number == signal.SIGUSR1 or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    number: int = 0
+    times: int = 0
 
     @property
     def name(self) -> str:
         return signal.Signals(self.number).name if self.number else ""
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def record(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
         self.number = self.number or number
         self.times += 1
+
+
+@contextmanager
+def recorded_signals() -> Iterator[Signals]:
+    """Records END_SIGNALS within the context, so that they do not end the process."""
+    signals = Signals()
+    with handled_signals(END_SIGNALS, signals.record):
+        yield signals
+
+
+@contextmanager
+def handled_signals(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Handles these signals by `handler` within the context; in another thread than the main one it has no effect."""
+    before: dict[int, Any] = {}
+    for number in numbers if threading.current_thread() is threading.main_thread() else ():
+        # Under nohup SIGHUP stays ignored. SIGUSR1 is ignored only by `tied_to`, so it is handled.
+        if number == signal.SIGUSR1 or signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

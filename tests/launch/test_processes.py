@@ -12,12 +12,12 @@ import time
 import pytest
 
 from paddle_dp.launch.processes import (
-    Signals,
     alive,
     descendants,
     exit_of,
     kill_all,
     marked,
+    recorded_signals,
     remove_shared_memory,
     tied_to,
     variable,
@@ -119,7 +119,7 @@ def test_shared_memory_of_some_processes_is_removed_and_no_other(tmp_path):
 
 @pytest.fixture(autouse=True)
 def heeded():
-    """A shell's background job, and nohup, have signals ignored from birth, which `Signals` respects."""
+    """A shell's background job, and nohup, have signals ignored from birth, which `recorded_signals` respects."""
     numbers = (signal.SIGINT, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     yield
@@ -130,7 +130,7 @@ def heeded():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_noted_and_counted(number):
     before = signal.getsignal(number)
-    with Signals() as told:
+    with recorded_signals() as told:
         assert (told.number, told.name) == (0, "")
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
@@ -139,7 +139,7 @@ def test_signals_are_noted_and_counted(number):
 
 
 def test_the_first_signal_counts():
-    with Signals() as told:
+    with recorded_signals() as told:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
     assert told.number == signal.SIGTERM
@@ -148,7 +148,7 @@ def test_the_first_signal_counts():
 def test_nohup_stays_in_force():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Signals() as told:
+        with recorded_signals() as told:
             os.kill(os.getpid(), signal.SIGHUP)
         assert told.number == 0
     finally:
@@ -157,7 +157,7 @@ def test_nohup_stays_in_force():
 
 def test_another_thread_changes_nothing():
     def wait():
-        with Signals():
+        with recorded_signals():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     seen: list[object] = []
