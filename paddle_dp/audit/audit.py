@@ -26,13 +26,13 @@ from paddle_dp.audit.judges.weights import weights
 from paddle_dp.audit.records import EventTrace
 from paddle_dp.audit.runner import VARIABLE
 from paddle_dp.errors import EndedError, UsageError
-from paddle_dp.launch.attempts import Command, watched
+from paddle_dp.launch.attempts import watched
 from paddle_dp.launch.command import Job, environment, launcher
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
+from paddle_dp.launch.processes import recorded_signals
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.text import plural
 
@@ -60,9 +60,9 @@ class Script:
         options = {"folder": str(folder), "steps": self.steps, "patience": self.patience, "replay": replay}
         variables = environment(plan, os.environ) | {VARIABLE: json.dumps(options)}
         command = [*launcher(plan, folder), str(RUNNER), str(self.path), *self.arguments]
-        with Signals() as signals:
+        with recorded_signals() as signals:
             outside = ExternalEvents(signals=signals, must_end=self._stalled(folder))
-            outcome, _ = watched(Command(arguments=command, variables=variables), plan, folder, outside)
+            outcome, _ = watched(plan, folder, command, variables, outside)
         if signals.number:
             raise EndedError(signals.number)
         return outcome

@@ -141,10 +141,11 @@ def doctor(
 
     Exit status: 0 ready; 1 something to mend, with what to do; 2 something to type differently.
     """
-    from paddle_dp.doctor import PlannedJob, examine
+    from paddle_dp.doctor import examine
+    from paddle_dp.launch.command import Job
 
-    planned = PlannedJob(ranks=ranks, nodes=nodes or 1, master=master, node_rank=node_rank, folder=output_dir)
-    raise typer.Exit(examine(planned, json=json))
+    job = Job(ranks=ranks, nodes=nodes, master=master, node_rank=node_rank, output_dir=output_dir, quiet=True)
+    raise typer.Exit(examine(job, as_json=json))
 
 
 def schema() -> None:

@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.doctor.finding import DoctorCheck
+from paddle_dp.doctor.machine import DoctorCheck
 from paddle_dp.doctor.rank import first_sum
 from paddle_dp.errors import EndedError
 from paddle_dp.launch import logs
-from paddle_dp.launch.attempts import Command, watched
-from paddle_dp.launch.command import Job, Limits, Plan, environment, launcher
+from paddle_dp.launch.attempts import watched
+from paddle_dp.launch.command import Limits, Plan, environment, launcher
 from paddle_dp.launch.failures import Failure, in_a_line
 from paddle_dp.launch.network import meet
+from paddle_dp.launch.processes import recorded_signals
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import proof, users_secret
 from paddle_dp.recipe.schema import WatchSettings
@@ -33,7 +33,7 @@ WIDEST = 1.0  # seconds between two nodes' clocks
 def run(plan: Plan) -> list[DoctorCheck]:
     """Starts the plan's ranks, lets them sum numbers, and reports the result. Raises EndedError on a signal."""
     if plan.ranks * plan.nodes == 1:
-        return [DoctorCheck(name=NAME, found="1 rank has no other to exchange with")]
+        return [DoctorCheck(NAME, "1 rank has no other to exchange with")]
     with scratch_folder("paddle-dp-doctor-") as folder:
         began = time.perf_counter()
         outcome = _start(plan, folder)
@@ -45,18 +45,17 @@ def run(plan: Plan) -> list[DoctorCheck]:
 
 
 def _start(plan: Plan, folder: Path) -> Failure | int:
-    job, is_multi_node = plan.job, plan.nodes > 1
-    meeting = meet(str(job.master), job.node_rank == 0) if is_multi_node else None
-    if meeting is not None:
-        meeting = replace(meeting, key=proof(users_secret(os.environ), meeting.master.encode()))
-    watch = WatchSettings(start=Duration(TOGETHER if is_multi_node else ALONE))
-    limits = Limits(watch=watch, sample=0.0, nodes=plan.nodes)
-    plan = replace(plan, node=job.node_rank or 0, meeting=meeting, limits=limits)
+    watch = WatchSettings(start=Duration(TOGETHER if plan.nodes > 1 else ALONE))
+    plan = replace(plan, limits=Limits(watch=watch, sample=0.0, nodes=plan.nodes))
+    if plan.nodes > 1:
+        meeting = meet(str(plan.job.master), plan.node == 0)
+        key = proof(users_secret(os.environ), meeting.master.encode())
+        plan = replace(plan, meeting=replace(meeting, key=key))
     device = "auto" if plan.devices else "cpu"
-    argv = [*launcher(plan, folder, meeting), str(RANK), device, str(folder / "report.json")]
-    command = Command(arguments=argv, variables=environment(plan, os.environ, meeting))
-    with Signals() as signals:
-        outcome, _ = watched(command, plan, folder, ExternalEvents(signals=signals))
+    command = [*launcher(plan, folder), str(RANK), device, str(folder / "report.json")]
+    with recorded_signals() as signals:
+        outside = ExternalEvents(signals=signals)
+        outcome, _ = watched(plan, folder, command, environment(plan, os.environ), outside)
     if signals.number:
         raise EndedError(signals.number)
     return outcome
@@ -69,11 +68,11 @@ def judged(report: dict[str, Any], plan: Plan, seconds: float) -> list[DoctorChe
     detail = (
         f"{ranks_text} by {report['library']} on {report['device']}: {speed}, after {seconds:.1f} s in all"
     )
-    findings = [DoctorCheck(name=NAME, found=detail)]
+    findings = [DoctorCheck(NAME, detail)]
     if report["wrong"]:
         wrong = ", ".join(f"{rank} ({report['hosts'][rank]})" for rank in report["wrong"])
         todo = "Memory or network of that machine give wrong numbers: test both before you train on it."
-        findings = [DoctorCheck(name=NAME, found=f"wrong sums on rank {wrong}", state="mend", todo=todo)]
+        findings = [DoctorCheck(NAME, f"wrong sums on rank {wrong}", "mend", todo)]
     return [*findings, _clocks(report, plan.ranks)] if plan.nodes > 1 else findings
 
 
@@ -84,8 +83,8 @@ def _clocks(report: dict[str, Any], each: int) -> DoctorCheck:
     detail = f"{farthest} is {skew:+.3f} s from {first}, the farthest" if skew else "all nodes agree"
     if abs(skew) > WIDEST:
         todo = "Logs and the first cause of a failure are ordered by the clock: let all nodes follow a time server."
-        return DoctorCheck(name="clocks", found=detail, state="look", todo=todo)
-    return DoctorCheck(name="clocks", found=detail)
+        return DoctorCheck("clocks", detail, "look", todo)
+    return DoctorCheck("clocks", detail)
 
 
 def _failed(plan: Plan, outcome: Failure | int, folder: Path) -> DoctorCheck:
@@ -99,13 +98,4 @@ def _failed(plan: Plan, outcome: Failure | int, folder: Path) -> DoctorCheck:
     detail = f"{ranks} ranks could not exchange anything"
     if first_sum(folder).exists():
         detail = f"{ranks} ranks added up numbers, and failed later"
-    return DoctorCheck(name=NAME, found=detail, state="mend", todo="\n".join([first, *lines]))
-
-
-def job(ranks: int, nodes: int, master: str | None, node_rank: int | None) -> Job:
-    """The doctor's job; its recipe is never read."""
-    is_multi_node = nodes > 1
-    return Job(
-        recipe=RANK, entry_point="doctor", ranks=ranks, nodes=nodes if is_multi_node else None,
-        master=master if is_multi_node else None, node_rank=node_rank if is_multi_node else None, quiet=True,
-    )  # fmt: skip
+    return DoctorCheck(NAME, detail, "mend", "\n".join([first, *lines]))

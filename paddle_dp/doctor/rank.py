@@ -19,12 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.launch import privately, stacks
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.processes import die_with_parent
+from paddle_dp.launch.script_rank import become_rank
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.mesh.environment import Environment
-from paddle_dp.mesh.heartbeat import heartbeat, join_board
+from paddle_dp.mesh.heartbeat import heartbeat
 
 SIZE = 1 << 18  # numbers of 4 bytes: 1 MB
 TIMES = 10
@@ -32,11 +31,8 @@ LOOKS = 7  # readings of the clock
 
 
 def main() -> None:
-    die_with_parent()
-    privately.take()
+    become_rank()
     device, report, here = sys.argv[1], Path(sys.argv[2]), Environment.read()
-    stacks.offer(report.parent, here.rank)
-    join_board()
     try:
         import_paddle()
         first = first_sum(report.parent) if here.local_rank == 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import secrets
 import sys
@@ -20,10 +21,10 @@ from paddle_dp.launch.command import Plan, argv, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.network import reserved_ports
 from paddle_dp.launch.privately import for_launcher
-from paddle_dp.launch.processes import child_options
+from paddle_dp.launch.processes import Signals, child_options, recorded_signals
 from paddle_dp.launch.rank_launcher import RankLauncher
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
-from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.sizes import LOOK
 from paddle_dp.launch.supervisor import MARK, ExternalEvents, Supervision, board_of
 from paddle_dp.launch.watch import Launcher, PreparedRanks
 from paddle_dp.mesh import secret
@@ -40,7 +41,7 @@ def run(
     plans: Plans,
     attempt: Path,
     inherited: Mapping[str, str],
-    resize: Callable[[Plan], str] = lambda plan: "",
+    resize: Callable[[Plan], str],
     prepared: PreparedRanks | None = None,
 ) -> int:
     """Runs the job until it is done, or `restarts.decide` gives it up; returns the exit status of its last attempt.
@@ -49,7 +50,7 @@ def run(
     another number of ranks, or "". `prepared` starts the ranks, if it can.
     """
     history: list[AttemptResult] = []
-    with Signals() as signals:
+    with recorded_signals() as signals:
         plan = plans(history)
         started = time.monotonic()
         console.announce(plan, environment(plan, inherited), attempt)
@@ -86,14 +87,17 @@ def run(
 
 @dataclass
 class _Resizing:
-    """Asks `resize` until it returns a reason to stop an attempt of `plan`, and keeps that reason."""
+    """Asks `resize` every LOOK seconds for a reason to stop an attempt of `plan`, and keeps that reason."""
 
     resize: Callable[[Plan], str]
     plan: Plan
     reason: str = ""
+    looked: float = -math.inf
 
     def __call__(self) -> str:
-        self.reason = self.reason or self.resize(self.plan)
+        now = time.monotonic()
+        if not self.reason and now - self.looked >= LOOK:
+            self.looked, self.reason = now, self.resize(self.plan)
         return self.reason
 
 
@@ -112,10 +116,9 @@ def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
     the monotonic clock. The result's `saved` is not set.
     """
     plan = replace(plan, job=replace(plan.job, resume=point.resume))
-    variables = environment(plan, inherited, plan.meeting) | {STARTED: repr(started)}
-    arguments = argv(plan, attempt, plan.meeting)
-    command = Command(arguments=arguments, screen=_screen(plan, variables), variables=variables)
-    ended, supervision = watched(command, plan, attempt, outside, prepared)
+    variables = environment(plan, inherited) | {STARTED: repr(started)}
+    screen = _screen(plan, variables)
+    ended, supervision = watched(plan, attempt, argv(plan, attempt), variables, outside, screen, prepared)
     outcome = AttemptResult(attempt=attempt, status=0, signal=outside.signals.name, began=point.step)
     if not isinstance(ended, Failure):
         return replace(outcome, status=ended, step=max(supervision.steps.values(), default=point.step))
@@ -125,26 +128,20 @@ def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """The command of Paddle's launcher, and the stream that gets rank 0's output in addition to its log."""
-
-    arguments: Sequence[str]
-    variables: Mapping[str, str]
-    screen: BinaryIO | None = None
-
-
-def watched(
-    command: Command,
+def watched(  # noqa: PLR0913 - the caller sets each condition of an attempt
     plan: Plan,
     attempt: Path,
+    command: Sequence[str],
+    variables: Mapping[str, str],
     outside: ExternalEvents,
+    screen: BinaryIO | None = None,
     prepared: PreparedRanks | None = None,
 ) -> tuple[Failure | int, Supervision]:
-    """Runs the launcher's command, or `prepared`, under supervision; returns its exit status, or the failure that ended
-    it.
+    """Runs the launcher's `command`, or `prepared`, under supervision; returns its exit status, or the failure that
+    ended it.
 
-    Events from `outside` also end the job. Afterwards none of its processes is left.
+    `screen` gets rank 0's output in addition to its log. Events from `outside` also end the job. Afterwards none of its
+    processes is left.
     """
     mark = f"{os.getpid()}-{time.time_ns()}"
     with (
@@ -153,19 +150,18 @@ def watched(
         (attempt / "launcher.log").open("wb") as log,
         ExitStack() as hidden,
     ):
-        env = {**ports, **command.variables, **(board.variables if board else {}), MARK: mark}
-        env |= _secret(plan)
+        env = {**ports, **variables, **(board.variables if board else {}), MARK: mark} | _secret(plan)
         process = None if prepared is None else prepared.begin(plan, env, attempt)
         if process is None and plan.servers:
             process = RankLauncher(plan, env, attempt)
         if process is None:
             process = Launcher(
-                command.arguments, env=hidden.enter_context(for_launcher(env)), stdin=DEVNULL, stdout=log,
+                command, env=hidden.enter_context(for_launcher(env)), stdin=DEVNULL, stdout=log,
                 stderr=STDOUT, **child_options(),
             )  # fmt: skip
             process.expected, process.first_log = plan.numbers, logs.worker_log(attempt, 0)
         supervision = Supervision(plan, process, attempt, mark, outside, board)
-        outcome = supervision.wait(logs.Follower(logs.worker_log(attempt, 0), command.screen))
+        outcome = supervision.wait(logs.Follower(logs.worker_log(attempt, 0), screen))
     return outcome, supervision
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddle_dp.launch.devices import spoken
-from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.machine import Machine, spoken
 from paddle_dp.text import plural
 
 if TYPE_CHECKING:
@@ -164,9 +163,9 @@ class Plan:
         return max(1, self.machine.cores // self.ranks)
 
 
-def argv(plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = sys.executable) -> list[str]:
+def argv(plan: Plan, logs: Path) -> list[str]:
     """Returns the command that starts the plan's ranks on this node through Paddle's launcher."""
-    begin = launcher(plan, logs, meeting, python)
+    begin = launcher(plan, logs)
     if plan.job.script:
         return [*begin, str(SCRIPT_RANK), *plan.job.script]
     return [*begin, str(WORKER), *worker_arguments(plan)]
@@ -180,11 +179,10 @@ def worker_arguments(plan: Plan) -> list[str]:
     return arguments
 
 
-def launcher(
-    plan: Plan, logs: Path, meeting: Meeting | None = None, python: str = sys.executable
-) -> list[str]:
+def launcher(plan: Plan, logs: Path) -> list[str]:
     """Returns the launcher's part of that command, to be followed by a script and its arguments."""
-    arguments = [python, "-u", "-m", MODULE, "--nproc_per_node", str(plan.ranks)]
+    meeting = plan.meeting
+    arguments = [sys.executable, "-u", "-m", MODULE, "--nproc_per_node", str(plan.ranks)]
     # All nodes need the same job id, but may count their log folders differently.
     arguments += ["--log_dir", str(logs), "--job_id", logs.name if meeting is None else "paddle_dp"]
     if plan.devices:
@@ -218,7 +216,7 @@ def settings(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in inherited}
 
 
-def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | None = None) -> dict[str, str]:
+def environment(plan: Plan, inherited: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of the plan's processes: `inherited` without leftovers of other jobs, with `settings`."""
     variables = {
         name: value
@@ -227,9 +225,11 @@ def environment(plan: Plan, inherited: Mapping[str, str], meeting: Meeting | Non
     }
     variables |= settings(plan, variables)
     variables["PADDLE_DP_OPTIONS"] = json.dumps(plan.job.options)
-    if meeting is not None and meeting.interface:
-        variables.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
-        variables.setdefault("NCCL_SOCKET_IFNAME", f"={meeting.interface}")  # NCCL takes a name for a prefix
+    if plan.meeting is not None and plan.meeting.interface:
+        variables.setdefault("GLOO_SOCKET_IFNAME", plan.meeting.interface)
+        variables.setdefault(
+            "NCCL_SOCKET_IFNAME", f"={plan.meeting.interface}"
+        )  # NCCL takes a name for a prefix
     if not plan.devices:
         # The launcher counts its words as devices, even on a CPU, even "".
         variables.pop("CUDA_VISIBLE_DEVICES", None)

@@ -1,15 +1,26 @@
-"""Finds this machine's cores and devices, and MKL's switch, without importing paddle."""
+"""Finds this machine's cores, devices and free memory, and MKL's switch, without importing paddle."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
-from paddle_dp.launch.devices import detect
+from paddle_dp.errors import InstallError
+
+SPOKEN = {"cpu": "CPU", "gpu": "GPU", "xpu": "XPU", "npu": "NPU"}
+VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES", "xpu": "XPU_VISIBLE_DEVICES"}
+# Names in `paddle/version/__init__.py`; "False" or "" in a Paddle that was built without such devices.
+BUILT_FOR = {"gpu": "cuda_version", "xpu": "xpu_xre_version"}
+
+KILL_WINDOW = 5.0  # seconds that may pass between the kernel's kill of a process and its discovery
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +37,9 @@ class Machine:
     devices: tuple[str, ...] = ()
 
     @classmethod
-    def here(cls, variables: Mapping[str, str] | None = None) -> Machine:
-        """Returns this machine under the environment `variables`. Raises InstallError if paddle is not installed."""
-        environment = os.environ if variables is None else variables
-        kind, devices = detect(environment)
+    def here(cls) -> Machine:
+        """Returns this machine. Raises InstallError if paddle is not installed."""
+        kind, devices = detect(os.environ)
         return cls(cores=cores(), mkl_type=mkl_type(), kind=kind, devices=devices)
 
 
@@ -55,4 +65,165 @@ def mkl_type(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
 
 def cores() -> int:
     """Returns the number of processors of this process (of its container or taskset, not of the machine)."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
+
+
+def spoken(kind: str) -> str:
+    """Returns the name of a kind of device in messages: "GPU"; otherwise the plugin's word."""
+    return SPOKEN.get(kind, kind)
+
+
+def visible_in(kind: str) -> str:
+    """Returns the environment variable that lists the devices of this kind that a process may use."""
+    return VISIBLE.get(kind, f"{kind.upper()}_VISIBLE_DEVICES")
+
+
+def detect(variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Returns the kind of device that Paddle prefers here ("cpu" if it has no other), and the visible ones by number.
+
+    A plugin's devices come before GPUs and XPUs, as in Paddle's launcher. Raises InstallError without paddle.
+    """
+    if root := plugins(variables):
+        kind, count = ask_paddle(root)
+        if count:
+            chosen = variables.get(visible_in(kind))
+            return kind, numbers(chosen) if chosen is not None else tuple(map(str, range(count)))
+    kind = built_for()
+    visible = {"gpu": visible_gpus, "xpu": visible_xpus}
+    return kind, visible[kind](variables) if kind in visible else ()
+
+
+def plugins(variables: Mapping[str, str]) -> str | None:
+    """Returns the folder from which Paddle would load plugins; None without plugins."""
+    root = variables.get("CUSTOM_DEVICE_ROOT")
+    folder = paddle_folder().parent / "paddle_custom_device" if root is None else Path(root) if root else None
+    return str(folder) if folder is not None and any(folder.glob("*.so")) else None
+
+
+@cache
+def ask_paddle(root: str) -> tuple[str, int]:
+    """Returns the type and the number of devices of the plugin in the folder `root`.
+
+    Loads the plugin in a separate process, because a job must not begin with its threads.
+    """
+    code = "import json, paddle; print(json.dumps(paddle.device.get_available_custom_device()))"
+    variables = {**os.environ, "CUSTOM_DEVICE_ROOT": root, "GLOG_minloglevel": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    if done.returncode:
+        raise InstallError(f"The plugin of a device in {root} cannot be loaded: {done.stderr.strip()[-300:]}")
+    devices = [name.partition(":")[0] for name in json.loads(done.stdout.strip().splitlines()[-1] or "[]")]
+    return (devices[0], devices.count(devices[0])) if devices else ("cpu", 0)
+
+
+def forget() -> None:
+    """Makes the next look-up ask a plugin for its devices again, as one may have gone."""
+    ask_paddle.cache_clear()
+
+
+def paddle_folder() -> Path:
+    """Returns paddle's folder. Raises InstallError if paddle is not installed."""
+    spec = find_spec("paddle")
+    if spec is None or not spec.origin:
+        raise InstallError.missing_paddle()
+    return Path(spec.origin).parent
+
+
+@cache
+def built_for() -> str:
+    """Returns "gpu", "xpu" or "cpu", from the version file of the installed paddle (importing takes over a second).
+
+    Raises InstallError if paddle is not installed.
+    """
+    version = paddle_folder() / "version" / "__init__.py"
+    text = version.read_text() if version.exists() else ""
+    for kind, name in BUILT_FOR.items():
+        match = re.search(rf"^{name}\s*=\s*'([^']*)'", text, re.MULTILINE)
+        if match is not None and match[1] not in ("False", ""):
+            return kind
+    return "cpu"
+
+
+def visible_gpus(
+    variables: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/gpus")
+) -> tuple[str, ...]:
+    """Returns the GPUs that a process with these environment variables may use, by the launcher's names."""
+    chosen = variables.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return numbers(chosen)
+    number = len(list(driver.iterdir())) if driver.is_dir() else len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return tuple(map(str, range(number)))
+
+
+def visible_xpus(variables: Mapping[str, str], nodes: Path = Path("/dev")) -> tuple[str, ...]:
+    """Returns the visible XPUs: like the launcher, it reads XPULINK_VISIBLE_DEVICES first."""
+    for name in ("XPULINK_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES"):
+        if (chosen := variables.get(name)) is not None:
+            return numbers(chosen)
+    return tuple(map(str, range(len(list(nodes.glob("xpu[0-9]*"))))))
+
+
+def numbers(chosen: str) -> tuple[str, ...]:
+    """Parses «0, 3» as ("0", "3"); «» and «-1» are no device."""
+    return tuple(number for number in chosen.replace(" ", "").split(",") if number not in ("", "-1"))
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Returns the available bytes; None if the system does not report them."""
+    limits = [limit for limit in (_machine_limit(root), *_group_limits(root)) if limit is not None]
+    return min(limits, default=None)
+
+
+class KernelKills:
+    """Detects that the kernel has lately ended a process of this machine because memory ran out.
+
+    The kernel counts all such ends (Linux 4.13), also at a control group's limit.
+    """
+
+    def __init__(self, root: Path = Path("/")):
+        self._root = root
+        self._before = self._latest = _kernel_kills(root)
+        self._looked = 0.0
+
+    def look(self, now: float) -> None:
+        """Saves the count at `now`, in seconds of any clock; cheap enough for ten calls a second."""
+        if now - self._looked >= KILL_WINDOW:
+            self._before, self._latest, self._looked = self._latest, _kernel_kills(self._root), now
+
+    def lately(self) -> bool | None:
+        """True if the kernel has lately ended a process; None if it does not count."""
+        now = _kernel_kills(self._root)
+        return None if now is None or self._before is None else now > self._before
+
+
+def _kernel_kills(root: Path) -> int | None:
+    match = re.search(r"^oom_kill (\d+)$", _read(root / "proc/vmstat"), re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def _machine_limit(root: Path) -> int | None:
+    """Returns Linux's estimate: free memory plus releasable caches, in bytes."""
+    text = _read(root / "proc/meminfo")
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def _group_limits(root: Path) -> list[int]:
+    """Returns the bytes that each control group (cgroup v2) of this process may still use."""
+    match = re.search(r"^0::/(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE)
+    top = root / "sys/fs/cgroup"
+    group, limits = top / (match[1] if match else ""), []
+    for folder in (group, *group.parents):
+        limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
+        if limit.isdigit() and used.isdigit():
+            cached = re.search(r"^inactive_file (\d+)", _read(folder / "memory.stat"), re.MULTILINE)
+            limits.append(int(limit) - int(used) + (int(cached[1]) if cached else 0))
+        if folder == top:
+            break
+    return limits
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

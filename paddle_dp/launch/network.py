@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import socket
@@ -108,10 +109,6 @@ def free_port(first: int) -> int:
 
 def interface_of(address: str) -> str | None:
     """Returns the network interface with `address` ("eth0"), or None if unknown."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
     packed, siocgifaddr = socket.inet_aton(address), 0x8915
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

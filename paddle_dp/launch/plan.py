@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job, Plan
-from paddle_dp.launch.devices import spoken
-from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.machine import Machine, spoken
 from paddle_dp.text import gigabytes, plural
-
-if TYPE_CHECKING:
-    from paddle_dp.recipe import Recipe
-
-
-FALLBACK = "strategy.use=data_parallel"  # takes any number of ranks; on one it is the plain model
-
-Read = Callable[[Job], "tuple[Recipe, Plan]"]
-"""Reads a job's recipe and plans its ranks. Raises UsageError if its strategy does not take them."""
-
-
-def on_any_ranks(job: Job, read: Read, report: Callable[[str], None]) -> tuple[Recipe, Plan]:
-    """Reads an evaluation's job with `read`; if that is refused, reads the job with `FALLBACK`.
-
-    A checkpoint of any strategy fits any other. Raises the error of `read` if `FALLBACK` is refused, too, or if the job
-    itself overrides the strategy.
-    """
-    try:
-        return read(job)
-    except UsageError as refused:
-        choice = any(text.partition("=")[0].partition(".")[0].strip() == "strategy" for text in job.overrides)
-        if choice or type(refused) is not UsageError:  # a mistake in the recipe, a package that is missing
-            raise
-    recipe, plan = read(replace(job, overrides=(*job.overrides, FALLBACK)))
-    ranks = f"{plan.ranks} ranks" if plan.ranks > 1 else "1 process"
-    report(
-        f"evaluated on {ranks} with {FALLBACK}: the run's strategy needs other ranks, its checkpoints do not"
-    )
-    return recipe, plan
-
 
 # Private bytes of a process that has imported Paddle 3.3.1 (135 MB, by smaps_rollup).
 RANK = 128 << 20

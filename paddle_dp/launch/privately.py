@@ -30,14 +30,8 @@ def in_the_open(name: str) -> bool:
 
 @contextmanager
 def for_launcher(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yields the variables for Paddle's launcher; within the context its ranks can take the others.
-
-    Yields all variables on a system without memfd_create (only Linux has it).
-    """
+    """Yields the variables for Paddle's launcher; within the context its ranks can take the others."""
     hidden = {name: value for name, value in variables.items() if not in_the_open(name)}
-    if not hidden or not hasattr(os, "memfd_create"):
-        yield dict(variables)
-        return
     file = os.memfd_create("paddle_dp-environment")
     os.fchmod(file, 0o600)
     try:

@@ -1,7 +1,6 @@
-"""Finds processes, their descendants and their ends in /proc, and kills a whole tree of them.
+"""Finds processes, their descendants and their ends in /proc, kills a tree of them, and records signals to this one.
 
-Paddle's launcher starts each worker in a separate session, so killing a process group would miss the workers. Without
-/proc (macOS) only the launcher can end them.
+Paddle's launcher starts each worker in a separate session, so killing a process group would miss the workers.
 """
 
 from __future__ import annotations
@@ -9,30 +8,31 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# Signals by which a person or a scheduler ends a job: interrupt, terminate, hang up, and schedulers' SIGUSR1.
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def die_with_parent(sign: int = signal.SIGKILL) -> None:
-    """Makes the kernel send this process `sign` when the thread that started it ends (Linux only).
+    """Makes the kernel send this process `sign` when the thread that started it ends.
 
     It misses a parent that ended before the call: compare `os.getppid()` afterwards.
     """
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, sign, 0, 0, 0)
-    except (OSError, AttributeError):  # not Linux: the launcher still ends its workers
-        pass
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sign, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of its descendants when their parents end (Linux only)."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    """Makes this process the parent of its descendants when their parents end."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def tied_to(parent: int) -> Callable[[], None]:
@@ -119,18 +119,14 @@ def marked(name: str, value: str) -> list[int]:
 
 
 def _pids() -> list[int]:
-    return (
-        [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()] if os.path.isdir("/proc") else []
-    )
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
 
 
 def send(pids: Iterable[int], sign: int) -> None:
     """Sends `sign` to each of `pids` that still exists."""
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, sign)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 def kill_all(find: Callable[[], list[int]], patience: float = 5.0) -> None:
@@ -146,8 +142,49 @@ def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -
 
     Call it when the processes are gone.
     """
-    names = {f"paddle_{pid}_" for pid in pids}
-    for path in folder.glob("paddle_*_*_*"):
-        if any(path.name.startswith(name) for name in names):
+    for pid in pids:
+        for path in folder.glob(f"paddle_{pid}_*_*"):
             with suppress(OSError):  # another user's, or gone
                 path.unlink()
+
+
+@dataclass
+class Signals:
+    """The first signal to this process, 0 without one, and their count: a second Ctrl-C means «now»."""
+
+    number: int = 0
+    times: int = 0
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.number).name if self.number else ""
+
+    def record(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        self.number = self.number or number
+        self.times += 1
+
+
+@contextmanager
+def recorded_signals() -> Iterator[Signals]:
+    """Records END_SIGNALS within the context, so that they do not end the process."""
+    signals = Signals()
+    with handled_signals(END_SIGNALS, signals.record):
+        yield signals
+
+
+@contextmanager
+def handled_signals(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Handles these signals by `handler` within the context; in another thread than the main one it has no effect."""
+    before: dict[int, Any] = {}
+    for number in numbers if threading.current_thread() is threading.main_thread() else ():
+        # Under nohup SIGHUP stays ignored. SIGUSR1 is ignored only by `tied_to`, so it is handled.
+        if number == signal.SIGUSR1 or signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

@@ -12,8 +12,8 @@ from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 
 from paddle_dp.launch.command import WORKER, Plan, worker_arguments
-from paddle_dp.launch.devices import visible_in
 from paddle_dp.launch.logs import worker_log
+from paddle_dp.launch.machine import visible_in
 from paddle_dp.launch.processes import alive, child_options, descendants, exit_of
 from paddle_dp.launch.waiting import launched
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paddle_dp.errors import LostFolderError, StoppedError, UsageError
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.signals import END_SIGNALS
+from paddle_dp.launch.processes import END_SIGNALS
 from paddle_dp.text import times
 
 FIRST_WAIT, MAX_WAIT = 1.0, 60.0  # seconds before a restart: 1, 2, 4, … up to a minute

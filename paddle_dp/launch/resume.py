@@ -62,7 +62,8 @@ def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     if job.entry_point != "train" or job.script or job.node_rank or holds(folder, job.extra.get("older")):
         return None
     try:
-        saved = _usable(folder / "checkpoints")
+        # Only manifests are read here: `--resume` checks every byte.
+        saved = [path for path in checkpoints(folder / "checkpoints") if _is_usable(path)]  # oldest first
         checkpoint, resume = _chosen(job, saved, began) or (saved[-1] if saved else None, "newest")
     # An unreadable folder must not hide the failure to show.
     except (CheckpointError, OSError):
@@ -129,12 +130,8 @@ def _written(checkpoint: Path) -> float:
         return 0.0
 
 
-def _usable(folder: Path) -> list[Path]:
-    """Returns the checkpoints with manifests that report no fault, oldest first; `--resume` reads their bytes."""
-    return list(filter(_is_usable, checkpoints(folder)))
-
-
 def _is_usable(checkpoint: Path) -> bool:
+    """True if the checkpoint has a manifest that reports no fault."""
     try:
         checks = read_manifest(checkpoint).checks
     except UnusableError:

@@ -6,13 +6,13 @@ import fcntl
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from paddle_dp.errors import EndedError
+from paddle_dp.launch.processes import handled_signals
 
 LOCK = ".lock"  # locked while its folder is in use; the kernel releases the lock when the process ends
 
@@ -25,7 +25,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
     """
     sweep(prefix)
     with (
-        _signals_raise(),
+        handled_signals((signal.SIGTERM, signal.SIGHUP), _raise_ended),
         tempfile.TemporaryDirectory(prefix=prefix) as name,
         (Path(name) / LOCK).open("w") as lock,
     ):
@@ -44,18 +44,5 @@ def sweep(prefix: str) -> None:
             continue  # in use, another user's, or not one of these folders
 
 
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    def end(number: int, frame: FrameType | None) -> None:
-        raise EndedError(number)
-
-    is_main = threading.current_thread() is threading.main_thread()  # only it can handle signals in Python
-    handled = [
-        n for n in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(n) is not signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, end) for number in handled}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _raise_ended(number: int, frame: FrameType | None) -> None:
+    raise EndedError(number)

@@ -29,13 +29,39 @@ from paddle_dp.mesh.heartbeat import heartbeat, join_board
 CLOSING = 5  # seconds for a failed rank to close its files
 
 
-def become_rank() -> int:
-    """Ties this process to its supervisor and completes its environment; returns its rank."""
+def become_rank() -> tuple[int, Path | None]:
+    """Ties this process to its supervisor, which can then read its phases and stacks, and completes its environment.
+
+    Returns its rank, and the folder of its logs if there is one.
+    """
     die_with_parent()
     if not alive(int(os.environ["PADDLE_DP_JOB"].partition("-")[0])):
         sys.exit(1)  # the supervisor ended while this process started, before die_with_parent()
     privately.take()
-    return Environment.read().rank
+    rank, folder = Environment.read().rank, log_folder()
+    if folder is not None:
+        stacks.offer(folder, rank)
+    join_board()
+    return rank, folder
+
+
+def log_folder() -> Path | None:
+    """Returns the folder in which the launcher keeps the ranks' logs."""
+    folder = os.environ.get("PADDLE_LOG_DIR", "")
+    return Path(folder) if os.path.isdir(folder) else None
+
+
+def leave(failure: Failure | None, shown: str = "") -> NoReturn:
+    """Ends this rank, which is done, or has a failure: prints `shown` then."""
+    sys.stdout.flush()
+    if failure is None:
+        join_board()
+        heartbeat.enter("done")
+        sys.exit(0)
+    print(shown, file=sys.stderr, flush=True)
+    # Python closes open files, but a thread that waits for lost peers must not keep this process alive.
+    faulthandler.dump_traceback_later(CLOSING, exit=True)
+    sys.exit(failure.exit_status)
 
 
 def execute(arguments: Sequence[str]) -> BaseException | None:
@@ -81,27 +107,19 @@ def trim_traceback(error: BaseException) -> BaseException:
 
 
 def main() -> NoReturn:
-    rank = become_rank()
-    folder = Path(os.environ["PADDLE_LOG_DIR"])
-    stacks.offer(folder, rank)
-    join_board()
+    rank, folder = become_rank()
     heartbeat.enter("unwatched")  # until a Trainer's fit reports its phases
     heartbeat.detach()
     import_paddle()
     faulthandler.enable()
     bridge()
     error = execute(sys.argv[1:])
-    sys.stdout.flush()
     if error is None or is_well(error):
-        join_board()
-        heartbeat.enter("done")
-        sys.exit(0)
+        leave(None)
     failure = Failure.from_error(error, rank)
-    failure.write(folder)
-    print(failure.message if failure.expected else failure.traceback, file=sys.stderr, flush=True)
-    # A thread that waits for lost peers must not keep this process alive.
-    faulthandler.dump_traceback_later(CLOSING, exit=True)
-    sys.exit(failure.exit_status)
+    if folder is not None:
+        failure.write(folder)
+    leave(failure, failure.message if failure.expected else failure.traceback)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch import console, devices
+from paddle_dp.launch import console, machine
 from paddle_dp.launch.command import Plan
-from paddle_dp.launch.devices import spoken
-from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.machine import Machine, spoken
 from paddle_dp.launch.restarts import AttemptResult
 from paddle_dp.text import plural
 
@@ -76,12 +74,9 @@ class ElasticSize:
     run: Path
     refused: Refused
     machine: Callable[[], Machine] = Machine.here
-    clock: Callable[[], float] = time.monotonic
     lost: list[str] = field(default_factory=list)  # devices; on a CPU, ranks
 
     def __post_init__(self) -> None:
-        self._looked, self._resize_reason = -LOOK, ""
-        self._looked_for: Plan | None = None
         self._shortage = ""
         self._limit: int | None = None  # the last valid number in the run folder's file
         self._limit_known = False
@@ -101,10 +96,19 @@ class ElasticSize:
         [(_, ranks)] = choose([(0, plan.ranks)], 1, self.plan.job.least_ranks or 1, self.refused)
         return _with(plan, ranks)
 
+    def choose_offers(self, offers: Sequence[Offer]) -> Sequence[Offer]:
+        """Returns the ranks that an attempt takes of the nodes' offers. Raises UsageError if they do not suffice."""
+        job = self.plan.job
+        if not job.elastic:
+            return equal(offers)
+        return choose(
+            offers, job.least_nodes or self.plan.nodes, job.least_ranks or self.plan.ranks, self.refused
+        )
+
     def announce_next(self, history: Sequence[AttemptResult] = ()) -> Plan:
         """Returns `next`'s plan, and prints why if it has fewer ranks than requested."""
         if self.elastic and self.plan.devices:
-            devices.forget()
+            machine.forget()
         plan = self.next(history)
         previous, self._shortage = self._shortage, self.shortage(plan)
         if self._shortage not in ("", previous):
@@ -131,13 +135,6 @@ class ElasticSize:
         """Returns a line: why a running attempt of `plan` stops now, and how it goes on; "" if it need not stop."""
         if not self.elastic:
             return ""
-        now = self.clock()
-        # The last answer is only valid for its plan.
-        if now - self._looked >= LOOK or self._looked_for is not plan:
-            self._looked, self._looked_for, self._resize_reason = now, plan, self._other(plan)
-        return self._resize_reason
-
-    def _other(self, plan: Plan) -> str:
         try:
             target = self.next()
         except UsageError:  # too few are left: the running ranks may continue

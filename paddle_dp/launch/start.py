@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import PaddleDPError, UsageError
-from paddle_dp.launch import attempts, console, logs, script
+from paddle_dp.launch import attempts, console, logs
 from paddle_dp.launch.command import Job, Limits, Plan, environment
 from paddle_dp.launch.initial import check_load
-from paddle_dp.launch.inside import watched_inside
-from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.memory import available_memory
+from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.network import check_loopback
-from paddle_dp.launch.plan import RankDevices, check_memory, on_any_ranks, plan_of
-from paddle_dp.launch.prelaunch import PreparedLauncher
+from paddle_dp.launch.plan import RankDevices, check_memory, plan_of
 from paddle_dp.launch.silence import ignore_ccache, import_paddle
-from paddle_dp.launch.sizes import ElasticSize, Offer, choose, equal
+from paddle_dp.launch.sizes import ElasticSize
+from paddle_dp.launch.standstill import watched_inside
 from paddle_dp.launch.steady import steady_screen
-from paddle_dp.launch.waiting import WaitingRanks
+from paddle_dp.launch.waiting import PreparedLauncher, WaitingRanks
 from paddle_dp.launch.watch import PreparedRanks
-
-# Entry points that read the recipe in a run's folder, perhaps another's.
-RUN_ENTRY_POINTS = ("evaluate", "generate", "predict", "export", "export_weights")
 
 if TYPE_CHECKING:
     from paddle_dp.recipe import Recipe
+
+# Entry points that read the recipe in a run's folder, perhaps another's.
+RUN_ENTRY_POINTS = ("evaluate", "generate", "predict", "export", "export_weights")
+FALLBACK = "strategy.use=data_parallel"  # takes any number of ranks; on one it is the plain model
+SAMPLE = 120.0  # seconds that one sample of a script may take, the default of a recipe's loader.timeout
 
 
 def run(job: Job, waiting: WaitingRanks | None = None) -> int:
@@ -55,7 +56,7 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
     machine, inherited = Machine.here(), dict(os.environ)
     if job.script:
         ignore_ccache()
-        return script.run(job, machine, inherited)
+        return _run_script(job, machine, inherited)
     plan = plan_of(job, machine, each=RankDevices(servers=None))
     ignore_ccache()
     if plan.alone:
@@ -64,40 +65,97 @@ def _run(job: Job, waiting: WaitingRanks | None) -> int:
         import_paddle()
     elif waiting is None and plan.nodes == 1:
         with PreparedLauncher(plan, inherited) as prepared:
-            return _read(job, machine, inherited, prepared)
-    return _read(job, machine, inherited, waiting)
+            return _run_recipe(job, machine, inherited, prepared)
+    return _run_recipe(job, machine, inherited, waiting)
 
 
-def _read(
+def _become(variables: dict[str, str]) -> None:
+    """Gives this process the environment of a rank."""
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+def _run_script(job: Job, machine: Machine, inherited: Mapping[str, str]) -> int:
+    """Runs any script for paddle.distributed.launch as a supervised job: `paddle-dp launch`."""
+    from paddle_dp.recipe.schema import WatchSettings
+
+    name = _name_of(job.script)
+    plan = plan_of(job, machine)
+    plan = replace(plan, limits=Limits(watch=WatchSettings(), sample=SAMPLE, nodes=plan.nodes))
+    _check_machine(plan)
+    # Not runs/<script>: a Trainer in the script may have its run there, and move an older one aside.
+    folder = Path(job.output_dir or Path("runs") / f"{name}.launch")
+    sizes = ElasticSize(plan=plan, run=folder, refused=lambda ranks: "")
+    return _run_plan(sizes, lambda goes_on: _with_logs(plan, folder), inherited)
+
+
+def _name_of(arguments: tuple[str, ...]) -> str:
+    """Returns the name of a script's run folder. Raises UsageError if there is no such script or module."""
+    if arguments[0] != "-m":
+        path = Path(arguments[0])
+        if not path.is_file():
+            raise UsageError(f"{path}: there is no such script.")
+        if path.suffix in (".yaml", ".yml"):
+            raise UsageError(f"{path} is a recipe, not a script: paddle-dp train {path}")
+        return path.stem
+    top, *_, last = [*arguments[1].split("."), arguments[1].rpartition(".")[2]]
+    if find_spec(top) is None and not Path(top).is_dir() and not Path(f"{top}.py").is_file():
+        raise UsageError(f"-m {arguments[1]}: there is no module '{top}' here, and none is installed.")
+    return last
+
+
+def _run_recipe(
     job: Job, machine: Machine, inherited: dict[str, str], prepared: PreparedLauncher | WaitingRanks | None
 ) -> int:
-    """Reads the recipe, which imports the code that it names, and runs it."""
-    from paddle_dp.recipe import foreign_code, read_recipe
+    """Reads the recipe, which imports the code that it names; runs it after all checks that need no written file."""
+    from paddle_dp.recipe import foreign_code
     from paddle_dp.recipe.code import changed
+    from paddle_dp.recipe.folder import SIGNS, release
 
-    if job.entry_point in RUN_ENTRY_POINTS and (foreign := foreign_code(job.recipe, job.all_overrides)):
-        console.write(
-            f"{job.recipe} imports, and so runs, code that is not paddle_dp's: {', '.join(foreign)}"
-        )
-    for file, copy in changed(job.recipe) if job.entry_point in RUN_ENTRY_POINTS else ():
-        console.write(
-            f"{file} differs from the run's copy, {copy}, and runs now in its place. The copy runs where there is no "
-            "other file of its name."
-        )
-    if job.entry_point == "evaluate":
-        recipe, plan = on_any_ranks(job, partial(_read_and_plan, machine=machine), console.write)
-    else:
-        recipe = read_recipe(job.recipe, job.all_overrides)
-        plan = _planned(job, recipe, machine)
-    if not isinstance(prepared, PreparedLauncher):
-        return _checked(plan, recipe, inherited, prepared)
-    if plan.alone or plan.servers:
+    if job.entry_point in RUN_ENTRY_POINTS:
+        if foreign := foreign_code(job.recipe, job.all_overrides):
+            console.write(
+                f"{job.recipe} imports, and so runs, code that is not paddle_dp's: {', '.join(foreign)}"
+            )
+        for file, copy in changed(job.recipe):
+            console.write(
+                f"{file} differs from the run's copy, {copy}, and runs now in its place. The copy runs where there is "
+                "no other file of its name."
+            )
+    recipe, plan = (evaluation if job.entry_point == "evaluate" else _read)(job, machine)
+    if isinstance(prepared, PreparedLauncher) and (plan.alone or plan.servers):
         prepared.drop()
-    return _checked(plan, recipe, inherited, prepared)
+    sizes = ElasticSize(plan=plan, run=recipe.folder, refused=partial(_refused, recipe, plan.kind))
+    if not job.elastic:
+        _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
+    elif plan.nodes == 1:
+        sizes.next()  # raises UsageError if too few ranks are available
+    _check_machine(plan)
+    _check_resume(job)
+    check_load(job, recipe)
+
+    def opened(goes_on: bool) -> tuple[Plan, Path]:
+        there = any((recipe.folder / sign).exists() for sign in SIGNS)
+        return _claimed(plan, recipe.folder, "newest" if goes_on and there else job.resume)
+
+    strategy, spare = recipe.strategy.config, None
+    if strategy.may_lose_ranks:  # nodes with servers must not be lost
+        spare = -(-strategy.servers // plan.ranks)
+    try:
+        return _run_plan(sizes, opened, inherited, spare, prepared)
+    finally:
+        release(recipe.folder)
 
 
-def _planned(job: Job, recipe: Recipe, machine: Machine) -> Plan:
-    """Returns the job's plan with devices for the recipe's strategy. Raises UsageError if they are missing."""
+def _read(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
+    """Returns the job's recipe, and its plan with devices for the recipe's strategy.
+
+    Raises UsageError if they are missing.
+    """
+    from paddle_dp.recipe import read_recipe
+
+    recipe = read_recipe(job.recipe, job.all_overrides)
     strategy = recipe.strategy.config
     each = RankDevices(servers=strategy.servers)
     if strategy.accelerators > 1:
@@ -106,43 +164,31 @@ def _planned(job: Job, recipe: Recipe, machine: Machine) -> Plan:
         each = replace(each, fewer="each worker takes one")
     plan = plan_of(job, machine, recipe.train.device, each)
     limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds, nodes=plan.nodes)
-    return replace(plan, limits=limits)
+    return recipe, replace(plan, limits=limits)
 
 
-def _read_and_plan(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
-    """Returns the job's recipe and plan. Raises UsageError if its strategy does not take these ranks."""
-    from paddle_dp.recipe import read_recipe
+def evaluation(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
+    """Returns the recipe and the plan of an evaluation; with `FALLBACK` if the run's strategy does not take its ranks.
 
-    recipe = read_recipe(job.recipe, job.all_overrides)
-    plan = _planned(job, recipe, machine)
-    _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
-    return recipe, plan
-
-
-def _checked(plan: Plan, recipe: Recipe, inherited: dict[str, str], prepared: PreparedRanks | None) -> int:
-    """Makes the last checks that need no written file, then runs the plan."""
-    from paddle_dp.recipe.folder import release
-
-    job = plan.job
-    sizes = ElasticSize(plan=plan, run=recipe.folder, refused=partial(_refused, recipe, plan.kind))
-    if not job.elastic:
-        _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
-    elif plan.nodes == 1:
-        sizes.next()  # raises UsageError if too few ranks are available
-    check_memory(plan, available_memory())
-    if plan.nodes == 1 and not plan.alone:
-        check_loopback()
-    _check_resume(job)
-    check_load(job, recipe)
+    A checkpoint of any strategy fits any other. Raises UsageError if `FALLBACK` is refused, too, or if the job itself
+    overrides the strategy.
+    """
     try:
-        if plan.nodes > 1:
-            return _on_nodes(sizes, recipe, inherited)
-        sizes.plan, attempt = _opened(plan, recipe.folder)
-        if plan.alone:
-            return _alone(sizes.plan, attempt)
-        return attempts.run(sizes.announce_next, attempt, inherited, sizes.resize, prepared)
-    finally:
-        release(recipe.folder)
+        recipe, plan = _read(job, machine)
+        _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
+    except UsageError as refused:
+        choice = any(text.partition("=")[0].partition(".")[0].strip() == "strategy" for text in job.overrides)
+        if choice or type(refused) is not UsageError:  # a mistake in the recipe, a package that is missing
+            raise
+    else:
+        return recipe, plan
+    recipe, plan = _read(replace(job, overrides=(*job.overrides, FALLBACK)), machine)
+    _refuse(recipe, plan.ranks * plan.nodes, plan.kind)
+    ranks = f"{plan.ranks} ranks" if plan.ranks > 1 else "1 process"
+    console.write(
+        f"evaluated on {ranks} with {FALLBACK}: the run's strategy needs other ranks, its checkpoints do not"
+    )
+    return recipe, plan
 
 
 def _refuse(recipe: Recipe, ranks: int, kind: str) -> None:
@@ -159,56 +205,10 @@ def _refused(recipe: Recipe, kind: str, ranks: int) -> str:
     return ""
 
 
-def _opened(plan: Plan, folder: Path) -> tuple[Plan, Path]:
-    """Claims the run's folder; returns the plan with it, and a new folder for the first attempt's logs."""
-    folder, older = _claimed(plan.job, folder)
-    attempt = logs.fresh(folder)
-    job = replace(plan.job, extra={**plan.job.extra, "claimed": True, "older": older})
-    return replace(plan, job=job, began=attempt.stat().st_mtime), attempt
-
-
-def _on_nodes(sizes: ElasticSize, recipe: Recipe, inherited: dict[str, str]) -> int:
-    """Runs one of several nodes; they meet before anything is written."""
-    from paddle_dp.launch.nodes import job as nodes
-    from paddle_dp.launch.nodes.rendezvous import NodeLimits
-    from paddle_dp.recipe.folder import SIGNS
-
-    plan = sizes.plan
-    job = plan.job
-
-    def opened(goes_on: bool) -> tuple[Plan, Path]:
-        there = any((recipe.folder / sign).exists() for sign in SIGNS)
-        resume = "newest" if goes_on and there else job.resume
-        return _opened(replace(plan, job=replace(job, resume=resume)), recipe.folder)
-
-    least = job.least_nodes or plan.nodes
-    strategy, spare = recipe.strategy.config, None
-    if strategy.may_lose_ranks:  # nodes with servers must not be lost
-        spare = -(-strategy.servers // plan.ranks)
-    limits = NodeLimits.from_watch(recipe.watch, least, plan.nodes, spare)
-
-    def chosen(offers: Sequence[Offer]) -> Sequence[Offer]:
-        if job.elastic:
-            return choose(offers, least, job.least_ranks or plan.ranks, sizes.refused)
-        return equal(offers)
-
-    node_job = nodes.NodeJob(
-        plan=plan, limits=limits, open=opened, sizes=chosen, offered=sizes.offered, inherited=inherited
-    )
-    return nodes.run(node_job)
-
-
-def _claimed(job: Job, folder: Path) -> tuple[Path, int | None]:
-    """Claims the run folder. Returns it, and the older run in it that rank 0 moves aside after all checks.
-
-    Later nodes write their logs to a folder next to it, since the disk may be shared.
-    """
-    from paddle_dp.recipe.folder import check_files, claim
-
-    check_files(folder)
-    if job.node_rank:
-        return folder.with_name(f"{folder.name}.node-{job.node_rank}"), None
-    return folder, claim(folder, job.resume) if job.entry_point == "train" else None
+def _check_machine(plan: Plan) -> None:
+    check_memory(plan, available_memory())
+    if plan.nodes == 1 and not plan.alone:
+        check_loopback()
 
 
 def _check_resume(job: Job) -> None:
@@ -221,11 +221,54 @@ def _check_resume(job: Job) -> None:
         )
 
 
-def _become(variables: dict[str, str]) -> None:
-    """Gives this process the environment of a rank."""
-    for name in os.environ.keys() - variables.keys():
-        del os.environ[name]
-    os.environ.update(variables)
+def _claimed(plan: Plan, folder: Path, resume: str | None) -> tuple[Plan, Path]:
+    """Claims the run's folder; returns the plan with it, and a new folder for the first attempt's logs.
+
+    Rank 0 moves an older run in it aside after all checks.
+    """
+    from paddle_dp.recipe.folder import check_files, claim
+
+    check_files(folder)
+    job = plan.job
+    older = claim(folder, resume) if job.entry_point == "train" and not job.node_rank else None
+    job = replace(job, resume=resume, extra={**job.extra, "claimed": True, "older": older})
+    return _with_logs(replace(plan, job=job), folder)
+
+
+def _with_logs(plan: Plan, folder: Path) -> tuple[Plan, Path]:
+    """Returns the plan with the time of its start, and a new folder for the first attempt's logs.
+
+    Later nodes write their logs to a folder next to the run's, since the disk may be shared.
+    """
+    node = plan.job.node_rank
+    attempt = logs.fresh(folder.with_name(f"{folder.name}.node-{node}") if node else folder)
+    return replace(plan, began=attempt.stat().st_mtime), attempt
+
+
+def _run_plan(
+    sizes: ElasticSize,
+    opened: Callable[[bool], tuple[Plan, Path]],
+    inherited: Mapping[str, str],
+    spare: int | None = None,
+    prepared: PreparedRanks | None = None,
+) -> int:
+    """Runs the plan of `sizes` on this machine, or as one of several nodes, which meet before anything is written.
+
+    `opened`: NodeJob.open; `spare`: NodeLimits.spare.
+    """
+    plan = sizes.plan
+    if plan.nodes > 1:
+        from paddle_dp.launch.nodes import job as nodes
+        from paddle_dp.launch.nodes.rendezvous import NodeLimits
+
+        assert plan.limits is not None
+        least = plan.job.least_nodes or plan.nodes
+        limits = NodeLimits.from_watch(plan.limits.watch, least, plan.nodes, spare)
+        return nodes.run(nodes.NodeJob(sizes=sizes, limits=limits, open=opened, inherited=inherited))
+    sizes.plan, attempt = opened(False)
+    if plan.alone:
+        return _alone(sizes.plan, attempt)
+    return attempts.run(sizes.announce_next, attempt, inherited, sizes.resize, prepared)
 
 
 def _alone(plan: Plan, attempt: Path) -> int:

@@ -11,33 +11,28 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 MAX_PENDING_BYTES = 2**20  # bytes, the last ones
 
 
-@dataclass
-class PendingOutput:
-    """Bytes not yet written, shared by all writers of a file so that lines do not interleave."""
-
-    content: bytes = b""
-
-
 class SteadyFile(io.RawIOBase):
-    """Writes to a descriptor. Keeps the last MiB of output that it cannot write; drops output without a reader."""
+    """Writes to a descriptor. Keeps the last MiB of output that it cannot write; drops output without a reader.
 
-    def __init__(self, descriptor: int, pending: PendingOutput | None = None):
-        self._descriptor, self._pending = descriptor, pending or PendingOutput()
+    `pending` has the bytes not yet written, shared by all writers of a file so that lines do not interleave.
+    """
+
+    def __init__(self, descriptor: int, pending: bytearray):
+        self._descriptor, self._pending = descriptor, pending
 
     def write(self, content: bytes | memoryview) -> int:  # type: ignore[override]
-        left = self._pending.content + bytes(content)
+        left = bytes(self._pending) + bytes(content)
         try:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as error:
             left = b"" if error.errno in (errno.EPIPE, errno.EIO, errno.EBADF) else left[-MAX_PENDING_BYTES:]
-        self._pending.content = left
+        self._pending[:] = left
         return len(content)
 
     def writable(self) -> bool:
@@ -67,10 +62,10 @@ def open_standard_files() -> None:
 def steady_screen() -> Iterator[None]:
     """Within the context, printing to standard output and error raises no OSError."""
     before = sys.stdout, sys.stderr
-    pending = PendingOutput()
+    pending = bytearray()
     now = (
         _steady(sys.stdout, 1, pending),
-        _steady(sys.stderr, 2, pending if _same_file(1, 2) else PendingOutput()),
+        _steady(sys.stderr, 2, pending if _same_file(1, 2) else bytearray()),
     )
     sys.stdout, sys.stderr = now
     try:
@@ -92,7 +87,7 @@ def _same_file(first: int, other: int) -> bool:
         return False
 
 
-def _steady(stream: TextIO, descriptor: int, pending: PendingOutput) -> TextIO:
+def _steady(stream: TextIO, descriptor: int, pending: bytearray) -> TextIO:
     """Returns the stream over a SteadyFile; a stream that is no standard file, such as a test's, unchanged."""
     if type(stream) is not io.TextIOWrapper or not _writes_to(stream, descriptor):
         return stream

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -13,17 +12,18 @@ from pathlib import Path
 from paddle_dp.errors import StoppedError
 from paddle_dp.launch import logs, stacks
 from paddle_dp.launch.command import Plan
+from paddle_dp.launch.console import write
 from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.lost import LostRanks
-from paddle_dp.launch.memory import KernelKills
+from paddle_dp.launch.machine import KernelKills
 from paddle_dp.launch.processes import (
+    Signals,
     is_stopped,
     kill_all,
     marked,
     remove_shared_memory,
     send,
 )
-from paddle_dp.launch.signals import Signals
 from paddle_dp.launch.standstill import STATUS, Standing, Standstill, location_of
 from paddle_dp.launch.watch import Departure, RankMonitor, Started
 from paddle_dp.mesh.heartbeat import RankStatus, StatusTable
@@ -88,10 +88,10 @@ class Supervision:
             while not self._over():
                 if not stop_sent and (line := self._stop_line()) and self._stops():
                     stop_sent = True
-                    print(line, file=sys.stderr, flush=True)
+                    write(line)
                     send(
                         self.watch.living, signals.number or signal.SIGUSR1
-                    )  # they inform the other nodes' ranks
+                    )  # the ranks inform other nodes' ranks
                 if signals.times > stop_sent:
                     break
                 follower.copy(written)  # the size from before the check: nothing printed after a failure
@@ -109,7 +109,7 @@ class Supervision:
             return outcome
         finally:
             self._end(signals, patience)
-            self.steps = self._steps()
+            self.steps = {rank: beat.step for rank in self.plan.numbers if (beat := self._beat(rank))}
             follower.copy(self._size_before_failure()) if failed else follower.finish()
 
     def _over(self) -> bool:
@@ -148,11 +148,9 @@ class Supervision:
         self._reported_departures = True
         left = ", ".join(str(rank) for rank in sorted(gone))
         on = ", ".join(str(rank) for rank in sorted(self.watch.pids) if rank not in self.watch.departures)
-        print(
+        write(
             f"rank {left} has ended with exit status 0, and rank {on} has gone on for {ALONE:.0f} s without it. If it "
-            "waits for that one, it waits for ever: end the job by Ctrl-C.",
-            file=sys.stderr,
-            flush=True,
+            "waits for that one, it waits for ever: end the job by Ctrl-C."
         )
 
     def _stops(self) -> bool:
@@ -176,18 +174,11 @@ class Supervision:
     @property
     def beats(self) -> dict[int, RankStatus | None]:
         """The heartbeat of each rank of this node that has not ended; None before a rank's first."""
-        assert self.board is not None
-        ranks = {self.first_rank + slot: slot for slot in range(self.plan.ranks)}
-        return {
-            rank: self.board.read(slot) for rank, slot in ranks.items() if rank not in self.watch.departures
-        }
+        return {rank: self._beat(rank) for rank in self.plan.numbers if rank not in self.watch.departures}
 
-    def _steps(self) -> dict[int, int]:
-        """Returns the updates that each rank of this node has reported as done."""
-        if self.board is None:
-            return {}
-        beats = {self.first_rank + slot: self.board.read(slot) for slot in range(self.plan.ranks)}
-        return {rank: beat.step for rank, beat in beats.items() if beat}
+    def _beat(self, rank: int) -> RankStatus | None:
+        """Returns the last heartbeat of a rank of this node; None before its first, and without a board."""
+        return None if self.board is None else self.board.read(rank - self.first_rank)
 
     def _outcome(self, signals: Signals) -> Failure | int:
         if self.standstill is not None:
@@ -230,7 +221,7 @@ class Supervision:
         return [d for d in gone if d.code in (0, None) and not self._is_done(d.rank) and d.rank not in lost]
 
     def _is_done(self, rank: int) -> bool:
-        beat = None if self.board is None else self.board.read(rank - self.first_rank)
+        beat = self._beat(rank)
         if self.plan.job.script and (beat is None or beat.phase == "unwatched"):
             return True  # it may leave by os._exit
         return beat is not None and beat.phase == "done"
@@ -266,36 +257,24 @@ class Supervision:
 
     def _departure_failure(self, departure: Departure) -> Failure:
         """Makes the failure of a rank that wrote none."""
-        beat = None if self.board is None else self.board.read(departure.rank - self.first_rank)
-        return replace(self._ended(departure), name="" if beat is None else beat.name)
-
-    def _ended(self, departure: Departure) -> Failure:
         shown = self._shown if departure.rank == self.first_rank else 0
         log = logs.tail(self.log_of(departure.rank), since=shown)
         known_code = self._code_of(departure)
         code, rank, pid = known_code or 0, departure.rank, departure.pid
-        location = self._last_location(rank)
+        beat = self._beat(rank)
+        name = "" if beat is None else beat.name
+        location = "" if beat is None or beat.phase in ("done", "unwatched") else f" in {location_of(beat)}"
         if code < 0:
-            ended = Failure.by_signal(rank, pid, -code, departure.time, log, location)
+            ended = replace(Failure.by_signal(rank, pid, -code, departure.time, log, location), name=name)
             ended = ended.with_kernel(self.kernel.lately())
             # DataParallel exchanges in C++, whose time limit kills the process: only its log names the late rank.
             return replace(ended, waited=logs.last(self.log_of(rank), WAITED)) if ended.consequence else ended
         status = "an unknown exit status" if known_code is None else f"exit status {code}"
         message = f"left with {status} while the job was running{location and f',{location}'}"
         return Failure(
-            rank=rank,
-            pid=pid,
-            kind="left",
-            message=message,
-            exit_status=code or 1,
-            traceback=log,
+            rank=rank, pid=pid, name=name, kind="left", message=message, exit_status=code or 1, traceback=log,
             time=departure.time,
-        )
-
-    def _last_location(self, rank: int) -> str:
-        """Returns the last reported phase of a rank of this node, « in forward of step 7», or ""."""
-        beat = None if self.board is None else self.board.read(rank - self.first_rank)
-        return "" if beat is None or beat.phase in ("done", "unwatched") else f" in {location_of(beat)}"
+        )  # fmt: skip
 
     def _code_of(self, departure: Departure) -> int | None:
         """Returns a rank's exit code; from the launcher's log if the launcher has waited for the rank first."""

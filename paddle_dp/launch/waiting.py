@@ -1,28 +1,31 @@
-"""Ranks without start-up cost: processes that have imported everything wait, and each job's ranks are forks of them.
+"""Processes that import Paddle before their job is known: ranks that wait to be forked, and Paddle's launcher.
 
-They serve many short jobs in sequence on CPUs: the layouts of a proof. Each rank has a separate waiting process, so two
-ranks share no more than two new processes, not even the order of Python's sets. A job that dies or hangs harms no other
-job.
+Waiting ranks serve many short jobs in sequence on CPUs: the layouts of a proof. Each rank has a separate waiting
+process, so two ranks share no more than two new processes, not even the order of Python's sets. A job that dies or
+hangs harms no other job. The launcher of a job's first attempt is started ahead, so that it and the command import
+Paddle concurrently.
 """
 
 from __future__ import annotations
 
-import os
+import json
 import socket
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import DEVNULL, PIPE, Popen
 from types import TracebackType
 
-from paddle_dp.launch.command import Plan, worker_arguments
+from paddle_dp.launch.command import MODULE, Plan, argv, environment, worker_arguments
 from paddle_dp.launch.logs import worker_log
+from paddle_dp.launch.privately import for_launcher, in_the_open
 from paddle_dp.launch.processes import child_options, descendants, kill_all
 from paddle_dp.launch.waiting_rank import Case
+from paddle_dp.launch.watch import Launcher
 
-PROGRAM = Path(__file__).with_name("waiting_rank.py")
-ON_LINUX = os.path.isdir("/proc/self/task")
+RANK_PROGRAM = Path(__file__).with_name("waiting_rank.py")
+LAUNCHER_PROGRAM = Path(__file__).with_name("prelaunch_process.py")
 # Variables that differ between jobs and are not read when Paddle is imported.
 JOB_VARIABLES = ("PADDLE_DP_", "PADDLE_LOG_DIR", "PORT_RANGE")
 
@@ -88,7 +91,7 @@ class WaitingRanks:
         These are needed on accelerators, whose drivers survive no fork; on several nodes; for a script; and if a
         library has started a thread that a fork would lose.
         """
-        if plan.devices or plan.nodes > 1 or plan.job.script or not ON_LINUX or not self._safe:
+        if plan.devices or plan.nodes > 1 or plan.job.script or not self._safe:
             return None
         if not self._let_wait(plan, {n: v for n, v in variables.items() if not n.startswith(JOB_VARIABLES)}):
             return None
@@ -107,7 +110,7 @@ class WaitingRanks:
         if environment != self._environment or any(each.poll() is not None for each in self._waiting):
             self._end()
         self._environment = environment
-        command = [sys.executable, "-u", str(PROGRAM), plan.job.entry_point]
+        command = [sys.executable, "-u", str(RANK_PROGRAM), plan.job.entry_point]
         new = [
             Popen(command, env=environment, stdin=PIPE, stdout=PIPE, **child_options())
             for _ in range(plan.ranks - len(self._waiting))
@@ -168,3 +171,61 @@ def _write(waiting: Popen[bytes], line: bytes) -> None:
         waiting.stdin.flush()
     except BrokenPipeError:  # it has ended, as `poll` reports
         pass
+
+
+class PreparedLauncher:
+    """Keeps a launcher for a job's first attempt ready within a `with`; ends an unused one at its exit.
+
+    `plan` is the plan before the recipe is read. If the recipe changes the environment, which libraries read when
+    loaded, `begin` returns None, and a new launcher must be started.
+    """
+
+    def __init__(self, plan: Plan, inherited: Mapping[str, str]):
+        self._environment = {n: v for n, v in environment(plan, inherited).items() if in_the_open(n)}
+        self._launcher: Launcher | None = None
+        self._hidden = ExitStack()
+
+    def __enter__(self) -> PreparedLauncher:
+        self._launcher = Launcher(
+            [sys.executable, "-u", str(LAUNCHER_PROGRAM), MODULE],  # MODULE is only shown in lists of processes
+            env=self._environment, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, **child_options(),
+        )  # fmt: skip
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.drop()
+        self._hidden.close()
+
+    def drop(self) -> None:
+        """Ends the launcher if it has not begun."""
+        if self._launcher is not None:
+            self._launcher.kill()
+            self._launcher.wait()
+            self._launcher = None
+
+    def begin(self, plan: Plan, variables: Mapping[str, str], attempt: Path) -> Launcher | None:
+        """Lets the launcher start the plan and returns it; returns None if a new launcher must be started."""
+        launcher, self._launcher = self._launcher, None
+        if launcher is None:
+            return None
+        args, env = argv(plan, attempt), self._hidden.enter_context(for_launcher(variables))
+        line = [args[args.index(MODULE) + 1 :], env, str(attempt / "launcher.log")]
+        if launcher.poll() is None and _when_loaded(variables) == _when_loaded(self._environment):
+            assert launcher.stdin is not None
+            try:
+                with launcher.stdin as file:
+                    file.write((json.dumps(line) + "\n").encode())
+                launcher.expected, launcher.first_log = plan.numbers, worker_log(attempt, 0)
+                return launcher
+            except BrokenPipeError:  # it has ended: the new launcher will report why
+                pass
+        launcher.kill()
+        launcher.wait()
+        return None
+
+
+def _when_loaded(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that Python and Paddle's libraries read when loaded, without the job's variables."""
+    return {n: v for n, v in variables.items() if in_the_open(n) and not n.startswith(JOB_VARIABLES)}

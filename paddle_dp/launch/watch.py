@@ -133,7 +133,7 @@ class RankMonitor:
     def _open_handle(self, rank: int, pid: int) -> None:
         try:
             self._handles[rank] = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # it ended already, or a kernel before 5.3: `rest` only sleeps
+        except OSError:  # it ended already, or a kernel before 5.3: `rest` only sleeps
             return
         self._ends.register(self._handles[rank], select.POLLIN)
 

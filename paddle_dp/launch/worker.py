@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paddle_dp.errors import JobError, UsageError, did_you_mean
-from paddle_dp.launch import privately, stacks
 from paddle_dp.launch.command import Job, Plan, headline, settings
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.processes import alive, die_with_parent
+from paddle_dp.launch.processes import die_with_parent
+from paddle_dp.launch.script_rank import become_rank, is_well, leave, log_folder
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.launch.steady import open_standard_files, steady_screen
-from paddle_dp.mesh.heartbeat import heartbeat, join_board
+from paddle_dp.mesh.heartbeat import heartbeat
 
 ENTRY_POINTS = {
     "train": "paddle_dp.assembly.entry_points:train",
@@ -44,7 +44,6 @@ ENTRY_POINTS = {
     "first_forward": "paddle_dp.proof.trace:first_forward",
 }
 WATCHED = ("train", "evaluate")  # the entry points that report their phases
-CLOSING = 5  # seconds for a failed rank to close its files
 
 
 def work(entry_point: str, recipe_path: Path, overrides: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -65,19 +64,19 @@ def work(entry_point: str, recipe_path: Path, overrides: Sequence[str], options:
         heartbeat.detach()
     try:
         _find(entry_point)(recipe, dict(options))
-    except SystemExit as leave:
-        if entry_point not in WATCHED or leave.code not in (None, 0):
+    except SystemExit as ending:
+        if entry_point not in WATCHED or not is_well(ending):
             raise
-        raise _left_early(leave, entry_point) from leave
+        raise _left_early(ending, entry_point) from ending
 
 
-def _left_early(leave: SystemExit, entry_point: str) -> JobError:
+def _left_early(ending: SystemExit, entry_point: str) -> JobError:
     """Returns the error for sys.exit(0) during the work: without it, the job would look done."""
-    frames = traceback.extract_tb(leave.__traceback__)
+    frames = traceback.extract_tb(ending.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}"
     done = f" after step {heartbeat.step}" if heartbeat.step else ""
     return JobError(
-        f"sys.exit({'' if leave.code is None else leave.code}) at {where} ended this rank{done}, before "
+        f"sys.exit({'' if ending.code is None else ending.code}) at {where} ended this rank{done}, before "
         f"'{entry_point}' was done. A callback that wants to end a training early calls moment.trainer.stop(reason)."
     )
 
@@ -94,19 +93,14 @@ def guarded(call: Callable[[], None], folder: Path | None) -> Failure | None:
     """Calls `call`; if it fails, writes the failure to `folder` and returns it. sys.exit(0) is no failure."""
     try:
         call()
-    except SystemExit as ending:
-        if ending.code in (None, 0):
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the supervisor needs to know any error
+        if is_well(error):
             return None
-        failure = Failure.from_error(ending, _rank())
-    except KeyboardInterrupt as interrupt:
-        failure = Failure.from_error(interrupt, _rank())
-    except Exception as error:  # noqa: BLE001 - the supervisor needs to know any error
         failure = Failure.from_error(error, _rank())
-    else:
-        return None
-    if folder is not None:
-        failure.write(folder)
-    return failure
+        if folder is not None:
+            failure.write(folder)
+        return failure
+    return None
 
 
 def _rank() -> int:
@@ -122,25 +116,16 @@ def main(entry_point: str = "train", argv: Sequence[str] | None = None) -> NoRet
 
 def _main(entry_point: str, argv: Sequence[str] | None) -> NoReturn:
     job, supervised = _read(entry_point, argv), "PADDLE_DP_JOB" in os.environ
-    _prepare_process(job, supervised)
-    options = json.loads(os.environ.get("PADDLE_DP_OPTIONS", "{}")) if supervised else job.options
-    logs = os.environ.get("PADDLE_LOG_DIR", "")
-    folder = Path(logs) if os.path.isdir(logs) else None
     if supervised:
-        if folder is not None:
-            stacks.offer(folder, _rank())
-        join_board()
+        _, folder = become_rank()
+        options = json.loads(os.environ.get("PADDLE_DP_OPTIONS", "{}"))
+    else:
+        _prepare_process(job)
+        folder, options = log_folder(), job.options
     failure = guarded(partial(work, job.entry_point, job.recipe, job.all_overrides, options), folder)
     if failure is None:
-        join_board()
-        heartbeat.enter("done")
-        sys.exit(0)
-    sys.stdout.flush()
-    shown = failure.frames or (failure.message if failure.expected else failure.traceback)
-    print(shown, file=sys.stderr, flush=True)
-    # Python closes open files, but a thread that waits for lost peers must not keep this process alive.
-    faulthandler.dump_traceback_later(CLOSING, exit=True)
-    sys.exit(failure.exit_status)
+        leave(None)
+    leave(failure, failure.frames or (failure.message if failure.expected else failure.traceback))
 
 
 def _read(entry_point: str, argv: Sequence[str] | None) -> Job:
@@ -170,15 +155,10 @@ def _read(entry_point: str, argv: Sequence[str] | None) -> Job:
     )  # fmt: skip
 
 
-def _prepare_process(job: Job, supervised: bool) -> None:
+def _prepare_process(job: Job) -> None:
     """Ties this rank to its launcher, and sets the variables that MKL and OpenMP read when paddle is imported."""
     if "PADDLE_RANK_IN_NODE" in os.environ:
         die_with_parent()
-    if supervised:
-        if not alive(int(os.environ["PADDLE_DP_JOB"].partition("-")[0])):
-            sys.exit(1)  # the supervisor ended while this process started, before die_with_parent()
-        privately.take()
-        return
     here = Machine.here()
     ranks, nodes = int(os.environ.get("PADDLE_LOCAL_SIZE", "1")), int(os.environ.get("PADDLE_NNODES", "1"))
     plan = Plan(job=job, machine=here, ranks=ranks, nodes=nodes, devices=here.devices[:ranks])

@@ -23,8 +23,7 @@ from paddle_dp.files import replacing
 from paddle_dp.launch.command import WORKER, Job, environment
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
-from paddle_dp.launch.processes import tied_to
-from paddle_dp.launch.signals import END_SIGNALS
+from paddle_dp.launch.processes import END_SIGNALS, tied_to
 from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
 from paddle_dp.launch.waiting import WaitingRanks

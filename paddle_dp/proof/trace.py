@@ -37,7 +37,7 @@ from paddle_dp.data import Sampler
 from paddle_dp.data.scatter import Elsewhere, is_in_order
 from paddle_dp.errors import JobError, PaddleDPError, TracingError, UsageError, gist
 from paddle_dp.identity.consistency import data_of_main
-from paddle_dp.launch.memory import available_memory
+from paddle_dp.launch.machine import available_memory
 from paddle_dp.learner import Learner, Task
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.mesh.seed import seed_ranks

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.doctor import DoctorCheck, PlannedJob, examine, exchange
+from paddle_dp.doctor import DoctorCheck, examine, exchange
 from paddle_dp.doctor.rank import exchange as exchanged
 from paddle_dp.doctor.rank import first_sum
 from paddle_dp.errors import UsageError
-from paddle_dp.launch.command import Plan
+from paddle_dp.launch.command import Job, Plan
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
 from tests.ranks import run_ranks
@@ -29,9 +29,7 @@ SEEN: dict[str, Any] = {
 
 
 def plan(ranks: int = 2, nodes: int = 1) -> Plan:
-    return Plan(
-        job=exchange.job(ranks, nodes, "1.2.3.4:5", 0), machine=Machine(cores=2), ranks=ranks, nodes=nodes
-    )
+    return Plan(job=Job(ranks=ranks), machine=Machine(cores=2), ranks=ranks, nodes=nodes)
 
 
 def summed(first: str) -> dict[str, Any]:
@@ -69,9 +67,7 @@ def test_ranks_that_failed_after_a_sum_are_not_said_to_have_exchanged_nothing(tm
 
 @pytest.fixture
 def _quick_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        exchange, "run", lambda plan: [DoctorCheck(name="exchange", found=f"{plan.ranks} ranks")]
-    )
+    monkeypatch.setattr(exchange, "run", lambda plan: [DoctorCheck("exchange", f"{plan.ranks} ranks")])
 
 
 @pytest.mark.usefixtures("_quick_exchange")
@@ -79,7 +75,7 @@ def test_the_screen_and_the_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert examine(PlannedJob(folder=tmp_path)) == 0
+    assert examine(Job(ranks=2, output_dir=tmp_path, master="ignored:1")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ok    paddle        Paddle ") and max(map(len, lines)) <= 80
     assert lines[-2] == "ok    exchange      2 ranks" and lines[-1].startswith("ready")
@@ -90,7 +86,7 @@ def test_what_has_to_be_mended_is_status_1_and_no_rank_is_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none9")
-    assert examine(PlannedJob(folder=tmp_path), json=True) == 1
+    assert examine(Job(ranks=2, output_dir=tmp_path), as_json=True) == 1
     told = json.loads(capsys.readouterr().out)
     states = {each["name"]: each["state"] for each in told["findings"]}
     assert not told["ok"] and states["interface"] == "mend"
@@ -101,7 +97,7 @@ def test_what_has_to_be_mended_is_status_1_and_no_rank_is_started(
 
 def test_what_contradicts_itself_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="--nodes 2 needs --master"):
-        examine(PlannedJob(nodes=2))
+        examine(Job(ranks=2, nodes=2))
 
 
 @pytest.mark.long
@@ -134,7 +130,7 @@ def test_ranks_that_cannot_exchange_are_told_with_the_cause(
     text = exchange.RANK.read_text().replace(
         "sys.path.append", f"sys.path.append({os.getcwd()!r}); sys.path.append"
     )
-    call, fault = "        seen = exchange(device, first)\n", f"        if here.rank == 1: {wrong}\n"
+    call, fault = "        report_fields = exchange(device, first)\n", f"        if here.rank == 1: {wrong}\n"
     assert call in text
     (tmp_path / "rank.py").write_text(text.replace(call, fault + call))
     monkeypatch.setattr(exchange, "RANK", tmp_path / "rank.py")

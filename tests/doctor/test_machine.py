@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.doctor import machine, network
-from paddle_dp.doctor.finding import DoctorCheck, is_well, summary
+from paddle_dp.doctor import DoctorCheck, machine
+from paddle_dp.doctor.examine import is_well, summary
+from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
 
 GPUS = Machine(cores=8, kind="gpu", devices=("0", "3"))
@@ -25,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_device_and_its_driver(root: Path, tmp_path: Path) -> None:
-    assert machine.device(GPUS, {}, root) == DoctorCheck(name="device", found="2 GPUs: 0,3, driver 550.54.15")
+    assert machine.device(GPUS, {}, root) == DoctorCheck("device", "2 GPUs: 0,3, driver 550.54.15")
     assert machine.device(Machine(cores=1), {}, Path("/nowhere")).found == "CPU"
     unused = machine.device(Machine(cores=1), {}, root)
     assert unused.state == "look" and "paddlepaddle-gpu" in unused.todo
@@ -69,7 +70,7 @@ def test_memory_and_limits() -> None:
     short = machine.memory(1 << 30, 20)
     assert (short.state, short.todo) == ("mend", "End other programs, or start 8 ranks at most.")
     files = machine.open_files(2, (1024, 4096))
-    assert files == DoctorCheck(name="open files", found="1,024 for each process, 4,096 at most")
+    assert files == DoctorCheck("open files", "1,024 for each process, 4,096 at most")
     assert machine.open_files(2, (-1, -1)).found.startswith("unlimited")
     few = machine.open_files(2, (256, 4096))
     assert (few.state, few.todo) == ("mend", "ulimit -n 4096")
@@ -99,12 +100,12 @@ def test_a_slow_disk_without_locks_and_with_a_clock_of_its_own(
 
 
 def test_the_network_of_one_machine() -> None:
-    alone = network.Nodes()
-    assert network.interface(alone, {}).found == "127.0.0.1, closed to other machines and users"
-    assert network.ports().found.startswith("64001 to 65504: room for ")
-    gone = network.interface(alone, {"NCCL_SOCKET_IFNAME": "^lo,none9"})
+    alone = Job()
+    assert machine.interface(alone, {}).found == "127.0.0.1, closed to other machines and users"
+    assert machine.ports().found.startswith("64001 to 65504: room for ")
+    gone = machine.interface(alone, {"NCCL_SOCKET_IFNAME": "^lo,none9"})
     assert gone.state == "mend" and gone.found == "NCCL_SOCKET_IFNAME=^lo,none9, and there is no none9 here"
-    assert network.host_name(is_multi_node=False).name == "host name"
+    assert machine.host_name(is_multi_node=False).name == "host name"
 
 
 def test_a_host_without_an_address_and_debians(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,27 +113,25 @@ def test_a_host_without_an_address_and_debians(monkeypatch: pytest.MonkeyPatch) 
         raise OSError("Name or service not known")
 
     monkeypatch.setattr("socket.gethostbyname", nothing)
-    assert network.host_name(is_multi_node=True).state == "look"
+    assert machine.host_name(is_multi_node=True).state == "look"
     monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
-    assert network.host_name(is_multi_node=True).found.endswith(
+    assert machine.host_name(is_multi_node=True).found.endswith(
         "is 127.0.1.1 (Debian's way); nodes get the route's address"
     )
 
 
 def test_a_master_that_cannot_be_reached_is_told_as_a_job_would() -> None:
-    lost = network.interface(network.Nodes(nodes=2, master="no.such.host.invalid:9701", node_rank=1), {})
+    lost = machine.interface(Job(nodes=2, master="no.such.host.invalid:9701", node_rank=1), {})
     assert lost.state == "mend" and "no address is known for no.such.host.invalid" in lost.todo
 
 
 def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "free_blocks", lambda: 0)
-    assert network.ports().state == "look"
+    monkeypatch.setattr(machine, "free_blocks", lambda: 0)
+    assert machine.ports().state == "look"
 
 
 def test_a_finding_fits_the_screen() -> None:
-    found = DoctorCheck(
-        name="run folder", found="word " * 30, state="mend", todo="do this, " * 20 + "\nand that"
-    )
+    found = DoctorCheck("run folder", "word " * 30, state="mend", todo="do this, " * 20 + "\nand that")
     lines = "\n".join(found.lines(60)).splitlines()
     assert max(map(len, lines)) <= 60 and lines[0].startswith("mend  run folder    word")
     told = [line for line in lines if "→" in line]
@@ -140,8 +139,8 @@ def test_a_finding_fits_the_screen() -> None:
 
 
 def test_the_last_line() -> None:
-    well, odd = DoctorCheck(name="a", found=""), DoctorCheck(name="b", found="", state="look")
-    wrong = DoctorCheck(name="c", found="", state="mend")
+    well, odd = DoctorCheck("a", ""), DoctorCheck("b", "", state="look")
+    wrong = DoctorCheck("c", "", state="mend")
     assert summary([well]) == "ready" and summary([well, odd]) == "ready; look at b"
     assert summary([odd, wrong]) == "1 to mend before a training starts here: c"
     assert is_well([odd]) and not is_well([wrong])

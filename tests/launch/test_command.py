@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +15,17 @@ GPU = Machine(cores=8, kind="gpu", devices=("0", "1", "2"))
 
 
 def plan(
-    machine: Machine = CPU, ranks: int = 2, devices: tuple[str, ...] = (), nodes: int = 1, **job
+    machine: Machine = CPU, ranks: int = 2, devices: tuple[str, ...] = (), nodes: int = 1, meeting=None, **job
 ) -> Plan:
     return Plan(
         job=Job(recipe=Path("r.yaml"), **job), machine=machine, ranks=ranks, devices=devices, nodes=nodes,
-        node=job.get("node_rank") or 0,
+        node=job.get("node_rank") or 0, meeting=meeting,
     )  # fmt: skip
 
 
 def test_ranks_on_the_cpu_are_started_by_the_launcher_with_their_own_log_folder():
-    words = argv(plan(overrides=("a.b=1", "c=2")), Path("x/attempt-004"), python="py")
-    assert words[:4] == ["py", "-u", "-m", "paddle.distributed.launch"]
+    words = argv(plan(overrides=("a.b=1", "c=2")), Path("x/attempt-004"))
+    assert words[:4] == [sys.executable, "-u", "-m", "paddle.distributed.launch"]
     assert words[4:10] == ["--nproc_per_node", "2", "--log_dir", "x/attempt-004", "--job_id", "attempt-004"]
     assert words[10:12] == ["--host", "127.0.0.1"]
     assert words[12].endswith("paddle_dp/launch/worker.py")
@@ -34,7 +35,7 @@ def test_ranks_on_the_cpu_are_started_by_the_launcher_with_their_own_log_folder(
 
 def test_devices_and_nodes_are_passed_on():
     meeting = Meeting(master="10.0.0.1:9701", host="10.0.0.2", interface="eth0")
-    words = argv(plan(GPU, devices=("0", "2"), nodes=2, node_rank=1), Path("logs"), meeting)
+    words = argv(plan(GPU, devices=("0", "2"), nodes=2, meeting=meeting, node_rank=1), Path("logs"))
     for pair in ("--devices 0,2", "--nnodes 2", "--master 10.0.0.1:9701", "--rank 1", "--host 10.0.0.2"):
         assert pair in " ".join(words)
 
@@ -84,10 +85,10 @@ def test_gloo_stays_on_this_machine_unless_there_are_others():
     assert "GLOO_SOCKET_IFNAME" not in settings(plan(), {"GLOO_SOCKET_IFNAME": "eth1"})
     assert "GLOO_SOCKET_IFNAME" not in settings(plan(nodes=2), {})
     meeting = Meeting(master="10.0.0.1:1", host="10.0.0.2", interface="eth0")
-    assert environment(plan(nodes=2), {}, meeting)["GLOO_SOCKET_IFNAME"] == "eth0"
-    assert environment(plan(nodes=2), {"GLOO_SOCKET_IFNAME": "ib0"}, meeting)["GLOO_SOCKET_IFNAME"] == "ib0"
-    assert environment(plan(nodes=2), {}, meeting)["NCCL_SOCKET_IFNAME"] == "=eth0"
-    assert environment(plan(nodes=2), {"NCCL_SOCKET_IFNAME": "ib"}, meeting)["NCCL_SOCKET_IFNAME"] == "ib"
+    nodes = plan(nodes=2, meeting=meeting)
+    for name, interface in (("GLOO_SOCKET_IFNAME", "eth0"), ("NCCL_SOCKET_IFNAME", "=eth0")):
+        assert environment(nodes, {})[name] == interface
+        assert environment(nodes, {name: "ib0"})[name] == "ib0"
 
 
 def test_the_nodes_secret_is_none_of_the_ranks_business():

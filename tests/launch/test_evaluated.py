@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
-from functools import partial
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ import pytest
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
-from paddle_dp.launch.plan import on_any_ranks
-from paddle_dp.launch.start import _read_and_plan
+from paddle_dp.launch.start import evaluation
 from tests.parity import train
 from tests.ranks import run_ranks
 
@@ -25,10 +25,10 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 def chosen(name: str, *overrides: str, **how: Any) -> tuple[str, int, str]:
     """The strategy and the ranks on this machine without devices, and what is said of them."""
     job = Job(entry_point="evaluate", recipe=CONFIGS / f"{name}.yaml", overrides=overrides, **how)
-    said: list[str] = []
-    recipe, plan = on_any_ranks(job, partial(_read_and_plan, machine=Machine(cores=2)), said.append)
+    with redirect_stderr(io.StringIO()) as said:
+        recipe, plan = evaluation(job, Machine(cores=2))
     assert plan.job.all_overrides[: len(overrides)] == overrides
-    return recipe.strategy.name, plan.ranks, "".join(said)
+    return recipe.strategy.name, plan.ranks, said.getvalue()
 
 
 @pytest.mark.parametrize(

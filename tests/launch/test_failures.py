@@ -239,3 +239,15 @@ def test_so_is_that_of_the_users_own_frames() -> None:
 def test_an_error_that_cannot_say_its_message_is_a_failure_all_the_same():
     failure = Failure.from_error(MuteError(), 0)
     assert (failure.kind, failure.message) == ("MuteError", "(its message cannot be made: RuntimeError)")
+
+
+def test_an_end_by_the_kernel_is_told_from_one_by_hand():
+    killed = Failure.by_signal(1, 77, 9, 1.0, "log")
+    assert "by the kernel: memory ran out" in killed.with_kernel(True).message
+    assert killed.with_kernel(False).message.endswith(
+        "by a person or another program: memory had not run out"
+    )
+    assert killed.with_kernel(False).outside and not killed.with_kernel(True).outside and not killed.outside
+    assert killed.with_kernel(None) == killed
+    other = Failure.by_signal(1, 77, 11, 1.0, "log")
+    assert other.with_kernel(True) == other

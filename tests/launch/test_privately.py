@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from paddle_dp.launch.privately import VARIABLE, for_launcher, in_the_open, take
+from paddle_dp.launch.privately import VARIABLE, for_launcher, in_the_open
 
 GIVEN = {
     "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PADDLE_NNODES": "1", "LC_ALL": "C", "NPU_VISIBLE_DEVICES": "0",
@@ -44,11 +44,3 @@ def test_a_process_takes_what_waits_for_it_and_its_children_inherit_it() -> None
     told = json.loads(done.stdout)
     assert {name: told.get(name) for name in GIVEN} == GIVEN and VARIABLE not in told
     assert not os.path.exists(visible[VARIABLE])
-
-
-def test_without_such_memory_the_launcher_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    with for_launcher(GIVEN) as visible:
-        assert visible == GIVEN
-    monkeypatch.delenv(VARIABLE, raising=False)
-    take()

@@ -1,4 +1,4 @@
-"""Families of processes are seen as they are, and end when they are told to."""
+"""Families of processes are seen as they are, and end by order; signals to this process are recorded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from paddle_dp.launch.processes import (
     exit_of,
     kill_all,
     marked,
+    recorded_signals,
     remove_shared_memory,
     tied_to,
     variable,
@@ -113,3 +115,53 @@ def test_shared_memory_of_some_processes_is_removed_and_no_other(tmp_path):
     remove_shared_memory([71, 4711], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(names[2:])
     remove_shared_memory([71], tmp_path / "none")
+
+
+@pytest.fixture(autouse=True)
+def heeded():
+    """A shell's background job, and nohup, have signals ignored from birth, which `recorded_signals` respects."""
+    numbers = (signal.SIGINT, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_noted_and_counted(number):
+    before = signal.getsignal(number)
+    with recorded_signals() as told:
+        assert (told.number, told.name) == (0, "")
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        assert (told.number, told.times, told.name) == (number, 2, signal.Signals(number).name)
+    assert signal.getsignal(number) is before
+
+
+def test_the_first_signal_counts():
+    with recorded_signals() as told:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert told.number == signal.SIGTERM
+
+
+def test_nohup_stays_in_force():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with recorded_signals() as told:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert told.number == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_another_thread_changes_nothing():
+    def wait():
+        with recorded_signals():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    seen: list[object] = []
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]

@@ -64,23 +64,16 @@ def test_without_a_span_nothing_changes(tmp_path):
 
 
 def test_the_file_takes_ranks_away_and_gives_them_back(tmp_path):
-    now = [0.0]
-    some = sizes(tmp_path, clock=lambda: now[0])
+    file, some = tmp_path / "ranks", sizes(tmp_path)
     plan = some.next()
     assert plan.ranks == 4 and some.resize(plan) == ""
-    (tmp_path / "ranks").write_text(" 3\n")
-    assert some.resize(plan) == ""  # it has just looked
-    now[0] += 1.0
-    file = tmp_path / "ranks"
-    assert (
-        some.resize(plan)
-        == f"{file} allows 3 ranks, 4 are running: saving a checkpoint, then going on with 3"
-    )
+    file.write_text(" 3\n")
+    why = f"{file} allows 3 ranks, 4 are running: saving a checkpoint, then going on with 3"
+    assert some.resize(plan) == why
     plan = some.next()
-    assert plan.ranks == 3 and some.shortage(plan).startswith(f"3 of at most 4 ranks: {tmp_path}/ranks has 3")
-    assert some.resize(plan) == ""  # what was said of the attempt before does not stop this one
-    (tmp_path / "ranks").write_text("9")
-    now[0] += 1.0
+    assert plan.ranks == 3 and some.shortage(plan).startswith(f"3 of at most 4 ranks: {file} has 3")
+    assert some.resize(plan) == ""
+    file.write_text("9")
     assert some.resize(plan) == f"4 ranks can be had now{ON}"
 
 
@@ -104,7 +97,7 @@ def test_what_cannot_be_followed_is_told_once_and_the_number_before_it_stays(
         file.write_text(f"{before}\n")
     plan, most = some.next(), min(before or 4, 4)
     file.write_text(f"{word}\n")
-    assert [some.next().ranks, some.announce_next().ranks, some._other(plan)] == [most, most, ""]
+    assert [some.next().ranks, some.announce_next().ranks, some.resize(plan)] == [most, most, ""]
     told = f"{file} has {wrong}: still at most {most}."
     assert capsys.readouterr().err.count(told) == 1
     file.write_text("")  # the shell has opened it, and has not written yet
@@ -142,7 +135,7 @@ def test_a_device_that_is_not_visible_any_more_is_left_out(tmp_path):
     here[0] = replace(here[0], devices=("0", "1", "2", "3"))
     assert some.resize(plan) == f"4 ranks can be had now{ON}"
     here[0] = replace(here[0], devices=("1", "2", "3"))
-    assert some._other(plan) == f"GPU 1, 2, 3 can be had now{ON.replace('with 4', 'with 3')}"
+    assert some.resize(plan) == f"GPU 1, 2, 3 can be had now{ON.replace('with 4', 'with 3')}"
 
 
 def test_only_the_devices_that_were_given_are_used(tmp_path):
@@ -167,7 +160,7 @@ def test_a_rank_that_fails_after_new_checkpoints_stays(tmp_path):
 
 def test_a_plugin_is_asked_for_its_devices_before_each_attempt(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("paddle_dp.launch.devices.forget", lambda: asked.append(0))
+    monkeypatch.setattr("paddle_dp.launch.machine.forget", lambda: asked.append(0))
     here = Machine(cores=4, kind="npu", devices=("0", "1"))
     some = sizes(tmp_path, 2, 1, here=here, devices=("0", "1"), machine=lambda: here)
     some.resize(some.announce_next())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.launch import steady
-from paddle_dp.launch.steady import PendingOutput, SteadyFile, steady_screen
+from paddle_dp.launch.steady import SteadyFile, steady_screen
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -21,7 +21,7 @@ def at(descriptor: int) -> type[SteadyFile]:
     """SteadyFiles that write to this descriptor, whichever they are made for."""
 
     class Here(SteadyFile):
-        def __init__(self, number: int, kept: PendingOutput | None = None):
+        def __init__(self, number: int, kept: bytearray):
             super().__init__(descriptor, kept)
 
     return Here
@@ -59,7 +59,7 @@ def test_what_a_full_disk_did_not_take_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
-    file, write = SteadyFile(descriptor), os.write
+    file, write = SteadyFile(descriptor, bytearray()), os.write
     file.write(b"one ")
     with monkeypatch.context() as disk:
 
@@ -104,7 +104,7 @@ def test_another_stream_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_that_a_disk_took_in_part_is_not_broken_by_the_other_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    descriptor, kept, write = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), PendingOutput(), os.write
+    descriptor, kept, write = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), bytearray(), os.write
     out, err = SteadyFile(descriptor, kept), SteadyFile(descriptor, kept)
     room = [7, 0]
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from paddle_dp.launch.failures import Failure
-from paddle_dp.launch.signals import Signals
+from paddle_dp.launch.processes import Signals
 from paddle_dp.launch.supervisor import ExternalEvents, Supervision, nobody_came
 from paddle_dp.launch.watch import Departure
 from paddle_dp.mesh.late_ranks import WAITED, Arrivals, Wait

@@ -16,14 +16,13 @@ from paddle_dp.errors import PaddleDPError, StoppedError, UsageError
 from paddle_dp.launch import attempts, console, logs, network
 from paddle_dp.launch.command import Meeting, Plan, environment
 from paddle_dp.launch.failures import LOST_NODE, Failure
-from paddle_dp.launch.nodes.member import Membership
+from paddle_dp.launch.nodes.connections import TICK, Membership, Server
 from paddle_dp.launch.nodes.messages import Message
 from paddle_dp.launch.nodes.rendezvous import LOST, NOBODY, NodeLimits, Rendezvous
-from paddle_dp.launch.nodes.server import Server
+from paddle_dp.launch.processes import Signals, recorded_signals
 from paddle_dp.launch.restarts import AttemptResult, Restart, decide
 from paddle_dp.launch.resume import ResumePoint
-from paddle_dp.launch.signals import Signals
-from paddle_dp.launch.sizes import LOOK, Offer
+from paddle_dp.launch.sizes import LOOK, ElasticSize
 from paddle_dp.launch.supervisor import ExternalEvents
 from paddle_dp.mesh.secret import BYTES, proof, users_secret
 from paddle_dp.text import numbered
@@ -70,34 +69,25 @@ def outcome_of(
 
     Adds the consequences on this `node`, from its `result`.
     """
+    outcome = AttemptResult(attempt=attempt or Path(), status=LOST)
+    lost = Failure(rank=-1, kind=LOST_NODE, message="", exit_status=LOST, expected=True)
     try:
-        return _outcome(message, attempt, node, result)
+        details = message["words"]
+        reached = replace(outcome, step=message.get("step", 0), began=message.get("began", 0))
+        if "failure" not in details:
+            return replace(reached, cause=replace(lost, message=details["lost"]))
+        failure = Failure(**details["failure"])
+        followed = [Failure(**other) for other in details["consequences"]]
+        if message["node"] != node and result is not None and result.cause is not None:
+            followed += [result.cause, *result.consequences]
+        log = None if details["log"] is None else Path(details["log"])
+        return replace(reached, status=failure.exit_status, cause=failure, consequences=followed, log=log)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        problem = f"node {message['node']} failed, and this node cannot read its report ({error!r}): is its "
-        cause = Failure(
-            rank=-1, kind=LOST_NODE, message=f"{problem}paddle-dp of another version?", expected=True
+        problem = (
+            f"node {message['node']} failed, and this node cannot read its report ({error!r}): is its paddle-dp of "
+            "another version?"
         )
-        return AttemptResult(attempt=attempt or Path(), status=LOST, cause=cause)
-
-
-def _outcome(
-    message: Message, attempt: Path | None, node: int, result: AttemptResult | None
-) -> AttemptResult:
-    details = message["words"]
-    known: dict[str, Any] = {
-        "attempt": attempt or Path(),
-        "step": message.get("step", 0),
-        "began": message.get("began", 0),
-    }
-    if "failure" not in details:
-        lost = Failure(rank=-1, kind=LOST_NODE, message=details["lost"], exit_status=LOST, expected=True)
-        return AttemptResult(status=LOST, cause=lost, **known)
-    failure = Failure(**details["failure"])
-    followed = [Failure(**other) for other in details["consequences"]]
-    if message["node"] != node and result is not None and result.cause is not None:
-        followed += [result.cause, *result.consequences]
-    log = None if details["log"] is None else Path(details["log"])
-    return AttemptResult(status=failure.exit_status, cause=failure, consequences=followed, log=log, **known)
+        return replace(outcome, cause=replace(lost, message=problem))
 
 
 def _clipped(failure: Failure, most: int) -> dict[str, Any]:
@@ -107,7 +97,6 @@ def _clipped(failure: Failure, most: int) -> dict[str, Any]:
     }
 
 
-TICK = 0.2  # seconds between two looks for messages
 NAME_WAIT = 60.0  # seconds until node 0's name must resolve: in a cluster, some time after its start
 NOTICE = 5.0  # seconds without an answer before a line reports that
 FAREWELL = 3.0  # seconds to notify the others that a signal ends this node
@@ -118,16 +107,17 @@ class NodeJob:
     """A node's part of a job.
 
     `open(again)` prepares the run's folder, or continues the run in it, and returns the plan and the first attempt's
-    logs. `offered` returns the plan of the ranks available now. `sizes` chooses the ranks of an attempt from the nodes'
-    offers.
+    logs.
     """
 
-    plan: Plan
+    sizes: ElasticSize
     limits: NodeLimits
-    offered: Callable[[], Plan]
     open: Callable[[bool], tuple[Plan, Path]]
-    sizes: Callable[[Sequence[Offer]], Sequence[Offer]]
     inherited: Mapping[str, str]
+
+    @property
+    def plan(self) -> Plan:
+        return self.sizes.plan
 
 
 def run(node_job: NodeJob) -> int:
@@ -139,29 +129,18 @@ def run(node_job: NodeJob) -> int:
     number, key = job.node_rank or 0, users_secret(node_job.inherited)
     patience = node_job.limits.gather if number else min(node_job.limits.gather, NAME_WAIT)
     meeting = network.meet(str(job.master), number == 0, patience, console.write)
-    address, offer = network.split_address(meeting.master), node_job.offered().ranks
-    hello = {
-        "node": number,
-        "host": meeting.host,
-        "name": socket.gethostname(),
-        "ranks": offer,
-    }
+    address, offer = network.split_address(meeting.master), node_job.sizes.offered().ranks
+    hello = {"node": number, "host": meeting.host, "name": socket.gethostname(), "ranks": offer}
     with ExitStack() as stack:
-        signals = stack.enter_context(Signals())
+        signals = stack.enter_context(recorded_signals())
         if number == 0:
             server, endpoint = stack.enter_context(Server(Rendezvous(node_job.limits), address, key)), address
         else:  # by its name: node 0's machine may return with another address
             server, endpoint = None, network.split_address(str(job.master))
         member = stack.enter_context(Membership(endpoint, hello, key))
         node = _Node(
-            node_job=node_job,
-            member=member,
-            meeting=meeting,
-            signals=signals,
-            offer=offer,
-            server=server,
-            secret=key,
-        )
+            node_job=node_job, member=member, meeting=meeting, signals=signals, offer=offer, server=server, secret=key
+        )  # fmt: skip
         return node.run()
 
 
@@ -254,7 +233,9 @@ class _Node:
         """Chooses the run's folder, the checkpoint to begin from, and the ranks. Runs on node 0."""
         answer: Message = {"say": "prepared", "attempt": message["attempt"]}
         try:
-            ranks = self.node_job.sizes([(number, count) for number, count, _ in message["nodes"]])
+            ranks = self.node_job.sizes.choose_offers(
+                [(number, count) for number, count, _ in message["nodes"]]
+            )
             if self.plan is None or self.logs is None:
                 self.plan, self.logs = self.node_job.open(message["again"])
                 fresh = not message["again"]
@@ -275,7 +256,7 @@ class _Node:
         numbers = [number for number, _ in message["nodes"]]
         if self.signals.number:
             return  # this node leaves
-        self.member.begin(message["attempt"])
+        self.member.attempt = message["attempt"]
         try:
             if self.plan is None or self.logs is None:
                 self.plan, self.logs = self.node_job.open(message["attempt"] > 1)
@@ -289,14 +270,10 @@ class _Node:
                 console.resized(plan, message["where"], numbers)
             self.begun, self.plan = True, plan
             point = ResumePoint(resume=message["resume"], step=message["step"], label=message["where"])
-            multi_node = len(numbers) > 1
-            meeting = replace(
-                self.meeting,
-                master=message["master"],
-                key=proof(self.secret, message["salt"].encode()),
-                seals=bool(self.secret),
-            )
-            plan = replace(plan, meeting=meeting if multi_node else None)
+            if len(numbers) > 1:
+                key = proof(self.secret, message["salt"].encode())
+                master, seals = message["master"], bool(self.secret)
+                plan = replace(plan, meeting=replace(self.meeting, master=master, key=key, seals=seals))
             outside = ExternalEvents(
                 signals=self.signals, must_end=self.member.must_end, must_stop=self._must_stop,
                 notify_nodes=lambda text: self.member.send(say="tell", attempt=self.member.attempt, words=text),
@@ -315,7 +292,7 @@ class _Node:
         now = time.monotonic()
         if self.node_job.plan.job.least_ranks is not None and now - self.looked > LOOK:
             self.looked = now
-            offer = self.node_job.offered().ranks
+            offer = self.node_job.sizes.offered().ranks
             if offer != self.offer:
                 self.offer = offer
                 self.member.send(say="offer", attempt=self.member.attempt, ranks=offer)
@@ -324,7 +301,7 @@ class _Node:
     def _plan(self, plan: Plan, numbers: Sequence[int], ranks: int) -> Plan:
         limits = None if plan.limits is None else replace(plan.limits, nodes=len(numbers))
         plan = replace(plan, ranks=ranks, nodes=len(numbers), node=numbers.index(self.number), limits=limits)
-        return replace(plan, devices=self.node_job.offered().devices[: ranks - plan.servers_here])
+        return replace(plan, devices=self.node_job.sizes.offered().devices[: ranks - plan.servers_here])
 
     def _judge(self, message: Message) -> None:
         """Decides if all nodes start again. Runs on node 0."""

@@ -11,7 +11,6 @@ An attempt passes through these states:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -201,22 +200,15 @@ class Rendezvous:
         if absent and self._began < self._wait + limit:
             if self._began > NOTICE and not self._named:
                 self._named = True
-                seconds = self._wait + limit
-                for number in sorted(self.members):
-                    self._send(number, say="waits", nodes=absent, seconds=seconds, setting=setting)
+                self._send_all(say="waits", nodes=absent, seconds=self._wait + limit, setting=setting)
             return
         if enough:
             self.attempt = max(self.attempt, self._last_attempt) + 1
             self._runs = {number: replace(member) for number, member in sorted(self.members.items())}
             self._enter("preparing")
             nodes = [[m.number, m.ranks, m.host] for m in self._runs.values()]
-            self._send(
-                0,
-                say="prepare",
-                attempt=self.attempt,
-                nodes=nodes,
-                again=self._begun or self._last_attempt > 0,
-            )
+            again = self._begun or self._last_attempt > 0
+            self._send(0, say="prepare", attempt=self.attempt, nodes=nodes, again=again)
             return
         verb, status = ("come", NOBODY) if first else ("return", LOST)
         self._over(status, f"{numbered('node', absent)} did not {verb} within {limit:.0f} s ({setting}).")
@@ -280,7 +272,7 @@ class Rendezvous:
 
     def _judge(self) -> None:
         """Asks node 0, which has the checkpoints, for another attempt, after all nodes have ended."""
-        cause = first_cause(self._causes)
+        cause = min(self._causes, key=lambda cause: (cause.consequence, cause.time))  # as failures.first
         far = {key: max(int(c.details.get(key, 0)) for c in self._causes) for key in ("step", "began")}
         self._cause = {"node": cause.node, "words": cause.details, **far}
         self._enter("judging")
@@ -291,8 +283,7 @@ class Rendezvous:
         if judgement["wait"] is None:
             self._over(int(judgement["status"]), **self._cause, told=verdict)
             return
-        for number in sorted(self.members):
-            self._send(number, say="again", attempt=self.attempt, **self._cause, told=verdict)
+        self._send_all(say="again", attempt=self.attempt, **self._cause, told=verdict)
         self._restart(float(judgement["wait"]))
 
     def _restart(self, wait: float) -> None:
@@ -303,22 +294,24 @@ class Rendezvous:
         """Sends every node home with `status`, and with `reason` if no node's failure explains the end."""
         self.status = status
         self._enter("over")
-        for number in sorted(self.members):
-            self._send(number, say="leave", status=status, said=reason, **details)
+        self._send_all(say="leave", status=status, said=reason, **details)
 
     def _enter(self, state: State) -> None:
         self.state, self._began, self._named = state, 0.0, False
 
     def _tell_but(self, number: int, text: str) -> None:
         """Prints a text on the screens of all nodes but `number`."""
-        for other in sorted(self.members):
-            if other != number:
-                self._send(other, say="told", words=text)
+        self._send_all(but=number, say="told", words=text)
 
     def _tell(self, **message: Any) -> None:
+        """Sends a message to each node that takes part in the attempt."""
         for number in self._runs:
             if number in self.members and number not in self._done:
                 self._send(number, **message)
+
+    def _send_all(self, but: int | None = None, **message: Any) -> None:
+        for number in sorted(self.members.keys() - {but}):
+            self._send(number, **message)
 
     def _send(self, number: int, **message: Any) -> None:
         self.orders.append((number, message))
@@ -330,8 +323,3 @@ def ranks_of(message: Message) -> int:
     if not 0 <= ranks <= MAX_RANKS:
         raise ValueError(f"{ranks} ranks")
     return ranks
-
-
-def first_cause(causes: Sequence[Cause]) -> Cause:
-    """Returns the earliest cause that is not the loss of a peer, else the earliest."""
-    return min(causes, key=lambda cause: (cause.consequence, cause.time))

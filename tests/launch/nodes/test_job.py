@@ -20,10 +20,11 @@ from paddle_dp.launch import attempts, logs, network
 from paddle_dp.launch.command import Job, Plan
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.machine import Machine
+from paddle_dp.launch.nodes import connections, rendezvous
 from paddle_dp.launch.nodes import job as nodes
-from paddle_dp.launch.nodes import member, rendezvous, server
 from paddle_dp.launch.nodes.rendezvous import NodeLimits
 from paddle_dp.launch.restarts import AttemptResult
+from paddle_dp.launch.sizes import ElasticSize
 
 Act = Callable[["Play", Plan, Any], AttemptResult | None]
 
@@ -91,9 +92,8 @@ class Play:
             self.opened.append((number, goes_on))
             return plan, logs.fresh(self.folder / f"run{number}")
 
-        given = nodes.NodeJob(
-            plan=plan, limits=self.limits, offered=lambda: plan, open=opened, sizes=lambda offers: offers, inherited={}
-        )  # fmt: skip
+        sizes = ElasticSize(plan=plan, run=self.folder, refused=lambda ranks: "")
+        given = nodes.NodeJob(sizes=sizes, limits=self.limits, open=opened, inherited={})
 
         def run() -> None:
             try:
@@ -114,12 +114,11 @@ class Play:
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Play]:
-    for module in (member, server):
-        monkeypatch.setattr(module, "TICK", 0.005)
-        monkeypatch.setattr(module, "BEAT", 0.02)
-    monkeypatch.setattr(member, "RETRY_INTERVAL", 0.01)
-    monkeypatch.setattr(nodes, "TICK", 0.005)
-    monkeypatch.setattr(rendezvous, "SETTLE", 0.05)
+    for module, name, seconds in (
+        (connections, "TICK", 0.005), (connections, "BEAT", 0.02), (connections, "RETRY_INTERVAL", 0.01),
+        (nodes, "TICK", 0.005), (rendezvous, "SETTLE", 0.05),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, seconds)
     monkeypatch.setattr("paddle_dp.launch.restarts.FIRST_WAIT", 0.01)
 
     def make(**limits: Any) -> Play:
@@ -233,7 +232,7 @@ def test_a_rendezvous_that_accepts_and_says_nothing_is_waited_for_as_one_that_is
     """As node 0's whose process is stopped: the kernel takes connections for it."""
 
     def silences(play: Play, plan: Plan, outside: Any) -> AttemptResult | None:
-        monkeypatch.setattr(server.Server, "_tell", lambda *_: None)
+        monkeypatch.setattr(connections.Server, "_tell", lambda *_: None)
         return waits(play, plan, outside)
 
     job = play(silence=0.1, rejoin=0.5)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import queue
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
 
-from paddle_dp.launch.nodes import member as members
-from paddle_dp.launch.nodes import server as servers
-from paddle_dp.launch.nodes.member import Membership
+from paddle_dp.launch.nodes import connections
+from paddle_dp.launch.nodes.connections import BACKLOG, Membership, Server
 from paddle_dp.launch.nodes.messages import BrokenLineError, Line
 from paddle_dp.launch.nodes.rendezvous import NodeLimits, Rendezvous
-from paddle_dp.launch.nodes.server import Server
 
 
 class Place:
@@ -36,12 +34,17 @@ class Place:
 
 @pytest.fixture
 def place(monkeypatch) -> Iterator[Place]:
-    for module in (members, servers):
-        monkeypatch.setattr(module, "TICK", 0.005)
-        monkeypatch.setattr(module, "BEAT", 0.02)
-    monkeypatch.setattr(members, "RETRY_INTERVAL", 0.01)
+    for name, seconds in (("TICK", 0.005), ("BEAT", 0.02), ("RETRY_INTERVAL", 0.01)):
+        monkeypatch.setattr(connections, name, seconds)
     with ExitStack() as stack:
         yield Place(stack)
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 def news(node: Membership, kind: str) -> dict:
@@ -63,31 +66,8 @@ def begin(place: Place) -> tuple[Membership, Membership]:
     for node in nodes:
         order = news(node, "begin")
         assert order["master"] == "127.0.0.1:1"
-        node.begin(order["attempt"])
+        node.attempt = order["attempt"]
     return nodes
-
-
-def test_two_nodes_begin_and_are_done(place):
-    place.open()
-    nodes = begin(place)
-    for node in nodes:
-        node.send(say="ended", attempt=1, how="done")
-    assert [news(node, "leave")["status"] for node in nodes] == [0, 0]
-
-
-def test_a_failure_of_one_is_shown_on_both(place):
-    place.open()
-    first, second = begin(place)
-    second.send(say="ended", attempt=1, how="failed", words={"text": "the culprit's own words"})
-    end = time.monotonic() + 5
-    while not first.must_end() and time.monotonic() < end:
-        time.sleep(0.002)
-    first.send(say="ended", attempt=1, how="failed", words={"text": "it lost a peer"}, consequence=True)
-    assert news(first, "judge")["node"] == 1
-    first.send(say="judged", attempt=1, wait=None, status=7, told={})
-    for node in (first, second):
-        leave = news(node, "leave")
-        assert (leave["status"], leave["node"], leave["words"]["text"]) == (7, 1, "the culprit's own words")
 
 
 def test_an_end_that_comes_before_its_attempt_has_begun_here_counts(place):
@@ -96,13 +76,11 @@ def test_an_end_that_comes_before_its_attempt_has_begun_here_counts(place):
     nodes = place.node(0), place.node(1)
     prepare = news(nodes[0], "prepare")
     nodes[0].send(say="prepared", attempt=prepare["attempt"], ranks=[[0, 1], [1, 1]])
-    nodes[0].begin(news(nodes[0], "begin")["attempt"])
+    nodes[0].attempt = news(nodes[0], "begin")["attempt"]
     nodes[0].send(say="ended", attempt=1, how="failed", words={"text": "at once"})
     order = news(nodes[1], "begin")
-    end = time.monotonic() + 5
-    while not nodes[1]._ended and time.monotonic() < end:
-        time.sleep(0.002)
-    nodes[1].begin(order["attempt"])
+    eventually(lambda: nodes[1]._ended)
+    nodes[1].attempt = order["attempt"]
     assert nodes[1].must_end()
 
 
@@ -110,10 +88,7 @@ def test_a_node_that_is_gone_ends_the_attempt_of_the_other(place):
     place.open()
     nodes = begin(place)
     nodes[1].__exit__()
-    end = time.monotonic() + 5
-    while not nodes[0].must_end() and time.monotonic() < end:
-        time.sleep(0.002)
-    assert nodes[0].must_end()
+    eventually(nodes[0].must_end)
 
 
 def test_a_node_whose_rendezvous_is_gone_ends_its_attempt_and_comes_back(place):
@@ -126,29 +101,10 @@ def test_a_node_whose_rendezvous_is_gone_ends_its_attempt_and_comes_back(place):
     news(nodes[1], "welcome")
 
 
-def test_a_silent_rendezvous_is_lost(place):
-    place.open(silence=0.1)
-    _, second = begin(place)
-    with ExitStack() as silence:  # as of a link that is down: nothing is closed, and nothing comes
-        silence.callback(setattr, servers, "BEAT", servers.BEAT)
-        servers.BEAT = 1e9
-        assert "nothing was heard of it" in news(second, "lost")["why"]
-
-
 def test_a_node_with_another_secret_is_told_so(place):
     place.open(secret=b"ours")
     node = place.node(1, secret=b"theirs")
     assert "the node that answers there has another secret" in news(node, "refused")["why"]
-
-
-def test_the_port_of_another_program_is_no_rendezvous(place):
-    with socket.create_server(("127.0.0.1", 0)) as ear:
-        place.port = ear.getsockname()[1]
-        node = place.node(1)
-        end, _ = ear.accept()
-        end.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
-        assert "is no node of paddle-dp" in news(node, "refused")["why"]
-        end.close()
 
 
 ODD = [
@@ -179,7 +135,7 @@ def test_whatever_a_stranger_says_the_rendezvous_goes_on(place, message):
                 node = place.node(0)
                 prepare = news(node, "prepare")
                 node.send(say="prepared", attempt=prepare["attempt"], ranks=[[0, 1]])
-                node.begin(news(node, "begin")["attempt"])
+                node.attempt = news(node, "begin")["attempt"]
             with socket.create_connection(("127.0.0.1", place.port)) as end, suppress(BrokenLineError):
                 line = Line(end, b"", greets=False)
                 if message is not MESSAGES[0]:
@@ -195,9 +151,9 @@ def test_whatever_a_stranger_says_the_rendezvous_goes_on(place, message):
 def test_idle_strangers_keep_no_node_out(place):
     """64 idle connections did, for ten seconds and again."""
     server = place.open()
-    idle = [socket.create_connection(("127.0.0.1", place.port)) for _ in range(3 * servers.BACKLOG)]
+    idle = [socket.create_connection(("127.0.0.1", place.port)) for _ in range(3 * BACKLOG)]
     nodes = begin(place)
-    assert sum(guest.number is None for guest in server._clients) <= servers.BACKLOG
+    assert sum(guest.number is None for guest in server._clients) <= BACKLOG
     assert all(node.connected for node in nodes)
     for end in idle:
         end.close()
