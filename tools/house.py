@@ -103,8 +103,8 @@ ROOMS: dict[str, tuple[int, str]] = {
         "guard/* train/judge.py train/refusals.py train/sound.py train/blame.py train/out_of_memory.py"
     )),
     "why": (900, (
-        "why/* extras/why/* train/measured.py train/processors.py train/stragglers.py plan/changes.py "
-        "plan/rank_times.py plan/why_lines.py plan/measured.py"
+        "why/* extras/why/* train/measured.py train/processors.py plan/changes.py "
+        "plan/rank_times.py plan/measured.py"
     )),
     "verbs": (1500, "verbs/* export/*"),
     "certificate": (600, "certificate/* proof/certified.py proof/retrain.py"),

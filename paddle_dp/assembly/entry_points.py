@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.errors import NotFiniteError, PaddleDPError, UsageError
 from paddle_dp.mesh import Mesh, join, transport
 from paddle_dp.mesh.heartbeat import VARIABLE, heartbeat
-from paddle_dp.plan.measured import NOT_MEASURED
 from paddle_dp.recipe import Recipe, code, write_recipe
 from paddle_dp.tensors import dtype_of
 from paddle_dp.train.evaluation import Evaluation, as_json
@@ -59,9 +58,8 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     mesh.wait("run folder claimed")
     trainer = build(recipe, mesh, resume, options.get("accept") or ())
     trainer.begin_run = partial(_begin_run, trainer, recipe, options)
-    trainer.measurements.watched = bool(options.get("why"))
-    if options.get("why") and trainer.learner.worker is not None and mesh.is_main:
-        print(f"--why shows nothing here. {NOT_MEASURED}", flush=True)
+    if options.get("why"):
+        trainer.measurements.watch()
     first = trainer.progress.step
     try:
         trainer.fit(recipe.train.length)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddle_dp.checkpoint.source import WeightSource
+from paddle_dp.checkpoint.tensors import WeightSource
 from paddle_dp.errors import UsageError
 
 NameSpec = str | tuple[tuple[str, ...], int]

@@ -13,7 +13,6 @@ from paddle_dp.cli.options import RunFolder
 from paddle_dp.errors import UsageError
 from paddle_dp.plan.changes import changes
 from paddle_dp.plan.measured import NOT_MEASURED, Measured
-from paddle_dp.plan.why_lines import lines
 
 
 def report(run: Path, json: bool = False) -> str:
@@ -21,7 +20,7 @@ def report(run: Path, json: bool = False) -> str:
     measurement = _last(run)
     measured = Measured.from_fields(measurement)
     if not json:
-        return "\n".join(lines(measured))
+        return "\n".join(measured.report())
     advice = [asdict(change) for change in changes(measured.rank_times, measured.facts)]
     return json_text.dumps({**measured.as_fields(), "changes": advice}, indent=2)
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard, content_of
 from paddle_dp.checkpoint.digest import MODULUS, TensorSum, digests_of, shard_sum
-from paddle_dp.checkpoint.host_memory import HostMemory, Room
 from paddle_dp.checkpoint.json_codec import mapping, natural
 from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
-from paddle_dp.checkpoint.tensors import fill, tensor_shard
+from paddle_dp.checkpoint.tensors import HostMemory, Room, fill, tensor_shard
 from paddle_dp.core.placed_model import Placed
 from paddle_dp.core.placement import Placement
 from paddle_dp.data import Loader

@@ -65,6 +65,9 @@ class StepHook:
 
     def after_update(self, step: TrainStep) -> None: ...
 
+    def after_rewind(self) -> None:
+        """Called after the training went back to a checkpoint."""
+
 
 class StepDriver:
     """Trains until the end: an update from each global batch, with `hooks` in the order of their phases."""
@@ -72,9 +75,8 @@ class StepDriver:
     def __init__(self, training: TrainingState, hooks: Iterable[StepHook]):
         self._training = training
         ordered = sorted(hooks, key=lambda hook: hook.phase)
-        self._before, self._after = (
-            _overriding(ordered, "before_update"),
-            _overriding(ordered, "after_update"),
+        self._before, self._after, self._after_rewind = (
+            _overriding(ordered, method) for method in ("before_update", "after_update", "after_rewind")
         )
 
     def run(self) -> None:
@@ -103,6 +105,8 @@ class StepDriver:
         for hook in self._after:
             hook(step)
             if step.rewound:
+                for rewound in self._after_rewind:
+                    rewound()
                 break
         heartbeat.enter("data")
         return step
