@@ -57,9 +57,7 @@ LINES_TODAY: dict[str, int] = {
 # The core does without the family of rare strategies, the outer houses and the extras. What it still imports of them,
 # (module, module); rows may only go.
 CORE_IMPORTS: set[tuple[str, str]] = {
-    ("assembly.assemble", "certificate.certificate"), ("assembly.assemble", "certificate.verified"),
-    ("assembly.assemble", "assembly.initial"), ("assembly.build", "assembly.initial"),
-    ("assembly.assemble", "checkpoint.other_names"), ("assembly.build", "checkpoint.other_names"),
+    ("assembly.assemble", "certificate.certificate"), ("assembly.assemble", "assembly.initial"),
     ("assembly.trainer", "train.rounds"), ("assembly.trainer", "train.measured"),
 }  # fmt: skip
 STDLIB_ONLY = ("errors", "units", "text", "files")  # and what a quantity needs to be a pydantic field

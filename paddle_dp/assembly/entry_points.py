@@ -144,10 +144,9 @@ def _joined(recipe: Recipe) -> tuple[Mesh, Recipe]:
 
 def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     """Evaluates a run's checkpoint (options["checkpoint"]: newest, best or a path) on all held-out samples."""
-    from paddle_dp.assembly.assemble import TrainerBuilder, find_checkpoint
-    from paddle_dp.assembly.build import setup
+    from paddle_dp.assembly.assemble import TrainerBuilder
+    from paddle_dp.assembly.build import load_trained, setup
     from paddle_dp.train.evaluate import evaluate as evaluate_all
-    from paddle_dp.train.state import load_model
 
     mesh, recipe = _joined(recipe)
     assembly = TrainerBuilder(setup(recipe), mesh)
@@ -156,8 +155,7 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
         raise UsageError(
             f"dataset {recipe.dataset.name} holds nothing out to evaluate on: its test split is None."
         )
-    source = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
-    load_model(source, learner, ema=bool(options.get("ema")))
+    source = load_trained(recipe, options, learner)
     with test_loader, heartbeat.within("evaluate"):
         evaluation = evaluate_all(learner, test_loader, mesh)
     if mesh.is_main:
@@ -171,17 +169,14 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
 def merge(recipe: Recipe, options: dict[str, Any]) -> None:
     """Writes the plain model of an adapter's run, with the adapter merged into its base weights, as one safetensors
     file, options["to"]."""
-    from paddle_dp.assembly.assemble import find_checkpoint
-    from paddle_dp.assembly.build import plain_learner
+    from paddle_dp.assembly.build import load_trained, plain_learner
     from paddle_dp.checkpoint.merge import write_merged
     from paddle_dp.checkpoint.tensors import tensor_shard
     from paddle_dp.core.lora import merge_low_rank
-    from paddle_dp.train.state import load_model
 
     mesh, out = join(seed=recipe.train.seed, device=recipe.train.device), Path(options["to"])
     learner = plain_learner(recipe, mesh)
-    source = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
-    load_model(source, learner, ema=bool(options.get("ema")))
+    source = load_trained(recipe, options, learner)
     adapted = merge_low_rank(learner.model)
     tensors = learner.model.state_dict()
     forms = {name: (dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
