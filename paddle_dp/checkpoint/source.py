@@ -1,7 +1,7 @@
 """Sources of weights, which read any box of a tensor by its name.
 
 Sources are a checkpoint of any layout, safetensors files and pickle files (`checkpoint.pickled`), single or with an
-index as in a Hugging Face folder. `checkpoint.translated` wraps a source with other names than the model's.
+index as in a Hugging Face folder. `checkpoint.other_names` wraps a source with other names than the model's.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from paddle_dp.core.memory_error import memory_error
 from paddle_dp.data import Batch
 from paddle_dp.errors import DivergenceError, NotFiniteError, TargetError
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.train import blame, out_of_memory
+from paddle_dp.train import blame
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.judge import Refusal
 from paddle_dp.train.training_state import TrainingState
@@ -124,7 +124,7 @@ class StepDriver:
         except (MemoryError, OSError, SystemError) as error:
             if (cause := memory_error(error)) is None:
                 raise
-            raise out_of_memory.explained(cause, training.learner, training.mesh, step.number) from error
+            raise blame.out_of_memory(cause, training.learner, training.mesh, step.number) from error
         except TargetError as error:
             batch = step.batch
             raise blame.bad_target(training.loader, batch.epoch, batch.index, error) from None
