@@ -309,10 +309,12 @@ def _refuse_guard(setup: TrainerSpec) -> None:
         )
 
 
-def begin(task: Task, place: Callable[[Task], Learner], load: Load | None) -> tuple[Learner, list[str]]:
+def begin(
+    task: Task, make_learner: Callable[[Task], Learner], load: Load | None
+) -> tuple[Learner, list[str]]:
     """Places a task, with the weights of `load`. Returns the learner, and the table of these weights. Collective."""
     fill = None if load is None else initial_weights(load, task)
-    learner = place(task)
+    learner = make_learner(task)
     return learner, [] if fill is None else fill(learner.placed)
 
 

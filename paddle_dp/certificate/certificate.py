@@ -36,14 +36,8 @@ FORMAT = 1
 DONE = "done"
 _BITS = 16  # bytes of a digest
 VARIABLES = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # they decide how products are summed, and so the bits
-_UNUSED = (
-    "callbacks",
-    "watch",
-    "train.max_time",
-    "train.patience",
-    "train.device",
-    "arguments",
-)  # they decide no number
+# These settings decide no number.
+_UNUSED = ("callbacks", "watch", "train.max_time", "train.patience", "train.device", "arguments")
 Content = dict[str, Any]
 
 
@@ -258,13 +252,10 @@ def attempt_of(content: Content, step: int) -> Content:
 
     Raises KeyError if that attempt did not reach `step`.
     """
-    for attempt in reversed(content["attempts"]):
-        if attempt["from"] < step <= attempt["to"]:
-            matching: Content = attempt
-            return matching
-        if step > attempt["from"]:
-            break
-    raise KeyError(step)
+    attempt: Content | None = next((a for a in reversed(content["attempts"]) if step > a["from"]), None)
+    if attempt is None or step > attempt["to"]:
+        raise KeyError(step)
+    return attempt
 
 
 def digest_of(value: Any) -> str:

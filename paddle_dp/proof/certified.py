@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,24 +154,13 @@ class Interval:
         """The interval's first `steps` updates."""
         if steps is None or self.to - self.start <= steps:
             return self
-        return Interval(
-            start=self.start, to=self.start + steps, begin=self.begin, end=None, recipe=self.recipe
-        )
+        return replace(self, to=self.start + steps, end=None)
 
 
 def intervals(content: Content, run: Path) -> list[Interval]:
     """The intervals between the beginning and the usable checkpoints. Raises UsageError if there are none."""
     checkpoint_steps = _checkpoint_steps(content, run)
-    spans = [
-        Interval(
-            start=a,
-            to=b,
-            begin=checkpoint_steps[a],
-            end=checkpoint_steps[b],
-            recipe=_recipe(checkpoint_steps[b]),
-        )
-        for a, b in zip(checkpoint_steps, [*checkpoint_steps][1:], strict=False)
-    ]
+    spans = [_interval(checkpoint_steps, start, to) for start, to in itertools.pairwise(checkpoint_steps)]
     if not spans:
         raise UsageError(f"{run} cannot be trained again: there is no checkpoint to compare with.")
     return spans
@@ -184,21 +173,21 @@ def interval_to(content: Content, run: Path, step: int) -> Interval:
         certificates.attempt_of(content, step)
         start = max(start_step for start_step in checkpoint_steps if start_step < step)
     except (KeyError, ValueError):
+        first = min(checkpoint_steps, default=0)
         raise UsageError(
             f"--step {step}: the run did its updates 1 to {content['attempts'][-1]['to']}"
-            + (
-                f", and the first checkpoint is of step {min(checkpoint_steps)}."
-                if checkpoint_steps and min(checkpoint_steps)
-                else "."
-            )
+            + (f", and the first checkpoint is of step {first}." if first else ".")
         ) from None
-    later = next(
-        (checkpoint_steps[start_step] for start_step in checkpoint_steps if start_step >= step), None
-    )
-    recipe = _recipe(later if later is not None else checkpoint_steps[start])
+    return _interval(checkpoint_steps, start, step)
+
+
+def _interval(checkpoint_steps: Mapping[int, Path | None], start: int, to: int) -> Interval:
+    """Updates `start` + 1 to `to`, with the recipe of the first checkpoint after them, or of the one before them."""
+    later = next((step for step in checkpoint_steps if step >= to), start)
     return Interval(
-        start=start, to=step, begin=checkpoint_steps[start], end=checkpoint_steps.get(step), recipe=recipe
-    )
+        start=start, to=to, begin=checkpoint_steps[start], end=checkpoint_steps.get(to),
+        recipe=_recipe(checkpoint_steps[later]),
+    )  # fmt: skip
 
 
 def _checkpoint_steps(content: Content, run: Path) -> dict[int, Path | None]:
