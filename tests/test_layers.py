@@ -57,16 +57,8 @@ LINES_TODAY: dict[str, int] = {
 # The core does without the family of rare strategies, the outer houses and the extras. What it still imports of them,
 # (module, module); rows may only go.
 CORE_IMPORTS: set[tuple[str, str]] = {
-    ("assembly.assemble", "certificate.certificate"), ("assembly.assemble", "certificate.verified"),
-    ("assembly.assemble", "assembly.initial"), ("assembly.build", "assembly.initial"),
-    ("assembly.assemble", "checkpoint.other_names"), ("assembly.build", "checkpoint.other_names"),
-    ("assembly.entry_points", "plan.measured"), ("callbacks.console", "plan.measured"),
-    ("callbacks.console", "plan.why_lines"), ("callbacks.metrics", "plan.measured"),
-    ("checkpoint.tensors", "checkpoint.source"), ("train.callback", "plan.measured"),
+    ("assembly.assemble", "certificate.certificate"), ("assembly.assemble", "assembly.initial"),
     ("assembly.trainer", "train.rounds"), ("assembly.trainer", "train.measured"),
-    ("assembly.trainer", "train.stragglers"), ("train.step_hooks", "train.measured"),
-    ("train.step_hooks", "train.processors"), ("train.step_hooks", "train.stragglers"),
-    ("train.stopping", "train.stragglers"),
 }  # fmt: skip
 STDLIB_ONLY = ("errors", "units", "text", "files")  # and what a quantity needs to be a pydantic field
 NO_PADDLE = (*STDLIB_ONLY, "part", "recipe", "plan", "cli", "", *(s for s in SHELVES if s != "models"))

@@ -96,15 +96,15 @@ ROOMS: dict[str, tuple[int, str]] = {
     "identity": (1000, "identity/* train/overrides.py"),
     "weights": (1260, (
         "weights/* extras/weights/* checkpoint/pickled.py checkpoint/other_names.py checkpoint/source.py "
-        "checkpoint/translated.py checkpoint/matching.py assembly/initial.py launch/initial.py adapters/*"
+        "checkpoint/matching.py assembly/initial.py launch/initial.py adapters/*"
     )),
     "checkpoint": (1900, "checkpoint/*"),
     "guard": (560, (
-        "guard/* train/judge.py train/refusals.py train/sound.py train/blame.py train/out_of_memory.py"
+        "guard/* train/judge.py train/refusals.py train/blame.py"
     )),
     "why": (900, (
-        "why/* extras/why/* train/measured.py train/processors.py train/stragglers.py plan/changes.py "
-        "plan/rank_times.py plan/why_lines.py plan/measured.py"
+        "why/* extras/why/* train/measured.py train/processors.py plan/changes.py "
+        "plan/rank_times.py plan/measured.py"
     )),
     "verbs": (1500, "verbs/* export/*"),
     "certificate": (600, "certificate/* proof/certified.py proof/retrain.py"),

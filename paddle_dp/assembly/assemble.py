@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import paddle
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.assembly import trial
-from paddle_dp.assembly.initial import load_initial, other_settings
-from paddle_dp.assembly.setup import Split, TrainerSpec
-from paddle_dp.certificate.certificate import CertificateWriter
-from paddle_dp.certificate.verified import Verdicts
-from paddle_dp.checkpoint.other_names import names_of
+from paddle_dp.assembly.initial import initial_weights, other_settings
+from paddle_dp.certificate.certificate import CertificateWriter, with_proof
 from paddle_dp.checks.samplewise import SAMPLES, Findings, is_known
 from paddle_dp.core.optimizer_checks import check_within
 from paddle_dp.data import Loader, Sampler
@@ -27,12 +24,13 @@ from paddle_dp.data.sample import read_samples
 from paddle_dp.data.scatter import Elsewhere, ReadByMain, is_in_order, share
 from paddle_dp.errors import UsageError
 from paddle_dp.identity import consistency, same_run
-from paddle_dp.identity.facts import RunSignature
+from paddle_dp.identity.facts import TrainingSettings
 from paddle_dp.learner import Learner, Strategy, Task
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
-from paddle_dp.recipe import Load, write_recipe
+from paddle_dp.recipe import Load, LoaderSettings, write_recipe
 from paddle_dp.structure import mapped
+from paddle_dp.train.callback import Callback
 from paddle_dp.train.run import Run
 from paddle_dp.train.state import progress_of
 from paddle_dp.train.training_state import TrainingState
@@ -51,6 +49,26 @@ _FULL_MODEL_NOTICE = (
     "layers is built part by part (docs/parallelism.md)."
 )
 T = TypeVar("T", bound=TrainingState)
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSpec(TrainingSettings):
+    """The settings of a training, and functions that make its parts.
+
+    `dataset(split)` gives a data set or None, `task(steps, steps_per_epoch)` the task, `callbacks(run)` the callbacks
+    of the run. `delivered` is called with the split and the samples that this rank gets from rank 0, if that reads for
+    all.
+    """
+
+    name: str
+    folder: Path
+    dataset: Callable[[Split], Any]
+    task: Callable[[int, int], Task]
+    load: Load | None = None
+    loader: LoaderSettings = field(default_factory=LoaderSettings)
+    callbacks: Callable[[Run], Sequence[Callback]] = lambda run: ()
+    delivered: Callable[[Split, Any], None] | None = None
 
 
 class TrainerBuilder:
@@ -67,10 +85,10 @@ class TrainerBuilder:
         self._first: dict[Loader, Any] = {}  # inputs of the first samples
         self._findings: Findings | None = None  # of the task's trial
         consistency.compare_setups(setup, mesh)
-        for component in (setup.strategy, *setup.requested.callbacks):
+        for component in (setup.requested.strategy, *setup.requested.callbacks):
             component.refuse(setup.requested, mesh.ranks, mesh.computes_on)
         _refuse_guard(setup)
-        self.strategy: Strategy = setup.strategy.build(mesh)
+        self.strategy: Strategy = setup.requested.strategy.build(mesh)
         # Its axes decide which ranks read the same samples and share random numbers.
         self.mesh = self.strategy.mesh
 
@@ -80,7 +98,7 @@ class TrainerBuilder:
         s, dataset = self.setup, self._opened("train", "training")
         self._warnings += consistency.random_samples("training", self._fingerprints["train"])
         shuffle = s.shuffle and not is_in_order(dataset)
-        cutting = {"drop_last": s.drop_last, "micro_batches": s.micro_batches}
+        cutting = {"drop_last": s.drop_last, "micro_batches": s.requested.train.micro_batches}
         return self._loader("train", dataset, seed=s.seed, shuffle=shuffle, **cutting)
 
     @cached_property
@@ -134,7 +152,7 @@ class TrainerBuilder:
     def _tried(self, task: Task) -> Task:
         """Adds the findings of a trial in another process to the task. Collective. Raises UsageError or LossError, on
         every rank, if the trial refuses the task."""
-        config = self.setup.strategy.config
+        config = self.setup.requested.strategy.config
         divided = self.mesh.dp_size > 1 or config.batch_chunks > 1
         if self.mesh.ranks == 1 and not divided and not config.chained and is_known(task.loss):
             return task
@@ -183,14 +201,11 @@ class TrainerBuilder:
 
     def _begun(self, task: Task, load: Load | None, *, verbose: bool) -> Learner:
         """The placed task with the weights of `load`; `verbose`: print a table of them. Collective."""
-        tables = None if load is None else names_of(task.model)
-        learner = self._placed(task)
-        if load is not None and tables is not None:
-            lines = load_initial(load, learner.placed, tables, task.added)
+        learner, lines = begin(task, self._placed, load)
+        if load is not None and self.mesh.is_main and verbose:
             if self.setup.recipe is not None:
                 lines += other_settings(Path(load.path).expanduser(), self.setup.recipe.model.settings)
-            if self.mesh.is_main and verbose:
-                print("\n".join(lines), flush=True)
+            print("\n".join(lines), flush=True)
         return learner
 
     def _samples(self) -> Any:
@@ -225,6 +240,7 @@ class TrainerBuilder:
         if resumed is not None:
             with checkpoints.content_of(resumed.folder):
                 changes, identity = same_run.compare(resumed, identity, task, self.setup, self.mesh, accept)
+        requested = self.setup.requested
         run = Run(
             name=self.setup.name,
             folder=self.setup.folder,
@@ -234,12 +250,12 @@ class TrainerBuilder:
             recipe=self.setup.recipe,
             resumed=resumed,
             total_steps=self.total_steps,
-            layout=self.setup.strategy.config.layout(self.mesh.ranks),
+            layout=requested.strategy.config.layout(self.mesh.ranks),
             identity=identity,
             changes=tuple(changes),
-            max_time=self.setup.max_time,
-            proof=self._verdicts(identity),
+            max_time=None if requested.train.max_time is None else requested.train.max_time.seconds,
         )
+        run = with_proof(run)
         # Checkpoints do not hold the weights of an adapter's base.
         load = self.setup.load if resumed is None or task.base else None
         learner = self._begun(self._tried(task), load, verbose=resumed is None)
@@ -248,22 +264,14 @@ class TrainerBuilder:
             self.train_loader,
             [*self.setup.callbacks(run), CertificateWriter(run)],
             run=run,
-            check_every=self.setup.strategy.config.check_every,
-            guard=self.setup.guard,
+            check_every=requested.strategy.config.check_every,
+            guard=requested.guard,
         )
-        if self.setup.ema is not None:
-            trainer.keep_averages(self.setup.ema)
+        if requested.ema is not None:
+            trainer.keep_averages(requested.ema)
         if resumed is not None:
             trainer.restore(resumed)
         return trainer
-
-    def _verdicts(self, identity: RunSignature) -> Verdicts | None:
-        """The search for this training's proof; None for a script, and if `verify` does not compare such a training."""
-        recipe, config = self.setup.recipe, self.setup.strategy.config
-        if recipe is None or (config.not_promised(recipe) and not config.compared_by_step):
-            return None
-        divided = self.mesh.ranks > 1 or config.batch_chunks > 1
-        return Verdicts(recipe, self.mesh, identity) if divided else None
 
     def _loader(self, split: Split, dataset: Any, **sampling: Any) -> Loader:
         settings, hook = self.setup.loader, self.setup.delivered
@@ -287,17 +295,27 @@ def _refuse_empty(split: str, dataset: Any) -> None:
 
 
 def _refuse_guard(setup: TrainerSpec) -> None:
-    if setup.guard.recompute is not None and setup.requested.train.dropout != "exact":
+    requested = setup.requested
+    if requested.guard.recompute is not None and requested.train.dropout != "exact":
         raise UsageError(
             "guard.recompute compares ranks that draw the same masks: set train.dropout=exact, or leave "
             "guard.recompute out."
         )
-    saves = any(entry.name == "checkpoint" for entry in setup.requested.callbacks) or setup.script_callbacks
-    if setup.guard.non_finite == "rewind" and not saves:
+    saves = any(entry.name == "checkpoint" for entry in requested.callbacks) or setup.script_callbacks
+    if requested.guard.non_finite == "rewind" and not saves:
         raise UsageError(
             "guard.non_finite is rewind, and no callback saves a checkpoint to go back to: add "
             "{use: checkpoint, every: …} to the callbacks."
         )
+
+
+def begin(
+    task: Task, make_learner: Callable[[Task], Learner], load: Load | None
+) -> tuple[Learner, list[str]]:
+    """Places a task, with the weights of `load`. Returns the learner, and the table of these weights. Collective."""
+    fill = None if load is None else initial_weights(load, task)
+    learner = make_learner(task)
+    return learner, [] if fill is None else fill(learner.placed)
 
 
 def find_checkpoint(folder: Path, which: str, mesh: Mesh) -> checkpoints.Checkpoint:

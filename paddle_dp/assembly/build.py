@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import paddle
 
-from paddle_dp.assembly.assemble import TrainerBuilder
-from paddle_dp.assembly.initial import load_initial
-from paddle_dp.assembly.setup import TrainerSpec
+from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec, begin, find_checkpoint
 from paddle_dp.assembly.trainer import Trainer
-from paddle_dp.checkpoint.other_names import names_of
+from paddle_dp.checkpoint import Checkpoint
 from paddle_dp.core.loss import loss_of
 from paddle_dp.core.parameter_groups import base_of, group
 from paddle_dp.data.prepared import prepared
@@ -23,6 +21,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.model.initial_weights import draw, without_memory
 from paddle_dp.part import adapted, read_part
 from paddle_dp.recipe import Recipe
+from paddle_dp.train.state import load_model
 
 
 def build(recipe: Recipe, mesh: Mesh, resume: str | None = None, accept: Sequence[str] = ()) -> Trainer:
@@ -36,26 +35,17 @@ def build(recipe: Recipe, mesh: Mesh, resume: str | None = None, accept: Sequenc
 
 def setup(recipe: Recipe) -> TrainerSpec:
     """The recipe as the argument of `TrainerBuilder`."""
-    train = recipe.train
     return TrainerSpec(
         name=recipe.name,
         folder=recipe.folder,
-        strategy=recipe.strategy,
         dataset=lambda split: dataset(recipe, split),
         task=lambda steps, steps_per_epoch: task(recipe, steps, steps_per_epoch),
-        batch=train.batch,
-        micro_batches=train.micro_batches,
-        drop_last=train.drop_last,
-        seed=train.seed,
-        length=train.length,
-        max_time=None if train.max_time is None else train.max_time.seconds,
-        guard=recipe.guard,
+        drop_last=recipe.train.drop_last,
+        length=recipe.train.length,
         load=recipe.load,
-        ema=recipe.ema,
         loader=recipe.loader,
         callbacks=lambda run: [component.build(run) for component in recipe.callbacks],
         requested=recipe,
-        recipe=recipe,
     )
 
 
@@ -106,14 +96,19 @@ def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: i
 def plain_learner(recipe: Recipe, mesh: Mesh) -> Learner:
     """The recipe's model on this process alone, with an adapter's base weights. Opens no data set."""
     plain_task = replace(task(recipe, 1, 1), compile=False)
-    tables = names_of(plain_task.model)
     draw(plain_task.model)  # if ranks keep parts of the model, `task` has left this to the strategy
-    learner: Learner = read_part("strategies", {"use": "single"}).build(mesh).place(plain_task)
-    if recipe.load is not None and plain_task.base:
-        load_initial(recipe.load, learner.placed, tables, plain_task.added)
-    return learner
+    single = read_part("strategies", {"use": "single"}).build(mesh)
+    return begin(plain_task, single.place, recipe.load if plain_task.base else None)[0]
 
 
 def learner_of(recipe: Recipe, mesh: Mesh) -> Learner:
     """The recipe's learner without a trainer, to load a checkpoint into. Its mesh is the strategy's. Collective."""
     return TrainerBuilder(setup(recipe), mesh).learner()
+
+
+def load_trained(recipe: Recipe, options: Mapping[str, Any], learner: Learner) -> Checkpoint:
+    """Loads a checkpoint of the recipe's run into a learner: options["checkpoint"], newest (the default), best or a
+    path; with options["ema"] the averages in place of weights. Collective."""
+    source = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", learner.mesh)
+    load_model(source, learner, ema=bool(options.get("ema")))
+    return source

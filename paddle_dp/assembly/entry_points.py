@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from paddle_dp.errors import NotFiniteError, PaddleDPError, UsageError
 from paddle_dp.mesh import Mesh, join, transport
 from paddle_dp.mesh.heartbeat import VARIABLE, heartbeat
-from paddle_dp.plan.measured import NOT_MEASURED
 from paddle_dp.recipe import Recipe, code, write_recipe
 from paddle_dp.tensors import dtype_of
 from paddle_dp.train.evaluation import Evaluation, as_json
@@ -59,9 +58,8 @@ def train(recipe: Recipe, options: dict[str, Any]) -> None:
     mesh.wait("run folder claimed")
     trainer = build(recipe, mesh, resume, options.get("accept") or ())
     trainer.begin_run = partial(_begin_run, trainer, recipe, options)
-    trainer.measurements.watched = bool(options.get("why"))
-    if options.get("why") and trainer.learner.worker is not None and mesh.is_main:
-        print(f"--why shows nothing here. {NOT_MEASURED}", flush=True)
+    if options.get("why"):
+        trainer.measurements.watch()
     first = trainer.progress.step
     try:
         trainer.fit(recipe.train.length)
@@ -146,10 +144,9 @@ def _joined(recipe: Recipe) -> tuple[Mesh, Recipe]:
 
 def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
     """Evaluates a run's checkpoint (options["checkpoint"]: newest, best or a path) on all held-out samples."""
-    from paddle_dp.assembly.assemble import TrainerBuilder, find_checkpoint
-    from paddle_dp.assembly.build import setup
+    from paddle_dp.assembly.assemble import TrainerBuilder
+    from paddle_dp.assembly.build import load_trained, setup
     from paddle_dp.train.evaluate import evaluate as evaluate_all
-    from paddle_dp.train.state import load_model
 
     mesh, recipe = _joined(recipe)
     assembly = TrainerBuilder(setup(recipe), mesh)
@@ -158,8 +155,7 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
         raise UsageError(
             f"dataset {recipe.dataset.name} holds nothing out to evaluate on: its test split is None."
         )
-    source = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
-    load_model(source, learner, ema=bool(options.get("ema")))
+    source = load_trained(recipe, options, learner)
     with test_loader, heartbeat.within("evaluate"):
         evaluation = evaluate_all(learner, test_loader, mesh)
     if mesh.is_main:
@@ -173,17 +169,14 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
 def merge(recipe: Recipe, options: dict[str, Any]) -> None:
     """Writes the plain model of an adapter's run, with the adapter merged into its base weights, as one safetensors
     file, options["to"]."""
-    from paddle_dp.assembly.assemble import find_checkpoint
-    from paddle_dp.assembly.build import plain_learner
+    from paddle_dp.assembly.build import load_trained, plain_learner
     from paddle_dp.checkpoint.merge import write_merged
     from paddle_dp.checkpoint.tensors import tensor_shard
     from paddle_dp.core.lora import merge_low_rank
-    from paddle_dp.train.state import load_model
 
     mesh, out = join(seed=recipe.train.seed, device=recipe.train.device), Path(options["to"])
     learner = plain_learner(recipe, mesh)
-    source = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
-    load_model(source, learner, ema=bool(options.get("ema")))
+    source = load_trained(recipe, options, learner)
     adapted = merge_low_rank(learner.model)
     tensors = learner.model.state_dict()
     forms = {name: (dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}

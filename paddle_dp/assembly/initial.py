@@ -5,7 +5,7 @@ Only weights and buffers are loaded: the optimizer, the progress and the order o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +41,22 @@ def other_settings(path: Path, model: Mapping[str, Any]) -> list[str]:
 
 def load_full(load: Load, task: Task, mesh: Mesh) -> None:
     """Loads the weights of `load` into a task's model before placement, on one process: a proof then changes them.
-    Raises the errors of `load_initial`."""
+    Raises the errors of `initial_weights`."""
     draw(task.model)
-    load_initial(load, PlacedModel(model=task.model, mesh=mesh), names_of(task.model), task.added)
+    initial_weights(load, task)(PlacedModel(model=task.model, mesh=mesh))
 
 
-def load_initial(
-    load: Load, placed: PlacedModel, tables: Tables, added: frozenset[str] = frozenset()
-) -> list[str]:
-    """Loads the weights of `load` into a placed model; each rank reads its slices. Returns a table of the result.
+def initial_weights(load: Load, task: Task) -> Callable[[PlacedModel], list[str]]:
+    """Returns a function that loads the weights of `load` into the task's model when it is placed: each rank reads its
+    slices. It returns a table of the result. No weights are expected for an adapter's tensors.
 
-    `tables`: the names that the model's tensors may have in the source (`names_of`). `added`: the names of an adapter's
-    tensors, for which no weights are expected.
-
-    Collective. Raises UsageError or CheckpointError, the same on every rank.
+    The function is collective. It raises UsageError or CheckpointError, the same on every rank.
     """
+    tables = names_of(task.model)  # a placed model has other layers
+    return lambda placed: _load(load, placed, tables, task.added)
+
+
+def _load(load: Load, placed: PlacedModel, tables: Tables, added: frozenset[str]) -> list[str]:
     import paddle
 
     mesh = placed.mesh

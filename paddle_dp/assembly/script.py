@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
 
 from paddle_dp import checkpoint as checkpoints
-from paddle_dp.assembly.assemble import TrainerBuilder
-from paddle_dp.assembly.keywords import (
-    OWNER,
-    ResumeOptions,
-    check_collections,
-    read_resume_options,
-    read_train,
-    refuse_old_keywords,
-)
-from paddle_dp.assembly.setup import TrainerSpec
+from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec
 from paddle_dp.core.parameter_groups import base_of, group
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.sample import Dataset
@@ -39,7 +32,7 @@ from paddle_dp.part import (
     read_settings,
 )
 from paddle_dp.part.call import config_of, validate_callable
-from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe
+from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe, Train
 from paddle_dp.recipe.folder import claim, move_aside
 from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS, read_precision
 from paddle_dp.train.callback import Callback
@@ -50,11 +43,45 @@ from paddle_dp.units import Length
 if TYPE_CHECKING:
     import paddle
 
-_GUARD = ErrorContext(subject="guard", prefix="guard")
 _UNKNOWN_LENGTH = Length(1, "epochs")  # a placeholder in the made-up recipe if only `fit` will get a length
+OWNER = ErrorContext(subject="Trainer.of", prefix="Trainer.of")
+RENAMED = {
+    "micros": "micro_batches",
+    "last": "drop_last, True or False",
+    "out": "folder",
+    "attends": "attention_methods",
+}
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
 T = TypeVar("T", bound=TrainingState)
 NameOrSettings = str | Mapping[str, Any]
 """A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
+
+
+def refuse_old_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: a keyword from before 0.1.0 raises a UsageError with its new name."""
+
+    @wraps(function)
+    def called(*arguments: P.args, **named: P.kwargs) -> R:
+        if old := [name for name in named if name in RENAMED]:
+            raise UsageError("\n".join(f"Trainer.of: {name}= is now {RENAMED[name]}." for name in old))
+        return function(*arguments, **named)
+
+    return called
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeOptions:
+    """A run's folder, and the checkpoint to resume in it."""
+
+    folder: str
+    resume: bool | str = False
+    accept: tuple[str, ...] | str = ()
+
+    @property
+    def accepted(self) -> Sequence[str]:
+        return [self.accept] if isinstance(self.accept, str) else self.accept
 
 
 @refuse_old_keywords
@@ -125,9 +152,9 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     )
     if schedule is None and isinstance(optimizer, (str, Mapping, type)):
         schedule = DEFAULTS["schedule"]
-    resume_options = read_resume_options(folder=folder, resume=resume, accept=accept)
-    settings = read_train(
-        read_precision(precision),
+    resume_options = read_settings(ResumeOptions, _plain(folder=folder, resume=resume, accept=accept), OWNER)
+    train_precision = read_precision(precision)
+    train_settings = _plain(
         length=str(_UNKNOWN_LENGTH if length is None else length),
         batch=batch,
         micro_batches=micro_batches,
@@ -135,6 +162,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         seed=seed,
         dropout=dropout,
     )
+    settings = replace(read_settings(Train, train_settings, OWNER), precision=train_precision)
     settings_of_loader = _loader_settings(loader)
     mesh = join()
     run_folder = agreed_folder(Path(resume_options.folder), mesh)
@@ -165,23 +193,21 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         )
 
     reader = read_settings(Reading, {"reading": reading}, OWNER).reading
-    guarded = guard if isinstance(guard, Guard) else read_settings(Guard, dict(guard or {}), _GUARD)
-    average = _ema(ema)
     recipe = Recipe.model_construct(
         model=_wrap_object("models", model),
         dataset=replace(_wrap_object("datasets", train), reading=reader),
         loss=_wrap_object("losses", loss_function),
+        guard=_settings(Guard, guard or {}, "guard"),
+        ema=None if ema is None else _settings(Ema, ema, "ema"),
         strategy=_read_named("strategies", strategy),
         train=settings,
-        guard=guarded,
-        ema=average,
         callbacks=tuple(c for c in chosen if isinstance(c, Part)),
     )
     setup = TrainerSpec(
         name=run_folder.name,
         folder=run_folder,
-        strategy=recipe.strategy,
         requested=recipe,
+        is_script=True,
         dataset=lambda split: prepared(
             as_dataset(
                 train if split == "train" else test,
@@ -193,15 +219,10 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
             collate_fn,
         ),
         task=task,
-        batch=settings.batch,
-        micro_batches=settings.micro_batches,
         drop_last=settings.drop_last,
-        seed=settings.seed,
         length=None if length is None else settings.length,
         loader=settings_of_loader,
-        guard=guarded,
         load=_load(load),
-        ema=average,
         named_settings={
             key: _read_named(shelf, value).settings
             for key, shelf, value in (
@@ -317,25 +338,39 @@ def _schedule(value: Any, steps: int, steps_per_epoch: int, batch: int) -> Any:
     return config.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=batch)
 
 
+def _settings(kind: type[S], value: Any, key: str) -> S:
+    """Reads the settings of a key as in a recipe; an instance stays as it is."""
+    if isinstance(value, kind):
+        return value
+    return read_settings(kind, dict(value), ErrorContext(subject=key, prefix=key))
+
+
 def _load(value: Load | Mapping[str, Any] | str | Path | None) -> Load | None:
     """Reads `load` as in a recipe, or a path alone."""
-    if value is None or isinstance(value, Load):
-        return value
-    settings = {"path": str(value)} if isinstance(value, (str, Path)) else dict(value)
-    return read_settings(Load, settings, ErrorContext(subject="load", prefix="load"))
-
-
-def _ema(value: Ema | Mapping[str, Any] | None) -> Ema | None:
-    if value is None or isinstance(value, Ema):
-        return value
-    return read_settings(Ema, dict(value), ErrorContext(subject="ema", prefix="ema"))
+    if value is None:
+        return None
+    return _settings(Load, {"path": str(value)} if isinstance(value, (str, Path)) else value, "load")
 
 
 def _loader_settings(value: LoaderSettings | Mapping[str, Any] | None) -> LoaderSettings:
     """Reads `loader` as in a recipe; a timeout may be a number of seconds."""
-    if isinstance(value, LoaderSettings):
-        return value
-    settings = dict(value or {})
-    if isinstance(timeout := settings.get("timeout"), (int, float)):
-        settings["timeout"] = f"{timeout} s"
-    return read_settings(LoaderSettings, settings, ErrorContext(subject="loader", prefix="loader"))
+    if isinstance(value, Mapping) and isinstance(timeout := value.get("timeout"), (int, float)):
+        value = {**value, "timeout": f"{timeout} s"}
+    return _settings(LoaderSettings, value or {}, "loader")
+
+
+def check_collections(lists: Mapping[str, Any], mappings: Mapping[str, Any]) -> None:
+    """Raises UsageError for a value of `lists` that is no list, and for one of `mappings` that is no mapping."""
+    for name, value in lists.items():
+        if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
+            raise UsageError(f"Trainer.of.{name}: {value!r} is not a list: write {name}=[…].")
+    for name, value in mappings.items():
+        if not isinstance(value, Mapping):
+            raise UsageError(f"Trainer.of.{name}: {value!r} is not a mapping: write {name}={{…}}.")
+
+
+def _plain(**settings: Any) -> dict[str, Any]:
+    """The settings with NumPy numbers as Python numbers."""
+    return {
+        name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()
+    }

@@ -21,20 +21,16 @@ from paddle_dp.train.progress import Progress
 from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.rounds import RoundDriver
 from paddle_dp.train.run import Run
-from paddle_dp.train.run_folder import RunFolder, lost
 from paddle_dp.train.step_hooks import (
     CallbackHook,
     GuardHook,
-    MeasureHook,
-    ProcessorsHook,
     ProgressHook,
     SpeedHook,
     StopHook,
     WeightsHook,
 )
 from paddle_dp.train.steps import StepDriver, StepHook
-from paddle_dp.train.stopping import LOST_FOLDER, StopRequests, end_interrupted
-from paddle_dp.train.stragglers import Stragglers
+from paddle_dp.train.stopping import LOST_FOLDER, RunFolder, StopRequests, end_interrupted, lost
 from paddle_dp.train.training_state import TrainingState
 from paddle_dp.units import Every, Length
 
@@ -67,8 +63,7 @@ class Trainer(TrainingState):
         self.until = Length(0, "steps")
         self._folder = RunFolder(self.run.folder) if self.mesh.is_main else None
         self._refusals = Refusals(self.judge, learner, loader, self.soundness)
-        self.stragglers: Stragglers | None = None
-        self.measurements = Measurements(learner, loader, self.run)
+        self.measurements = Measurements(self)
         for callback in callbacks:
             self.add(callback)
 
@@ -98,10 +93,9 @@ class Trainer(TrainingState):
 
     def _train_to_the_end(self) -> None:
         synchronous = self.learner.worker is None
-        if self.mesh.ranks > 1 and synchronous:
-            self.stragglers = Stragglers(self.mesh, self._shares())
+        stragglers = self.measurements.compare_ranks()
         with StopRequests(
-            self.mesh, self.run.max_time, stragglers=self.stragglers, folder=self._folder
+            self.mesh, self.run.max_time, stragglers=stragglers, folder=self._folder
         ) as requests:
             self._refusals.begin(self.progress.step)
             consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
@@ -139,11 +133,6 @@ class Trainer(TrainingState):
         for reads in (False, True):
             self.call("end", [c for c in self.callbacks if c.reads is reads], end)
 
-    def _shares(self) -> list[int]:
-        """How many samples of a full batch each rank computes."""
-        axes, sampler = self.mesh.axes, self.loader.sampler
-        return [sampler.samples_of_rank(axes.dp_rank(rank), axes.dp_size) for rank in range(self.mesh.ranks)]
-
     def _interrupt(self, reason: str) -> NoReturn:
         """Lets the callbacks save, and raises StoppedError."""
         moment = self.moment("interrupted")
@@ -167,15 +156,13 @@ class Trainer(TrainingState):
         if self.learner.worker is not None:
             return RoundDriver(self, self.learner.worker, requests, self.check_every)
         hooks: list[StepHook] = [
-            GuardHook(self, self._refusals, requests, self.measurements),
+            GuardHook(self, self._refusals),
             ProgressHook(self),
             SpeedHook(self),
-            CallbackHook(self, self._refusals, self.stragglers),
+            CallbackHook(self, self._refusals, self.measurements.slowest_numbers),
             StopHook(self, requests),
-            MeasureHook(self, self.measurements),
+            *self.measurements.hooks(),
         ]
         if self.check_every is not None:
             hooks.append(WeightsHook(self, self.check_every))
-        if self.judge.guard.recompute is not None:
-            hooks.append(ProcessorsHook(self, self.judge.guard.recompute))
         return StepDriver(self, hooks)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from paddle_dp.callbacks import _lines
-from paddle_dp.plan import why_lines
-from paddle_dp.plan.measured import Measured
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 from paddle_dp.units import Every
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
+
+    from paddle_dp.train.callback import StepMeasurement
 
 
 # The progress bar on a terminal: the epoch's progress, the last numbers, the time left --------------------------------
@@ -198,12 +198,12 @@ class Console(Callback):
         self._read = moment.progress.step
         self._on_each(lambda sink: sink.show(moment.progress, moment.numbers))
 
-    def measured(self, moment: Moment, measured: Measured) -> None:
+    def measured(self, moment: Moment, measured: StepMeasurement) -> None:
         if measured.watched:
-            for line in why_lines.lines(measured):
+            for line in measured.report():
                 self._print_line(line)
-        elif starved := why_lines.starved(measured):
-            self._print_line(starved)
+        elif starvation := measured.starvation():
+            self._print_line(starvation)
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:
         self._evaluation = evaluation

@@ -10,16 +10,18 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddle_dp.callbacks._journal import Journal
 from paddle_dp.checkpoint.disk import open_regular, replace
 from paddle_dp.errors import CheckpointError, message_of
-from paddle_dp.plan.measured import Measured
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.evaluation import as_json
 from paddle_dp.train.judge import as_fields
 from paddle_dp.units import Every
+
+if TYPE_CHECKING:
+    from paddle_dp.train.callback import StepMeasurement
 
 # A step's line as written here; parsing with json takes three times as long, which matters in a file of 2 GB.
 _STEP = re.compile(rb'\{"event": "step", "epoch": \d+, "step": (\d+), [^{}]*\}\n')
@@ -112,7 +114,7 @@ class Metrics(Callback):
                 self._open(moment.progress.step)
         self._write(moment, as_fields(refusal))
 
-    def measured(self, moment: Moment, measured: Measured) -> None:
+    def measured(self, moment: Moment, measured: StepMeasurement) -> None:
         self._write(moment, measured.as_fields())
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:

@@ -6,6 +6,7 @@ continues it. `paddle-dp certificate RUN` reads it (proof.certified).
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paddle_dp.certificate.verified import Verdicts
 from paddle_dp.checkpoint import Checkpoint, checkpoints, json_codec, load, step_of
 from paddle_dp.checkpoint.disk import replace
 from paddle_dp.checkpoint.manifest import MANIFEST
@@ -34,15 +36,21 @@ FORMAT = 1
 DONE = "done"
 _BITS = 16  # bytes of a digest
 VARIABLES = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # they decide how products are summed, and so the bits
-_UNUSED = (
-    "callbacks",
-    "watch",
-    "train.max_time",
-    "train.patience",
-    "train.device",
-    "arguments",
-)  # they decide no number
+# These settings decide no number.
+_UNUSED = ("callbacks", "watch", "train.max_time", "train.patience", "train.device", "arguments")
 Content = dict[str, Any]
+
+
+def with_proof(run: Run) -> Run:
+    """The run with the search for its proof; unchanged for a script, and if `verify` does not compare such a
+    training."""
+    if run.recipe is None or run.identity is None:
+        return run
+    config = run.recipe.strategy.config
+    is_compared = config.compared_by_step or not config.not_promised(run.recipe)
+    if not is_compared or (run.mesh.ranks == 1 and config.batch_chunks == 1):
+        return run
+    return dataclasses.replace(run, proof=Verdicts(run.recipe, run.mesh, run.identity))
 
 
 class CertificateWriter(Callback):
@@ -244,13 +252,10 @@ def attempt_of(content: Content, step: int) -> Content:
 
     Raises KeyError if that attempt did not reach `step`.
     """
-    for attempt in reversed(content["attempts"]):
-        if attempt["from"] < step <= attempt["to"]:
-            matching: Content = attempt
-            return matching
-        if step > attempt["from"]:
-            break
-    raise KeyError(step)
+    attempt: Content | None = next((a for a in reversed(content["attempts"]) if step > a["from"]), None)
+    if attempt is None or step > attempt["to"]:
+        raise KeyError(step)
+    return attempt
 
 
 def digest_of(value: Any) -> str:

@@ -134,14 +134,8 @@ class Verdicts:
     @property
     def _command(self) -> str:
         """The command that makes the proof."""
-        argv = [
-            "paddle-dp",
-            "verify",
-            str(self.recipe.folder / "recipe.yaml"),
-            "--ranks",
-            str(self.mesh.ranks),
-        ]
-        return shlex.join(argv)
+        recipe = str(self.recipe.folder / "recipe.yaml")
+        return shlex.join(["paddle-dp", "verify", recipe, "--ranks", str(self.mesh.ranks)])
 
 
 def _changes(verdict: Verdict, facts: Facts, identity: RunSignature) -> list[str]:

@@ -17,7 +17,6 @@ from paddle_dp.checkpoint.folder import (
     prune,
     set_best,
 )
-from paddle_dp.checkpoint.host_memory import HostMemory
 from paddle_dp.checkpoint.loading import Checkpoint, load
 from paddle_dp.checkpoint.manifest import Checks, UnusableError, checkpoints, content_of, step_name, step_of
 from paddle_dp.checkpoint.merge import is_adapter, merge
@@ -25,7 +24,7 @@ from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_name, optim
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
 from paddle_dp.checkpoint.saving import NotWrittenError, Snapshot, save, still_not
 from paddle_dp.checkpoint.shards import Box, TensorShard
-from paddle_dp.checkpoint.tensors import fill, put, tensor_shard
+from paddle_dp.checkpoint.tensors import HostMemory, fill, put, tensor_shard
 
 __all__ = [
     "BackgroundSave", "Box", "Checkpoint", "Checks", "HostMemory", "NotWrittenError", "Snapshot",

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paddle_dp.checkpoint.other_names import names_of, translated
+from paddle_dp.checkpoint.other_names import Translated, names_of, translated
 from paddle_dp.checkpoint.source import Opened, check_patterns, fits
-from paddle_dp.checkpoint.translated import Translated
 from paddle_dp.errors import UsageError
 from paddle_dp.recipe import Load
 from paddle_dp.text import and_more

@@ -1,7 +1,7 @@
 """Sources of weights, which read any box of a tensor by its name.
 
 Sources are a checkpoint of any layout, safetensors files and pickle files (`checkpoint.pickled`), single or with an
-index as in a Hugging Face folder. `checkpoint.translated` wraps a source with other names than the model's.
+index as in a Hugging Face folder. `checkpoint.other_names` wraps a source with other names than the model's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from paddle_dp.checkpoint.manifest import MANIFEST, checkpoints, content_of
 from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.pickled import PickledFile
 from paddle_dp.checkpoint.tensor_file import read_header, read_metadata, read_rows
+from paddle_dp.checkpoint.tensors import WeightSource
 from paddle_dp.errors import CheckpointError, UsageError, did_you_mean, similar
 
 _MODEL, _EMA = "model/", "ema/"
@@ -32,25 +33,6 @@ _KINDS = (
     "a checkpoint, a run's folder (its newest one), RUN/best, RUN/STEP, a folder of Hugging Face's, or a file: "
     ".safetensors, .pdparams, .bin, .pt, .pth or .index.json"
 )
-
-
-class WeightSource(Protocol):
-    """Tensors by name. `folder`: their path, for messages."""
-
-    folder: Path
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def dtype(self, name: str) -> str: ...
-
-    def read(
-        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> np.ndarray:
-        """Reads the box of this shape at `offset` (default: the whole tensor) as a new array; bfloat16 as uint16."""
-        ...
 
 
 class Opened(WeightSource, Protocol):

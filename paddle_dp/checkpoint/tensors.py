@@ -1,9 +1,10 @@
-"""Converts Paddle tensors to a checkpoint's shards, and loads them back."""
+"""Converts Paddle tensors to a checkpoint's shards, in memory that successive snapshots reuse, and loads them back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -14,8 +15,61 @@ from paddle_dp.tensors import bytes_of, dtype_of, nbytes, widened
 if TYPE_CHECKING:
     import paddle
 
-    from paddle_dp.checkpoint.host_memory import Room
-    from paddle_dp.checkpoint.source import WeightSource
+_ALIGNED = 64  # bytes, of the arrays in a snapshot's memory
+
+
+class HostMemory:
+    """The memory of one snapshot. A second one, copied into the same HostMemory, overwrites the first.
+
+    The kernel provides new memory page by page, at the first write: copying 500 MB into 123 new arrays took 0.5 s on a
+    busy machine, and 0.06 s into memory that had been written before.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, np.ndarray] = {}
+
+    def room(self, name: str, size: int, tensors: int) -> Room:
+        """Room for `tensors` tensors of `size` bytes in total. The caller's `name` identifies the reused block."""
+        required = size + tensors * _ALIGNED
+        block = self._blocks.get(name)
+        if block is None or block.size < required:
+            # One large block, for which NumPy asks for huge pages.
+            self._blocks[name] = block = np.empty(required, np.uint8)
+        return Room(block)
+
+
+class Room:
+    """A block of host memory, allocated piece by piece."""
+
+    def __init__(self, block: np.ndarray):
+        self._block, self._offset = block, 0
+
+    def take(self, size: int) -> np.ndarray:
+        """The next `size` bytes, uint8 [size]. Raises ValueError if fewer are left."""
+        start = -(-self._offset // _ALIGNED) * _ALIGNED
+        if start + size > self._block.size:
+            raise ValueError(f"{size} bytes, where {max(self._block.size - start, 0)} are left")
+        self._offset = start + size
+        return self._block[start : self._offset]
+
+
+class WeightSource(Protocol):
+    """Tensors by name. `folder`: their path, for messages."""
+
+    folder: Path
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def dtype(self, name: str) -> str: ...
+
+    def read(
+        self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None
+    ) -> np.ndarray:
+        """Reads the box of this shape at `offset` (default: the whole tensor) as a new array; bfloat16 as uint16."""
+        ...
 
 
 def tensor_shard(

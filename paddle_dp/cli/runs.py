@@ -16,7 +16,6 @@ from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.plan.changes import changes
 from paddle_dp.plan.measured import NOT_MEASURED, Measured
-from paddle_dp.plan.why_lines import lines
 
 PLAIN = ("strategy.use=single", "train.precision=float32")  # the plain one-process model
 
@@ -26,7 +25,7 @@ def report(run: Path, json: bool = False) -> str:
     measurement = _last(run)
     measured = Measured.from_fields(measurement)
     if not json:
-        return "\n".join(lines(measured))
+        return "\n".join(measured.report())
     advice = [asdict(change) for change in changes(measured.rank_times, measured.facts)]
     return json_text.dumps({**measured.as_fields(), "changes": advice}, indent=2)
 

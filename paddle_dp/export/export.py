@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddle_dp.assembly.assemble import find_checkpoint
-from paddle_dp.assembly.build import dataset, learner_of
+from paddle_dp.assembly.build import dataset, learner_of, load_trained
 from paddle_dp.checkpoint import Checkpoint
 from paddle_dp.core.lora import merge_low_rank
 from paddle_dp.data.randomness import restoring_globals
@@ -22,7 +21,6 @@ from paddle_dp.export.target import INFO, check_target, new_export
 from paddle_dp.mesh import join
 from paddle_dp.recipe import Recipe
 from paddle_dp.structure import mapped
-from paddle_dp.train.state import load_model
 
 SAMPLES = 8
 # Relative to the largest output. The program runs Paddle's kernels and is usually bit-identical; ONNX runs others.
@@ -45,7 +43,7 @@ def export(recipe: Recipe, options: dict[str, Any]) -> None:
 def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     """Writes all files, verifies them, and returns a summary for the screen."""
     data = dataset(recipe, "test")
-    model, checkpoint = _trained(recipe, options.get("checkpoint") or "newest", bool(options.get("ema")))
+    model, checkpoint = _trained(recipe, options)
     inputs = program.batches(_samples(data, model), lambda batch: program.outputs(model, batch))
     expected = [program.outputs(model, batch) for batch in inputs]
     program.check_finite(expected)
@@ -75,12 +73,11 @@ def _write(folder: Path, recipe: Recipe, options: dict[str, Any]) -> list[str]:
     return lines + [f"{name}: {result}" for name, result in parity.items()]
 
 
-def _trained(recipe: Recipe, which: str, ema: bool) -> tuple[paddle.nn.Layer, Checkpoint]:
+def _trained(recipe: Recipe, options: dict[str, Any]) -> tuple[paddle.nn.Layer, Checkpoint]:
     """Returns the model with a checkpoint's weights, or with their averages, in evaluation mode."""
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     learner = learner_of(recipe, mesh)
-    checkpoint = find_checkpoint(recipe.folder, which, mesh)
-    load_model(checkpoint, learner, ema=ema)
+    checkpoint = load_trained(recipe, options, learner)
     try:
         learner.check(f"{checkpoint.folder} cannot be exported")
     except NotFiniteError as error:

@@ -11,11 +11,11 @@ import numpy as np
 
 from paddle_dp.assembly.build import plain_learner
 from paddle_dp.checkpoint import TensorShard, find, is_adapter, load, tensor_shard
-from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, names_of
+from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, Origin, Translated, names_of, origins_of
 from paddle_dp.checkpoint.shards import DTYPES
-from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf, WeightSource
+from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf
 from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
-from paddle_dp.checkpoint.translated import Origin, Translated, origins_of
+from paddle_dp.checkpoint.tensors import WeightSource
 from paddle_dp.core.lora import merge_low_rank
 from paddle_dp.errors import CheckpointError, ExportError
 from paddle_dp.export.target import INFO, check_target, new_export

@@ -35,6 +35,7 @@ from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import LoaderSettings
+from paddle_dp.text import numbered
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
@@ -51,9 +52,10 @@ def compare(facts: Facts, mesh: Mesh, advice: str) -> None:
     """Raises UsageError, on every rank, unless all have the same `facts` (JSON values). The message names the first
     that differs, its values and their ranks. Collective; if all are equal, it costs one small all_gather.
     """
-    if mesh.ranks == 1 or len(set(mesh.gather(_digest(facts)))) == 1:
+    text = json.dumps(facts, default=str)  # NumPy numbers become strings
+    if mesh.ranks == 1 or len(set(mesh.gather(checksum(text)))) == 1:
         return
-    rows = mesh.gather([json.loads(_text(facts)), mesh.host, _node(mesh)])
+    rows = mesh.gather([json.loads(text), mesh.host, _node(mesh)])
     tables = [row[0] for row in rows]
     key = next((key for key in _keys(tables) if not are_same(*(table.get(key) for table in tables))), None)
     if key is None:
@@ -94,9 +96,7 @@ def compare_data(split: str, dataset: Any, seed: int, settings: LoaderSettings, 
     local_fingerprint = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
     mesh.wait("samples read")  # a slow disk may take longer than a collective waits
     tables = mesh.gather(local_fingerprint) if mesh.ranks > 1 else [local_fingerprint]
-    for table in tables:
-        if (dependence := table.get(COLLATING, "")).startswith(NEIGHBOUR_DEPENDENCE):
-            raise UsageError(f"the {split} data: {dependence}")
+    _refuse_dependence(tables, f"the {split} data")
     shared = [key for key in local_fingerprint if all(key in table for table in tables)]
     comparable = [key for key in shared if _is_comparable([table[key] for table in tables])]
     compare({f"{key} of the {split} data": local_fingerprint[key] for key in comparable}, mesh, SAME_DATA)
@@ -114,9 +114,15 @@ def data_of_main(dataset: Any, seed: int, settings: LoaderSettings, mesh: Mesh) 
         local_fingerprint = fingerprint(dataset, seed, bool(settings.num_workers), settings.timeout.seconds)
     mesh.wait("samples read")
     main_fingerprint: dict[str, str] = mesh.gather(local_fingerprint)[0]
-    if (dependence := main_fingerprint.get(COLLATING, "")).startswith(NEIGHBOUR_DEPENDENCE):
-        raise UsageError(f"the data that rank 0 reads: {dependence}")
+    _refuse_dependence([main_fingerprint], "the data that rank 0 reads")
     return main_fingerprint
+
+
+def _refuse_dependence(fingerprints: Iterable[Mapping[str, str]], data_name: str) -> None:
+    """Raises UsageError if a sample depends on the others of its batch."""
+    for table in fingerprints:
+        if (dependence := table.get(COLLATING, "")).startswith(NEIGHBOUR_DEPENDENCE):
+            raise UsageError(f"{data_name}: {dependence}")
 
 
 def _is_comparable(texts: list[str]) -> bool:
@@ -170,15 +176,6 @@ def agreed_folder(folder: Path, mesh: Mesh) -> Path:
     return Path(named[0])
 
 
-def _text(facts: Facts) -> str:
-    """The facts as JSON; NumPy numbers become strings."""
-    return json.dumps(facts, default=str)
-
-
-def _digest(facts: Facts) -> str:
-    return checksum(_text(facts))
-
-
 def _keys(tables: Iterable[Facts]) -> list[str]:
     """The first rank's keys in their order, then the keys that only others have."""
     return list(dict.fromkeys(key for table in tables for key in table))
@@ -192,9 +189,8 @@ def _node(mesh: Mesh) -> int | None:
 
 def _named(ranks: list[int], rows: list[Any]) -> str:
     """«rank 1 (node 1, host b)», «ranks 0, 1, 2 (host a)»."""
-    listed = ", ".join(map(str, ranks[:8])) + (f", … ({len(ranks)} of them)" if len(ranks) > 8 else "")
     nodes = sorted({rows[rank][2] for rank in ranks if rows[rank][2] is not None})
     hosts = sorted({rows[rank][1] for rank in ranks})
     where = [f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes[:4]))}"] if nodes else []
     where.append(f"host {', '.join(hosts[:4])}")
-    return f"rank{'s' * (len(ranks) > 1)} {listed} ({'; '.join(where)})"
+    return f"{numbered('rank', ranks, 8)} ({'; '.join(where)})"

@@ -212,27 +212,34 @@ class RunSignature:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """The settings of a training as its recipe or its script gave them. `batch` is global; `length` is None if only
-    `fit` gets it.
+    """The settings of a training as its recipe or its script gave them.
 
-    `requested` is the recipe that strategy and callbacks check and may refuse; `recipe` is the same, or None for a
-    script, whose `requested` is made up. `named_settings`: the settings of the parts that a script gave by name.
-    `script_callbacks`: the callbacks that it made.
+    `requested`: the recipe that strategy and callbacks check and may refuse; a script's is made up of its arguments.
+    `length`: None if only `fit` gets it. A proof changes `length`, `shuffle` and `drop_last`. `named_settings`: the
+    settings of the parts that a script gave by name. `script_callbacks`: the callbacks that it made.
     """
 
-    strategy: Part
     requested: Recipe
-    batch: int
-    micro_batches: int = 1
+    is_script: bool = False
+    length: Length | None
     shuffle: bool = True
-    drop_last: bool = False
-    seed: int = 0
-    length: Length | None = None
-    guard: Guard = field(default_factory=Guard)
-    ema: Ema | None = None
-    recipe: Recipe | None = None
+    drop_last: bool
     named_settings: Mapping[str, Any] = field(default_factory=dict)
     script_callbacks: Sequence[Any] = ()
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe that the user wrote; None for a script."""
+        return None if self.is_script else self.requested
+
+    @property
+    def seed(self) -> int:
+        return self.requested.train.seed
+
+    @property
+    def batch(self) -> int:
+        """Samples of a global batch."""
+        return self.requested.train.batch
 
     @property
     def scatters(self) -> bool:
@@ -246,11 +253,15 @@ def setup_facts(setup: TrainingSettings) -> dict[str, Any]:
         codes = recipe_code(recipe)
         other_code = {key: code for key, code in module_code().items() if code not in codes.values()}
         return {**codes, **other_code, **recipe_facts(recipe)}
-    names = ("batch", "micro_batches", "shuffle", "drop_last", "seed")
-    train = {"length": setup.length and str(setup.length), **{name: getattr(setup, name) for name in names}}
+    requested = setup.requested
+    train = {
+        "length": setup.length and str(setup.length), "batch": setup.batch,
+        "micro_batches": requested.train.micro_batches, "shuffle": setup.shuffle, "drop_last": setup.drop_last,
+        "seed": setup.seed,
+    }  # fmt: skip
     settings = {
-        "strategy": setup.strategy.settings, "train": train, "guard": _as_texts(setup.guard),
-        "ema": _as_texts(setup.ema), "dataset.reading": setup.requested.dataset.reading, **setup.named_settings,
+        "strategy": requested.strategy.settings, "train": train, "guard": _as_texts(requested.guard),
+        "ema": _as_texts(requested.ema), "dataset.reading": requested.dataset.reading, **setup.named_settings,
     }  # fmt: skip
     facts = {name: fact for key, value in settings.items() for name, fact in flat(key, value).items()}
     return {"code of the script": script_code(), **module_code(), **facts}

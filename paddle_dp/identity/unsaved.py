@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from paddle_dp.core.consistency import digests
 from paddle_dp.learner import Learner
+from paddle_dp.text import and_more
 
 
 class Unsaved:
@@ -26,8 +27,8 @@ class Unsaved:
             return
         if buffers:
             _print(
-                f"buffer {_first(buffers)}: changed in training, and not in the checkpoint, so a resumed run starts "
-                "with its first value. If later batches read it, make it with register_buffer(name, tensor): a tensor "
+                f"buffer {buffers[0]}{and_more(buffers)}: changed in training, and not in the checkpoint, so a resumed "
+                "run starts with its first value. If later batches read it, make it with register_buffer(name, tensor): a tensor "
                 "that is assigned to a layer's attribute, or made with persistable=False, is not saved."
             )
         if optimizer:
@@ -38,8 +39,8 @@ class Unsaved:
             )
         if attributes:
             _print(
-                f"{_first(attributes)}: changed in training, and not in the checkpoint, so a resumed run starts with "
-                "its first value. If later batches read it, keep it in a buffer of the model (register_buffer); of a "
+                f"{attributes[0]}{and_more(attributes)}: changed in training, and not in the checkpoint, so a resumed "
+                "run starts with its first value. If later batches read it, keep it in a buffer of the model (register_buffer); of a "
                 "schedule, name it in state_keys."
             )
 
@@ -60,18 +61,14 @@ def changes_printed(learner: Learner, step: int) -> Iterator[None]:
     names = list(dict.fromkeys(name for row in changed for name in row))
     if names and learner.mesh.is_main:
         _print(
-            f"{_first(names)}: a callback changed it in `start`, after {step} updates. A run that was not interrupted "
-            "has it otherwise: change weights only where moment.progress.step is 0."
+            f"{names[0]}{and_more(names)}: a callback changed it in `start`, after {step} updates. A run that was not "
+            "interrupted has it otherwise: change weights only where moment.progress.step is 0."
         )
 
 
 def _digests(learner: Learner) -> dict[str, tuple[int, int]]:
     state = learner.placed.state()
     return dict(zip(state, digests(state.values()), strict=True))
-
-
-def _first(names: Sequence[str]) -> str:
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _print(line: str) -> None:

@@ -228,13 +228,10 @@ def _more_ranks(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tunin
     """Twice the ranks halve the computing of each; the wire carries 2 (n - 1) / n of the gradients."""
     count = len(rank_times)
     computing = [times.forward + times.backward for times in rank_times]
-    if (
-        min(computing) < 0.6 * _step(rank_times)
-        or facts.batch < 2 * count
-        or facts.degrees.get("pipeline", 1) > 1
-    ):
-        return
-    if facts.servers:  # more workers need more of the servers' links
+    is_cut = (
+        facts.degrees.get("pipeline", 1) > 1 or facts.servers
+    )  # more workers need more of the servers' links
+    if is_cut or min(computing) < 0.6 * _step(rank_times) or facts.batch < 2 * count:
         return
     data = facts.degrees.get("data", 1)
     more = 1.0 if data == 1 else ((2 * data - 1) / (2 * data)) / ((data - 1) / data)

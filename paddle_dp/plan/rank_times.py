@@ -27,6 +27,7 @@ COMPONENT_OF_PHASE = {
 }  # fmt: skip
 _WIRE = -1
 WORK_COMPONENTS = ("data", "forward", "backward", "update", "callbacks")
+_ADDED_UP = ("step", *WORK_COMPONENTS, "exchange", "hidden", "waiting", "exchanges", "busy", "workers_busy")
 
 
 @dataclass(kw_only=True)
@@ -279,17 +280,9 @@ def _hidden_seconds(transfers: Iterable[Sequence[float]], waits: Sequence[Sequen
 
 
 def _per_step(times: RankTimes, steps: int) -> None:
-    for name in (
-        "step",
-        *WORK_COMPONENTS,
-        "exchange",
-        "hidden",
-        "waiting",
-        "exchanges",
-        "busy",
-        "workers_busy",
-    ):
-        setattr(times, name, getattr(times, name) / steps)
-    times.waits_for = {rank: seconds / steps for rank, seconds in times.waits_for.items()}
-    times.wire = {phase: seconds / steps for phase, seconds in times.wire.items()}
-    times.works = {called: seconds / steps for called, seconds in times.works.items()}
+    for name in (*_ADDED_UP, "waits_for", "wire", "works"):
+        value = getattr(times, name)
+        is_table = isinstance(value, dict)
+        setattr(
+            times, name, {key: part / steps for key, part in value.items()} if is_table else value / steps
+        )

@@ -159,10 +159,8 @@ class Interval:
 
 def intervals(content: Content, run: Path) -> list[Interval]:
     """The intervals between the beginning and the usable checkpoints. Raises UsageError if there are none."""
-    spans = [
-        Interval(start=start, to=to, begin=begin, end=end, recipe=_recipe(end))
-        for (start, begin), (to, end) in itertools.pairwise(_checkpoint_steps(content, run).items())
-    ]
+    checkpoint_steps = _checkpoint_steps(content, run)
+    spans = [_interval(checkpoint_steps, start, to) for start, to in itertools.pairwise(checkpoint_steps)]
     if not spans:
         raise UsageError(f"{run} cannot be trained again: there is no checkpoint to compare with.")
     return spans
@@ -175,17 +173,21 @@ def interval_to(content: Content, run: Path, step: int) -> Interval:
         certificates.attempt_of(content, step)
         start = max(saved for saved in checkpoint_steps if saved < step)
     except (KeyError, ValueError):
+        first = min(checkpoint_steps, default=0)
         raise UsageError(
             f"--step {step}: the run did its updates 1 to {content['attempts'][-1]['to']}"
-            + (
-                f", and the first checkpoint is of step {min(checkpoint_steps)}."
-                if checkpoint_steps and min(checkpoint_steps)
-                else "."
-            )
+            + (f", and the first checkpoint is of step {first}." if first else ".")
         ) from None
-    begin, end = checkpoint_steps[start], checkpoint_steps.get(step)
-    later = next((path for saved, path in checkpoint_steps.items() if saved >= step), begin)
-    return Interval(start=start, to=step, begin=begin, end=end, recipe=_recipe(later))
+    return _interval(checkpoint_steps, start, step)
+
+
+def _interval(checkpoint_steps: Mapping[int, Path | None], start: int, to: int) -> Interval:
+    """Updates `start` + 1 to `to`, with the recipe of the first checkpoint after them, or of the one before them."""
+    later = next((step for step in checkpoint_steps if step >= to), start)
+    return Interval(
+        start=start, to=to, begin=checkpoint_steps[start], end=checkpoint_steps.get(to),
+        recipe=_recipe(checkpoint_steps[later]),
+    )  # fmt: skip
 
 
 def _checkpoint_steps(content: Content, run: Path) -> dict[int, Path | None]:

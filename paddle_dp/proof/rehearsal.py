@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 from paddle import nn
 
-from paddle_dp.assembly.assemble import TrainerBuilder
+from paddle_dp.assembly.assemble import Split, TrainerBuilder, TrainerSpec
 from paddle_dp.assembly.build import setup
 from paddle_dp.assembly.initial import load_full
-from paddle_dp.assembly.setup import Split, TrainerSpec
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import save

@@ -1,29 +1,41 @@
-"""Names the sample that causes a number that is not finite, or a bad target.
+"""Explains the errors that end a training: the sample that causes a number that is not finite, or a bad target, since
+when numbers are bad, the checkpoint to go back to, and what a device's memory was too small for.
 
 Before the training ends, the samples just read are read again; for a skipped update, its batch is searched.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from threading import Thread
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import paddle
 
+from paddle_dp import checkpoint as checkpoints
 from paddle_dp.batch import Batch
+from paddle_dp.core.memory_error import unallocated
 from paddle_dp.data import Loader
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import name, read_samples
-from paddle_dp.errors import LossError, TargetError
+from paddle_dp.errors import LossError, NotFiniteError, OutOfMemoryError, PaddleDPError, TargetError
+from paddle_dp.learner.learner import Learner
+from paddle_dp.learner.memory import size, states
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.structure import leaves, named_leaves
+from paddle_dp.text import amount, numbered
+from paddle_dp.train.evaluation import Evaluation
+from paddle_dp.train.meter import peak_memory
+from paddle_dp.train.run import Run
 
 PATIENCE = 20.0  # seconds; less than gloo's time limit of 30 s, or the ranks that wait would fail first
 _BFLOAT16 = "bfloat16"
+OOM_MESSAGE = "Out of memory error"
 
 
 def bad_sample(loader: Loader, steps: Iterable[int], mesh: Mesh, data_name: str = "training") -> str:
@@ -146,3 +158,121 @@ def _first_row(array: Any) -> int | None:
         return None
     bad = ~np.isfinite(array.reshape(len(array), -1)).all(1)
     return int(bad.argmax()) if bad.any() else None
+
+
+class NumericsCheck:
+    """Keeps the last `step` after which weights and states were good (None: not checked yet), and the last one whose
+    loss was `finite` (0: none was read). Explains errors after them.
+
+    Its methods are collective: all ranks see the same numbers and raise the same error.
+    """
+
+    def __init__(self, run: Run, loader: Loader):
+        self.run, self.loader, self.mesh = run, loader, run.mesh
+        self.step: int | None = None
+        self.finite = 0
+
+    def explained(self, error: PaddleDPError, step: int, advice: str = "") -> PaddleDPError:
+        """The same error, raised after `step`, with the bad sample if there is one, the last good step, the `advice`,
+        and the checkpoint to go back to."""
+        sentences = [str(error)]
+        if isinstance(error, NotFiniteError):
+            self.loader.close()  # or its workers would read on meanwhile
+            # A finite loss is no reason to begin later: Paddle's ReLU makes 0 of a NaN on a CPU.
+            first = step if self.step is None or self.step >= step else self.step + 1
+            sentences.append(bad_sample(self.loader, range(max(first, 1), step + 1), self.mesh))
+        if (self.step or 0) < self.finite < step:
+            sentences.append(f"The loss was finite at step {self.finite}, when it was last read.")
+        elif self.step is not None and self.step < step:
+            sentences.append(f"All was good after step {self.step}, when it was last looked at.")
+        return type(error)(" ".join(filter(None, [*sentences, advice, self.last_good()])))
+
+    def last_good(self) -> str:
+        """A sentence on the checkpoint to go back to, as rank 0 sees the folder."""
+        folder, sentence = self.run.folder / "checkpoints", ""
+        if self.mesh.is_main:
+            resume = "--resume" if self.run.recipe is not None else "resume=True"
+            if good := checkpoints.newest_good(folder):
+                sentence = f"The newest checkpoint that was found good is {good}: {resume} continues from it."
+            elif checkpoints.checkpoints(folder):
+                sentence = f"No checkpoint in {folder} was found good when it was saved."
+            else:
+                sentence = f"There is no checkpoint in {folder} to go back to."
+        # Rank 0 reads all its bytes, which may take longer than a collective waits.
+        self.mesh.wait("newest good checkpoint")
+        return str(self.mesh.gather(sentence)[0])
+
+    def refuse_loss(self, loss: float, step: int, local_loss: float | None = None) -> NoReturn:
+        """Raises NotFiniteError for a loss that is NaN or infinite; the message names the ranks with a bad
+        `local_loss`, their share of it."""
+        bad = [
+            rank for rank, share in enumerate(self.mesh.gather(local_loss)) if not math.isfinite(share or 0.0)
+        ]
+        where = f"step {step}{_on(bad) if self.mesh.ranks > 1 else ''}"
+        layer = " guard: {non_finite: stop} looks before each update, and names the layer."
+        self._refuse(f"the loss is {loss} at {where}", step, layer)
+
+    def refuse_gradients(self, norm: float, faulty: dict[str, str], step: int) -> NoReturn:
+        """Raises NotFiniteError for a gradient norm that is NaN or infinite. The message names the first of the
+        `faulty` gradients (name → its bad values on this rank), and its rank."""
+        first = self.first_gradient(faulty)
+        where = f": that{first}" if first else ""
+        self._refuse(f"the gradient norm is {norm} at step {step}{where}", step)
+
+    def first_gradient(self, faulty: dict[str, str]) -> str:
+        """Describes the first of all ranks' faulty gradients: « of 'fc1.weight' has 3 NaN of 100 on ranks 0, 1»; all
+        ranks that have summed it have it. "" without one."""
+        gathered = self.mesh.gather(faulty)
+        first = next((row for rows in gathered for row in rows.items()), None)
+        if first is None:
+            return ""
+        return f" of '{first[0]}' has {first[1]}{_on([r for r, rows in enumerate(gathered) if first[0] in rows])}"
+
+    def _refuse(self, problem: str, step: int, more: str = "") -> NoReturn:
+        helps = "A lower schedule.learning_rate, a longer schedule.warmup or optimizer.clip usually helps."
+        error = NotFiniteError(f"{problem}: training cannot go on from here.")
+        raise self.explained(error, step, f"{helps}{more}")
+
+    def refuse_evaluation(self, evaluation: Evaluation, when: str) -> NoReturn:
+        """Raises NotFiniteError for an evaluation with NaN or infinite numbers, if all weights are finite."""
+        loader, why = self.run.test_loader, ""
+        if loader is not None:
+            why = bad_sample(loader, range(1, loader.batches + 1), self.mesh, "held-out")
+        raise NotFiniteError(
+            f"{when} gives {evaluation.bad_numbers}, though all weights are finite. "
+            f"{why or 'Look at the loss, its scores and the held-out data.'} {self.last_good()}"
+        )
+
+
+def _on(ranks: list[int]) -> str:
+    """« on ranks 0, 1»; "" for none."""
+    return f" on {numbered('rank', ranks)}" if ranks else ""
+
+
+def out_of_memory(error: BaseException, learner: Learner, mesh: Mesh, step: int) -> OutOfMemoryError:
+    """The `core.memory_error` of this rank's update `step`, with the size, the phase, and the bytes that the rank
+    held."""
+    parameters = [parameter for _, parameter in learner.placed.named_parameters()]
+    sizes = {
+        "parameters": size(parameters),
+        "gradients": size(parameter.grad for parameter in parameters if not parameter.stop_gradient),
+        "optimizer states": size(states(learner.optimizer)),
+    }
+    known = ", ".join(f"{name} {amount(bytes_)}" for name, bytes_ in sizes.items())
+    peak = peak_memory(mesh.device)
+    rest = max(peak - sum(sizes.values()), 0)
+    return OutOfMemoryError(
+        f"out of memory: {unallocated(error) or 'memory'} could not be allocated in {heartbeat.phase} of step {step}. "
+        f"Rank {mesh.rank} held {known} on {mesh.device}; at its peak, {amount(peak)}, the other {amount(rest)} were "
+        f"activations, buffers and exchanged tensors.{_oom_sentence(error)}\n"
+        "To reduce it: a larger train.micro_batches, strategy.recompute, strategy.sharding over more ranks "
+        "(sharding_stage 3 keeps parameters with their owners, too), strategy.offload. "
+        "`paddle-dp check RECIPE --ranks N` works it out."
+    )
+
+
+def _oom_sentence(error: BaseException) -> str:
+    """« Paddle reports: …»: the sentence with the numbers of a device; "" on a CPU."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = next((line[line.index(OOM_MESSAGE) :] for line in lines if OOM_MESSAGE in line), "")
+    return said and f" Paddle reports: {said}"

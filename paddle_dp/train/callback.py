@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from paddle_dp.train.progress import Progress
 from paddle_dp.units import Every
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from paddle_dp.errors import CheckpointError
     from paddle_dp.learner import Learner
     from paddle_dp.mesh import Mesh
-    from paddle_dp.plan.measured import Measured
     from paddle_dp.train.evaluation import Evaluation
     from paddle_dp.train.judge import Refusal
 
@@ -67,6 +66,27 @@ class Training(Protocol):
     def tell_save_failed(self, error: CheckpointError, progress: Progress | None = None) -> None:
         """Calls `save_failed` of all callbacks, after the checkpoint of `progress` could not be written. Call it on
         every rank."""
+
+
+class StepMeasurement(Protocol):
+    """Where the time of some steps went, on every rank (docs/why-slow.md)."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether the user asked to see the report (`train --why`)."""
+        ...
+
+    def report(self) -> list[str]:
+        """The lines of the report, in 80 columns."""
+        ...
+
+    def starvation(self) -> str:
+        """A sentence, if the training waits for data and further workers would help; else ""."""
+        ...
+
+    def as_fields(self) -> dict[str, Any]:
+        """The fields of a line of metrics.jsonl."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +150,7 @@ class Callback:
         going back to a checkpoint, from which `moment.progress` counts. `step` of callbacks that read is not called
         then."""
 
-    def measured(self, moment: Moment, measured: Measured) -> None:
+    def measured(self, moment: Moment, measured: StepMeasurement) -> None:
         """Called after a measurement of where the time of some steps went, on every rank (docs/why-slow.md)."""
 
     def evaluated(self, moment: Moment, evaluation: Evaluation) -> None:

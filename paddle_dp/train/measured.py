@@ -1,5 +1,7 @@
 """Measures where the time of some steps goes, on all ranks: soon after the start, and ever more rarely afterwards.
 
+`Stragglers` names a rank that is slower than its peers, which do the same work, and the phase in which it is slow.
+
 The heartbeat records these steps on a tape; `plan.rank_times` divides all ranks' tapes into parts. A measurement costs
 each rank one message before and one after. On an accelerator ranks wait for the device between the parts of measured
 steps only, so these take a little longer than others.
@@ -9,41 +11,189 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 import paddle
 
 from paddle_dp.checks.repeats import compute_without_exchange
+from paddle_dp.data import Sampler
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import AXES
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.tape import Tape
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.plan.changes import Facts
-from paddle_dp.plan.measured import Measured
+from paddle_dp.plan.measured import NOT_MEASURED, Measured
 from paddle_dp.plan.rank_times import attribute
+from paddle_dp.text import duration
+from paddle_dp.train import processors
 from paddle_dp.train.meter import peak_memory
+from paddle_dp.train.step_hooks import ProcessorsHook
+from paddle_dp.train.steps import Phase, StepHook, TrainStep
+from paddle_dp.train.training_state import TrainingState
 
 if TYPE_CHECKING:
-    from paddle_dp.data import Batch, Loader
-    from paddle_dp.learner import Learner
-    from paddle_dp.train.run import Run
+    from paddle_dp.data import Batch
 
 AFTER = 10  # steps before the first measurement: the first ones are slower
 STEPS = 20  # steps of a measurement
 RARER = 10  # the next one begins after this many times as many steps
 OFTEN = 50  # steps until the next one, with `watched`
 PIECE = 32 << 20  # bytes of gradients that are exchanged to time it
+PHASES = ("data", "forward", "backward", "exchange", "update")
+SLOW, NO_LONGER = 1.5, 1.25  # ratios to the others' time: slow from the first on, until below the second
+MATTERS = 0.1  # least delay, as a fraction of a step: a smaller one delays no other rank
+LATER = 0.010  # least delay, in seconds per step: less is the machine's other work, in steps of few ms
+# A rank is named after so many meetings in a row, over so many steps: a machine may be busy for a while.
+MEETINGS, STREAK_STEPS = 3, 5
 
 
-class Measurements:
+@dataclass(frozen=True, kw_only=True)
+class RankPace:
+    """A rank's busy seconds between two meetings, and the `usual_seconds` of its peers for as many samples.
+
+    `phase`: the one of most of its delay; `delays`: whether that is long enough to delay others.
+    """
+
+    rank: int
+    peers: Sequence[int]
+    seconds: float
+    usual_seconds: float
+    phase: str
+    delays: bool
+
+    @property
+    def times(self) -> float:
+        """The ratio to the peers' time."""
+        return self.seconds / max(self.usual_seconds, 1e-9)
+
+
+@dataclass
+class _Streak:
+    """A rank's state at the last meetings: for how many in a row, and since which step, it has been (not) slow."""
+
+    slow: bool = False
+    meetings: int = 0
+    since: int = 0
+
+
+@dataclass
+class Stragglers:
+    """Compares the ranks' busy times. `shares`: how many samples of a full batch each rank computes.
+
+    Every rank's heartbeat adds up its busy time, without waiting for others, by phase. The times travel in the
+    all-reduce with which the ranks agree on stopping, every two seconds or so (`stopping`). Each rank is compared with
+    the median of the others that hold the same pipeline stage, since the stages of a model differ by nature. Other work
+    than updates (evaluations, checkpoints, callbacks) does not count.
+
+    `slowest` is of the last meeting, None before the second and if no rank has peers. `named` are the ranks that are
+    slow now.
+    """
+
+    mesh: Mesh
+    shares: Sequence[int]
+    slowest: RankPace | None = field(default=None, init=False)
+    named: set[int] = field(default_factory=set, init=False)
+    _streaks: dict[int, _Streak] = field(default_factory=dict, init=False)
+    _step: int | None = field(default=None, init=False)  # of the last meeting
+    _spent: Mapping[str, float] = field(default_factory=dict, init=False)  # until then
+
+    @classmethod
+    def from_sampler(cls, sampler: Sampler, mesh: Mesh) -> Stragglers:
+        """Compares the ranks that compute the sampler's batches."""
+        axes = mesh.axes
+        shares = [sampler.samples_of_rank(axes.dp_rank(rank), axes.dp_size) for rank in range(mesh.ranks)]
+        return cls(mesh, shares)
+
+    @property
+    def slowest_numbers(self) -> dict[str, float]:
+        """The numbers of the slowest rank for callbacks; none if it is not known."""
+        if self.slowest is None:
+            return {}
+        return {"slowest_rank": float(self.slowest.rank), "slowest_times_others": self.slowest.times}
+
+    def bring(self, seconds: float) -> list[float]:
+        """This rank's part of a meeting's sum over all ranks: at its position its busy seconds by phase since the last
+        one, and the `seconds` that have passed; elsewhere zeros."""
+        before, self._spent = self._spent, heartbeat.spent()
+        rows = [[0.0] * (len(PHASES) + 1) for _ in range(self.mesh.ranks)]
+        by_phase = [self._spent.get(phase, 0.0) - before.get(phase, 0.0) for phase in PHASES]
+        rows[self.mesh.rank] = [*by_phase, seconds]
+        return [number for row in rows for number in row]
+
+    def hear(self, numbers: Sequence[float], step: int) -> list[str]:
+        """Takes the sum of all ranks' `bring` at `step`. Returns a sentence for each rank that has become slow, or is
+        no longer; the same on every rank."""
+        before, self._step = self._step, step
+        if before is None or step <= before:
+            return []  # start-up and the first steps, or the training went back
+        row = len(PHASES) + 1
+        rows = [numbers[row * rank : row * (rank + 1)] for rank in range(self.mesh.ranks)]
+        paces = [
+            self._pace(rank, peers, rows, step - before)
+            for rank in range(self.mesh.ranks)
+            if (peers := self._peers(rank))
+        ]
+        self.slowest = max(paces, key=lambda pace: pace.times, default=None)
+        return [sentence for pace in paces for sentence in self._judge(pace, before, step)]
+
+    def _pace(self, rank: int, peers: list[int], rows: Sequence[Sequence[float]], steps: int) -> RankPace:
+        *phase_seconds, passed = rows[rank]
+        share = max(1.0, self.shares[rank] / max(median(self.shares[peer] for peer in peers), 1))
+        usual = [share * median(rows[peer][n] for peer in peers) for n in range(len(PHASES))]
+        delays = [here - there for here, there in zip(phase_seconds, usual, strict=True)]
+        seconds = sum(phase_seconds)
+        usual_seconds = median(sum(rows[peer][:-1]) for peer in peers) * share
+        return RankPace(
+            rank=rank, peers=peers, seconds=seconds, usual_seconds=usual_seconds,
+            phase=PHASES[delays.index(max(delays))],
+            delays=seconds - usual_seconds >= max(MATTERS * passed, LATER * steps),
+        )  # fmt: skip
+
+    def _peers(self, rank: int) -> list[int]:
+        """The other ranks with the same stage of the model; for a server, the other servers."""
+        axes = self.mesh.axes
+
+        def kind(number: int) -> tuple[int, bool]:
+            return axes.coords(number)["pipeline"], number < axes.servers
+
+        return [r for r in range(self.mesh.ranks) if r != rank and kind(r) == kind(rank)]
+
+    def _judge(self, pace: RankPace, before: int, step: int) -> list[str]:
+        """A sentence, if the rank has become slow between the meetings at these steps, or is no longer."""
+        streak, is_named = self._streaks.setdefault(pace.rank, _Streak()), pace.rank in self.named
+        slow = pace.times >= (NO_LONGER if is_named else SLOW) and pace.delays
+        if slow != streak.slow or not streak.meetings:
+            self._streaks[pace.rank] = streak = _Streak(slow, 0, before)
+        streak.meetings += 1
+        if streak.meetings < MEETINGS or step - streak.since < STREAK_STEPS or slow == is_named:
+            return []
+        peers = "the others" if len(pace.peers) > 1 else f"rank {pace.peers[0]}"
+        if not slow:
+            self.named.discard(pace.rank)
+            return [f"rank {pace.rank} is as fast as {peers} again, since step {streak.since}"]
+        self.named.add(pace.rank)
+        steps, possessive = step - before, f"{peers}'" if peers.endswith("s") else f"{peers}'s"
+        per_step = f"{duration(pace.seconds / steps)} against {duration(pace.usual_seconds / steps)}"
+        return [
+            f"rank {pace.rank} takes {pace.times:.1f} × {possessive} time per step for {step - streak.since} steps "
+            f"({per_step}, without waiting), most of it in {pace.phase}"
+        ]
+
+
+class Measurements(StepHook):
     """Decides which steps are measured, and measures them. `watched`: the user sees each one (`train --why`)."""
 
-    def __init__(self, learner: Learner, loader: Loader, run: Run, watched: bool = False):
-        self.learner, self.loader, self.run, self.watched = learner, loader, run, watched
-        self.mesh: Mesh = learner.mesh
+    phase = Phase.MEASURE
+
+    def __init__(self, training: TrainingState):
+        self._training, self.watched = training, False
+        self.learner, self.loader, self.run = training.learner, training.loader, training.run
+        self.mesh: Mesh = training.mesh
+        self.stragglers: Stragglers | None = None
         self.due = -1  # the step after which something begins or ends; -1: none
         self._first = self._began = self._steps = self._total = 0
         self._local_ranks = 1
@@ -56,12 +206,41 @@ class Measurements:
         self._first, self._total = step + min(AFTER, left // 3), total
         self._due_at(self._first if left >= 3 else total)
 
-    def after(self, step: int, batch: Batch) -> Measured | None:
-        """Call it after update `due`: begins a measurement, or ends it and returns it. Collective."""
-        if self._tape is not None:
-            return self._end(step, batch)
-        self._begin(step)
-        return None
+    def watch(self) -> None:
+        """Shows the user each measurement from now on, or says why there is none."""
+        self.watched = True
+        if self.learner.worker is not None and self.mesh.is_main:
+            print(f"--why shows nothing here. {NOT_MEASURED}", flush=True)
+
+    def compare_ranks(self) -> Stragglers | None:
+        """Begins to compare the ranks' times; None if the training has one rank, or its ranks do not wait for one
+        another."""
+        if self.mesh.ranks > 1 and self.learner.worker is None:
+            self.stragglers = Stragglers.from_sampler(self.loader.sampler, self.mesh)
+        return self.stragglers
+
+    def slowest_numbers(self) -> dict[str, float]:
+        """The numbers of the slowest rank, for callbacks."""
+        return {} if self.stragglers is None else self.stragglers.slowest_numbers
+
+    def hooks(self) -> list[StepHook]:
+        """The hooks of all watches."""
+        every = self._training.judge.guard.recompute
+        return [self] if every is None else [self, ProcessorsHook(self._training, every, processors.check)]
+
+    def after_update(self, step: TrainStep) -> None:
+        if step.number != self.due:
+            return
+        training, measured = self._training, None
+        training.learner.weights.wait()
+        with training.meter.paused():
+            if self._tape is None:
+                self._begin(step.number)
+            else:
+                measured = self._end(step.number, step.batch)
+        if measured is not None:
+            moment = training.moment("measured")
+            training.call("measured", training.callbacks, lambda c: c.measured(moment, measured))
 
     def _due_at(self, step: int) -> None:
         """Lets the next measurement begin after this step, if at least one step is left to be measured."""
@@ -75,13 +254,14 @@ class Measurements:
             self._tape = None
             self.due = -1
 
+    after_rewind = drop
+
     def _begin(self, step: int) -> None:
         self._began, self.due = step, step + self._steps
-        self._tape = Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
-        self._sent = traffic.sent
+        self._tape, self._sent = self._new_tape(), traffic.sent
         self._busy, self._workers = time.process_time(), self.loader.workers_busy()
-        hosts = self.mesh.gather(self.mesh.host)  # a barrier, too: ranks of all machines begin together
-        self._local_ranks = hosts.count(self.mesh.host)
+        # A barrier, too: ranks of all machines begin together.
+        self._local_ranks = self.mesh.gather(self.mesh.host).count(self.mesh.host)
         self._zero = time.monotonic()
         heartbeat.begin_tape(self._tape)
 
@@ -109,6 +289,9 @@ class Measurements:
             first=first, last=step, rank_times=components, facts=self._facts(sent), watched=self.watched
         )
 
+    def _new_tape(self) -> Tape:
+        return Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
+
     def _exchange_alone(self) -> float:
         """Seconds to all-reduce a step's gradients while nothing else runs; above 32 MB, extrapolated from a part.
         Collective."""
@@ -128,9 +311,12 @@ class Measurements:
         """Mean seconds of a micro-batch's backward without gradient exchange. Collective."""
         took = []
         for _ in range(2):
-            tape = Tape(None if self.mesh.device == "cpu" else paddle.device.synchronize)
-            with _taped(tape):
+            tape = self._new_tape()
+            heartbeat.begin_tape(tape)
+            try:
                 compute_without_exchange(self.learner, batch)
+            finally:
+                heartbeat.end_tape()
             took.append(
                 sum(seconds for (phase, _), seconds in tape.active_seconds.items() if phase == "backward")
             )
@@ -154,15 +340,6 @@ class Measurements:
             load=_load(),
             one_process=recipe is not None and recipe.strategy.config.single_process,
         )
-
-
-@contextmanager
-def _taped(tape: Tape) -> Iterator[None]:
-    heartbeat.begin_tape(tape)
-    try:
-        yield
-    finally:
-        heartbeat.end_tape()
 
 
 def _cores() -> int:

@@ -92,15 +92,16 @@ def judge(first: Sequence[Digests], second: Sequence[Digests], axes: Degrees) ->
     names = []
     is_certain = True
     for group in groups(axes):
-        counts = Counter(repr(sorted(first[rank].items())) for rank in group)
-        if len(counts) == 1:
+        bits = {rank: repr(sorted(first[rank].items())) for rank in group}
+        (usual, most), *others = Counter(bits.values()).most_common()
+        if not others:
             continue
-        (usual, most), *_ = counts.most_common()
-        is_certain = is_certain and 2 * most > len(group)
-        deviating = [rank for rank in group if repr(sorted(first[rank].items())) != usual]
-        reference = next(rank for rank in group if rank not in deviating)
-        names += [name for rank in deviating for name in _differing(first[reference], first[rank])]
-        wrong |= set(deviating) if 2 * most > len(group) else set(group)
+        is_majority = 2 * most > len(group)
+        is_certain = is_certain and is_majority
+        deviating = [rank for rank in group if bits[rank] != usual]
+        reference = next(first[rank] for rank in group if bits[rank] == usual)
+        names += [name for rank in deviating for name in _differing(reference, first[rank])]
+        wrong |= set(deviating if is_majority else group)
     return ProcessorFault(
         tuple(sorted(wrong)), tuple(dict.fromkeys(names)), is_certain=is_certain, is_repeated=True
     )

@@ -19,8 +19,8 @@ from paddle_dp.errors import NotFiniteError, SpikeError
 from paddle_dp.learner import Learner
 from paddle_dp.text import numbered
 from paddle_dp.train import blame
+from paddle_dp.train.blame import NumericsCheck
 from paddle_dp.train.judge import LossGuard, Refusal
-from paddle_dp.train.sound import NumericsCheck
 
 _MAX_SAMPLES_SHOWN = 8  # samples of a batch that a line names
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from paddle_dp.checkpoint import Checkpoint, Snapshot, TensorShard, content_of
-from paddle_dp.checkpoint.digest import MODULUS, TensorSum, digests_of, shard_sum
-from paddle_dp.checkpoint.host_memory import HostMemory, Room
+from paddle_dp.checkpoint.digest import digests_of, shard_sum, tensor_sums
 from paddle_dp.checkpoint.json_codec import mapping, natural
 from paddle_dp.checkpoint.merge import averages_in
 from paddle_dp.checkpoint.optimizer import load_optimizer, optimizer_tensors
 from paddle_dp.checkpoint.rng import load_rng_state, rng_state
-from paddle_dp.checkpoint.tensors import fill, tensor_shard
+from paddle_dp.checkpoint.shards import Box, ShardInfo
+from paddle_dp.checkpoint.tensors import HostMemory, Room, fill, tensor_shard
 from paddle_dp.core.placed_model import Placed
 from paddle_dp.core.placement import Placement
 from paddle_dp.data import Loader
@@ -30,29 +29,37 @@ from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.version import __version__
 
-# The format of `_state`. Raise it for content that an older version would not restore.
+# The format of a snapshot's state. Raise it for content that an older version would not restore.
 # 2: with skipped batches (`guard`). 3: with averages (`ema`). 4: without the base of an adapter. 5: with a strategy's
 # extra state. Else 1.
 FORMAT = 5
 _EMA, _MODEL, _EXTRA, _SHARED = "ema/", "model/", "strategy/", "shared"
 
 
-def snapshot(
+def snapshot(  # noqa: PLR0913 - the parts of a checkpoint
     learner: Learner,
     progress: Progress,
     run: Run,
     loader: Loader,
+    *,
     guard: dict[str, Any] | None = None,
+    averages: Averages | None = None,
+    base: str = "",
     memory: HostMemory | None = None,
 ) -> Snapshot:
     """This rank's part of a checkpoint: its main replicas. Call `learner.statistics.sync()` before. `guard`: the state
-    of the judge of updates. `memory`: where to copy the tensors; it must not hold a snapshot that is needed."""
+    of the judge of updates. `base`: the digest of an adapter's base weights. `memory`: where to copy the tensors; it
+    must not hold a snapshot that is needed."""
     tensors = _extra_shards(learner, memory)
-    state = _state(learner, progress, run, loader) | ({"format": 2, "guard": guard} if guard else {})
-    if tensors:
-        state["format"] = FORMAT
+    state = _state(learner, progress, run, loader) | ({"guard": guard} if guard else {})
+    contents = [(2, guard), (3, averages is not None), (4, base), (5, tensors)]
+    state["format"] = max([1, *(number for number, content in contents if content)])
     with learner.weights.averaged(states=True):
         tensors |= model_shards(learner, memory) | optimizer_shards(learner, memory)
+    if averages is not None:
+        tensors |= _copied([(_EMA + name, *where) for name, *where in averages.shards()], "ema", memory)
+    if base:
+        state["base"] = base
     return Snapshot(tensors=tensors, state=state, rank_state={"rng": rng_state()})
 
 
@@ -109,37 +116,21 @@ class _SavedExtraState:
         fill(tensor, self._checkpoint, name, tuple(tensor.shape), (0,) * len(tensor.shape))
 
 
-def with_averages(saved: Snapshot, averages: Averages, memory: HostMemory | None = None) -> Snapshot:
-    """The snapshot with the averages' main replicas on this rank."""
-    placed = [(_EMA + name, *where) for name, *where in averages.shards()]
-    tensors = {**saved.tensors, **_copied(placed, "ema", memory)}
-    return replace(saved, tensors=tensors, state={**saved.state, "format": max(saved.state["format"], 3)})
-
-
-def with_base(saved: Snapshot, digest: str) -> Snapshot:
-    """The snapshot of an adapter, with the digest of its base weights."""
-    format_ = max(saved.state["format"], 4)
-    return replace(saved, state={**saved.state, "format": format_, "base": digest})
-
-
-def digest_of_base(learner: Learner) -> str:
-    """The digest of an adapter's base weights, the same in any layout. Collective."""
-    return placed_digest(learner.placed.base_shards(), learner.mesh)
-
-
 def placed_digest(tensors: Iterable[Placed], mesh: Mesh) -> str:
     """The digest of a model's tensors over all ranks, the same in any layout. Collective."""
     # One copy at a time: a model may fill half of the memory.
     shards = (placed_shard(_MODEL + name, *where) for name, *where in tensors)
-    local_rows = [[s.name, s.dtype, list(s.global_shape), list(s.offset), str(shard_sum(s))] for s in shards]
-    sums: dict[str, TensorSum] = {}
-    counted = set()
-    for name, dtype, shape, offset, tensor_sum in (row for rows in mesh.gather(local_rows) for row in rows):
-        if (name, tuple(offset)) not in counted:
-            counted.add((name, tuple(offset)))
-            before = sums[name].sum if name in sums else 0
-            sums[name] = TensorSum(dtype, tuple(shape), (before + int(tensor_sum)) % MODULUS)
-    return digests_of(sums).get("model", "")
+    local_rows = [
+        [s.name, s.dtype, s.global_shape, s.offset, s.array.shape, str(shard_sum(s))] for s in shards
+    ]
+    all_rows = (row for rows in mesh.gather(local_rows) for row in rows)
+    infos = (
+        ShardInfo(
+            mesh.rank, name, name, dtype, tuple(shape), Box(tuple(offset), tuple(size)), int(tensor_sum)
+        )
+        for name, dtype, shape, offset, size, tensor_sum in all_rows
+    )
+    return digests_of(tensor_sums(infos) or {}).get("model", "")
 
 
 def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
@@ -319,7 +310,7 @@ def _check_base(checkpoint: Checkpoint, learner: Learner) -> None:
             f"{checkpoint.folder} holds an adapter without its base weights: give the recipe's adapter, "
             "or merge them first: paddle-dp merge RUN -o FILE."
         )
-    if digest_of_base(learner) != saved_digest:
+    if placed_digest(learner.placed.base_shards(), learner.mesh) != saved_digest:
         raise CheckpointError(
             f"{checkpoint.folder} holds an adapter that was trained on other weights than these: load.path must give "
             "the same ones; without it, train.seed and the model must be the same."

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import load
+from paddle_dp.learner import Learner
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.train import processors
 from paddle_dp.train.callback import Moment
 from paddle_dp.train.judge import Refusal
-from paddle_dp.train.measured import Measurements
 from paddle_dp.train.meter import worker_averages
 from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.steps import Phase, StepHook, TrainStep
 from paddle_dp.train.stopping import StopRequests
-from paddle_dp.train.stragglers import Stragglers
 from paddle_dp.train.training_state import TrainingState
 from paddle_dp.units import Every
 
@@ -26,15 +26,8 @@ class GuardHook(StepHook):
 
     phase = Phase.GUARD
 
-    def __init__(
-        self,
-        training: TrainingState,
-        refusals: Refusals,
-        requests: StopRequests,
-        measurements: Measurements,
-    ):
+    def __init__(self, training: TrainingState, refusals: Refusals):
         self._training, self._judge, self._refusals = training, training.judge, refusals
-        self._requests, self._measurements = requests, measurements
 
     def before_update(self, step: TrainStep) -> None:
         self._judge.why = ""
@@ -62,8 +55,6 @@ class GuardHook(StepHook):
             training.restore_without_judge(checkpoint)
             self._judge.go_back(checkpoint.state.get("guard"), batch)
         heartbeat.step = training.progress.step
-        self._measurements.drop()
-        self._requests.went_back()
         report_refusal(training, self._refusals, refusal, back_to=training.progress.step)
         return True
 
@@ -126,12 +117,18 @@ class WeightsHook(StepHook):
 
 
 class CallbackHook(StepHook):
-    """Calls the callbacks that are due, with the numbers of the step if one of them reads."""
+    """Calls the callbacks that are due, with the numbers of the step if one of them reads; `slowest_numbers` gives
+    those of the slowest rank."""
 
     phase = Phase.CALLBACKS
 
-    def __init__(self, training: TrainingState, refusals: Refusals, stragglers: Stragglers | None):
-        self._training, self._refusals, self._stragglers = training, refusals, stragglers
+    def __init__(
+        self,
+        training: TrainingState,
+        refusals: Refusals,
+        slowest_numbers: Callable[[], Mapping[str, float]],
+    ):
+        self._training, self._refusals, self._slowest_numbers = training, refusals, slowest_numbers
 
     def after_update(self, step: TrainStep) -> None:
         training, due = self._training, step.due
@@ -160,19 +157,18 @@ class CallbackHook(StepHook):
         if servers:  # the first server writes the lines, and has no samples
             rows = training.mesh.gather(speed)
             speed = worker_averages(rows, servers) if training.mesh.is_main else speed
-        numbers = {**metrics, "lr": step.rate, **speed}
-        if self._stragglers is not None and (slowest := self._stragglers.slowest) is not None:
-            numbers |= {"slowest_rank": float(slowest.rank), "slowest_times_others": slowest.times}
+        numbers = {**metrics, "lr": step.rate, **speed, **self._slowest_numbers()}
         return numbers | ({"loss_scale": scale.scale} if scale else {})
 
 
 class ProcessorsHook(StepHook):
-    """Raises ProcessorError where ranks compute different gradients from the same samples (guard.recompute)."""
+    """Calls `check` as often as guard.recompute says. It raises ProcessorError where ranks compute different gradients
+    from the same samples; a sentence that it returns is printed, and ends the checks."""
 
     phase = Phase.PROCESSORS
 
-    def __init__(self, training: TrainingState, every: Every):
-        self._training, self._every = training, every
+    def __init__(self, training: TrainingState, every: Every, check: Callable[[Learner, Batch, str], str]):
+        self._training, self._every, self._check = training, every, check
 
     def after_update(self, step: TrainStep) -> None:
         training = self._training
@@ -180,7 +176,7 @@ class ProcessorsHook(StepHook):
             return
         training.learner.weights.wait()
         with training.meter.paused():
-            training.unsteady = processors.check(training.learner, step.batch, f"after step {step.number}")
+            training.unsteady = self._check(training.learner, step.batch, f"after step {step.number}")
         if training.unsteady and training.mesh.is_main:
             print(training.unsteady, file=sys.stderr, flush=True)
 
@@ -197,25 +193,8 @@ class StopHook(StepHook):
         if not step.is_last and not self._training.stopped:
             self._training.interrupted = self._requests.due(step.number)
 
-
-class MeasureHook(StepHook):
-    """Begins to measure where the time of steps goes, and reports it, where that is due."""
-
-    phase = Phase.MEASURE
-
-    def __init__(self, training: TrainingState, measurements: Measurements):
-        self._training, self._measurements = training, measurements
-
-    def after_update(self, step: TrainStep) -> None:
-        training = self._training
-        if step.number != self._measurements.due:
-            return
-        training.learner.weights.wait()
-        with training.meter.paused():
-            measured = self._measurements.after(step.number, step.batch)
-        if measured is not None:
-            moment = training.moment("measured")
-            training.call("measured", training.callbacks, lambda c: c.measured(moment, measured))
+    def after_rewind(self) -> None:
+        self._requests.went_back()
 
 
 def report_refusal(

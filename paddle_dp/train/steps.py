@@ -16,7 +16,7 @@ from paddle_dp.core.memory_error import memory_error
 from paddle_dp.data import Batch
 from paddle_dp.errors import DivergenceError, NotFiniteError, TargetError
 from paddle_dp.mesh.heartbeat import heartbeat
-from paddle_dp.train import blame, out_of_memory
+from paddle_dp.train import blame
 from paddle_dp.train.callback import Callback
 from paddle_dp.train.judge import Refusal
 from paddle_dp.train.training_state import TrainingState
@@ -65,6 +65,9 @@ class StepHook:
 
     def after_update(self, step: TrainStep) -> None: ...
 
+    def after_rewind(self) -> None:
+        """Called after the training went back to a checkpoint."""
+
 
 class StepDriver:
     """Trains until the end: an update from each global batch, with `hooks` in the order of their phases."""
@@ -72,9 +75,8 @@ class StepDriver:
     def __init__(self, training: TrainingState, hooks: Iterable[StepHook]):
         self._training = training
         ordered = sorted(hooks, key=lambda hook: hook.phase)
-        self._before, self._after = (
-            _overriding(ordered, "before_update"),
-            _overriding(ordered, "after_update"),
+        self._before, self._after, self._after_rewind = (
+            _overriding(ordered, method) for method in ("before_update", "after_update", "after_rewind")
         )
 
     def run(self) -> None:
@@ -103,6 +105,8 @@ class StepDriver:
         for hook in self._after:
             hook(step)
             if step.rewound:
+                for rewound in self._after_rewind:
+                    rewound()
                 break
         heartbeat.enter("data")
         return step
@@ -120,7 +124,7 @@ class StepDriver:
         except (MemoryError, OSError, SystemError) as error:
             if (cause := memory_error(error)) is None:
                 raise
-            raise out_of_memory.explained(cause, training.learner, training.mesh, step.number) from error
+            raise blame.out_of_memory(cause, training.learner, training.mesh, step.number) from error
         except TargetError as error:
             batch = step.batch
             raise blame.bad_target(training.loader, batch.epoch, batch.index, error) from None

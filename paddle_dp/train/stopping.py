@@ -1,4 +1,4 @@
-"""Requests to stop a training before its end: signals, and a time limit. All ranks agree on the step.
+"""Requests to stop a training before its end: signals, a time limit, a lost folder. All ranks agree on the step.
 
 A rank cannot stop by itself: the others would wait for it in the next exchange. So every two seconds or so, after the
 same update on every rank, one small all-reduce shares whether a rank was asked to stop, and after how many updates the
@@ -13,22 +13,22 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from paddle_dp.errors import JobError
+from paddle_dp.errors import JobError, LostFolderError
 from paddle_dp.mesh.heartbeat import heartbeat
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
     from paddle_dp.train.callback import Callback
-    from paddle_dp.train.run_folder import RunFolder
-    from paddle_dp.train.stragglers import Stragglers
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-EVERY = 2.0  # seconds between two agreements
+EVERY = 2.0  # seconds between two agreements, and between two looks at the run's folder
+_RUN_FILES = frozenset({"recipe.yaml", "metrics.jsonl"})  # a run makes each once, and needs it to its end
 LOST_FOLDER = "the loss of the run's folder"
 MAX_STEPS_BETWEEN = 1000  # updates between them
 
@@ -71,6 +71,71 @@ def end_interrupted(step: int, callbacks: Iterable[Callback]) -> Iterator[list[C
             signal.signal(signal.SIGINT, before)
 
 
+class RunFolder:
+    """Compares the folder at `path` with the run's original folder, and with the files seen there."""
+
+    def __init__(self, path: Path):
+        self.path, self._folder = path, -1
+        self._known_files: set[str] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """Takes the present folder as the run's: an older run has been moved out of its way."""
+        self._close()
+        self._folder, self._looked, self._is_lost, self._known_files = -1, -EVERY, False, set()
+        self.is_lost(now=True)
+
+    def is_lost(self, now: bool = False) -> bool:
+        """True if another folder, or none, is at the path, or a file of the run or all files (`rm -r RUN/*` leaves the
+        lock) have disappeared. Checked every two seconds, or `now`."""
+        if self._is_lost or (not now and time.monotonic() < self._looked + EVERY):
+            return self._is_lost
+        self._looked = time.monotonic()
+        try:
+            if self._folder < 0:  # a script's folder is made by its first writer
+                self._folder = os.open(
+                    self.path, os.O_RDONLY | os.O_DIRECTORY
+                )  # while it is open, its inode is not reused
+            there = {name for name in os.listdir(self.path) if not name.startswith(".")}
+            is_other = not os.path.samestat(os.fstat(self._folder), os.stat(self.path))
+            is_emptied = bool(self._known_files) and not there
+            self._is_lost = is_other or is_emptied or bool(_RUN_FILES & self._known_files - there)
+            self._known_files |= there
+        except (FileNotFoundError, NotADirectoryError):
+            self._is_lost = self._folder >= 0
+        except OSError:  # a network disk that does not answer for a moment
+            pass
+        return self._is_lost
+
+    def _close(self) -> None:
+        if self._folder >= 0:
+            os.close(self._folder)
+
+    __del__ = _close
+
+
+def lost(path: Path, step: int) -> LostFolderError:
+    """The error for a run's folder that is lost after update `step`."""
+    return LostFolderError(
+        f"{path} was deleted, renamed, replaced or emptied while the training ran: its recipe, metrics, logs or "
+        f"earlier checkpoints are no longer there. The training ends after step {step}; a recipe with `checkpoint` has "
+        "saved that step in the folder that has this name now. If the old one has another name, move that checkpoint "
+        "into it."
+    )
+
+
+class SlowRanks(Protocol):
+    """Compares the ranks' times, which travel in the all-reduce of an agreement."""
+
+    def bring(self, seconds: float) -> list[float]:
+        """This rank's numbers for the sum over all ranks; `seconds`: since the last agreement."""
+        ...
+
+    def hear(self, numbers: Sequence[float], step: int) -> list[str]:
+        """Takes the sum; returns sentences for the screen."""
+        ...
+
+
 class StopRequests:
     """Within `with StopRequests(mesh, max_time) as requests:` a signal is a request, and a second SIGINT ends at once.
 
@@ -83,7 +148,7 @@ class StopRequests:
         mesh: Mesh,
         max_time: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-        stragglers: Stragglers | None = None,
+        stragglers: SlowRanks | None = None,
         folder: RunFolder | None = None,
     ):
         self.folder, self.start = folder, 0.0  # seconds from the job's start to the first update here

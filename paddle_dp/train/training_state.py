@@ -19,6 +19,7 @@ from paddle_dp.learner.ema import Averages
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.recipe import Ema, Guard
 from paddle_dp.train import state
+from paddle_dp.train.blame import NumericsCheck
 from paddle_dp.train.callback import Callback, Moment, Name
 from paddle_dp.train.evaluate import evaluate, names_of_numbers
 from paddle_dp.train.evaluation import EMA, Evaluation
@@ -27,7 +28,6 @@ from paddle_dp.train.meter import Meter
 from paddle_dp.train.overrides import is_overridden, refuse_overrides
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
-from paddle_dp.train.sound import NumericsCheck
 
 # The callbacks of a training, and how they are called -----------------------------------------------------------------
 
@@ -184,15 +184,13 @@ class TrainingState:
         self.check(f"before the checkpoint of step {step}, which was not written", states=True)
         if step:
             self._unsaved.print_new(self.learner)
-        checks = Checks(agreed=True, finite=True, step=step)
-        guard = self.judge.state()
-        snapshot = state.snapshot(self.learner, self.progress, self.run, self.loader, guard, memory)
-        if self.averages is not None:
-            snapshot = state.with_averages(snapshot, self.averages, memory)
-        if self.learner.placed.base:
-            self._base = self._base or state.digest_of_base(self.learner)
-            snapshot = state.with_base(snapshot, self._base)
-        return replace(snapshot, checks=checks)
+        if self.learner.placed.base and not self._base:
+            self._base = state.placed_digest(self.learner.placed.base_shards(), self.mesh)
+        snapshot = state.snapshot(
+            self.learner, self.progress, self.run, self.loader,
+            guard=self.judge.state(), averages=self.averages, base=self._base, memory=memory,
+        )  # fmt: skip
+        return replace(snapshot, checks=Checks(agreed=True, finite=True, step=step))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Loads a checkpoint. In the same layout training continues bit by bit; in another, with the same global

@@ -31,9 +31,7 @@ def generate(recipe: Recipe, options: dict[str, Any]) -> None:
     """
     import paddle
 
-    from paddle_dp.assembly.assemble import find_checkpoint
-    from paddle_dp.assembly.build import learner_of
-    from paddle_dp.train.state import load_model
+    from paddle_dp.assembly.build import learner_of, load_trained
 
     mesh = join(seed=recipe.train.seed, device=recipe.train.device)
     learner = learner_of(recipe, mesh)
@@ -44,8 +42,7 @@ def generate(recipe: Recipe, options: dict[str, Any]) -> None:
             f"model {recipe.model.name} on dataset {recipe.dataset.name} cannot write text: it takes a model with a "
             "method generate(tokens, steps, …) and a data set with a tokenizer, such as gpt on text_files."
         )
-    checkpoint = find_checkpoint(recipe.folder, options.get("checkpoint") or "newest", mesh)
-    load_model(checkpoint, learner, ema=bool(options.get("ema")))
+    load_trained(recipe, options, learner)
     prompt = tokenizer.encode(options["prompt"].encode())
     if not len(prompt):
         raise UsageError("--prompt is empty: give at least one character.")

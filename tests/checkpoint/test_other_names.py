@@ -13,10 +13,9 @@ from paddle import nn
 
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.checkpoint.matching import outlook
-from paddle_dp.checkpoint.other_names import names_of, renamed, translated
+from paddle_dp.checkpoint.other_names import Origin, Translated, names_of, origins_of, renamed, translated
 from paddle_dp.checkpoint.source import SafetensorsFile, source
 from paddle_dp.checkpoint.tensor_file import write_tensors
-from paddle_dp.checkpoint.translated import Origin, Translated, origins_of
 from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.recipe import Load
 from tests.checkpoint.torch_files import Tensor, save

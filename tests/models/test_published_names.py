@@ -12,10 +12,9 @@ import pytest
 
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.checkpoint.matching import outlook
-from paddle_dp.checkpoint.other_names import HUGGING_FACE, names_of, translated
+from paddle_dp.checkpoint.other_names import HUGGING_FACE, names_of, origins_of, translated
 from paddle_dp.checkpoint.source import source
 from paddle_dp.checkpoint.tensor_file import write_tensors
-from paddle_dp.checkpoint.translated import origins_of
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.part import find
 from paddle_dp.recipe import Load, read_recipe

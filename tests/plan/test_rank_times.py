@@ -9,7 +9,6 @@ import pytest
 from paddle_dp.plan.changes import Facts, changes, workers_that_would_do
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.rank_times import WORK_COMPONENTS, RankTimes, attribute, slowest
-from paddle_dp.plan.why_lines import lines, starved
 
 
 def row(own: dict[str, float], waits: Any = (), host: str = "a", **more: Any) -> dict[str, Any]:
@@ -132,10 +131,10 @@ def test_so_many_workers_that_a_batch_is_there_in_each_step():
     assert workers_that_would_do([on_core], facts(cores=2)) == (2, pytest.approx(0.055))
     two = part(data=0.020, forward=0.020, busy=0.02, workers_busy=0.0)  # two workers have 80 ms of reading
     assert workers_that_would_do([two], facts(num_workers=2)) == (4, pytest.approx(0.020))
-    assert starved(measured([two], num_workers=2)) == (
+    assert measured([two], num_workers=2).starvation() == (
         "50% of the time waits for data: loader.num_workers=4 would do (2 now; 40 ms → 20 ms a step)"
     )
-    assert starved(measured([part(data=0.001, forward=0.02)])) == ""
+    assert measured([part(data=0.001, forward=0.02)]).starvation() == ""
 
 
 def test_gains_follow_from_the_parts():
@@ -170,10 +169,10 @@ def test_lines_fit_80_columns_for_many_ranks_and_long_names():
         )
         for n in range(12)
     ]  # fmt: skip
-    shown = lines(measured(ranks))
+    shown = measured(ranks).report()
     assert max(map(len, shown)) <= 80 and "(4 ranks with less" in "\n".join(shown)
-    assert lines(Measured.from_fields(measured(ranks).as_fields())) == shown
-    assert "A rank sends 25.2 MB a step." in lines(measured(ranks, sent=25.17e6))
+    assert Measured.from_fields(measured(ranks).as_fields()).report() == shown
+    assert "A rank sends 25.2 MB a step." in measured(ranks, sent=25.17e6).report()
     assert not [line for line in shown if "sends" in line]  # of earlier versions, and accelerators
 
 
@@ -183,11 +182,11 @@ def test_advice_is_of_a_job_that_the_strategy_takes():
     workers = [part(n, forward=0.01, backward=0.01, exchange=0.08, step=0.1) for n in (1, 2)]
     found = [each.what for each in changes([server, *workers], facts(servers=1, cores=2, local_ranks=3))]
     assert "--ranks 1 strategy.use=single" in found and not any("--ranks 2" in what for what in found)
-    shown = lines(measured([server, *workers], servers=1, sent=1e6))
+    shown = measured([server, *workers], servers=1, sent=1e6).report()
     assert (
         "Rank 0 is a server." in shown
         and "A rank sends 1 MB a step, servers and workers in the mean." in shown
     )
-    assert "Ranks 0 to 1 are servers." in lines(measured([server, *workers], servers=2))
+    assert "Ranks 0 to 1 are servers." in measured([server, *workers], servers=2).report()
     (change,) = changes([part(forward=0.02, backward=0.04)], facts(degrees={}, one_process=True))
     assert change.what == "--ranks 2 strategy.use=data_parallel, on further devices or machines"

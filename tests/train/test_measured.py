@@ -21,7 +21,6 @@ from paddle_dp.mesh import late_ranks, transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.plan.changes import Facts, changes
 from paddle_dp.plan.measured import Measured
-from paddle_dp.plan.why_lines import lines, starved, unsure
 from paddle_dp.train import Callback, Moment
 from tests.ranks import run_ranks
 
@@ -155,8 +154,8 @@ def train(
     return {
         "step": (watch.ends[-1] - watch.ends[-11]) / 10, "parts": [part.as_json() for part in parts],
         "changes": [[one.what, one.seconds] for one in changes(parts, facts)],
-        "lines": lines(watch.found),
-        "starved": starved(watch.found),
+        "lines": watch.found.report(),
+        "starved": watch.found.starvation(),
     }  # fmt: skip
 
 
@@ -247,4 +246,4 @@ def test_a_slow_link_is_named_and_a_larger_batch_gains_what_was_said(tmp_path, s
 def test_nothing_is_concluded_from_few_steps_or_a_busy_machine(last: int, load: float, said: str) -> None:
     """Five steps beside another user's job gave «2.98 × as fast»."""
     facts = Facts(batch=8, degrees={}, cores=2, local_ranks=2, load=load)
-    assert unsure(Measured(first=11, last=last, rank_times=[], facts=facts)).startswith(said)
+    assert Measured(first=11, last=last, rank_times=[], facts=facts).doubt().startswith(said)

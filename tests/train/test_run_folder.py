@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.train import run_folder
-from paddle_dp.train.run_folder import RunFolder
+from paddle_dp.train import stopping
+from paddle_dp.train.stopping import RunFolder
 from tests.faults.conftest import supervisors
 
 CALLBACKS = "callbacks=[{use: metrics, every: 5 steps}, {use: checkpoint, every: 50 steps}]"
@@ -37,7 +37,7 @@ def test_a_folder_that_is_another_one_is_lost(
     path.rmdir() if way != "renamed" else path.rename(tmp_path / "other")
     path.mkdir() if way == "replaced" else way == "a file" and path.touch()
     assert not folder.is_lost()  # looked just now
-    monkeypatch.setattr(run_folder, "EVERY", 0.0)
+    monkeypatch.setattr(stopping, "EVERY", 0.0)
     assert folder.is_lost()
 
 
