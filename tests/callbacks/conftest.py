@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paddle_dp.checkpoint import Snapshot, TensorShard
 from paddle_dp.data import Loader
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Evaluation, Moment, Progress, Run
@@ -39,7 +40,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def trainer() -> SimpleNamespace:
-    """Of 20 steps, 4 in an epoch; what it is asked to do is kept in `asked`."""
+    """Of 20 steps, 4 in an epoch; what it is asked to do is kept in `asked`. A snapshot is of its `step`."""
     asked: list[Any] = []
     fake = SimpleNamespace(total_steps=20, stopped=None, asked=asked, mesh=Mesh.alone())
     fake.facts, fake.differences, fake.unknown = ["same global batches"], [], []
@@ -47,6 +48,11 @@ def trainer() -> SimpleNamespace:
     fake.tell_saved = lambda path, progress=None, numbers=None: asked.append(("saved", path))
     fake.tell_save_failed = lambda error, progress=None: asked.append(("not saved", error))
     fake.evaluate = lambda: asked.append("evaluate")
+    weights = TensorShard("model/w", (2,), (0,), np.zeros(2, "float32"))
+    fake.step = 0
+    fake.snapshot = lambda memory=None: Snapshot(
+        tensors={"model/w": weights}, state={"progress": {"step": fake.step}}
+    )
     fake.evaluation_names = lambda: {"loss", "acc1", "glossary"}
     return fake
 

@@ -8,19 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.callbacks.checkpoint import Config
-from paddle_dp.checkpoint import Snapshot, TensorShard
 from paddle_dp.errors import UsageError
-from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.train import Callback, Run
 from paddle_dp.units import Every
+from tests.callbacks.moments import At, Found, saved_steps
 
 
 @pytest.fixture
-def built(run: Run, at: Callable[..., Moment], trainer: SimpleNamespace) -> Callable[..., Callback]:
+def built(run: Run, at: At) -> Callable[..., Callback]:
     """The callback, started after step `begin`; the trainer's snapshot is of the step it is asked at."""
 
     def build(begin: int = 0, resumed: Any = None, **config: Any) -> Callback:
@@ -29,25 +28,16 @@ def built(run: Run, at: Callable[..., Moment], trainer: SimpleNamespace) -> Call
         callback.start(at("start", begin))
         return callback
 
-    weights = TensorShard("model/w", (2,), (0,), np.zeros(2, "float32"))
-    trainer.step = 0
-    trainer.snapshot = lambda memory=None: Snapshot(
-        tensors={"model/w": weights}, state={"progress": {"step": trainer.step}}
-    )
     return build
 
 
 @pytest.fixture
-def tell(at: Callable[..., Moment], trainer: SimpleNamespace) -> Callable[..., None]:
+def tell(at: At, trainer: SimpleNamespace) -> Callable[..., None]:
     def told(callback: Callback, name: str, step: int, *what: Any) -> None:
         trainer.step = step
         getattr(callback, name)(at(name, step), *what)
 
     return told
-
-
-def saved(run: Run) -> list[int]:
-    return [checkpoints.step_of(path) for path in checkpoints.checkpoints(run.folder / "checkpoints")]
 
 
 def test_the_newest_few_stay_and_every_save_is_told(
@@ -56,7 +46,7 @@ def test_the_newest_few_stay_and_every_save_is_told(
     callback = built(keep=2)
     for step in (4, 8, 12):
         tell(callback, "epoch", step)
-    assert saved(run) == [8, 12]
+    assert saved_steps(run) == [8, 12]
     assert trainer.asked == [("saved", run.folder / f"checkpoints/step-{s:08d}") for s in (4, 8, 12)]
 
 
@@ -64,18 +54,14 @@ def test_the_end_is_saved_once(run: Run, built: Callable[..., Callback], tell: C
     callback = built()
     tell(callback, "epoch", 4)
     tell(callback, "end", 4)
-    assert saved(run) == [4]
+    assert saved_steps(run) == [4]
     tell(callback, "end", 6)
-    assert saved(run) == [4, 6]
+    assert saved_steps(run) == [4, 6]
 
 
 @pytest.mark.parametrize("first", ["epoch", "evaluated"])
 def test_the_best_is_the_evaluated_step_whatever_is_told_first(
-    run: Run,
-    built: Callable[..., Callback],
-    tell: Callable[..., None],
-    found: Callable[..., Evaluation],
-    first: str,
+    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Found, first: str
 ) -> None:
     callback = built(keep=1, best="acc1")
     for step, accuracy in ((4, 0.5), (8, 0.9), (12, 0.7), (16, 0.8)):
@@ -85,35 +71,35 @@ def test_the_best_is_the_evaluated_step_whatever_is_told_first(
     best = checkpoints.best(run.folder / "checkpoints")
     assert best is not None and checkpoints.step_of(best) == 8
     assert checkpoints.best_numbers(run.folder / "checkpoints") == {"acc1": 0.9}
-    assert saved(run) == [8, 16]
+    assert saved_steps(run) == [8, 16]
 
 
 def test_a_best_that_is_not_due_is_saved_for_itself(
-    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Callable[..., Evaluation]
+    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Found
 ) -> None:
     callback = built(every=None, best="loss")
     assert not callback.due_at_step(4) and not callback.due_at_epoch(1)
     tell(callback, "evaluated", 4, found(loss=1.0))
     tell(callback, "evaluated", 8, found(loss=2.0))
-    assert saved(run) == [4]
+    assert saved_steps(run) == [4]
 
 
 def test_who_was_the_best_goes_at_once(
-    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Callable[..., Evaluation]
+    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Found
 ) -> None:
     callback = built(keep=1, best="acc1")
     for step, accuracy in ((4, 0.5), (8, 0.9)):
         tell(callback, "epoch", step)
         tell(callback, "evaluated", step, found(acc1=accuracy))
-    assert saved(run) == [8]
+    assert saved_steps(run) == [8]
 
 
 def test_a_resume_knows_the_best_but_not_one_of_its_future(
-    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Callable[..., Evaluation]
+    run: Run, built: Callable[..., Callback], tell: Callable[..., None], found: Found
 ) -> None:
     tell(built(best="acc1"), "evaluated", 8, found(acc1=0.9))
     tell(built(begin=8, best="acc1"), "evaluated", 12, found(acc1=0.8))
-    assert saved(run) == [8]
+    assert saved_steps(run) == [8]
     tell(built(begin=4, best="acc1"), "evaluated", 6, found(acc1=0.7))
     best = checkpoints.best(run.folder / "checkpoints")
     assert best is not None and checkpoints.step_of(best) == 6
@@ -134,7 +120,7 @@ def test_a_run_from_anothers_checkpoint_saves_its_own(
 ) -> None:
     resumed = SimpleNamespace(folder=tmp_path / "other/checkpoints/step-00000004")
     tell(built(begin=4, resumed=resumed), "end", 4)
-    assert saved(run) == [4]
+    assert saved_steps(run) == [4]
 
 
 def test_steps_and_epochs_are_not_mixed_up(built: Callable[..., Callback]) -> None:
@@ -150,10 +136,7 @@ def test_a_best_that_nobody_measures_is_refused_before_the_training(built: Calla
 
 
 def test_a_best_that_nobody_measures_is_a_sentence_where_no_one_could_say_so_before(
-    built: Callable[..., Callback],
-    tell: Callable[..., None],
-    found: Callable[..., Evaluation],
-    trainer: SimpleNamespace,
+    built: Callable[..., Callback], tell: Callable[..., None], found: Found, trainer: SimpleNamespace
 ) -> None:
     trainer.evaluation_names = set  # the run holds nothing out; its script evaluates by itself
     with pytest.raises(UsageError, match=r"checkpoint\.best"):

@@ -10,15 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.callbacks.checkpoint import CheckpointCallback, Config
-from paddle_dp.checkpoint import NotWrittenError, Snapshot, TensorShard, background, saving
+from paddle_dp.checkpoint import NotWrittenError, background, saving
 from paddle_dp.part import read_part
-from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.train import Callback, Run
 from paddle_dp.units import Every
+from tests.callbacks.moments import At, Capture, Found, saved_steps
 
 Tell = Callable[..., None]
 
@@ -26,11 +26,7 @@ Tell = Callable[..., None]
 @pytest.fixture
 def saves(trainer: SimpleNamespace) -> SimpleNamespace:
     """The trainer; what is saved and what is not stands in `told` with the step."""
-    trainer.step, trainer.told = 0, []
-    weights = TensorShard("model/w", (2,), (0,), np.zeros(2, "float32"))
-    trainer.snapshot = lambda memory=None: Snapshot(
-        tensors={"model/w": weights}, state={"progress": {"step": trainer.step}}
-    )
+    trainer.told = []
 
     def saved(path: Path, progress: Any = None, numbers: Any = None) -> None:
         trainer.told.append(("saved", progress.step, sorted(numbers)))
@@ -41,7 +37,7 @@ def saves(trainer: SimpleNamespace) -> SimpleNamespace:
 
 
 @pytest.fixture
-def tell(at: Callable[..., Moment], saves: SimpleNamespace) -> Tell:
+def tell(at: At, saves: SimpleNamespace) -> Tell:
     """Tells the callback of a moment after a step; "step" only when it is due."""
 
     def moment(callback: Callback, name: Any, step: int, *detail: Any) -> None:
@@ -66,7 +62,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened.set()
 
 
-def build(run: Run, at: Callable[..., Moment], **config: Any) -> CheckpointCallback:
+def build(run: Run, at: At, **config: Any) -> CheckpointCallback:
     callback = Config(**{"async_": True, "every": Every.parse("10 steps"), **config}).build(run)
     assert isinstance(callback, CheckpointCallback)
     callback.start(at("start", 0))
@@ -76,88 +72,65 @@ def build(run: Run, at: Callable[..., Moment], **config: Any) -> CheckpointCallb
 NUMBERS = ["seconds_stalled", "seconds_waiting", "seconds_writing"]
 
 
-def steps(run: Run) -> list[int]:
-    return [checkpoints.step_of(path) for path in checkpoints.checkpoints(run.folder / "checkpoints")]
-
-
 def test_async_is_its_name_in_a_recipe() -> None:
     part = read_part("callbacks", {"use": "checkpoint", "async": True})
     assert part.config.async_ is True and part.settings["async"] is True
 
 
 def test_training_goes_on_and_hears_of_it_when_it_is_there(
-    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, gate: threading.Event
+    run: Run, at: At, tell: Tell, saves: SimpleNamespace, gate: threading.Event
 ) -> None:
     callback = build(run, at)
     asked = []
     for step in range(1, 18):
         asked += [step] if callback.due_at_step(step) else []
         tell(callback, "step", step)
-    assert asked == [10, 11, 12, 14] and steps(run) == [] and saves.told == []
+    assert asked == [10, 11, 12, 14] and saved_steps(run) == [] and saves.told == []
     gate.set()
     assert callback._writing is not None
     callback._writing.save._thread.join()
-    assert steps(run) == [10] and saves.told == []
+    assert saved_steps(run) == [10] and saves.told == []
     tell(callback, "step", 18)
     assert saves.told == [("saved", 10, NUMBERS)]
 
 
 def test_never_two_at_once(
-    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, gate: threading.Event,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    run: Run, at: At, tell: Tell, saves: SimpleNamespace, gate: threading.Event, capsys: Capture
+) -> None:
     callback = build(run, at)
     tell(callback, "step", 10)
     threading.Timer(0.3, gate.set).start()
     tell(callback, "step", 20)
-    assert saves.told == [("saved", 10, NUMBERS)] and 10 in steps(run)
+    assert saves.told == [("saved", 10, NUMBERS)] and 10 in saved_steps(run)
     assert "The checkpoint of step 20 waited 0." in capsys.readouterr().err
     tell(callback, "end", 21)
-    assert [row[1] for row in saves.told] == [10, 20, 21] and steps(run) == [10, 20, 21]
+    assert [row[1] for row in saves.told] == [10, 20, 21] and saved_steps(run) == [10, 20, 21]
 
 
-@pytest.mark.parametrize("moment", ["end", "interrupted"])
-def test_the_end_and_a_request_to_stop_wait_for_it(
-    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, gate: threading.Event, moment: str
+@pytest.mark.parametrize(
+    ("moment", "step", "detail", "saved", "told"),
+    [
+        ("end", 10, (), [10], [("saved", 10, NUMBERS)]),
+        ("interrupted", 10, (), [10], [("saved", 10, NUMBERS)]),
+        ("rewinding", 12, (), [10], [("saved", 10, NUMBERS)]),
+        ("failed", 12, (ValueError("a reason"),), [10], []),
+        ("failed", 12, (KeyboardInterrupt(),), [], []),
+    ],
+)
+def test_all_but_a_second_interrupt_wait_for_it(
+    run: Run, at: At, tell: Tell, saves: SimpleNamespace, gate: threading.Event,
+    moment: str, step: int, detail: Any, saved: list[int], told: list[Any],
 ) -> None:  # fmt: skip
     callback = build(run, at)
     tell(callback, "step", 10)
-    threading.Timer(0.1, gate.set).start()
-    tell(callback, moment, 10)
-    assert steps(run) == [10] and saves.told == [("saved", 10, NUMBERS)]
-
-
-def test_an_error_that_ends_the_training_waits_for_it(
-    run: Run, at: Callable[..., Moment], tell: Tell, gate: threading.Event
-) -> None:
-    callback = build(run, at)
-    tell(callback, "step", 10)
-    threading.Timer(0.1, gate.set).start()
-    tell(callback, "failed", 12, ValueError("a reason"))
-    assert steps(run) == [10]
-
-
-def test_a_second_interrupt_waits_for_nothing(
-    run: Run, at: Callable[..., Moment], tell: Tell, gate: threading.Event
-) -> None:
-    callback = build(run, at)
-    tell(callback, "step", 10)
-    tell(callback, "failed", 12, KeyboardInterrupt())
-    assert steps(run) == []
-
-
-def test_before_the_training_goes_back_it_is_waited_for(
-    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, gate: threading.Event
-) -> None:
-    callback = build(run, at)
-    tell(callback, "step", 10)
-    threading.Timer(0.1, gate.set).start()
-    tell(callback, "rewinding", 12)
-    assert steps(run) == [10] and saves.told == [("saved", 10, NUMBERS)]
+    if saved:
+        threading.Timer(0.1, gate.set).start()
+    tell(callback, moment, step, *detail)
+    assert saved_steps(run) == saved and saves.told == told
 
 
 def test_the_best_is_named_when_it_is_there(
-    run: Run, at: Callable[..., Moment], tell: Tell, found: Callable[..., Evaluation], gate: threading.Event
+    run: Run, at: At, tell: Tell, found: Found, gate: threading.Event
 ) -> None:
     callback, folder = build(run, at, best="acc1", keep=1), run.folder / "checkpoints"
     tell(callback, "evaluated", 5, found(acc1=0.5))
@@ -172,11 +145,11 @@ def test_the_best_is_named_when_it_is_there(
     tell(callback, "end", 22)
     best = checkpoints.best(folder)
     assert best is not None and checkpoints.step_of(best) == 20
-    assert steps(run) == [20, 22]
+    assert saved_steps(run) == [20, 22]
 
 
 def test_the_best_is_named_by_the_time_it_is_there(
-    run: Run, at: Callable[..., Moment], tell: Tell, found: Callable[..., Evaluation], gate: threading.Event
+    run: Run, at: At, tell: Tell, found: Found, gate: threading.Event
 ) -> None:
     """A kill may come before the next look at it, and the resumed training would not know of it."""
     callback, folder = build(run, at, best="acc1"), run.folder / "checkpoints"
@@ -199,9 +172,15 @@ def full(*given: Any) -> Any:
 
 @pytest.mark.parametrize("in_background", [True, False])
 def test_a_full_disk_is_loud_and_ends_nothing_but_the_last_save(
-    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], found: Callable[..., Evaluation], in_background: bool,
-) -> None:  # fmt: skip
+    run: Run,
+    at: At,
+    tell: Tell,
+    saves: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    found: Found,
+    in_background: bool,
+) -> None:
     saves.total_steps = 51
     callback = build(run, at, async_=in_background, best="acc1")
 
@@ -229,20 +208,19 @@ def test_a_full_disk_is_loud_and_ends_nothing_but_the_last_save(
         assert re.fullmatch(
             r"step-00000030: still no room: it needs \d\.\d KB, \d+\.\d MB are free\.", second
         )
-        assert steps(run) == [10]
+        assert saved_steps(run) == [10]
         with pytest.raises(NotWrittenError, match=r"step-00000045 was not saved: No space left.*Make room"):
             tell(callback, "end", 45)
     assert [row[:2] for row in saves.told] == [("saved", 10), ("failed", 20), ("failed", 30)]
     tell(callback, "evaluated", 50, found(acc1=0.8))  # the 0.9 is in no checkpoint
     tell(callback, "end", 51)
     best = checkpoints.best(run.folder / "checkpoints")
-    assert best is not None and checkpoints.step_of(best) == 50 and steps(run) == [10, 50, 51]
+    assert best is not None and checkpoints.step_of(best) == 50 and saved_steps(run) == [10, 50, 51]
 
 
 def test_a_short_sentence_is_for_the_same_reason_in_a_row_and_the_end_promises_no_next_one(
-    run: Run, at: Callable[..., Moment], tell: Tell, saves: SimpleNamespace, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    run: Run, at: At, tell: Tell, saves: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     saves.total_steps = 80
     callback = build(run, at, async_=False)
     said: list[str] = []

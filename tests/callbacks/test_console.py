@@ -23,8 +23,9 @@ from paddle_dp.plan.changes import Facts
 from paddle_dp.plan.measured import Measured
 from paddle_dp.plan.rank_times import RankTimes
 from paddle_dp.recipe import Recipe, read_recipe
-from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
+from paddle_dp.train import Callback, Evaluation, Progress, Refusal, Run
 from paddle_dp.train.run import Proof
+from tests.callbacks.moments import At, Capture, Found
 
 NUMBERS = {"loss": 1.23456, "acc1": 0.53125, "acc5": 0.9, "gradient_norm": 2.0, "lr": 3e-3, "memory": 1e9}
 SPEED = {"samples_per_second": 1234.4, "seconds_per_step": 0.01, "waiting": 0.02}
@@ -153,11 +154,7 @@ def test_durations_are_short(seconds: float, text: str) -> None:
 
 
 def test_plain_lines_tell_the_whole_story(
-    run: Run,
-    at: Callable[..., Moment],
-    found: Callable[..., Evaluation],
-    trainer: SimpleNamespace,
-    capsys: pytest.CaptureFixture[str],
+    run: Run, at: At, found: Found, trainer: SimpleNamespace, capsys: Capture
 ) -> None:
     console = Config().build(dataclasses.replace(run, recipe=recipe_with("data_parallel")))
     tell(console, at, found)
@@ -180,7 +177,7 @@ def test_plain_lines_tell_the_whole_story(
 
 @pytest.mark.parametrize("watched", [False, True])
 def test_a_loader_that_is_the_bottleneck_is_said_so_and_the_whole_measurement_where_it_is_watched(
-    run: Run, at: Callable[..., Moment], capsys: pytest.CaptureFixture[str], watched: bool
+    run: Run, at: At, capsys: Capture, watched: bool
 ) -> None:
     part = RankTimes(rank=0, host="a", step=0.1, data=0.082, forward=0.018, reading_on_core=0.0)
     facts = Facts(batch=8, degrees={}, cores=4)
@@ -199,7 +196,7 @@ def test_a_loader_that_is_the_bottleneck_is_said_so_and_the_whole_measurement_wh
         assert told.startswith("Where a step of 100 ms goes") and "Change: loader.num_workers=5" in told
 
 
-def tell(console: Callback, at: Callable[..., Moment], found: Callable[..., Evaluation]) -> None:
+def tell(console: Callback, at: At, found: Found) -> None:
     console.start(at("start", 4))
     console.step(at("step", 5, **NUMBERS, **SPEED))
     console.evaluated(at("evaluated", 8), found(loss=0.5, acc1=0.875))
@@ -257,9 +254,7 @@ def test_copies_in_one_process_are_judged_as_ranks_are(run: Run, trainer: Any) -
     assert not any("as one process" in line for line in last_lines(alone, trainer))
 
 
-def test_other_ranks_are_silent(
-    run: Run, at: Callable[..., Moment], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_ranks_are_silent(run: Run, at: At, capsys: Capture) -> None:
     console = Config().build(dataclasses.replace(run, mesh=Mesh(rank=1, ranks=2)))
     console.start(at("start", 0))
     console.step(at("step", 10, **NUMBERS, **SPEED))
@@ -288,11 +283,11 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[], 
 
 def test_on_a_terminal_that_the_launcher_names_a_bar_is_drawn_and_stdout_gets_the_lines(
     run: Run,
-    at: Callable[..., Moment],
-    found: Callable[..., Evaluation],
+    at: At,
+    found: Found,
     screen: tuple[str, Callable[[], str]],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     name, drawn = screen
     monkeypatch.setenv("PADDLE_DP_TTY", name)
@@ -312,10 +307,7 @@ def test_on_a_terminal_that_the_launcher_names_a_bar_is_drawn_and_stdout_gets_th
 
 
 def test_the_bar_is_drawn_a_few_times_a_second(
-    run: Run,
-    at: Callable[..., Moment],
-    screen: tuple[str, Callable[[], str]],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, at: At, screen: tuple[str, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, drawn = screen
     monkeypatch.setenv("PADDLE_DP_TTY", name)
@@ -330,10 +322,7 @@ def test_the_bar_is_drawn_a_few_times_a_second(
 
 
 def test_a_narrow_terminal_keeps_one_line(
-    run: Run,
-    at: Callable[..., Moment],
-    screen: tuple[str, Callable[[], str]],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, at: At, screen: tuple[str, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fcntl
     import struct

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,8 @@ import pytest
 
 from paddle_dp.callbacks.dashboard import Config
 from paddle_dp.callbacks.dashboard.visualdl import flat_settings
-from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.train import Callback, Moment, Run
+from tests.callbacks.moments import At, Found
 
 
 def dp_rank(run: Run) -> Any:
@@ -44,7 +44,7 @@ NUMBERS = {
 }
 
 
-def test_a_step_is_a_point_on_every_curve(run: Run, at: Callable[..., Moment]) -> None:
+def test_a_step_is_a_point_on_every_curve(run: Run, at: At) -> None:
     dashboard = started(run, at("start", 0))
     dashboard.step(at("step", 10, **NUMBERS))
     dashboard.step(at("step", 20, **NUMBERS))
@@ -55,9 +55,7 @@ def test_a_step_is_a_point_on_every_curve(run: Run, at: Callable[..., Moment]) -
     assert [p.value for p in found.get_data("scalar", "speed/memory_megabytes")] == [2.0, 2.0]
 
 
-def test_a_resumed_run_goes_on_without_doubled_steps(
-    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
-) -> None:
+def test_a_resumed_run_goes_on_without_doubled_steps(run: Run, at: At, found: Found) -> None:
     first = started(run, at("start", 0))
     for step in range(1, 8):
         first.step(at("step", step, loss=float(step)))
@@ -74,7 +72,7 @@ def test_a_resumed_run_goes_on_without_doubled_steps(
     assert values == [1, 2, 3, 4, 50, 60, 70, 80, 90, 0]
 
 
-def test_a_server_that_was_looking_goes_on_reading(run: Run, at: Callable[..., Moment]) -> None:
+def test_a_server_that_was_looking_goes_on_reading(run: Run, at: At) -> None:
     from visualdl.reader.record_reader import RecordReader
 
     started(run, at("start", 0)).step(at("step", 1, loss=1.0))
@@ -86,9 +84,7 @@ def test_a_server_that_was_looking_goes_on_reading(run: Run, at: Callable[..., M
     assert b"train/loss" in fresh
 
 
-def test_the_recipe_is_text_and_a_row_of_settings_with_results(
-    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
-) -> None:
+def test_the_recipe_is_text_and_a_row_of_settings_with_results(run: Run, at: At, found: Found) -> None:
     tree = {"model": {"use": "mlp", "hidden": [8, 8]}, "train": {"batch": 2}}
     recipe = SimpleNamespace(model_dump=lambda mode: tree)
     run.folder.mkdir()
@@ -104,9 +100,7 @@ def test_the_recipe_is_text_and_a_row_of_settings_with_results(
     assert [m.name for m in row.hparam.metricInfos] == ["evaluation/loss"]
 
 
-def test_visualdl_lists_the_run_with_its_last_results(
-    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
-) -> None:
+def test_visualdl_lists_the_run_with_its_last_results(run: Run, at: At, found: Found) -> None:
     from visualdl import LogReader
     from visualdl.server import lib
 
@@ -137,7 +131,7 @@ def test_settings_are_flat_and_of_the_types_that_visualdl_takes() -> None:
     assert not any("." in name for name in flat)  # a column of that name stays empty
 
 
-def test_samples_are_shown_and_reading_them_draws_nothing(run: Run, at: Callable[..., Moment]) -> None:
+def test_samples_are_shown_and_reading_them_draws_nothing(run: Run, at: At) -> None:
     from PIL import Image
 
     np.random.seed(3)
@@ -158,9 +152,7 @@ def test_samples_are_shown_and_reading_them_draws_nothing(run: Run, at: Callable
     assert Image.open(io.BytesIO(shown.image.encoded_image_string)).size == (64, 64)
 
 
-def test_the_confusion_matrix_is_a_picture(
-    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
-) -> None:
+def test_the_confusion_matrix_is_a_picture(run: Run, at: At, found: Found) -> None:
     dashboard = started(run, at("start", 0), confusion=True)
     dashboard.evaluated(at("evaluated", 2), found(loss=2.0))
     dashboard.evaluated(at("evaluated", 4), found(loss=1.0))
@@ -169,7 +161,7 @@ def test_the_confusion_matrix_is_a_picture(
     assert shown.id == 4 and shown.image.encoded_image_string.startswith(b"\x89PNG")
 
 
-def test_histograms_count_every_weight(run: Run, at: Callable[..., Moment], trainer: SimpleNamespace) -> None:
+def test_histograms_count_every_weight(run: Run, at: At, trainer: SimpleNamespace) -> None:
     import paddle
 
     weights = paddle.arange(120, dtype="float32").astype("bfloat16")
@@ -181,22 +173,18 @@ def test_histograms_count_every_weight(run: Run, at: Callable[..., Moment], trai
     assert sum(drawn.histogram.hist) == 120
 
 
-def test_a_percent_sign_in_a_name_is_no_mistake(run: Run, at: Callable[..., Moment]) -> None:
+def test_a_percent_sign_in_a_name_is_no_mistake(run: Run, at: At) -> None:
     started(run, at("start", 0)).step(at("step", 1, **{"top_5%": 0.5}))
     assert steps(run, "train/top_5_") == [1]
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite_can_be_read_back(
-    run: Run, at: Callable[..., Moment], number: float
-) -> None:
+def test_numbers_that_are_not_finite_can_be_read_back(run: Run, at: At, number: float) -> None:
     started(run, at("start", 0)).step(at("step", 1, loss=number))
     assert steps(run, "train/loss") == [1]
 
 
-def test_the_log_stands_where_the_dashboard_command_looks(
-    run: Run, at: Callable[..., Moment], tmp_path: Path
-) -> None:
+def test_the_log_stands_where_the_dashboard_command_looks(run: Run, at: At, tmp_path: Path) -> None:
     from visualdl import LogReader
 
     started(run, at("start", 0)).step(at("step", 1, loss=1.0))

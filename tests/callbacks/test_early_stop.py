@@ -12,13 +12,12 @@ import pytest
 from paddle_dp.callbacks.early_stop import Config
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
-from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.train import Callback, Run
+from tests.callbacks.moments import At, Found
 
 
 @pytest.fixture
-def feed(
-    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation], trainer: SimpleNamespace
-) -> Callable[..., list[Any]]:
+def feed(run: Run, at: At, found: Found, trainer: SimpleNamespace) -> Callable[..., list[Any]]:
     """Starts after step `begin`, evaluates after each step from `begin` + 1, and returns why it was stopped."""
 
     def fed(values: list[float], begin: int = 0, run: Run = run, **config: Any) -> list[Any]:
@@ -71,7 +70,7 @@ def test_the_last_step_needs_no_stop(feed: Callable[..., list[Any]], trainer: Si
 
 
 def test_other_ranks_get_the_first_ones_history_and_write_nothing(
-    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation], trainer: SimpleNamespace
+    run: Run, at: At, found: Found, trainer: SimpleNamespace
 ) -> None:
     class Second(Mesh):
         def gather(self, value: Any) -> list[Any]:
@@ -84,9 +83,7 @@ def test_other_ranks_get_the_first_ones_history_and_write_nothing(
     assert trainer.asked and not run.folder.exists()
 
 
-def test_a_number_that_evaluations_will_not_have_is_refused_before_the_training(
-    run: Run, at: Callable[..., Moment]
-) -> None:
+def test_a_number_that_evaluations_will_not_have_is_refused_before_the_training(run: Run, at: At) -> None:
     with pytest.raises(
         UsageError, match=r"^callbacks\.early_stop\.watch: .* 'iou'\. They have acc1, glossary, loss\."
     ):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,12 +12,13 @@ import pytest
 from paddle_dp.callbacks._pictures import draw_confusion
 from paddle_dp.callbacks.evaluate import Config
 from paddle_dp.mesh import Mesh
-from paddle_dp.train import Evaluation, Moment, Run
+from paddle_dp.train import Evaluation, Run
 from paddle_dp.units import Every
+from tests.callbacks.moments import At, Found
 
 
 def test_the_end_is_evaluated_unless_it_is_already(
-    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation], trainer: SimpleNamespace
+    run: Run, at: At, found: Found, trainer: SimpleNamespace
 ) -> None:
     callback = Config().build(run)
     callback.epoch(at("epoch", 4))
@@ -36,18 +36,14 @@ def test_it_is_due_by_steps_or_by_epochs(run: Run) -> None:
     assert by_epoch.due_at_epoch(1) and not by_epoch.due_at_step(1)
 
 
-def test_a_run_with_nothing_held_out_is_left_alone(
-    run: Run, at: Callable[..., Moment], trainer: SimpleNamespace
-) -> None:
+def test_a_run_with_nothing_held_out_is_left_alone(run: Run, at: At, trainer: SimpleNamespace) -> None:
     callback = Config().build(dataclasses.replace(run, test_loader=None))
     callback.epoch(at("epoch", 4))
     callback.end(at("end", 4))
     assert trainer.asked == []
 
 
-def test_the_file_holds_the_numbers_and_what_was_asked_for(
-    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
-) -> None:
+def test_the_file_holds_the_numbers_and_what_was_asked_for(run: Run, at: At, found: Found) -> None:
     Config(per_class=False, confusion=False).build(run).evaluated(
         at("evaluated", 4), found(loss=1.5, acc1=0.875)
     )
@@ -73,7 +69,7 @@ def test_the_file_holds_the_numbers_and_what_was_asked_for(
 
 
 def test_other_ranks_evaluate_and_write_nothing(
-    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation], trainer: SimpleNamespace
+    run: Run, at: At, found: Found, trainer: SimpleNamespace
 ) -> None:
     callback = Config().build(dataclasses.replace(run, mesh=Mesh(rank=1, ranks=2)))
     callback.end(at("end", 4))

@@ -9,10 +9,11 @@ import pytest
 
 from paddle_dp.callbacks import _files
 from paddle_dp.callbacks._files import Files
+from tests.callbacks.moments import Capture
 
 
 def test_what_a_disk_does_not_take_is_written_with_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     files, one, other = Files(), tmp_path / "run" / "evaluation.json", tmp_path / "run" / "confusion.png"
 

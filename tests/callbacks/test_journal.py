@@ -9,6 +9,7 @@ import pytest
 
 from paddle_dp.callbacks import _journal
 from paddle_dp.callbacks._journal import Journal
+from tests.callbacks.moments import Capture
 
 
 def test_entries_are_there_at_once_and_behind_the_old_ones(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_entries_are_there_at_once_and_behind_the_old_ones(tmp_path: Path) -> No
 
 
 def test_a_full_disk_leaves_no_half_entry_is_said_once_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     journal, write = Journal(tmp_path / "log"), os.write
     journal.add(b"whole ")
@@ -39,7 +40,7 @@ def test_a_full_disk_leaves_no_half_entry_is_said_once_and_loses_nothing(
 
 
 def test_more_than_memory_should_hold_loses_the_oldest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(_journal, "_MAX_BYTES_WAITING", 10)
     journal, write = Journal(tmp_path / "log"), os.write
@@ -54,7 +55,7 @@ def test_more_than_memory_should_hold_loses_the_oldest(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_refused_write_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_write_ends_nothing(capsys: Capture) -> None:
     journal = Journal(Path("/dev/full"))
     journal.add(b"entry")
     assert "No space left" in capsys.readouterr().err

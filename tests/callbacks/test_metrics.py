@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paddle_dp.callbacks.metrics import Config
 from paddle_dp.mesh import Mesh
-from paddle_dp.train import Callback, Evaluation, Moment, Run
+from paddle_dp.train import Callback, Moment, Run
+from tests.callbacks.moments import At, Found
 
 
 def lines(run: Run) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def started(run: Run, moment: Moment) -> Callback:
     return metrics
 
 
-def test_every_event_is_a_line(run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]) -> None:
+def test_every_event_is_a_line(run: Run, at: At, found: Found) -> None:
     metrics = started(run, at("start", 0))
     metrics.step(at("step", 4, loss=1.5, acc1=0.5))
     metrics.epoch(at("epoch", 4))
@@ -46,7 +46,7 @@ def test_every_event_is_a_line(run: Run, at: Callable[..., Moment], found: Calla
     assert failed["kind"] == "ValueError" and failed["message"] == "a reason"
 
 
-def test_numbers_that_are_not_finite_are_null_and_said(run: Run, at: Callable[..., Moment]) -> None:
+def test_numbers_that_are_not_finite_are_null_and_said(run: Run, at: At) -> None:
     metrics = started(run, at("start", 0))
     metrics.step(at("step", 1, loss=float("nan"), gradient_norm=float("inf"), lr=0.1))
     line = lines(run)[-1]
@@ -54,7 +54,7 @@ def test_numbers_that_are_not_finite_are_null_and_said(run: Run, at: Callable[..
     assert line["not_finite"] == {"loss": "nan", "gradient_norm": "inf"}
 
 
-def test_a_resume_drops_what_will_be_done_again(run: Run, at: Callable[..., Moment]) -> None:
+def test_a_resume_drops_what_will_be_done_again(run: Run, at: At) -> None:
     metrics = started(run, at("start", 0))
     for step in range(1, 8):
         metrics.step(at("step", step, loss=float(step)))
@@ -67,24 +67,20 @@ def test_a_resume_drops_what_will_be_done_again(run: Run, at: Callable[..., Mome
     assert [line["step"] for line in lines(run) if line["event"] == "start"] == [0, 5]
 
 
-def test_an_evaluation_told_again_at_the_step_of_a_resume_is_one_line(
-    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
-) -> None:
+def test_an_evaluation_told_again_at_the_step_of_a_resume_is_one_line(run: Run, at: At, found: Found) -> None:
     started(run, at("start", 0)).evaluated(at("evaluated", 4), found(loss=1.0))
     started(run, at("start", 4)).evaluated(at("evaluated", 4), found(loss=1.0))
     assert [line["event"] for line in lines(run)] == ["start", "evaluated", "start"]
 
 
-def test_an_evaluation_after_the_end_is_written_too(
-    run: Run, at: Callable[..., Moment], found: Callable[..., Evaluation]
-) -> None:
+def test_an_evaluation_after_the_end_is_written_too(run: Run, at: At, found: Found) -> None:
     metrics = started(run, at("start", 0))
     metrics.end(at("end", 3))
     metrics.evaluated(at("evaluated", 3), found(loss=1.0))
     assert lines(run)[-1]["event"] == "evaluated"
 
 
-def test_other_ranks_write_nothing_and_are_due_at_the_same_steps(run: Run, at: Callable[..., Moment]) -> None:
+def test_other_ranks_write_nothing_and_are_due_at_the_same_steps(run: Run, at: At) -> None:
     other = Config().build(dataclasses.replace(run, mesh=Mesh(rank=1, ranks=2)))
     first = Config().build(run)
     assert type(first) is type(other)
@@ -96,7 +92,7 @@ def test_other_ranks_write_nothing_and_are_due_at_the_same_steps(run: Run, at: C
     assert first.reads == other.reads
 
 
-def test_a_long_file_is_resumed_without_being_held_in_memory(run: Run, at: Callable[..., Moment]) -> None:
+def test_a_long_file_is_resumed_without_being_held_in_memory(run: Run, at: At) -> None:
     started(run, at("start", 0)).step(at("step", 4, loss=1.5))
     path = run.folder / "metrics.jsonl"
     text = path.read_bytes()

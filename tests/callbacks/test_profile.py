@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from paddle_dp.callbacks.profile import Config, tidied
 from paddle_dp.mesh import Mesh
-from paddle_dp.train import Moment, Run
+from paddle_dp.train import Run
+from tests.callbacks.moments import At, Capture
 
 
-def train(run: Run, at: Callable[..., Moment], count: int, begin: int = 0, **config: Any) -> None:
+def train(run: Run, at: At, count: int, begin: int = 0, **config: Any) -> None:
     import paddle
 
     profile = Config(**config).build(run)
@@ -31,9 +31,7 @@ def shown(run: Run) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("begin", [0, 7])
-def test_the_window_is_counted_from_where_the_run_begins(
-    run: Run, at: Callable[..., Moment], begin: int
-) -> None:
+def test_the_window_is_counted_from_where_the_run_begins(run: Run, at: At, begin: int) -> None:
     train(run, at, 8, begin=begin, start=2, steps=3)
     names = [event["name"] for event in shown(run)]
     assert sorted(n for n in names if n.startswith("ProfileStep")) == [f"ProfileStep#{i}" for i in range(3)]
@@ -41,27 +39,25 @@ def test_the_window_is_counted_from_where_the_run_begins(
     assert "relu" in (run.folder / "profile/rank-0.txt").read_text()
 
 
-def test_every_slice_has_what_the_format_asks_for(run: Run, at: Callable[..., Moment]) -> None:
+def test_every_slice_has_what_the_format_asks_for(run: Run, at: At) -> None:
     train(run, at, 3, start=0, steps=2)
     for event in shown(run):
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
         assert event["ts"] > 0 and event["dur"] >= 0 and event["name"]
 
 
-def test_a_training_that_ends_in_the_window_leaves_what_there_is(run: Run, at: Callable[..., Moment]) -> None:
+def test_a_training_that_ends_in_the_window_leaves_what_there_is(run: Run, at: At) -> None:
     train(run, at, 3, start=1, steps=50)
     assert sum(event["name"] == "relu dygraph" for event in shown(run)) == 2
 
 
-def test_a_training_that_ends_before_it_says_so(
-    run: Run, at: Callable[..., Moment], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_that_ends_before_it_says_so(run: Run, at: At, capsys: Capture) -> None:
     train(run, at, 3, start=10)
     assert not (run.folder / "profile").exists()
     assert "nothing was recorded, the training ended before its step 11" in capsys.readouterr().out
 
 
-def test_other_ranks_record_when_asked(run: Run, at: Callable[..., Moment]) -> None:
+def test_other_ranks_record_when_asked(run: Run, at: At) -> None:
     second = dataclasses.replace(run, mesh=Mesh(rank=1, ranks=2))
     train(second, at, 2, start=0, steps=1)
     assert not (run.folder / "profile").exists()

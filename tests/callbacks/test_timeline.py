@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,8 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.pipeline_schedule import idle, orders, timeline
 from paddle_dp.recipe import read_recipe
-from paddle_dp.train import Moment, Run
+from paddle_dp.train import Run
+from tests.callbacks.moments import At, Capture
 
 RECIPE = """
 model: {use: gpt, vocab: 16, width: 8, heads: 2, depth: 6, length: 8}
@@ -54,7 +54,7 @@ def staged(run: Run, tmp_path: Path) -> Run:
     return dataclasses.replace(run, mesh=mesh, recipe=recipe, layout=layout)
 
 
-def train(run: Run, at: Callable[..., Moment], trainer: SimpleNamespace, steps: int) -> list[int]:
+def train(run: Run, at: At, trainer: SimpleNamespace, steps: int) -> list[int]:
     """Trains, and returns the steps that were recorded."""
     callback, recorder = Config(start=2, steps=3).build(run), Recorder()
     trainer.learner, recorded = SimpleNamespace(runner=SimpleNamespace(recorder=recorder)), []
@@ -67,7 +67,7 @@ def train(run: Run, at: Callable[..., Moment], trainer: SimpleNamespace, steps: 
 
 
 def test_a_window_is_recorded_and_told(
-    staged: Run, at: Callable[..., Moment], trainer: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+    staged: Run, at: At, trainer: SimpleNamespace, capsys: Capture
 ) -> None:
     assert train(staged, at, trainer, 8) == [3, 4, 5]
     said = json.loads((staged.folder / "timeline.json").read_text())
@@ -86,7 +86,7 @@ def test_a_window_is_recorded_and_told(
 
 
 def test_a_training_that_ends_before_it_says_so(
-    staged: Run, at: Callable[..., Moment], trainer: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+    staged: Run, at: At, trainer: SimpleNamespace, capsys: Capture
 ) -> None:
     assert not train(staged, at, trainer, 2)
     assert "nothing was recorded" in capsys.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from paddle_dp.callbacks.dashboard import FEW, Config, memories, utilisation
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation, peak_of
 from paddle_dp.part import find
-from paddle_dp.train import Moment, Run
+from paddle_dp.train import Run
+from tests.callbacks.moments import At
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def of(run: Run, model: Any) -> Run:
 
 
 def test_a_cpu_is_measured_only_against_a_given_peak(
-    run: Run, at: Callable[..., Moment], monkeypatch: pytest.MonkeyPatch
+    run: Run, at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from visualdl import LogReader
 
@@ -62,7 +62,7 @@ def test_a_cpu_is_measured_only_against_a_given_peak(
     assert (run.folder / "mesh.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_model_that_resists_is_trained_all_the_same(run: Run, at: Callable[..., Moment]) -> None:
+def test_a_model_that_resists_is_trained_all_the_same(run: Run, at: At) -> None:
     class Resisting:
         def build(self) -> Any:
             raise RuntimeError("not here")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from paddle_dp.callbacks import _watched
 from paddle_dp.errors import UsageError
-from paddle_dp.train import Evaluation
+from tests.callbacks.moments import Found
 
 NAN, INF = float("nan"), float("inf")
 
@@ -42,7 +40,7 @@ def test_what_is_not_finite_is_never_better_and_always_bettered(name: str) -> No
     assert _watched.better(name, 1.0, than=NAN) and _watched.better(name, 1.0, than=None)
 
 
-def test_a_number_that_is_not_there_is_a_sentence(found: Callable[..., Evaluation]) -> None:
+def test_a_number_that_is_not_there_is_a_sentence(found: Found) -> None:
     assert _watched.read("acc1", found(acc1=0.5), "checkpoint.best") == 0.5
     with pytest.raises(
         UsageError, match=r"checkpoint.best: .*'acc'.*Did you mean 'acc1'\? They have acc1, loss"

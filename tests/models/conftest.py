@@ -26,15 +26,3 @@ def every_parameter_learns():
         assert not idle, f"these do not learn: {idle}"
 
     return check
-
-
-@pytest.fixture
-def drops_in_training_only():
-    """Fails unless a model with dropout gives other outputs each time in training, and the same in evaluation."""
-
-    def check(model, inputs):
-        assert (model(inputs) != model(inputs)).any()
-        model.eval()
-        assert (model(inputs) == model(inputs)).all()
-
-    return check

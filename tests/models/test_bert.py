@@ -42,23 +42,6 @@ def test_what_can_be_cut_is_there(model):
         assert {name: way for name, way in block.cuts.items() if not hasattr(block, name)} == {}
 
 
-def test_dropout_is_for_training_only(tokens, drops_in_training_only):
-    drops_in_training_only(Config(**SMALL, dropout=0.5).build(), tokens(8))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"heads": 3}, "heads: 3 does not divide width 16"),
-        ({"vocab": 0}, "vocab: 0 is less than 1"),
-        ({"dropout": 1.0}, "dropout: 1.0 is not from 0 to below 1"),
-    ],
-)
-def test_a_mistake_is_met_at_the_door(wrong, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Config(**SMALL | wrong)
-
-
 def test_the_bias_of_a_tied_output_is_cut_with_its_embedding():
     model = Config(vocab=8, width=4, depth=1, heads=2, length=4, tied=True, segments=2).build()
     weight, bias = (model.state_dict()[f"blocks.2.out.{word}"] for word in ("weight", "bias"))

@@ -1,7 +1,6 @@
 """What is gpt's own: tied weights, learned positions, its mistakes."""
 
 import paddle
-import pytest
 
 from models.gpt import Config
 
@@ -24,21 +23,3 @@ def test_tied_scores_use_the_embedding_itself(tokens):
 def test_equal_tokens_differ_by_their_positions():
     hidden = Config(**SMALL).build().blocks[0](paddle.zeros([1, 12], "int64"))
     assert len({tuple(row) for row in hidden[0].numpy()}) == 12
-
-
-def test_dropout_is_for_training_only(tokens, drops_in_training_only):
-    drops_in_training_only(Config(**SMALL, dropout=0.5).build(), tokens(8))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"heads": 3, "width": 128}, "heads: 3 does not divide width 128"),
-        ({"vocab": 0}, "vocab: 0 is less than 1"),
-        ({"depth": -1}, "depth: -1 is less than 1"),
-        ({"dropout": 1.0}, "dropout: 1.0 is not from 0 to below 1"),
-    ],
-)
-def test_a_mistake_is_met_at_the_door(wrong, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Config(**wrong)

@@ -9,7 +9,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from models import convnet, mlp, resnet
+from models import bert, convnet, gpt, llama, mlp, resnet, vit
 
 
 def parameters(model: nn.Layer) -> int:
@@ -111,6 +111,24 @@ def test_resnet_may_be_wide() -> None:
         (resnet, {"classes": 0}, "classes: 0 is less than 1"),
         (resnet, {"depth": 18, "width": 128}, "width: depth 18 has blocks of width 64 only"),
         (resnet, {"width": 0}, "width: 0 is less than 1"),
+        (vit, {"width": 16, "heads": 5}, "heads: 5 does not divide width 16"),
+        (vit, {"image": 8, "patch": 3}, "patch: 3 does not divide image 8"),
+        (vit, {"classes": 0}, "classes: 0 is less than 1"),
+        (vit, {"dropout": -0.1}, "dropout: -0.1 is not from 0"),
+        (gpt, {"heads": 3, "width": 128}, "heads: 3 does not divide width 128"),
+        (gpt, {"vocab": 0}, "vocab: 0 is less than 1"),
+        (gpt, {"depth": -1}, "depth: -1 is less than 1"),
+        (gpt, {"dropout": 1.0}, "dropout: 1.0 is not from 0 to below 1"),
+        (bert, {"width": 16, "heads": 3}, "heads: 3 does not divide width 16"),
+        (bert, {"vocab": 0}, "vocab: 0 is less than 1"),
+        (bert, {"dropout": 1.0}, "dropout: 1.0 is not from 0 to below 1"),
+        (llama, {"heads": 3, "width": 128}, "heads: 3 does not divide width 128"),
+        (llama, {"kv_heads": 3}, "kv_heads: 3 does not divide heads 4"),
+        (llama, {"width": 12, "heads": 4}, "heads: 4 of width 12 are 3 wide"),
+        (llama, {"hidden": 0}, "hidden: 0 is less than 1"),
+        (llama, {"epsilon": 0.0}, r"epsilon: 0\.0 is not above 0"),
+        (llama, {"rope_factor": 0.5}, r"rope_factor: 0\.5 is less than 1"),
+        (llama, {"rope_low": 4.0}, r"rope_low: 4\.0 is not from 0 to below rope_high 4\.0"),
     ],
 )
 def test_a_setting_that_makes_no_model_is_named(
@@ -118,3 +136,12 @@ def test_a_setting_that_makes_no_model_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{complaint}"):
         module.Config(**settings)
+
+
+@pytest.mark.parametrize("module", [gpt, bert])
+def test_dropout_is_for_training_only(module: Any) -> None:
+    tokens = paddle.to_tensor(np.random.default_rng(0).integers(0, 20, (2, 8)))
+    model = module.Config(vocab=20, width=16, depth=2, heads=4, length=12, dropout=0.5).build()
+    assert (model(tokens) != model(tokens)).any()
+    model.eval()
+    assert (model(tokens) == model(tokens)).all()

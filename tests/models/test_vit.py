@@ -41,17 +41,3 @@ def test_what_can_be_cut_is_there():
     assert {name: list(getattr(block, name).weight.shape) for name in block.cuts} == {
         "qkv": [16, 48], "out": [16, 16], "up": [16, 64], "down": [64, 16],
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"heads": 5}, "heads: 5 does not divide width 16"),
-        ({"patch": 3}, "patch: 3 does not divide image 8"),
-        ({"classes": 0}, "classes: 0 is less than 1"),
-        ({"dropout": -0.1}, "dropout: -0.1 is not from 0"),
-    ],
-)
-def test_a_mistake_is_met_at_the_door(wrong, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Config(**SMALL | wrong)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
+import pytest
+from annotated_types import Gt
 from pydantic import BaseModel
 
-from paddle_dp.part.config import Setting, adapter, fields_of, setting_at, settings_of
-from paddle_dp.units import Bytes, Positive
+from paddle_dp.part.config import Setting, adapter, describe_type, fields_of, setting_at, settings_of, show
+from paddle_dp.units import Bytes, Every, Positive, Probability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +54,29 @@ def test_keys_lead_to_settings_of_settings() -> None:
 def test_a_config_is_told_once_to_refuse_the_unknown() -> None:
     assert adapter(Config) is adapter(Config)
     assert adapter(Config).json_schema()["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (int, "whole number"),
+        (str | None, "text or null"),
+        (Positive, "whole number, 1 or more"),
+        (Probability, "number, 0 or more, less than 1"),
+        (Annotated[float, Gt(0)] | None, "number, more than 0 or null"),
+        (Literal["sum", "mean"], "one of sum, mean"),
+        (Bytes, "quantity such as 25 MB"),
+        (Every | None, "quantity such as 50 steps or null"),
+        (tuple[int, ...], "list: whole number"),
+        (tuple[int, str], "list: whole number; text"),
+        (dict[str, float], "mapping: text to number"),
+        (Any, "anything"),
+        (bytes, "bytes"),
+    ],
+)
+def test_a_type_is_described_in_words(kind: Any, said: str) -> None:
+    assert describe_type(kind) == said
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(show("x" * 500)) < 70 and show({"a": None}) == '{"a": null}'

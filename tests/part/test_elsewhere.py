@@ -35,6 +35,17 @@ save_on_each_node save_only_model save_safetensors save_steps save_strategy save
 tf32 torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps use_cpu use_liger_kernel
 warmup_ratio warmup_steps weight_decay
 """
+# Words of PaddleClas, PaddleNLP, fleet, Megatron, torchtitan, accelerate and Lightning (docs/coming-from).
+OTHERS = """
+EMA level values gamma by_epoch one_dim_param_no_weight_decay lora_rank lora_alpha target_modules unified_checkpoint
+split packing offload schedule_mode gradient_merge fp16_allreduce fuse_grad_size_in_MB comm_buffer_size lr_warmup_iters
+lr_warmup_fraction lr_decay_style lr_decay_iters adam_eps use_distributed_optimizer num_layers hidden_size
+num_query_groups ffn_hidden_size tokenizer_model rampup_batch_size local_batch_size max_norm data_parallel_shard_degree
+data_parallel_replicate_degree min_lr_factor keep_latest_k even_batches data_collator use_distributed_sampler
+fast_dev_run ckpt_path profiler decay_epochs accelerator k_steps clip_norm regularizer nnodes num_nodes devices
+transform_ops output_dir lr_warmup_init distributed_timeout_minutes exit_duration_in_mins num_attention_heads
+hidden_dropout resid_pdrop dgc localsgd adaptive_localsgd a_sync collate_fn limit_train_batches zero_padding decay_steps
+"""
 GROUPS = {"train": Train, "loader": LoaderSettings, "guard": Guard, "ema": Ema, "load": Load}
 
 
@@ -44,8 +55,8 @@ def mistake(override: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("word", HUGGING_FACE.split())
-def test_each_of_hugging_faces_arguments_is_answered(word: str) -> None:
+@pytest.mark.parametrize("word", [*HUGGING_FACE.split(), *OTHERS.split()])
+def test_each_of_their_words_is_answered(word: str) -> None:
     said = mistake(f"train.{word}=1")
     assert "In a recipe that is" in said or f"'{word}' is of" in said
     assert "Did you mean" not in said
@@ -194,26 +205,6 @@ def test_a_slip_in_another_tools_word_is_understood() -> None:
     assert row is not None and row.key == "train.micro_batches"
     assert find_alias("gradient_acumulation_steps", exactly=True) is None
     assert find_alias("wibble") is None
-
-
-# Words of PaddleClas, PaddleNLP, fleet, Megatron, torchtitan, accelerate and Lightning (docs/coming-from).
-OTHERS = """
-EMA level values gamma by_epoch one_dim_param_no_weight_decay lora_rank lora_alpha target_modules unified_checkpoint
-split packing offload schedule_mode gradient_merge fp16_allreduce fuse_grad_size_in_MB comm_buffer_size lr_warmup_iters
-lr_warmup_fraction lr_decay_style lr_decay_iters adam_eps use_distributed_optimizer num_layers hidden_size
-num_query_groups ffn_hidden_size tokenizer_model rampup_batch_size local_batch_size max_norm data_parallel_shard_degree
-data_parallel_replicate_degree min_lr_factor keep_latest_k even_batches data_collator use_distributed_sampler
-fast_dev_run ckpt_path profiler decay_epochs accelerator k_steps clip_norm regularizer nnodes num_nodes devices
-transform_ops output_dir lr_warmup_init distributed_timeout_minutes exit_duration_in_mins num_attention_heads
-hidden_dropout resid_pdrop dgc localsgd adaptive_localsgd a_sync collate_fn limit_train_batches zero_padding decay_steps
-"""
-
-
-@pytest.mark.parametrize("word", OTHERS.split())
-def test_each_word_that_the_pages_name_is_answered(word: str) -> None:
-    said = mistake(f"train.{word}=1")
-    assert "In a recipe that is" in said or f"'{word}' is of" in said
-    assert "Did you mean" not in said
 
 
 def test_capitals_tell_paddleclas_s_groups_from_a_recipe_s() -> None:

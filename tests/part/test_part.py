@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.errors import InstallError, RecipeError
-from paddle_dp.part import Part, find, read_part
+from paddle_dp.part import find, read_part
 
 TINY = '''
 """A tiny module of parts."""
@@ -190,11 +190,6 @@ def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, "paddle", None)
     with pytest.raises(InstallError, match=r"pip install -e '\.\[cpu\]'"):
         find("models", use)
-
-
-def test_a_part_made_in_python() -> None:
-    config = find("schedules", "cosine")(learning_rate=1.0)
-    assert Part("schedules", "cosine", config).settings["learning_rate"] == 1.0
 
 
 def test_a_name_longer_than_a_file_can_have_is_no_name() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from paddle_dp.errors import RecipeError
 from paddle_dp.part import ErrorContext, read_settings
+from paddle_dp.part.settings import complaint, keys_of
 from paddle_dp.units import Every, Length, Positive
 
 GPT = ErrorContext(subject="model gpt", prefix="model")
@@ -17,6 +18,7 @@ GPT = ErrorContext(subject="model gpt", prefix="model")
 @dataclass(frozen=True, kw_only=True)
 class Inner:
     kind: Literal["cut", "whole"] = "cut"
+    layers: Literal[18, 34] = 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +74,12 @@ def test_a_whole_number_is_a_number() -> None:
         ({"width": 1.5}, "model.width: 1.5 is not a whole number"),
         ({"rate": "3e-4"}, "model.rate: '3e-4' is not a number: leave the quotes out"),
         ({"rate": float("nan")}, "model.rate: NaN is not a finite number"),
+        ({"width": 1e3}, "model.width: 1000.0 is not a whole number: write 1000"),
         ({"tied": 1}, "model.tied: 1 is not true or false"),
+        ({"tied": "yes"}, "model.tied: 'yes' is not true or false"),
+        ({"tied": "true"}, "model.tied: 'true' is not true or false: leave the quotes out"),
         ({"title": 3}, "model.title: 3 is not a text: write '3', in quotes"),
+        ({"title": [1]}, "model.title: [1] is not a text"),
         ({"sizes": 3}, "model.sizes: 3 is not a list"),
         ({"sizes": [1, "x"]}, "model.sizes.1: 'x' is not a whole number"),
         ({"pair": [1]}, "model.pair: [1] holds too few values"),
@@ -87,7 +93,8 @@ def test_a_whole_number_is_a_number() -> None:
             {"inner": {"kind": "cutt"}},
             "model.inner.kind: 'cutt' is not one of 'cut' or 'whole'. Did you mean 'cut'?",
         ),
-        ({"inner": {"sort": 1}}, "model.inner has no setting 'sort'. It takes kind."),
+        ({"inner": {"layers": 20}}, "model.inner.layers: 20 is not one of 18 or 34"),
+        ({"inner": {"sort": 1}}, "model.inner has no setting 'sort'. It takes kind, layers."),
         ({"inner": 3}, "model.inner: 3 is not a group of settings (name: value)"),
         ({"width": 3}, "model.width: is odd"),
         ({"width": 666}, "model: no luck with this"),
@@ -133,3 +140,19 @@ def test_an_annotation_that_cannot_be_read_is_the_parts_mistake() -> None:
 
     with pytest.raises(RecipeError, match="model gpt: its Config has an annotation that cannot be read"):
         read_settings(Broken, {}, GPT)
+
+
+def test_a_complaint_of_an_unknown_kind_has_pydantics_words() -> None:
+    detail = {"type": "something_new", "input": 1, "msg": "pydantic's own words"}
+    assert complaint(detail, "a") == "a: 1 is wrong: pydantic's own words"
+
+
+def test_names_of_union_options_are_no_keys() -> None:
+    assert keys_of(("a", "int"), {"a": "x"}, leaf=False) == ("a",)
+    assert keys_of(("a", 1, "list[int]", 0), {"a": [1, ["x"]]}, leaf=False) == ("a", 1, 0)
+
+
+def test_a_missing_key_is_a_key_where_a_group_could_hold_it() -> None:
+    assert keys_of(("a", "b"), {"a": {}}, leaf=True) == ("a", "b")
+    assert keys_of(("a", "b"), {"a": {}}, leaf=False) == ("a",)
+    assert keys_of(("a", 1), {"a": [1]}, leaf=True) == ("a",)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.part.shelf import SHELVES, folders, load, names, shipped, summary
+from paddle_dp.part.shelf import folders, load, names, shipped, summary
 
 
 @pytest.fixture(autouse=True)
@@ -41,16 +41,6 @@ def test_a_file_is_a_part_unless_it_begins_with_an_underscore(
 
 def test_the_packages_own_shelves_are_listed_without_being_imported() -> None:
     assert "adamw" in names("optimizers") and "_base" not in names("optimizers")
-    assert set(SHELVES) == {
-        "models",
-        "datasets",
-        "losses",
-        "optimizers",
-        "schedules",
-        "strategies",
-        "adapters",
-        "callbacks",
-    }
 
 
 def test_an_unknown_shelf_is_told_with_the_near_miss() -> None:
