@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from functools import cache
@@ -19,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house.training import build_trainer
+from tests.house.training import recorded as recorded
 from tests.ranks import run_ranks
 
 ADAMW = "{use: adamw, clip: 0.5}"
@@ -60,17 +61,10 @@ def train(
     `rows` are [loss, gradient norm] of each step; `memory` is what this rank held, in bytes by kind.
     """
     from paddle_dp import checkpoint
-    from paddle_dp.assembly.build import build
     from paddle_dp.learner.memory import MemoryMeter
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
 
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    path = Path(folder) / f"recipe-{os.getpid()}.yaml"
-    path.write_text(RECIPE.format(strategy=strategy, model=model, optimizer=optimizer, dropout=dropout))
-    recipe = read_recipe(path, [f"output_dir={folder}", *more])
-    mesh = join(seed=3, servers=recipe.strategy.config.servers)
-    trainer = build(recipe, mesh, "newest" if resume else None)
+    recipe = RECIPE.format(strategy=strategy, model=model, optimizer=optimizer, dropout=dropout)
+    trainer = build_trainer(recipe, folder, *more, resume=resume, seed=3)
     memory, rows = MemoryMeter(trainer.learner), recorded(trainer)
     trainer.fit(until)
     evaluation = trainer.evaluate()
@@ -93,20 +87,6 @@ def train(
 def train_each(folder: str, strategies: Sequence[str], **how: Any) -> list[Found]:
     """`train` with each of the strategies, one after the other in the same processes (fleet keeps its degrees)."""
     return [train(f"{folder}/{number}", strategy, **how) for number, strategy in enumerate(strategies)]
-
-
-def recorded(trainer: Any) -> list[list[float]]:
-    """[loss, gradient norm] of every step that a trainer will do."""
-    from paddle_dp.train import Callback
-
-    rows: list[list[float]] = []
-
-    class Diary(Callback):
-        def step(self, moment: Any) -> None:
-            rows.append([moment.numbers["loss"], moment.numbers["gradient_norm"]])
-
-    trainer.add(Diary())
-    return rows
 
 
 @cache

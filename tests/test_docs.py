@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +13,8 @@ import pytest
 
 from paddle_dp.part.aliases import find_alias
 from paddle_dp.recipe import read_recipe
+from tests.house.programs import ROOT, run_program, run_python
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CHINESE = [
     *(ROOT / "docs" / f"{name}.zh.md" for name in ("commands", "devices", "library", "why-not-plain-paddle")),
@@ -164,15 +163,9 @@ def test_the_commands_of_the_readme_print_what_it_shows(verb: str, tmp_path: Pat
     command, *lines = {"train": [f"$ {TRAIN} train.length=1epoch"], **shown}[verb]
     lines = lines or ["SAME: 2 ranks learn what one process learns, to rounding."]
     words = [f"output_dir={tmp_path / 'run'}"] * (verb != "audit")
-    done = subprocess.run(
-        [*RUN, *command.split()[2:], *words],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        timeout=200,
+    done = run_program(
+        *RUN, *command.split()[2:], *words, env={"COLUMNS": "100"}, timeout=200, status=int(verb == "audit")
     )
-    assert done.returncode == (verb == "audit"), done.stdout + done.stderr
     printed = [_without_numbers(line) for line in (done.stdout + done.stderr).splitlines()]
     for line in lines:
         if "…" not in line:
@@ -212,27 +205,14 @@ def test_every_yaml_in_the_pages_is_a_recipe(tmp_path: Path) -> None:
 
 
 def test_the_lists_in_the_docs_are_what_the_code_says() -> None:
-    script = ROOT / "tools/document.py"
-    done = subprocess.run(
-        [sys.executable, script, "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python("tools/document.py", "--check")
 
 
 def _two_ranks(script: str, folder: Path, *launcher: str) -> str:
     """What a script prints on two ranks; it must end well."""
     (folder / "own.py").write_text(script)
     quiet = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *launcher, "own.py"],
-        cwd=folder,
-        env={**os.environ, **quiet},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_python(*launcher, "own.py", folder=folder, env=quiet).stdout
 
 
 def _assert_it_learned(printed: str, held_out: int) -> None:
@@ -295,15 +275,8 @@ def test_the_marked_commands_of_the_first_pages_run(page: str, tmp_path: Path) -
         r"^<!-- run -->\n```bash\n(.*?)^```", (ROOT / f"docs/start/{page}.md").read_text(), re.S | re.M
     )
     assert marked
-    done = subprocess.run(
-        ["bash", "-ec", "\n".join(marked)],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "GLOO_SOCKET_IFNAME": "lo"}
+    done = run_program("bash", "-ec", "\n".join(marked), folder=tmp_path, env=env, timeout=200)
     said = {"install": "ready", "first-run": "the same numbers", "your-model": "SAME: 2 ranks"}
     assert said.get(page, "held-out samples counted once") in done.stdout
 
@@ -316,15 +289,8 @@ def test_the_worked_example_trains(tmp_path: Path) -> None:
         if where := re.match(r"# (\S+/\S+)\n", text):
             (tmp_path / where[1]).parent.mkdir(exist_ok=True)
             (tmp_path / where[1]).write_text(text)
-    done = subprocess.run(
-        [*RUN, "train", "configs/moons.yaml", "train.length=2 epochs"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ("train", "configs/moons.yaml", "train.length=2 epochs")
+    run_program(*RUN, *words, folder=tmp_path, env={"PYTHONPATH": str(tmp_path)})
     assert (tmp_path / "runs/moons/metrics.jsonl").exists()
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.house.programs import ROOT, run_program
+
 PAGES = sorted((ROOT / "docs/how-to").glob("*.md"))
 ENGLISH = [page for page in PAGES if not page.name.endswith(".zh.md")]
 MARKED = re.compile(
@@ -63,18 +63,11 @@ def run_blocks(page: Path, blocks: list[Block], folder: Path) -> None:
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m paddle_dp "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    environment = {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     for block in blocks:
-        done = subprocess.run(
-            ["bash", "-eo", "pipefail", "-c", block.command],
-            cwd=folder,
-            env={**environment, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
+        command = ("bash", "-eo", "pipefail", "-c", block.command)
+        done = run_program(*command, folder=folder, env=environment, timeout=280, status=block.status)
         printed = done.stdout + done.stderr
-        assert done.returncode == block.status, f"{block.command}\n{printed}"
         if block.same_output:
             missing = [line for line in block.output if line not in printed.splitlines()]
             assert not missing, f"{block.command} does not print {missing}, but\n{printed}"

@@ -6,7 +6,6 @@ The rule stands in docs/map.md; here it is a table, and a breach is a sentence t
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections import Counter
 from functools import cache
@@ -14,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.programs import ROOT, run_python
 from tools.house import OUTSIDE_CORE, ROOMS, Import, imports, room_of, this_tree
 
-ROOT = Path(__file__).resolve().parent.parent
 LAYERS: dict[str, float] = {
     "version": -1,  # imports nothing, so the package itself may load it
     "errors": 0, "units": 0, "unpickle": 0, "text": 0, "tensors": 0, "files": 0, "adjoint": 0,
@@ -229,8 +228,7 @@ def test_no_shelf_and_no_planning_pulls_paddle_in() -> None:
     light = sorted(m for m in sources() if package_of(m) in packages and not inside_strategy(m))
     check = "importlib.import_module(m); assert 'paddle' not in sys.modules, m"
     code = f"import sys, importlib\nfor m in {light}: {check}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code)
 
 
 def test_every_room_keeps_to_its_lines() -> None:

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.house.programs import ROOT, run_python
+
 NEEDED = ("mkdocs", "material", "mkdocs_static_i18n", "mkdocs_awesome_nav", "jieba")
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=200
-    )
 
 
 def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
     if missing := [name for name in NEEDED if not importlib.util.find_spec(name)]:
         pytest.skip(f"the site is not built: {', '.join(missing)} missing; pip install -e '.[docs]'")
-    done = run("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path)
+    run_python(*command, env={"NO_MKDOCS_2_WARNING": "1"}, timeout=200)
     pages = {page.relative_to(tmp_path).as_posix() for page in tmp_path.rglob("*.html")} - {"404.html"}
     assert {"index.html", "start/install.html", "zh/which-strategy.html", "reference/api.html"} <= pages
     for page in pages:
@@ -48,5 +39,4 @@ def test_every_chinese_page_has_an_english_one() -> None:
 
 
 def test_the_page_of_the_python_api_is_what_the_docstrings_say() -> None:
-    done = run("tools/api_page.py", "--check")
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python("tools/api_page.py", "--check")

@@ -1,16 +1,13 @@
 """The installed package in an empty folder: README's commands, where there is no clone. pip needs the network once."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.house.programs import ROOT, run_python
+
 SOURCES = (
     "MANIFEST.in",
     "paddle_dp",
@@ -38,30 +35,21 @@ def installed(tmp_path_factory):
             shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         elif (ROOT / name).exists():
             shutil.copy(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    pip = ["-m", "pip", "--disable-pip-version-check", "-q"]
     build = ["wheel", "--no-deps", "--wheel-dir", str(there), str(source)]
-    subprocess.run([*pip, *build], check=True, timeout=300)
+    run_python(*pip, *build, timeout=300)
     [wheel] = there.glob("*.whl")
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--target", str(there / "site"), str(wheel)], check=True, timeout=300
-    )
-    return {**os.environ, "PYTHONPATH": str(there / "site"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    run_python(*pip, "install", "--no-deps", "--target", there / "site", wheel, timeout=300)
+    return {"PYTHONPATH": str(there / "site"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
 @pytest.mark.long
 def test_commands_in_an_empty_folder(installed, tmp_path):
-    def run(*words, status=0):
-        command = [sys.executable, "-m", "paddle_dp", *words]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=240
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout
+    def run(*words):
+        return run_python("-m", "paddle_dp", *words, folder=tmp_path, env=installed, timeout=240).stdout
 
-    where = subprocess.run(
-        [sys.executable, "-c", "import paddle_dp; print(paddle_dp.__file__)"],
-        cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    code = "import paddle_dp; print(paddle_dp.__file__)"
+    where = run_python("-c", code, folder=tmp_path, env=installed)
     assert where.stdout.startswith(installed["PYTHONPATH"])
 
     assert "none yet that this is one process's result: paddle-dp verify" in run(

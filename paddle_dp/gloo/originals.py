@@ -63,19 +63,12 @@ def save() -> None:
 
 def _reporting_late_ranks(name: str, original: Any) -> Any:
     """Wraps a collective: counts its bytes, runs observers, and lets a rank that waits long name the late ranks."""
-    cached: dict[int, tuple[Any, str, list[int]]] = {}
 
     @functools.wraps(original)
     def counted(process_group: Any, *args: Any) -> Any:
         _count(name, process_group.size(), args)
-        arrivals = late_ranks.arrivals()
-        if arrivals is None:
-            return original(process_group, *args)
-        if id(process_group) not in cached:
-            group = group_of(process_group)
-            cached[id(process_group)] = process_group, f"group {group.id}", list(group.ranks)
-        _, group_name, members = cached[id(process_group)]
-        with arrivals.waiting(group_name, members, name):
+        group = group_of(process_group)
+        with late_ranks.waiting(f"group {group.id}", group.ranks, name):
             return original(process_group, *args)
 
     return observed(counted)

@@ -130,17 +130,11 @@ class Arrivals:
 _arrivals: list[Arrivals] = []
 
 
-def arrivals() -> Arrivals | None:
-    """Returns this process's counts; None without other ranks."""
-    return _arrivals[0] if _arrivals else None
-
-
 def waiting(
     group: str, members: Sequence[int], activity: str, computes: bool = False
 ) -> AbstractContextManager[None]:
     """Returns `Arrivals.waiting` for an exchange of this process; without other ranks an empty context."""
-    record = arrivals()
-    return nullcontext() if record is None else record.waiting(group, members, activity, computes)
+    return _arrivals[0].waiting(group, members, activity, computes) if _arrivals else nullcontext()
 
 
 def start(rank: int, master: str, patience: float) -> None:

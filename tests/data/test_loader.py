@@ -8,31 +8,7 @@ import paddle
 import pytest
 
 from paddle_dp.data import Loader, Sampler
-
-
-class Numbers:
-    """Sample i is (i, 10 i)."""
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __len__(self):
-        return self.samples
-
-    def __getitem__(self, index):
-        return np.full(2, index, np.float32), 10 * index
-
-
-class Noisy(Numbers):
-    """Sample i is noise of both generators."""
-
-    def __getitem__(self, index):
-        return np.float32([random.random(), np.random.random()]), index
-
-
-class InMemory(Numbers):
-    def take(self, indices):
-        return np.repeat(indices.astype(np.float32)[:, None], 2, axis=1), 10 * indices
+from tests.house.datasets import InMemory, Noisy, Numbers
 
 
 def rows(loader, epoch=0, start=0):

@@ -1,40 +1,17 @@
 """Workers change the speed and nothing else."""
 
 import itertools
-import random
 import time
 
 import numpy as np
 import pytest
 
 from paddle_dp.data import Loader, Sampler
+from tests.house.datasets import InMemory, Noisy
+from tests.house.programs import until
 from tests.rank_pool import children
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
-
-
-class Noisy:
-    """Sample i is noise of both generators, and i."""
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __len__(self):
-        return self.samples
-
-    def __getitem__(self, index):
-        return np.float32([random.random(), np.random.random()]), index
-
-    def name_of(self, index):
-        return f"{index}.jpg"
-
-
-class InMemory(Noisy):
-    def __getitem__(self, index):
-        return np.full(3, index, np.uint8), 2 * index
-
-    def take(self, indices):
-        return np.repeat(indices.astype(np.uint8)[:, None], 3, axis=1), 2 * indices
 
 
 def rows(loader, epoch=0, start=0):
@@ -87,7 +64,7 @@ def test_they_read_ahead_and_no_further_than_asked(tmp_path):
     with Loader(Marking(40), sampler, num_workers=2, prefetch=3) as loader:
         reading = loader.read(0)
         next(reading)
-        _until(lambda: len(list(tmp_path.iterdir())) == 16)  # the batch in hand, and three ahead of it
+        until(lambda: len(list(tmp_path.iterdir())) == 16)  # the batch in hand, and three ahead of it
         time.sleep(0.1)
         assert {int(path.name) for path in tmp_path.iterdir()} == set(range(16))
         reading.close()
@@ -127,10 +104,3 @@ def test_a_file_opened_at_the_first_sample_is_each_workers_own(tmp_path):
         for batch in loader.read(0):
             assert batch.micro_batches[0].inputs[:, 0].tolist() == batch.micro_batches[0].targets.tolist()
     assert dataset.file is None
-
-
-def _until(condition, seconds=10):
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come to pass"
-        time.sleep(0.01)

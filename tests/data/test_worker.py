@@ -16,6 +16,7 @@ import pytest
 
 from paddle_dp.data import worker as worker_module
 from paddle_dp.data.worker import Worker, WorkerEndedError, WorkerHungError, fork
+from tests.house.programs import until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
 
@@ -95,7 +96,7 @@ def test_an_ended_child_takes_what_it_started_with_it():
     worker = Worker(starting)
     grandchild = psutil.Process(worker.receive(10)["pid"])
     worker.end()
-    _until(lambda: not _alive(grandchild))
+    until(lambda: not _alive(grandchild))
 
 
 @pytest.mark.processes
@@ -161,7 +162,7 @@ def test_they_die_with_their_parent_and_leave_nothing(then):
             else:
                 print("leave", file=parent.stdin, flush=True)  # not before its workers were looked at
             parent.wait(10)
-            _until(lambda: not any(_alive(worker) for worker in workers))
+            until(lambda: not any(_alive(worker) for worker in workers))
         finally:
             for process in (parent, *filter(_alive, workers)):
                 process.kill()
@@ -173,13 +174,6 @@ def _alive(process):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _until(condition, seconds=10):
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come to pass"
-        time.sleep(0.01)
 
 
 @pytest.mark.processes

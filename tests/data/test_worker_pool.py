@@ -9,25 +9,10 @@ import pytest
 
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.errors import DataError
+from tests.house.datasets import Numbers
 from tests.rank_pool import children
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
-
-
-class Numbers:
-    """Sample i is (i, i)."""
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __len__(self):
-        return self.samples
-
-    def __getitem__(self, index):
-        return np.full(2, index, np.float32), index
-
-    def name_of(self, index):
-        return f"{index}.jpg"
 
 
 class Failing(Numbers):

@@ -17,6 +17,13 @@ AXES = {"data": "dp", "tensor": "mp", "pipeline": "pp", "sharding": "sharding", 
 MICROS = 2
 
 
+def joined() -> Any:
+    """The mesh, with the bridge."""
+    mesh = join()
+    install(mesh.device)
+    return mesh
+
+
 def layout(options: dict[str, Any]) -> dict[str, float]:
     """The largest differences from one process: "sgd loss", "sgd weights", "adamw loss", "adamw weights".
 
@@ -42,7 +49,7 @@ def with_and_without(options: dict[str, Any], without: dict[str, Any]) -> list[f
 
 def start(options: dict[str, Any]) -> Any:
     """The bridge and fleet, in this layout; returns the HybridCommunicateGroup."""
-    install(join().device)
+    joined()
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {f"{short}_degree": options.get(axis, 1) for axis, short in AXES.items()}
     strategy.hybrid_configs["sharding_configs"].split_param = options.get("version") == 2

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.gloo.cases import joined
 from tests.ranks import run_ranks
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "uint8")
@@ -13,11 +14,7 @@ TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", 
 
 def wrong(types: list[str]) -> list[str]:
     """The names of the collectives whose result on this rank is not NumPy's, in all `types`."""
-    from paddle_dp.gloo import install
-    from paddle_dp.mesh import join
-
-    mesh = join()
-    install(mesh.device)
+    mesh = joined()
     all_numbers = [Numbers(mesh.rank, mesh.ranks, kind) for kind in types]
     received = (
         (name, numbers.kind, right)
@@ -138,11 +135,8 @@ def more() -> dict[str, Any]:
     import paddle.distributed as dist
 
     from paddle_dp.errors import UsageError
-    from paddle_dp.gloo import install
-    from paddle_dp.mesh import join
 
-    mesh = join()
-    install(mesh.device)
+    mesh = joined()
     found: dict[str, Any] = {}
     send = [[1, 2], [3, 1]][mesh.rank]  # rows for rank 0, for rank 1
     take = [[1, 3], [2, 1]][mesh.rank]
@@ -212,11 +206,9 @@ def sent_to_others() -> dict[str, float]:
     import paddle
     import paddle.distributed as dist
 
-    from paddle_dp.gloo import install
-    from paddle_dp.mesh import join, transport
+    from paddle_dp.mesh import transport
 
-    mesh = join()
-    install(mesh.device)
+    mesh = joined()
     endpoint, given = transport.endpoint(), paddle.ones([mesh.ranks * 1000])
     sizes: list[int] = []
     plain = endpoint.send

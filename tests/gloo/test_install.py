@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ import pytest
 import paddle_dp.gloo as bridge
 from paddle_dp.errors import UsageError
 from paddle_dp.gloo.patch import Patch, apply, look_up
+from tests.house.programs import run_python
 
 LOOK = """
 import json, sys, types
@@ -39,9 +39,8 @@ print(json.dumps({"names": names, "changed": changed, "again": install(sys.argv[
 
 
 def changes(*devices: str) -> dict[str, list[str]]:
-    ran = subprocess.run([sys.executable, "-c", LOOK, *devices], capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    found: dict[str, list[str]] = json.loads(ran.stdout.splitlines()[-1])
+    printed = run_python("-c", LOOK, *devices, timeout=120).stdout
+    found: dict[str, list[str]] = json.loads(printed.splitlines()[-1])
     return found
 
 
@@ -128,8 +127,7 @@ for call in (
 
 def test_what_fleet_has_for_accelerators_only_is_refused_with_a_sentence() -> None:
     """There was an assertion of Paddle's, which says nothing of the bridge nor of another way."""
-    ran = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, timeout=120)
-    sharded, stage3, fused = ran.stdout.splitlines()[-3:]
+    sharded, stage3, fused = run_python("-c", SHARDED, timeout=120).stdout.splitlines()[-3:]
     assert (
         sharded == stage3
         and "UsageError group_sharded_parallel" in sharded

@@ -9,16 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.gloo.cases import joined
 from tests.ranks import run_ranks
-
-
-def joined() -> Any:
-    from paddle_dp.gloo import install
-    from paddle_dp.mesh import join
-
-    mesh = join()
-    install(mesh.device)
-    return mesh
 
 
 def exchanges() -> dict[str, Any]:

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 from tests.ranks import run_ranks
 
-AXES = {"data": "dp", "tensor": "mp", "pipeline": "pp", "sharding": "sharding"}
+AXES = ("data", "tensor", "pipeline", "sharding")
 FOUR = tuple(dict.fromkeys(pair, 2) for pair in itertools.combinations(AXES, 2))
 EIGHT = tuple(dict.fromkeys(three, 2) for three in itertools.combinations(AXES, 3))
 
@@ -28,27 +28,19 @@ def start(degrees: dict[str, int]) -> dict[str, Any]:
     """What this rank's groups say to each other: {axis: the sum of the global ranks in its group}."""
     import paddle
     import paddle.distributed as dist
-    from paddle.distributed import fleet
 
-    from paddle_dp.gloo import install
-    from paddle_dp.mesh import join
+    from tests.gloo import cases
 
-    begin = time.monotonic()
-    mesh = join()
-    install(mesh.device)
-    strategy = fleet.DistributedStrategy()
-    strategy.hybrid_configs = {f"{short}_degree": degrees.get(axis, 1) for axis, short in AXES.items()}
-    fleet.init(is_collective=True, strategy=strategy)
-    hcg = fleet.get_hybrid_communicate_group()
+    begin, hcg, rank = time.monotonic(), cases.start(degrees), dist.get_rank()
     groups = {
         "data": hcg.get_data_parallel_group(), "tensor": hcg.get_model_parallel_group(),
         "pipeline": hcg.get_pipe_parallel_group(), "sharding": hcg.get_sharding_parallel_group(),
     }  # fmt: skip
     found: dict[str, Any] = {}
     for axis in degrees:
-        value = paddle.full([3], float(mesh.rank))
+        value = paddle.full([3], float(rank))
         dist.all_reduce(value, group=groups[axis])
-        other = next(rank for rank in groups[axis].ranks if rank != mesh.rank)
+        other = next(peer for peer in groups[axis].ranks if peer != rank)
         dist.send(value, other, group=groups[axis])
         dist.recv(echo := paddle.zeros([3]), other, group=groups[axis])
         assert echo.tolist() == value.tolist() == [float(sum(groups[axis].ranks))] * 3

@@ -9,6 +9,7 @@ from typing import Any
 from paddle_dp.gloo import stopwatch
 from paddle_dp.gloo.stopwatch import MULTIPLE_AXES, Stopwatch, axes_timed, axis_of
 from paddle_dp.mesh.degrees import Degrees
+from tests.gloo.cases import joined
 from tests.ranks import run_ranks
 
 GRID = Degrees(data=2, tensor=2)
@@ -50,11 +51,7 @@ def measured() -> dict[str, Any]:
     import paddle
     import paddle.distributed as dist
 
-    from paddle_dp.gloo import install
-    from paddle_dp.mesh import join
-
-    mesh = join()
-    install(mesh.device)
+    mesh = joined()
     tensor = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][mesh.rank // 2]
     data = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])][mesh.rank % 2]
     before = dict(vars(type(data.process_group)))

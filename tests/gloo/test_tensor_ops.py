@@ -6,22 +6,15 @@ from typing import Any
 
 import pytest
 
+from tests.gloo.cases import start
 from tests.ranks import run_ranks
 
 
-def differences() -> dict[str, float]:
+def differences(ranks: int) -> dict[str, float]:
     """By layer and by what is compared: the largest difference from the plain layer."""
-    from paddle.distributed import fleet
     from paddle.distributed.fleet.layers import mpu
 
-    from paddle_dp.gloo import install
-    from paddle_dp.mesh import join
-
-    mesh = join()
-    install(mesh.device)
-    strategy = fleet.DistributedStrategy()
-    strategy.hybrid_configs = {"mp_degree": mesh.ranks}
-    fleet.init(is_collective=True, strategy=strategy)
+    start({"tensor": ranks})
     column, row, vocabulary = mpu.ColumnParallelLinear, mpu.RowParallelLinear, mpu.VocabParallelEmbedding
     found: dict[str, float] = {}
     for gather in (True, False):
@@ -119,7 +112,7 @@ def cross_entropies() -> dict[str, float]:
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_parallel_layers_are_the_plain_ones(ranks: int) -> None:
-    for rank, found in enumerate(run_ranks(differences, ranks, timeout=120)):
+    for rank, found in enumerate(run_ranks(differences, ranks, ranks, timeout=120)):
         assert len(found) == 24
         for name, difference in found.items():
             limit = 3e-2 if "bfloat16" in name else 2e-5
@@ -129,23 +122,14 @@ def test_parallel_layers_are_the_plain_ones(ranks: int) -> None:
 def inputs_of_rank() -> list[Any]:
     """Nested inputs that differ between ranks, also in shape, after fleet's broadcast over the tensor axis."""
     import paddle
-    from paddle.distributed import fleet
+    import paddle.distributed as dist
 
-    from paddle_dp.gloo import install
-    from paddle_dp.mesh import join
-
-    mesh = join()
-    install(mesh.device)
+    hcg, rank = start({"tensor": 2}), dist.get_rank()
     from paddle.distributed.fleet.utils.hybrid_parallel_util import broadcast_input_data
 
-    strategy = fleet.DistributedStrategy()
-    strategy.hybrid_configs = {"mp_degree": 2}
-    fleet.init(is_collective=True, strategy=strategy)
-    first = paddle.full([2 + mesh.rank], mesh.rank + 1.0)
-    nested = {"a": [paddle.full([], mesh.rank, "int64")]}
-    (one, two), named = broadcast_input_data(
-        fleet.get_hybrid_communicate_group(), first, nested, mask=first + 1
-    )
+    first = paddle.full([2 + rank], rank + 1.0)
+    nested = {"a": [paddle.full([], rank, "int64")]}
+    (one, two), named = broadcast_input_data(hcg, first, nested, mask=first + 1)
     return [one.tolist(), two["a"][0].item(), named["mask"].tolist(), one is first]
 
 

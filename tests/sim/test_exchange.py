@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.exchange.hard import learn
+from tests.house.training import build_trainer, settle
 from tests.ranks import run_ranks
-from tests.sim.recipes import gpt
+from tests.sim.recipes import GPT
 
 
 @pytest.mark.long
@@ -19,16 +20,11 @@ def test_buckets_have_the_sum_of_two_ranks_bit_by_bit(owners: bool) -> None:
         assert not any(found)
 
 
-def trained(recipe: str, overrides: list[str], travel: bool) -> tuple[dict[str, int], int]:
+def trained(folder: str, overrides: list[str], travel: bool) -> tuple[dict[str, int], int]:
     """In a rank: trains over a slow link; without `travel`, every update waits for its values. Digests of the weights
     and of their averages, and in how many updates values still travelled when the forward began."""
-    import paddle
-
-    from paddle_dp.assembly.build import build
     from paddle_dp.core.consistency import digests
     from paddle_dp.exchange.async_param_broadcast import AsyncParamBroadcast
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
 
     os.environ |= {"SIM_BANDWIDTH": "2e6", "SIM_LATENCY": "1e-3"}
     begin, late = AsyncParamBroadcast.begin, []
@@ -38,8 +34,7 @@ def trained(recipe: str, overrides: list[str], travel: bool) -> tuple[dict[str, 
         late.append(len(self._tasks))
 
     AsyncParamBroadcast.begin = begun  # type: ignore[method-assign]
-    mesh = join()
-    trainer = build(read_recipe(recipe, [*overrides, f"output_dir={Path(recipe).parent}/{mesh.rank}"]), mesh)
+    trainer = build_trainer(GPT, folder, *overrides)
     learner = trainer.learner
     step = learner.update
 
@@ -52,8 +47,7 @@ def trained(recipe: str, overrides: list[str], travel: bool) -> tuple[dict[str, 
     trainer.fit()
     named = {**learner.placed.state(), **{f"average of {n}": a for n, _, a in trainer.averages.named()}}
     found = dict(zip(named, digests(named.values()), strict=True))
-    paddle.device.synchronize()
-    mesh.wait("the end")
+    settle(trainer)
     AsyncParamBroadcast.begin = begin  # type: ignore[method-assign]
     return found, sum(map(bool, late))
 
@@ -67,9 +61,9 @@ def test_values_that_travel_behind_the_next_forward_are_the_same_bits(tmp_path: 
         "callbacks=[{use: evaluate, every: 3 steps}]",
         "train.length=12 steps",
     ]
-    recipe = str(gpt(tmp_path))
     late, again, settled = (
-        run_ranks(trained, 2, recipe, overrides, travel) for travel in (True, True, False)
+        run_ranks(trained, 2, f"{tmp_path}/{turn}", overrides, travel)
+        for turn, travel in enumerate((True, True, False))
     )
     for (bits, often), (repeated, _), (wanted, never) in zip(late, again, settled, strict=True):
         assert bits == wanted == repeated

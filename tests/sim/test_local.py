@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.ranks import run_ranks
-from tests.sim.recipes import gpt
 from tests.sim.test_parameter_server import learn
 
 
@@ -20,11 +19,9 @@ def test_local_steps_and_their_means_are_those_of_cpus(
     """A resume in the midst of a period, too: eight steps and four, in periods of three."""
     found = {}
     for place in ("device", "cpu"):
-        (folder := tmp_path / place).mkdir()
-        gpt(folder)
-        strategy = f"{{use: local_sgd, every: 3 steps{more}}}"
-        first = run_ranks(learn, 2, str(folder), strategy)
-        then = run_ranks(learn, 2, str(folder), strategy, resume=True)
+        folder, strategy = str(tmp_path / place), f"{{use: local_sgd, every: 3 steps{more}}}"
+        first = run_ranks(learn, 2, folder, strategy)
+        then = run_ranks(learn, 2, folder, strategy, resume=True)
         assert ("sim" in first[1]["places"][0]) == (place == "device")
         found[place] = [*first[0]["rows"], *then[0]["rows"], [then[1]["held"], 0.0]]
         monkeypatch.delenv("CUSTOM_DEVICE_ROOT", raising=False)
@@ -35,7 +32,6 @@ def test_local_steps_and_their_means_are_those_of_cpus(
 @pytest.mark.long
 @pytest.mark.parametrize("every", [1, 2])
 def test_without_waiting_all_have_equal_weights_where_they_meet(tmp_path: Path, every: int) -> None:
-    gpt(tmp_path)
     strategy = f"{{use: async_average, every: {every} steps, staleness: 2}}"
     found = run_ranks(learn, 2, str(tmp_path), strategy)
     assert all("sim" in row["places"][0] for row in found)

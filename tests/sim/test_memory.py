@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.training import build_trainer, settle
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -28,26 +29,18 @@ def train(folder: str, words: str, width: int, batch: int, limit: float = 0) -> 
         os.environ["SIM_MEMORY"] = str(limit)
     import ctypes
 
-    import paddle
-
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
     from paddle_dp.train.steps import StepDriver, TrainStep
 
-    mesh = join()
-    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
-    path.write_text(RECIPE.format(width=width, batch=batch))
-    trainer = build(read_recipe(path, [f"strategy={words}", f"output_dir={folder}"]), mesh)
+    trainer = build_trainer(RECIPE.format(width=width, batch=batch), folder, f"strategy={words}")
     # Steps alone: the trial forwards before and after a training need memory of their own.
     driver = StepDriver(trainer, [])
     steps = [TrainStep(1, batch, False, [], True, 0.0) for batch in trainer.loader.read(0)]
     metrics = [driver.train_batch(step) for step in steps]
-    paddle.device.synchronize()  # a rank that leaves takes what it is still sending with it
-    mesh.wait("the end")
+    settle(trainer)
     library = ctypes.CDLL(str(Path(os.environ["CUSTOM_DEVICE_ROOT"]) / "libsim.so"))
     library.sim_memory_most.restype = ctypes.c_uint64
-    return {"loss": metrics[-1]["loss"], "most": library.sim_memory_most(int(mesh.device.partition(":")[2]))}
+    device = int(trainer.mesh.device.partition(":")[2])
+    return {"loss": metrics[-1]["loss"], "most": library.sim_memory_most(device)}
 
 
 SHARDED = "{use: hybrid, sharding: 2, sharding_stage: %d, recompute: %s}"
@@ -90,30 +83,23 @@ def allocated(folder: str, words: str) -> dict[str, float]:
     this rank: of parameters, gradients and states; lent and exchanged besides; of activations."""
     import paddle
 
-    from paddle_dp.assembly.build import build
     from paddle_dp.axes.meta_init import describe_weights
-    from paddle_dp.mesh import join
     from paddle_dp.part import lazily
     from paddle_dp.plan.rank_memory import rank_memory
-    from paddle_dp.recipe import read_recipe
     from paddle_dp.verbs.forecast import activations, layout_of
 
-    mesh = join()
-    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
-    path.write_text(RECIPE.format(width=320, batch=4))
-    recipe = read_recipe(path, [f"strategy={words}", f"output_dir={folder}"])
+    trainer = build_trainer(RECIPE.format(width=320, batch=4), folder, f"strategy={words}")
+    mesh, recipe = trainer.mesh, trainer.run.recipe
     with lazily():
         blocks = describe_weights(recipe.model.build())
     layout = layout_of(recipe, mesh.ranks)
-    memory = rank_memory(blocks, layout, mesh.rank)
-    trainer, device = build(recipe, mesh), int(mesh.device.partition(":")[2])
+    memory, device = rank_memory(blocks, layout, mesh.rank), int(mesh.device.partition(":")[2])
     for number, batch in enumerate(trainer.loader.read(0)):
         if number == 2:
             paddle.device.synchronize()
             paddle.base.core.device_memory_stat_reset_peak_value("Allocated", device)
         trainer.learner.train_batch(batch)
-    paddle.device.synchronize()
-    mesh.wait("the end")
+    settle(trainer)
     return {
         "most": paddle.base.core.device_memory_stat_peak_value("Allocated", device),
         "state": memory.state.total,

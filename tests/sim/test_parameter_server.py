@@ -10,9 +10,10 @@ import pytest
 from paddle_dp.errors import UsageError
 from paddle_dp.proof import Comparison, compare_sides
 from paddle_dp.recipe import read_recipe
+from tests.house.training import build_trainer, recorded
 from tests.jobs import comparisons_in_forks
 from tests.ranks import run_ranks
-from tests.sim.recipes import gpt
+from tests.sim.recipes import GPT, gpt
 
 
 @pytest.mark.long
@@ -39,14 +40,8 @@ def learn(folder: str, strategy: str, resume: bool = False, **env: str) -> dict[
 
     os.environ |= env
     from paddle_dp import checkpoint
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from tests.parity import recorded
 
-    words = [f"strategy={strategy}", f"output_dir={folder}"]
-    recipe = read_recipe(Path(folder) / "gpt.yaml", words)
-    mesh = join(3, "auto", servers=recipe.strategy.config.servers)
-    trainer = build(recipe, mesh, "newest" if resume else None)
+    trainer = build_trainer(GPT, folder, f"strategy={strategy}", resume=resume, seed=3)
     rows = recorded(trainer)
     trainer.fit("12 steps" if resume else "8 steps")
     saved = checkpoint.save(trainer.snapshot(), Path(folder) / "checkpoints", trainer.mesh)
@@ -55,7 +50,7 @@ def learn(folder: str, strategy: str, resume: bool = False, **env: str) -> dict[
     )
     updates = getattr(getattr(trainer.learner.worker, "_server", None), "updates", None)
     held = trainer.evaluate().numbers["loss"]
-    mesh.wait("the end")
+    trainer.mesh.wait("the end")
     return {"rows": rows, "places": places, "saved": str(saved), "updates": updates, "held": held}
 
 
@@ -67,11 +62,9 @@ def test_a_slow_copy_changes_no_bit_and_a_run_resumes(tmp_path: Path) -> None:
     """A copy that is read too early, or memory that is used again too early, is a wrong number there."""
     found = {}
     for name, env in (("fast", {}), ("slow", SLOW)):
-        (folder := tmp_path / name).mkdir()
-        gpt(folder)
         strategy = "{use: parameter_server, servers: 1}"
-        first = run_ranks(learn, 3, str(folder), strategy, **env)
-        then = run_ranks(learn, 3, str(folder), strategy, resume=True, **env)
+        first = run_ranks(learn, 3, str(tmp_path / name), strategy, **env)
+        then = run_ranks(learn, 3, str(tmp_path / name), strategy, resume=True, **env)
         assert first[0]["places"] == ["Place(cpu)"] and "sim:" in first[1]["places"][0]
         found[name] = [row["rows"] for row in (*first, *then)]
     assert found["fast"] == found["slow"] and len(found["slow"][3]) == 4
@@ -80,7 +73,6 @@ def test_a_slow_copy_changes_no_bit_and_a_run_resumes(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("servers", [1, 2])
 def test_without_waiting_it_makes_one_update_of_each_global_batch(tmp_path: Path, servers: int) -> None:
-    gpt(tmp_path)
     strategy = f"{{use: parameter_server, servers: {servers}, mode: async}}"
     found = run_ranks(learn, 2 + servers, str(tmp_path), strategy, **SLOW)
     assert [row["updates"] for row in found[:servers]] == [8] * servers

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.errors import ProcessorError
+from tests.house.training import build_trainer
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -25,16 +26,10 @@ callbacks: []
 def train(folder: str, faults: str) -> str:
     """In every rank: trains on the device, under faults. The error, if a processor is found."""
     os.environ["SIM_FAULTS"] = faults
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-
-    mesh = join(seed=0)
-    assert mesh.device.startswith("sim")
-    path = Path(folder, f"recipe-{mesh.rank}.yaml")
-    path.write_text(RECIPE)
+    trainer = build_trainer(RECIPE, folder, seed=0)
+    assert trainer.mesh.device.startswith("sim")
     try:
-        build(read_recipe(path, [f"output_dir={folder}/run"]), mesh).fit()
+        trainer.fit()
     except ProcessorError as error:
         return str(error)
     return ""

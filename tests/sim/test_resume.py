@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house.training import build_trainer, recorded
 from tests.parity import train as trained
 from tests.parity import weights
 from tests.ranks import run_ranks
@@ -21,18 +22,10 @@ TENSOR = "{use: hybrid, tensor: 2}"
 
 def train(folder: str, killed_after: int = 0, resume: bool = False) -> list[list[float]]:
     """In a rank: trains with dropout from the device's own generator, saving every 3 steps; or kills itself."""
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
     from paddle_dp.train import Callback
-    from tests.parity import recorded
 
-    mesh = join()
-    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
-    path.write_text(GPT)
-    words = [f"output_dir={folder}", "train.dropout=own", "train.length=10 steps", f"strategy={TENSOR}"]
-    words += ["callbacks=[{use: checkpoint, every: 3 steps}]"]
-    trainer = build(read_recipe(path, words), mesh, "newest" if resume else None)
+    words = ["train.dropout=own", "train.length=10 steps", "callbacks=[{use: checkpoint, every: 3 steps}]"]
+    trainer = build_trainer(GPT, folder, f"strategy={TENSOR}", *words, resume=resume)
     rows = recorded(trainer)
 
     class Kill(Callback):
@@ -53,8 +46,6 @@ def saved(folder: Path) -> dict[str, Any]:
 
 def test_after_kill_9_the_device_goes_on_bit_for_bit(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whole.mkdir()
-    broken.mkdir()
     rows = run_ranks(train, 2, str(whole))[0]
     with pytest.raises(AssertionError):
         run_ranks(train, 2, str(broken), 8)

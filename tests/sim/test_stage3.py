@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from tests.exchange import test_missing_gradients
+from tests.house.training import build_trainer, settle
 from tests.learner import test_frozen
 from tests.ranks import run_ranks
+from tests.sim.recipes import GPT
 
 ALL = [0, 1, 2, 0, 1, 2, 0, 1]  # on each of two ranks every expert
 BATCHES = [
@@ -82,16 +84,10 @@ def test_a_rank_that_leaves_the_order_learns_what_one_process_learns(
 
 def gradients(folder: str, prefetch: int, more: str = "") -> tuple[list[dict[int, str]], int]:
     """In a rank: of four steps of two micro-batches, the bits of the gradients that this rank owns; and its rounds."""
-    import paddle
-
-    from paddle_dp.assembly.build import build
     from paddle_dp.axes.sharding.broadcasts import Broadcasts
     from paddle_dp.axes.sharding.rounds import Rounds
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-    from tests.sim.recipes import gpt
 
-    mesh, seen, rounds = join(), [], []
+    seen, rounds = [], []
     finish, one_round = Broadcasts.finish, Rounds._round
 
     def finished(self: Any) -> None:
@@ -105,13 +101,11 @@ def gradients(folder: str, prefetch: int, more: str = "") -> tuple[list[dict[int
 
     Broadcasts.finish, Rounds._round = finished, counted  # type: ignore[method-assign]
     try:
-        (own := Path(folder) / str(mesh.rank)).mkdir(exist_ok=True)
         layout = f"{{use: hybrid, sharding: 2, sharding_stage: 3, prefetch: {prefetch}{more}}}"
-        trainer = build(read_recipe(gpt(own), [f"strategy={layout}", f"output_dir={own}"]), mesh)
+        trainer = build_trainer(GPT, folder, f"strategy={layout}")
         for batch in trainer.loader.read(0):
             trainer.learner.train_batch(batch, True)
-        paddle.device.synchronize()
-        mesh.wait("the end")
+        settle(trainer)
     finally:
         Broadcasts.finish, Rounds._round = finish, one_round  # type: ignore[method-assign]
     return seen, len(rounds)

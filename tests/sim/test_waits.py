@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from paddle_dp.train.measured import AFTER, STEPS
+from tests.house.training import build_trainer, settle
 from tests.ranks import run_ranks
-from tests.sim.recipes import gpt
+from tests.sim.recipes import GPT
 from tests.sim.waits import Waits
 
 READ = 6  # a callback reads the numbers after every sixth update
@@ -17,13 +18,8 @@ SETTLED = 4
 ONE_READ = 2  # Paddle waits twice when a tensor is read, whatever its size
 
 
-def fit(recipe: str, overrides: list[str]) -> dict[str, dict[str, int]]:
+def fit(folder: str, overrides: list[str]) -> dict[str, dict[str, int]]:
     """In a rank: trains as a recipe does, and returns the waits between two updates, by step."""
-    import paddle
-
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
     from paddle_dp.train.callback import Callback, Moment
     from paddle_dp.units import Every
 
@@ -42,21 +38,19 @@ def fit(recipe: str, overrides: list[str]) -> dict[str, dict[str, int]]:
         def step(self, moment: Moment) -> None:
             assert moment.numbers["loss"] > 0
 
-    mesh = join()
-    trainer = build(read_recipe(recipe, [*overrides, f"output_dir={Path(recipe).parent}/{mesh.rank}"]), mesh)
+    trainer = build_trainer(GPT, folder, *overrides)
     trainer.add(Note())
     trainer.add(Read())
     with seen:
         trainer.fit()
-    paddle.device.synchronize()  # a rank that leaves takes what it is still sending with it
-    mesh.wait("the end")
+    settle(trainer)
     return by_step
 
 
 def waits(folder: Path, *overrides: str) -> list[dict[int, dict[str, int]]]:
     """Of each of two ranks, once the training has settled: the steps, and what was waited for in each."""
     schedule = "schedule={use: cosine, learning_rate: 0.003, warmup: 4 steps}"
-    of_ranks = run_ranks(fit, 2, str(gpt(folder)), [schedule, *overrides])
+    of_ranks = run_ranks(fit, 2, str(folder), [schedule, *overrides])
     return [{int(step): found for step, found in one.items() if int(step) > SETTLED} for one in of_ranks]
 
 
@@ -131,7 +125,7 @@ def test_in_float16_each_update_waits_once_to_see_whether_a_gradient_overflowed(
                 assert sum(found.values()) == 1
 
 
-def read(recipe: str) -> dict[str, int]:
+def read() -> dict[str, int]:
     """In a rank: the waits of reading a number once."""
     import paddle
 
@@ -144,7 +138,7 @@ def read(recipe: str) -> dict[str, int]:
     return dict(seen.lines)
 
 
-def test_a_wait_is_told_with_its_line(tmp_path: Path) -> None:
-    (found,) = run_ranks(read, 1, str(gpt(tmp_path)))
+def test_a_wait_is_told_with_its_line() -> None:
+    (found,) = run_ranks(read, 1)
     assert list(found.values()) == [ONE_READ]
     assert lines(found) == {"stream: tests/sim/test_waits.py"}

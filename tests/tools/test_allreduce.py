@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.house.programs import run_python
 from tools.benchmark.allreduce import Measured, picture, share, spoken, table, through_a_socket, write
 
-ROOT = Path(__file__).resolve().parents[2]
 ROWS = [
     Measured(operation="memory copy", ranks=1, size=1 << 20, seconds=1e-4),
     Measured(operation="socket", ranks=2, size=1 << 20, seconds=4e-4),
@@ -56,10 +52,6 @@ def test_a_socket_carries_messages():
 
 @pytest.mark.long
 def test_a_small_run_prints_every_operation(tmp_path):
-    command = [sys.executable, "tools/benchmark/allreduce.py", "--ranks", "2", "--sizes", "1KB,64KB"]
-    done = subprocess.run(
-        [*command, "--csv", str(tmp_path / "a.csv")], cwd=ROOT, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = ["--ranks", "2", "--sizes", "1KB,64KB", "--csv", tmp_path / "a.csv"]
+    done = run_python("tools/benchmark/allreduce.py", *words, timeout=120)
     assert len(done.stdout.splitlines()) == 2 + 2 * 2 + 2 * 4

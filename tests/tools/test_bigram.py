@@ -1,16 +1,12 @@
 """The bigram tool's arithmetic, and its words."""
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.house.programs import run_python
 from tools.bigram import bigram_loss, unigram_loss
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_losses_are_those_counted_by_hand():
@@ -35,9 +31,7 @@ def test_a_text_that_repeats_is_known_and_noise_is_not():
 
 def test_it_prints_what_a_recipe_has_to_get_below(tmp_path):
     settings = [f"dataset.cache={tmp_path}", "dataset.limit=200 KB"]
-    command = [sys.executable, "tools/bigram.py", "configs/gpt_single.yaml", *settings]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    done = run_python("tools/bigram.py", "configs/gpt_single.yaml", *settings)
     first, unigram, bigram = done.stdout.splitlines()
     assert "tokens" in first
     assert 1.5 < float(bigram.split()[1]) < float(unigram.split()[1]) < math.log(256)

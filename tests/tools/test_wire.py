@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from paddle_dp.units import LinkSpeed
+from tests.house.programs import run_program, run_python
 from tools.benchmark.compute import quick
 from tools.benchmark.namespaces import Cluster
 from tools.benchmark.wire import Bench, new_steps
@@ -78,21 +77,20 @@ def test_a_job_with_servers_is_long_enough_to_count_its_bytes(tmp_path: Path, li
 @pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() == 0, reason="this user is root")
 def test_without_root_one_sentence_says_so() -> None:
-    done = subprocess.run([sys.executable, "tools/benchmark/wire.py"], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "root" in done.stderr
+    done = run_python("tools/benchmark/wire.py", status=2)
+    assert done.stderr.count("\n") == 1 and "root" in done.stderr
 
 
 @pytest.mark.long
 @needs_root
 @pytest.mark.timeout(600)
 def test_bytes_at_the_interface_are_the_formulas_and_nothing_is_left(tmp_path: Path) -> None:
-    command = [sys.executable, "tools/benchmark/wire.py", "--links", "20 Gbit/s", "--steps", "8"]
-    chosen = ["--only", "data_parallel", "tensor 2", "pipeline 2", "--csv", str(tmp_path / "rows.csv")]
-    subprocess.run([*command, *chosen], check=True, timeout=540)
+    words = ["--links", "20 Gbit/s", "--steps", "8", "--only", "data_parallel", "tensor 2", "pipeline 2"]
+    run_python("tools/benchmark/wire.py", *words, "--csv", tmp_path / "rows.csv", timeout=540)
     rows = list(map(read, csv.DictReader((tmp_path / "rows.csv").open())))
     assert {row.link for row in rows} == {str(LinkSpeed.parse("20 Gbit/s"))} and len(rows) == 6
     assert [row.layout for row in rows if not 0.99 < row.mb / row.formula_mb < 1.05] == []
-    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    left = run_program("ip", "netns", "list").stdout
     assert not [line for line in left.splitlines() if line.startswith("paddle-dp-")]
 
 

@@ -1,0 +1,46 @@
+"""Runs a program to its end, as a user does, and returns what it printed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_program(
+    *command: str | Path,
+    folder: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 100,
+    status: int = 0,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in `folder`, with the variables `env` besides this process's. Fails with all that was printed
+    unless it ends with `status`."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == status, f"ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def run_python(*words: str | Path, **how: object) -> subprocess.CompletedProcess[str]:
+    """`run_program` of this Python: a script, or `-c` and code."""
+    return run_program(sys.executable, *words, **how)  # type: ignore[arg-type]
+
+
+def until(condition: Callable[[], object], seconds: float = 10) -> None:
+    """Waits until a condition holds; fails after so many seconds."""
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, "it did not come to pass"
+        time.sleep(0.01)
