@@ -46,7 +46,7 @@ def run(plan: Plan) -> list[DoctorCheck]:
 
 def _start(plan: Plan, folder: Path) -> Failure | int:
     watch = WatchSettings(start=Duration(TOGETHER if plan.nodes > 1 else ALONE))
-    plan = replace(plan, limits=Limits(watch=watch, sample=0.0, nodes=plan.nodes))
+    plan = replace(plan, limits=Limits(watch=watch, sample=0.0))
     if plan.nodes > 1:
         meeting = meet(str(plan.job.master), plan.node == 0)
         key = proof(users_secret(os.environ), meeting.master.encode())

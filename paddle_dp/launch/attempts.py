@@ -59,30 +59,25 @@ def run(
             resizing = _Resizing(resize, plan)
             outside = ExternalEvents(signals=signals, must_stop=resizing)
             outcome = run_once(plan, attempt, inherited, point, started, outside, prepared)
-            if outcome.stopped and not signals.number and resizing.reason:
-                point = next_point(plan, attempt)
-                try:
-                    plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
-                except UsageError as error:
-                    return console.show_end(outcome, plan, f"not started again: {error}")
-                console.resized(plan, point.label)
-                continue
-            if plan.job.restarts and not outcome.final:
+            resizes = bool(outcome.stopped and not signals.number and resizing.reason)
+            if resizes or (plan.job.restarts and not outcome.final):
                 point = next_point(plan, attempt)
                 outcome = replace(outcome, saved=point.saved)
-            history.append(outcome)
-            then = decide(history, plan.job.restarts)
-            if not isinstance(then, Restart):
-                return console.show_end(outcome, plan, then.why)
-            console.show_restart(outcome, plan, then, point.label)
-            if _interrupted(signals, then.wait):
-                return console.show_end(
-                    AttemptResult(attempt=attempt, status=128 + signals.number, signal=signals.name), plan
-                )
+            if not resizes:
+                history.append(outcome)
+                then = decide(history, plan.job.restarts)
+                if not isinstance(then, Restart):
+                    return console.show_end(outcome, plan, then.why)
+                console.show_restart(outcome, plan, then, point.label)
+                if _interrupted(signals, then.wait):
+                    ended = AttemptResult(attempt=attempt, status=128 + signals.number, signal=signals.name)
+                    return console.show_end(ended, plan)
             try:
                 plan, attempt = plans(history), logs.fresh(attempt.parent.parent)
             except UsageError as error:  # too few ranks are left, or too little disk
                 return console.show_end(outcome, plan, f"not started again: {error}")
+            if resizes:
+                console.resized(plan, point.label)
 
 
 @dataclass

@@ -103,14 +103,10 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long a rank may make no progress: the recipe's `watch`, and `sample`, the loader's seconds for one sample.
-
-    With several `nodes`, a rank may wait for a rank whose heartbeat is on another node's board.
-    """
+    """How long a rank may make no progress: the recipe's `watch`, and `sample`, the loader's seconds for one sample."""
 
     watch: WatchSettings
     sample: float
-    nodes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

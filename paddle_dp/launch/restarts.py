@@ -100,7 +100,8 @@ def decide(history: Sequence[AttemptResult], restarts: int) -> Restart | Stop:
     last = history[-1]
     if last.final or not restarts:
         return Stop()
-    failures = _since_progress(history)
+    progress = [number for number, outcome in enumerate(history) if outcome.progressed]
+    failures = history[progress[-1] if progress else 0 :]  # since the last new checkpoint, oldest first
     alike = takewhile(
         lambda failure: failure.signature == last.signature and not failure.outside, reversed(failures)
     )
@@ -115,13 +116,3 @@ def decide(history: Sequence[AttemptResult], restarts: int) -> Restart | Stop:
         return Stop(why=f"not started again: {spent} spent without a new checkpoint.")
     number = len(failures)
     return Restart(wait=min(MAX_WAIT, FIRST_WAIT * 2 ** (number - 1)), number=number)
-
-
-def _since_progress(history: Sequence[AttemptResult]) -> list[AttemptResult]:
-    """Returns the failures since the last new checkpoint, oldest first."""
-    failures: list[AttemptResult] = []
-    for outcome in reversed(history):
-        failures.insert(0, outcome)
-        if outcome.progressed:
-            break
-    return failures

@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from paddle_dp.launch.processes import descendants, send
@@ -46,7 +46,7 @@ def collect(attempt: Path, ranks: Mapping[int, int]) -> dict[int, str]:
     _settle(attempt, ranks)
     stack_of = {rank: standing_in(_read(attempt, rank)) for rank in ranks}
     for rank, pid in ranks.items():
-        for child in _forks(pid):
+        for child in filter(_catches, descendants(pid)):
             _note(attempt, rank, f"\nprocess {child}, which rank {rank} has started:\n")
             send([child], SIGNAL)
             _settle(attempt, [rank])
@@ -75,12 +75,8 @@ def shown(stack: str) -> str:
     return "\n".join([*(f"  {line.strip()}" for line in lines[:FRAMES]), *more])
 
 
-def _forks(pid: int) -> list[int]:
-    """Returns the descendants of `pid` that handle SIGNAL: it would end other programs."""
-    return [child for child in descendants(pid) if _catches(child)]
-
-
 def _catches(pid: int) -> bool:
+    """True if a process handles SIGNAL, as a rank's forks do: it would end other programs."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -89,7 +85,7 @@ def _catches(pid: int) -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)
 
 
-def _settle(attempt: Path, ranks: Mapping[int, int] | list[int]) -> None:
+def _settle(attempt: Path, ranks: Collection[int]) -> None:
     """Returns when the files of these ranks are not empty and have stopped growing, or after `_WAIT` seconds."""
     end, last_sizes, since = time.monotonic() + _WAIT, [-1], time.monotonic()
     while time.monotonic() < end:

@@ -59,17 +59,24 @@ class Standstill:
         """
         if self.stopped:
             return list(self.stopped)
-        free = [rank for rank, beat in self.beats.items() if beat is None or not beat.waits]
-        working = [rank for rank in free if self._phase(rank) != "done"]
-        if late := working or ([] if len(free) < len(self.beats) else free):
+        waiting = self._waiting
+        free = [rank for rank in self.beats if rank not in waiting]
+        working = [rank for rank in free if (beat := self.beats[rank]) is None or beat.phase != "done"]
+        if late := working or ([] if waiting else free):
             return sorted(late, key=lambda rank: -self.since[rank])
-        waiting = [rank for rank, beat in self.beats.items() if beat is not None and beat.waits]
-        progress = {rank: self._progress(rank) for rank in waiting}
+        progress = {
+            rank: (beat.step, PHASES.index(beat.phase), beat.activity) for rank, beat in waiting.items()
+        }
         return [rank for rank in waiting if progress[rank] == min(progress.values())]
+
+    @property
+    def _waiting(self) -> dict[int, RankStatus]:
+        """The ranks that wait for others."""
+        return {rank: beat for rank, beat in self.beats.items() if beat is not None and beat.waits}
 
     def __str__(self) -> str:
         late = self.late_ranks
-        all_wait = late and all(self._waits(rank) for rank in late) and not self.stopped
+        all_wait = bool(late) and self._waiting.keys() >= set(late) and not self.stopped
         first = [self._sentence(rank) for rank in late]
         rest: dict[str, list[int]] = {}
         for rank in self.beats:
@@ -82,16 +89,18 @@ class Standstill:
         if all_wait and len(late) == len(self.beats):
             sentences.append("each waits for another rank, and none of this node is late")
         seconds = f"{self.seconds:.0f} s (allowed are {self.limit:.0f} s: {self.setting})"
-        return (
-            f"no rank has made progress for {seconds}: {'; '.join(sentences)}.{self._skipped(bool(all_wait))}"
-        )
+        return f"no rank has made progress for {seconds}: {'; '.join(sentences)}.{self._skipped(all_wait)}"
 
     def _skipped(self, all_wait: bool) -> str:
         """Returns a hint if ranks wait for each other in different phases of one step, some of them in forward."""
         phases = {(beat.step, beat.phase) for beat in self.beats.values() if beat is not None}
-        if not all_wait or len({step for step, _ in phases}) != 1 or "forward" not in {p for _, p in phases}:
-            return ""
-        if len(phases) == 1:
+        names = {phase for _, phase in phases}
+        if (
+            not all_wait
+            or len({step for step, _ in phases}) != 1
+            or "forward" not in names
+            or len(names) == 1
+        ):
             return ""
         return (
             " Did some ranks skip a layer that exchanges in forward, as experts or layers left out at random do? "
@@ -121,24 +130,15 @@ class Standstill:
             return "is done"
         return f"waits in {location_of(beat)}" if beat.waits else f"is in {location_of(beat)}"
 
-    def _waits(self, rank: int) -> bool:
-        beat = self.beats[rank]
-        return beat is not None and beat.waits
-
-    def _phase(self, rank: int) -> str:
-        beat = self.beats[rank]
-        return "" if beat is None else beat.phase
-
-    def _progress(self, rank: int) -> tuple[int, int, str]:
-        beat = self.beats[rank]
-        return (-1, 0, "") if beat is None else (beat.step, PHASES.index(beat.phase), beat.activity)
-
 
 class Standing:
-    """Finds a standstill in repeated looks at the ranks' heartbeats."""
+    """Finds a standstill in repeated looks at the ranks' heartbeats.
 
-    def __init__(self, limits: Limits):
-        self.watch, self.sample, self.nodes = limits.watch, limits.sample, limits.nodes
+    With several `nodes`, a rank may wait for a rank whose heartbeat is on another node's board.
+    """
+
+    def __init__(self, limits: Limits, nodes: int = 1):
+        self.watch, self.sample, self.nodes = limits.watch, limits.sample, nodes
         self._counts: dict[int, int] = {}
         self._since: dict[int, float] = {}  # seconds that each rank has stood, summed over the looks
         self._looked: float | None = None

@@ -82,7 +82,7 @@ def _run_script(job: Job, machine: Machine, inherited: Mapping[str, str]) -> int
 
     name = _name_of(job.script)
     plan = plan_of(job, machine)
-    plan = replace(plan, limits=Limits(watch=WatchSettings(), sample=SAMPLE, nodes=plan.nodes))
+    plan = replace(plan, limits=Limits(watch=WatchSettings(), sample=SAMPLE))
     _check_machine(plan)
     # Not runs/<script>: a Trainer in the script may have its run there, and move an older one aside.
     folder = Path(job.output_dir or Path("runs") / f"{name}.launch")
@@ -163,7 +163,7 @@ def _read(job: Job, machine: Machine) -> tuple[Recipe, Plan]:
     elif strategy.servers:
         each = replace(each, fewer="each worker takes one")
     plan = plan_of(job, machine, recipe.train.device, each)
-    limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds, nodes=plan.nodes)
+    limits = Limits(watch=recipe.watch, sample=recipe.loader.timeout.seconds)
     return recipe, replace(plan, limits=limits)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class Supervision:
     ):
         self.plan, self.process, self.attempt, self.mark = plan, process, attempt, mark
         self.outside, self.board = outside, board
-        self.standing = None if board is None or plan.limits is None else Standing(plan.limits)
+        self.standing = None if board is None or plan.limits is None else Standing(plan.limits, plan.nodes)
         self.standstill: Standstill | None = None
         self.consequences: list[Failure] = []  # failures after the first cause, in order of time
         self.steps: dict[int, int] = {}  # updates done by each rank of this node, set at the end
@@ -325,17 +325,14 @@ class Supervision:
 
 @contextmanager
 def board_of(plan: Plan) -> Iterator[StatusTable | None]:
-    """Yields the table of the ranks' heartbeats; None for a job without a watch, or a system without such memory."""
-    if plan.limits is None:
-        yield None
-        return
-    try:
-        board = StatusTable(plan.ranks)
-    except OSError as error:
-        print(f"a job that stands still will not be noticed: {error}", flush=True)
-        yield None
-        return
-    with closing(board):
+    """Yields the table of the ranks' heartbeats; None for a job without a watch, or if there is no memory for it."""
+    board = None
+    if plan.limits is not None:
+        try:
+            board = StatusTable(plan.ranks)
+        except OSError as error:
+            print(f"a job that stands still will not be noticed: {error}", flush=True)
+    with closing(board) if board is not None else nullcontext():
         yield board
 
 

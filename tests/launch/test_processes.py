@@ -22,6 +22,7 @@ from paddle_dp.launch.processes import (
     tied_to,
     variable,
 )
+from tests.eventually import eventually
 
 PARENT = (
     "import subprocess, sys, time\n"
@@ -41,13 +42,6 @@ def family():
     kill_all(lambda: [pid for pid in (parent.pid, child) if alive(pid)])
     parent.wait()
     parent.stdout.close()
-
-
-def eventually(condition, seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_descendants_are_found_in_any_session(family):
@@ -73,7 +67,7 @@ def test_orphans_are_found_by_their_mark(family):
 def test_an_exit_code_is_seen_before_the_parent_asks(code, status):
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
-        assert eventually(lambda: exit_of(process.pid) == (True, status))
+        eventually(lambda: exit_of(process.pid) == (True, status))
         assert not alive(process.pid)
     finally:
         process.wait()
@@ -100,7 +94,7 @@ def test_what_is_tied_dies_with_its_parent():
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    assert eventually(lambda: not alive(child), 2.0)
+    eventually(lambda: not alive(child), 2.0)
 
 
 def test_what_lost_its_parent_before_it_was_tied_does_not_start():

@@ -19,6 +19,7 @@ from paddle_dp.launch.standstill import GAP, Standing, in_debugger
 from paddle_dp.mesh.heartbeat import Heartbeat, RankStatus, StatusTable
 from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
+from tests.eventually import eventually
 
 
 def limits(sample: float = 120.0, **watch: str) -> Limits:
@@ -186,7 +187,7 @@ def test_a_record_is_read_as_it_was_written_and_costs_next_to_nothing():
 @pytest.mark.parametrize(("nodes", "allowed"), [(1, 60), (2, 1800)])
 def test_a_rank_that_waits_may_wait_for_a_callback_on_another_node(nodes, allowed):
     """The first rank may write a long report: its own node sees that, the other one sees ranks that wait."""
-    standing = Standing(replace(limits(sample=1.0), nodes=nodes))
+    standing = Standing(limits(sample=1.0), nodes)
     start = work(standing)
     beats = {
         rank: beat(99, "backward", waits=True, activity="the exchange of gradients") for rank in range(2)
@@ -196,7 +197,7 @@ def test_a_rank_that_waits_may_wait_for_a_callback_on_another_node(nodes, allowe
 
 
 def test_a_rank_that_stands_by_itself_is_found_as_soon_on_two_nodes():
-    standing = Standing(replace(limits(sample=1.0), nodes=2))
+    standing = Standing(limits(sample=1.0), nodes=2)
     start = work(standing)
     found, seconds = look_for(standing, {0: beat(99), 1: beat(99, waits=True)}, start, 2000)
     assert found and found.late_ranks == [0] and 60 <= seconds <= 62
@@ -242,10 +243,8 @@ def test_a_prompt_is_seen_from_another_thread() -> None:
 
         thread = threading.Thread(target=work)
         thread.start()
-        deadline = time.monotonic() + 10
-        while not in_debugger(thread.ident or 0) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert in_debugger(thread.ident or 0) and not in_debugger(threading.get_ident())
+        eventually(lambda: in_debugger(thread.ident or 0), 10)
+        assert not in_debugger(threading.get_ident())
         keyboard.write("continue\n")
         keyboard.flush()
         thread.join(10)

@@ -11,6 +11,7 @@ import pytest
 
 from paddle_dp.launch.processes import exit_of
 from paddle_dp.launch.watch import Launcher, RankMonitor
+from tests.eventually import eventually
 
 LAUNCHER = """
 import os, subprocess, sys, time
@@ -39,11 +40,7 @@ def launch():
 
 
 def look_until(watch: RankMonitor, condition) -> None:
-    end = time.monotonic() + 30
-    while not condition() and time.monotonic() < end:
-        watch.look()
-        time.sleep(0.01)
-    assert condition(), (watch.pids, watch.departures)
+    eventually(lambda: watch.look() or condition(), 30)
 
 
 def test_ranks_are_seen_to_come_and_go(launch):
@@ -61,11 +58,9 @@ def test_ranks_that_end_before_anybody_has_looked_are_seen(launch, alive):
     codes = [f"exit({rank + 3})" for rank in range(3)]
     codes[alive : alive + 1] = ["import time; time.sleep(60)"] if alive < 3 else []
     launcher = launch(*codes)
-    watch, end = RankMonitor(launcher.ranks), time.monotonic() + 30
-    children = psutil.Process(launcher.pid).children
-    while sum(child.status() == psutil.STATUS_ZOMBIE for child in children()) < 3 - (alive < 3):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    watch, children = RankMonitor(launcher.ranks), psutil.Process(launcher.pid).children
+    ended = 3 - (alive < 3)
+    eventually(lambda: sum(child.status() == psutil.STATUS_ZOMBIE for child in children()) == ended, 30)
     look_until(watch, lambda: len(watch.pids) == 3)
     assert {d.rank: d.code for d in watch.failed} == {rank: rank + 3 for rank in range(3) if rank != alive}
 

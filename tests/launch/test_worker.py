@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.processes import alive, descendants, kill_all
 from paddle_dp.launch.worker import ENTRY_POINTS, _find, _read, guarded
+from tests.eventually import eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TINY = "tests/faults/tiny.yaml"
@@ -99,10 +98,3 @@ def test_ranks_die_with_a_launcher_that_is_killed(tmp_path):
     finally:
         kill_all(lambda: [pid for pid in [*descendants(process.pid), process.pid] if alive(pid)])
         process.communicate()
-
-
-def eventually(condition: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -299,8 +299,7 @@ class _Node:
         return self.member.must_stop()
 
     def _plan(self, plan: Plan, numbers: Sequence[int], ranks: int) -> Plan:
-        limits = None if plan.limits is None else replace(plan.limits, nodes=len(numbers))
-        plan = replace(plan, ranks=ranks, nodes=len(numbers), node=numbers.index(self.number), limits=limits)
+        plan = replace(plan, ranks=ranks, nodes=len(numbers), node=numbers.index(self.number))
         return replace(plan, devices=self.node_job.sizes.offered().devices[: ranks - plan.servers_here])
 
     def _judge(self, message: Message) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -14,6 +14,7 @@ from paddle_dp.launch.nodes import connections
 from paddle_dp.launch.nodes.connections import BACKLOG, Membership, Server
 from paddle_dp.launch.nodes.messages import BrokenLineError, Line
 from paddle_dp.launch.nodes.rendezvous import NodeLimits, Rendezvous
+from tests.eventually import eventually
 
 
 class Place:
@@ -38,13 +39,6 @@ def place(monkeypatch) -> Iterator[Place]:
         monkeypatch.setattr(connections, name, seconds)
     with ExitStack() as stack:
         yield Place(stack)
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def news(node: Membership, kind: str) -> dict:
