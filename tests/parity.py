@@ -44,6 +44,21 @@ LAYOUTS = {
 Found = dict[str, Any]  # what one rank saw: JSON
 
 
+def built(text: str, folder: str | Path, *words: str, resume: bool = False) -> Any:
+    """In every rank: the trainer of a recipe that runs in `folder`, from the newest checkpoint there if asked to.
+    `words`: further settings, as on the command line."""
+    from paddle_dp.assembly.build import build
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / f"recipe-{os.getpid()}.yaml"
+    path.write_text(text)
+    recipe = read_recipe(path, [f"output_dir={folder}", *words])
+    mesh = join(seed=recipe.train.seed, servers=recipe.strategy.config.servers)
+    return build(recipe, mesh, "newest" if resume else None)
+
+
 def train(
     folder: str,
     strategy: str,
@@ -60,17 +75,10 @@ def train(
     `rows` are [loss, gradient norm] of each step; `memory` is what this rank held, in bytes by kind.
     """
     from paddle_dp import checkpoint
-    from paddle_dp.assembly.build import build
     from paddle_dp.learner.memory import MemoryMeter
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
 
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    path = Path(folder) / f"recipe-{os.getpid()}.yaml"
-    path.write_text(RECIPE.format(strategy=strategy, model=model, optimizer=optimizer, dropout=dropout))
-    recipe = read_recipe(path, [f"output_dir={folder}", *more])
-    mesh = join(seed=3, servers=recipe.strategy.config.servers)
-    trainer = build(recipe, mesh, "newest" if resume else None)
+    text = RECIPE.format(strategy=strategy, model=model, optimizer=optimizer, dropout=dropout)
+    trainer = built(text, folder, *more, resume=resume)
     memory, rows = MemoryMeter(trainer.learner), recorded(trainer)
     trainer.fit(until)
     evaluation = trainer.evaluate()
