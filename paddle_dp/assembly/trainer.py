@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from paddle_dp.assembly.script import trainer_of
@@ -123,20 +123,19 @@ class Trainer(TrainingState):
 
     def _call_end(self, ended: list[Callback]) -> None:
         """Calls `end` of all callbacks, and adds each that has returned to `ended`."""
-        moment = self.moment("end")
 
-        def end(callback: Callback) -> None:
-            callback.end(moment)
-            ended.append(callback)
+        def noted(callbacks: Iterable[Callback]) -> Iterator[Callback]:
+            for callback in callbacks:
+                yield callback
+                ended.append(callback)
 
         # The last evaluation and checkpoint may fail: success is reported after them.
         for reads in (False, True):
-            self.call("end", [c for c in self.callbacks if c.reads is reads], end)
+            self.call(self.moment("end"), noted(c for c in self.callbacks if c.reads is reads))
 
     def _interrupt(self, reason: str) -> NoReturn:
         """Lets the callbacks save, and raises StoppedError."""
-        moment = self.moment("interrupted")
-        self.call("interrupted", self.callbacks, lambda c: c.interrupted(moment))
+        self.call(self.moment("interrupted"), self.callbacks)
         if reason == LOST_FOLDER:
             raise lost(self.run.folder, self.progress.step)
         raise StoppedError(

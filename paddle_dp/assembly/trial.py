@@ -52,19 +52,26 @@ class ForkRunner:
         self._seconds, self._until = seconds, time.monotonic() + seconds
 
     def __call__(self, function: Callable[[], Result]) -> Result:
-        left = self._until - time.monotonic()
+        return _result(self.answer(function))
+
+    def answer(self, function: Callable[[], Result]) -> Result:
+        """The function's result, or an error in its place (`answer_of`)."""
+        left, too_long = (
+            self._until - time.monotonic(),
+            {"failed": f"it takes longer than {self._seconds:g} s"},
+        )
         if left <= 0:
-            raise TrialError(f"it takes longer than {self._seconds:g} s")
+            return too_long
         worker = Worker(partial(_serve, function))
         try:
-            result = worker.receive(left)
+            result: Result = worker.receive(left)
+            return result
         except WorkerHungError:
-            raise TrialError(f"it takes longer than {self._seconds:g} s") from None
+            return too_long
         except WorkerEndedError as ended:
-            raise TrialError(f"the process that tried it {ended}") from None
+            return {"failed": f"the process that tried it {ended}"}
         finally:
             worker.end()
-        return _result(result)
 
 
 def _result(result: Result) -> Result:
@@ -104,13 +111,7 @@ def answer_of(function: Callable[[], Result]) -> Result:
 
 def in_fork(task: Task, first: MicroBatch, divided: bool, chained: str) -> Result:
     """The findings on a task, as JSON values, or the error that refuses it."""
-    work = partial(findings_of, task, first, divided, chained)
-    try:
-        return ForkRunner(SECONDS + 10)(lambda: answer_of(work))
-    except (errors.LossError, errors.UsageError) as error:
-        return {"refused": [type(error).__name__, str(error)]}
-    except TrialError as error:
-        return {"failed": str(error)}
+    return ForkRunner(SECONDS + 10).answer(partial(findings_of, task, first, divided, chained))
 
 
 def findings_of(task: Task, first: MicroBatch, divided: bool, chained: str) -> Result:

@@ -28,8 +28,9 @@ class Unsaved:
         if buffers:
             _print(
                 f"buffer {buffers[0]}{and_more(buffers)}: changed in training, and not in the checkpoint, so a resumed "
-                "run starts with its first value. If later batches read it, make it with register_buffer(name, tensor): a tensor "
-                "that is assigned to a layer's attribute, or made with persistable=False, is not saved."
+                "run starts with its first value. If later batches read it, make it with register_buffer(name, "
+                "tensor): a tensor that is assigned to a layer's attribute, or made with persistable=False, is not "
+                "saved."
             )
         if optimizer:
             _print(
@@ -40,8 +41,8 @@ class Unsaved:
         if attributes:
             _print(
                 f"{attributes[0]}{and_more(attributes)}: changed in training, and not in the checkpoint, so a resumed "
-                "run starts with its first value. If later batches read it, keep it in a buffer of the model (register_buffer); of a "
-                "schedule, name it in state_keys."
+                "run starts with its first value. If later batches read it, keep it in a buffer of the model "
+                "(register_buffer); of a schedule, name it in state_keys."
             )
 
     def _new(self, kind: str, names: Sequence[str]) -> list[str]:

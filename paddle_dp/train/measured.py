@@ -239,8 +239,7 @@ class Measurements(StepHook):
             else:
                 measured = self._end(step.number, step.batch)
         if measured is not None:
-            moment = training.moment("measured")
-            training.call("measured", training.callbacks, lambda c: c.measured(moment, measured))
+            training.call(training.moment("measured"), training.callbacks, measured)
 
     def _due_at(self, step: int) -> None:
         """Lets the next measurement begin after this step, if at least one step is left to be measured."""

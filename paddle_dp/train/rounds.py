@@ -332,7 +332,7 @@ class RoundDriver:
             moment = Moment(
                 name="step", progress=training.progress, trainer=training, numbers=numbers, together=met
             )  # fmt: skip
-            training.call("step", due, lambda c: c.step(moment))
+            training.call(moment, due)
 
     def _line(self, number: int, rate: float, claims: WorkQueue) -> Numbers:
         """The numbers of a step, as far as this rank knows them."""

@@ -45,8 +45,7 @@ class GuardHook(StepHook):
         """Restores the newest checkpoint; the batch is skipped when it comes again. False if there is none: then the
         update is skipped. Collective."""
         training = self._training
-        moment = training.moment("rewinding")
-        training.call("rewinding", training.callbacks, lambda c: c.rewinding(moment))
+        training.call(training.moment("rewinding"), training.callbacks)
         with training.meter.paused(), heartbeat.within("checkpoint", "going back to the last one"):
             path = self._refusals.checkpoint_before(training.progress.step)
             if path is None:
@@ -139,7 +138,7 @@ class CallbackHook(StepHook):
             has_numbers = step.reads and step.metrics is not None and step.refusal is None
             numbers = self._numbers(step) if has_numbers else {}
             moment = Moment(name="step", progress=training.progress, trainer=training, numbers=numbers)
-            training.call("step", due, lambda c: c.step(moment))
+            training.call(moment, due)
 
     def _numbers(self, step: TrainStep) -> dict[str, float]:
         """The metrics of the update just made, its learning rate and the speed. Raises NotFiniteError, on every rank,
@@ -204,5 +203,4 @@ def report_refusal(
     refusals.show(refusal, back_to)
     if back_to is None and refusal.action == "rewind":
         refusal = replace(refusal, action="skip")
-    moment = training.moment("refused")
-    training.call("refused", training.callbacks, lambda c: c.refused(moment, refusal))
+    training.call(training.moment("refused"), training.callbacks, refusal)

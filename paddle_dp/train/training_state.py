@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from paddle_dp.checkpoint import Checkpoint, Checks, HostMemory, Snapshot
 from paddle_dp.checks.layer_settings import LayerSettings
@@ -65,10 +65,10 @@ class CallbackList:
     def due_at_epoch(self, epochs: int) -> list[Callback]:
         return [callback for callback in self._all if callback.due_at_epoch(epochs)]
 
-    def call(self, name: Name, callbacks: Iterable[Callback], call: Callable[[Callback], None]) -> None:
-        """Calls these callbacks while the training stands still. Their time does not count, except `step` of callbacks
-        that read."""
-        self.at_work = True
+    def call(self, moment: Moment, callbacks: Iterable[Callback], *subject: Any) -> None:
+        """Calls the moment's method of these callbacks, with its `subject` if it has one, while the training stands
+        still. Their time does not count, except `step` of callbacks that read."""
+        self.at_work, name = True, moment.name
         try:
             for callback in callbacks:
                 if callback.weights or name != "step":
@@ -77,15 +77,15 @@ class CallbackList:
                     nullcontext() if name == "step" and callback.reads else self._meter.paused(),
                     _within(callback, name),
                 ):
-                    call(callback)
+                    getattr(callback, name)(moment, *subject)
         finally:
             self.at_work = False
 
-    def tell(self, name: Name, call: Callable[[Callback], None]) -> None:
-        """Calls all callbacks, within another one's work or before any."""
+    def tell(self, moment: Moment, *subject: Any) -> None:
+        """Calls the moment's method of all callbacks, within another one's work or before any."""
         for callback in self._all:
-            with _within(callback, name):
-                call(callback)
+            with _within(callback, moment.name):
+                getattr(callback, moment.name)(moment, *subject)
 
     def tell_failed(self, moment: Moment, error: BaseException) -> None:
         """Calls `failed` of all callbacks, which close their files. An error there must not hide the first."""
@@ -140,8 +140,7 @@ class TrainingState:
         """Counts the epoch and calls its callbacks, if its last batch is done. Collective."""
         if self.progress.batch >= self.loader.batches and not self.interrupted:
             self.progress = self.progress.next_epoch()
-            moment = self.moment("epoch")
-            self.call("epoch", self.callbacks.due_at_epoch(self.progress.epoch), lambda c: c.epoch(moment))
+            self.call(self.moment("epoch"), self.callbacks.due_at_epoch(self.progress.epoch))
 
     def keep_averages(self, settings: Ema) -> None:
         """Keeps averages of the weights from now on, beginning with the present ones. Call it on every rank."""
@@ -231,8 +230,7 @@ class TrainingState:
                 with self.averages.in_place():
                     averaged = evaluate(self.learner, self.run.test_loader, self.mesh)
                 evaluation = evaluation.with_prefixed(EMA, averaged)
-        moment = self.moment("evaluated")
-        self.callbacks.tell("evaluated", lambda c: c.evaluated(moment, evaluation))
+        self.callbacks.tell(self.moment("evaluated"), evaluation)
         if evaluation.not_finite:
             self._refused = evaluation
             if not self.callbacks.at_work:
@@ -255,35 +253,32 @@ class TrainingState:
 
     def tell_refuse(self) -> None:
         """Calls `refuse` of all callbacks."""
-        moment = self.moment("refuse")
-        self.callbacks.tell("refuse", lambda c: c.refuse(moment))
+        self.callbacks.tell(self.moment("refuse"))
 
     def tell_start(self) -> None:
         """Calls `start` of all callbacks."""
         self.look_at_itself()
-        moment = self.moment("start")
-        self.callbacks.tell("start", lambda c: c.start(moment))
+        self.callbacks.tell(self.moment("start"))
 
     def tell_saved(
         self, path: Path, progress: Progress | None = None, numbers: Mapping[str, float] | None = None
     ) -> None:
         """Implements `Training.tell_saved`."""
         self.learner.weights.wait()
-        moment = replace(self.moment("saved", progress), numbers=numbers or {})
-        self.callbacks.tell("saved", lambda c: c.saved(moment, path))
+        self.callbacks.tell(replace(self.moment("saved", progress), numbers=numbers or {}), path)
 
     def tell_save_failed(self, error: CheckpointError, progress: Progress | None = None) -> None:
         """Implements `Training.tell_save_failed`."""
         self.learner.weights.wait()
-        moment = self.moment("save_failed", progress)
-        self.callbacks.tell("save_failed", lambda c: c.save_failed(moment, error))
+        self.callbacks.tell(self.moment("save_failed", progress), error)
 
     def moment(self, name: Name, progress: Progress | None = None) -> Moment:
         return Moment(name=name, progress=progress or self.progress, trainer=self)
 
-    def call(self, name: Name, callbacks: Iterable[Callback], call: Callable[[Callback], None]) -> None:
-        """Calls these callbacks. Then raises NotFiniteError if an evaluation of theirs was not finite."""
-        self.callbacks.call(name, callbacks, call)
+    def call(self, moment: Moment, callbacks: Iterable[Callback], *subject: Any) -> None:
+        """Calls the moment's method of these callbacks. Then raises NotFiniteError if an evaluation of theirs was not
+        finite."""
+        self.callbacks.call(moment, callbacks, *subject)
         if self._refused is not None:
             self._refuse_evaluation(self._refused)
 

@@ -275,11 +275,16 @@ def test_of_a_step_those_that_read_hear_first_and_of_the_rest_last():
     assert told == ["writes", "saves"] * 3 + ["saves", "writes"]
 
 
-def test_an_optimizer_s_word_has_a_recipe_s_schedule(tmp_path: Path) -> None:
-    made = Trainer.of(
-        model=nn.Linear(3, 2), loss="cross_entropy", optimizer="adamw", train=Points(), batch=4,
-        callbacks=[], folder=tmp_path / "run",
+def scripted(folder: Path, optimizer: object) -> Trainer:
+    return Trainer.of(
+        model=nn.Linear(3, 2), loss="cross_entropy", optimizer=optimizer, train=Points(), batch=4,
+        callbacks=[], folder=folder / "run",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", paddle.optimizer.SGD])
+def test_an_optimizer_s_word_or_class_has_a_recipe_s_schedule(tmp_path: Path, optimizer) -> None:
+    made = scripted(tmp_path, optimizer)
     assert made.fit("2 steps").step == 2
     assert made.learner.optimizer.get_lr() == 1e-3
 
@@ -289,15 +294,4 @@ def test_an_optimizer_s_word_has_a_recipe_s_schedule(tmp_path: Path) -> None:
 )
 def test_what_is_no_optimizer_is_refused_by_name(tmp_path: Path, optimizer, said) -> None:
     with pytest.raises(UsageError, match=said):
-        Trainer.of(
-            model=nn.Linear(3, 2), loss="cross_entropy", optimizer=optimizer, train=Points(), batch=4,
-            callbacks=[], folder=tmp_path / "run",
-        )  # fmt: skip
-
-
-def test_an_optimizer_s_class_is_given_rate_and_parameters(tmp_path: Path) -> None:
-    made = Trainer.of(
-        model=nn.Linear(3, 2), loss="cross_entropy", optimizer=paddle.optimizer.SGD, train=Points(), batch=4,
-        callbacks=[], folder=tmp_path / "run",
-    )  # fmt: skip
-    assert made.fit("2 steps").step == 2
+        scripted(tmp_path, optimizer)

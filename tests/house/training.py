@@ -11,7 +11,8 @@ def build_trainer(
     recipe: str, folder: str, *words: str, resume: bool = False, seed: int | None = None
 ) -> Any:
     """In a rank: joins the job, and returns the trainer of a recipe's text, whose run is in `folder`; with `resume`,
-    from the newest checkpoint there. `words`: settings, as on the command line."""
+    from the newest checkpoint there. `words`: settings, as on the command line.
+    `seed`: the recipe's by default."""
     from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
     from paddle_dp.recipe import read_recipe
@@ -20,7 +21,7 @@ def build_trainer(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(recipe)
     read = read_recipe(path, [f"output_dir={folder}", *words])
-    mesh = join(seed, servers=read.strategy.config.servers)
+    mesh = join(read.train.seed if seed is None else seed, servers=read.strategy.config.servers)
     return build(read, mesh, "newest" if resume else None)
 
 

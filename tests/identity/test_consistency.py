@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from paddle import nn
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.errors import UsageError
 from paddle_dp.identity import consistency, facts
+from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.recipe import read_recipe
 from tests.ranks import run_ranks
@@ -27,7 +29,7 @@ def refusal(*tables: dict[str, Any]) -> str | None:
     gathered = itertools.count()
 
     def gather(mine: Any) -> list[Any]:
-        digests = [consistency._digest(table) for table in tables]
+        digests = [checksum(json.dumps(table, default=str)) for table in tables]
         return digests if not next(gathered) else [[table, f"host-{n}", n] for n, table in enumerate(tables)]
 
     mesh: Any = SimpleNamespace(rank=0, ranks=len(tables), host="host-0", gather=gather)

@@ -43,18 +43,20 @@ class Moving(nn.Layer):
         return self.linear(x - self.seen)
 
 
-def train(model: nn.Layer, optimizer: paddle.optimizer.Optimizer, folder: Path) -> None:
-    """Three steps, with saves."""
-    trainer = Trainer.of(
-        model=model,
-        loss="cross_entropy",
-        optimizer=optimizer,
-        train=Points(),
-        batch=4,
-        folder=folder / "run",
-        callbacks=SAVES,
-    )
-    trainer.fit("3 steps")
+def train(folder: Path, model: nn.Layer, optimizer: Any, steps: int = 3, **more: Any) -> None:
+    """So many steps, with saves."""
+    words = {
+        "loss": "cross_entropy",
+        "train": Points(),
+        "batch": 4,
+        "callbacks": SAVES,
+        "folder": folder / "run",
+    }
+    Trainer.of(**{**words, "model": model, "optimizer": optimizer, **more}).fit(f"{steps} steps")
+
+
+def sgd(model: nn.Layer, rate: Any = 0.1) -> paddle.optimizer.Optimizer:
+    return paddle.optimizer.SGD(rate, parameters=model.parameters())
 
 
 @pytest.mark.parametrize(("how", "told"), [("attribute", 1), ("lost", 1), ("buffer", 0), ("table", 0)])
@@ -62,7 +64,7 @@ def test_a_buffer_that_training_changes_and_no_checkpoint_holds_is_told_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, told: int
 ) -> None:
     model = Moving(how)
-    train(model, paddle.optimizer.SGD(0.1, parameters=model.parameters()), tmp_path)
+    train(tmp_path, model, sgd(model))
     said = capsys.readouterr().err
     assert said.count("buffer seen: changed in training, and not in the checkpoint") == told
     assert said.count("buffer") == 2 * told  # register_buffer, and no other one
@@ -88,7 +90,7 @@ def test_what_an_own_optimizer_remembers_in_python_is_told_once(
 ) -> None:
     model = nn.Linear(4, 3)
     kind = Remembers if own else paddle.optimizer.AdamW
-    train(model, kind(0.1, parameters=model.parameters()), tmp_path)
+    train(tmp_path, model, kind(0.1, parameters=model.parameters()))
     said = capsys.readouterr().err
     assert said.count("optimizer Remembers: its attributes momentum, updates changed in training") == own
     assert ("optimizer" in said) == own
@@ -98,21 +100,12 @@ def running_mean(folder: str) -> Any:
     """What this rank's model holds after a training that was never saved and never evaluated."""
     paddle.seed(0)
     model = nn.Sequential(nn.BatchNorm1D(4), nn.Linear(4, 3))
-    trainer = Trainer.of(
-        model=model,
-        loss="cross_entropy",
-        optimizer=paddle.optimizer.SGD(0.1, parameters=model.parameters()),
-        train=Points(),
-        batch=4,
-        folder=folder,
-        callbacks=[],
-    )
-    trainer.fit("3 steps")
+    train(Path(folder), model, sgd(model), callbacks=[])
     return model[0]._mean.numpy()
 
 
 def test_ranks_have_the_same_running_statistics_after_a_training_that_was_never_saved(tmp_path: Path) -> None:
-    first, second = run_ranks(running_mean, 2, str(tmp_path / "run"))
+    first, second = run_ranks(running_mean, 2, str(tmp_path))
     assert first == second
 
 
@@ -175,16 +168,7 @@ def test_what_model_loss_and_schedule_remember_in_python_is_told_when_it_changes
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Counts()
-    trainer = Trainer.of(
-        model=model,
-        loss=Slowly(),
-        optimizer=paddle.optimizer.SGD(Phases(), parameters=model.parameters()),
-        train=Points(),
-        batch=4,
-        folder=tmp_path / "run",
-        callbacks=SAVES,
-    )
-    trainer.fit("4 steps")
+    train(tmp_path, model, sgd(model, Phases()), 4, loss=Slowly())
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said if "changed in training" in line] == [
         "model.calls and 2 more",
@@ -196,16 +180,7 @@ def test_an_optimizer_that_hangs_its_state_elsewhere_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = nn.Linear(4, 3)
-    trainer = Trainer.of(
-        model=model,
-        loss="cross_entropy",
-        optimizer=OnParameters(0.1, model.parameters()),
-        train=Points(),
-        batch=4,
-        folder=tmp_path / "run",
-        callbacks=SAVES,
-    )
-    trainer.fit("2 steps")
+    train(tmp_path, model, OnParameters(0.1, model.parameters()), 2)
     said = capsys.readouterr().err
     assert "optimizer OnParameters: its attributes state, " in said
     assert f"{model.weight.name}.velocity" in said
@@ -222,19 +197,9 @@ class Doubles(Callback):
 def test_a_callback_that_changes_weights_at_a_resume_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for until, resume in (("2 steps", False), ("4 steps", True)):
+    for steps, resume in ((2, False), (4, True)):
         model = nn.Linear(4, 3)
-        trainer = Trainer.of(
-            model=model,
-            loss="cross_entropy",
-            optimizer=paddle.optimizer.SGD(0.1, parameters=model.parameters()),
-            train=Points(),
-            batch=4,
-            folder=tmp_path / "run",
-            callbacks=[*SAVES, Doubles()],
-            resume=resume,
-        )
-        trainer.fit(until)
+        train(tmp_path, model, sgd(model), steps, callbacks=[*SAVES, Doubles()], resume=resume)
         said = capsys.readouterr().err
         assert ("bias: a callback changed it in `start`, after 2 updates" in said) == resume
 
@@ -250,10 +215,5 @@ def test_what_a_loss_remembers_in_its_closure_is_told(
         return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
     model = nn.Linear(4, 3)
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    trainer = Trainer.of(
-        model=model, loss=loss, optimizer=optimizer, train=Points(), batch=4, folder=tmp_path / "run",
-        callbacks=SAVES,
-    )  # fmt: skip
-    trainer.fit("2 steps")
+    train(tmp_path, model, sgd(model), 2, loss=loss)
     assert "loss.calls: changed in training, and not in the checkpoint" in capsys.readouterr().err

@@ -361,18 +361,10 @@ callbacks:
 
 def train(folder: str, strategy: str, action: str, until: str = "12 steps") -> str:
     """In every rank: trains from the newest checkpoint, if there is one. The newest checkpoint then."""
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-
-    mesh, out = join(seed=3), Path(folder)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"recipe-{mesh.rank}.yaml"
-    path.write_text(RECIPE.format(strategy=strategy, action=action))
-    resume = "newest" if checkpoints(out / "checkpoints") else None
-    mesh.wait("recipe written")
-    build(read_recipe(path, [f"output_dir={folder}"]), mesh, resume).fit(until)
-    return str(newest(out / "checkpoints"))
+    folder_of_checkpoints = Path(folder) / "checkpoints"
+    resume = bool(checkpoints(folder_of_checkpoints))
+    parity.built(RECIPE.format(strategy=strategy, action=action), folder, resume=resume).fit(until)
+    return str(newest(folder_of_checkpoints))
 
 
 @pytest.fixture(scope="module")

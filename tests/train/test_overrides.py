@@ -33,49 +33,22 @@ def test_the_moments_are_those_of_a_callback() -> None:
     assert tuple(MOMENTS) == get_args(Name)
 
 
+OTHER_NAMES = {  # moment: methods of other tools, and further words for it
+    "start": "on_train_begin on_fit_start before_run begin begun setup",
+    "end": "on_train_end teardown finish finished done close stop",
+    "epoch": "on_epoch_end on_train_epoch_end on_epoch_begin epoch_end epochs",
+    "step": (
+        "on_train_batch_end on_train_batch_begin on_before_optimizer_step train_batch_end "
+        "after_train_iter after_backward update iteration every_step log"
+    ),
+    "evaluated": "on_eval_end on_validation_epoch_end evaluate before_validate",
+    "saved": "on_save_checkpoint save before_save_checkpoint saving checkpointed",
+    "failed": "on_exception exception",
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("on_train_begin", "start"),
-        ("on_fit_start", "start"),
-        ("on_train_end", "end"),
-        ("on_epoch_end", "epoch"),
-        ("on_train_epoch_end", "epoch"),
-        ("on_epoch_begin", "epoch"),
-        ("on_train_batch_end", "step"),
-        ("on_train_batch_begin", "step"),
-        ("on_before_optimizer_step", "step"),
-        ("on_eval_end", "evaluated"),
-        ("on_validation_epoch_end", "evaluated"),
-        ("on_save_checkpoint", "saved"),
-        ("on_exception", "failed"),
-        ("epoch_end", "epoch"),
-        ("train_batch_end", "step"),
-        ("after_train_iter", "step"),
-        ("before_run", "start"),
-        ("evaluate", "evaluated"),
-        ("save", "saved"),
-        ("epochs", "epoch"),
-        ("before_save_checkpoint", "saved"),
-        ("before_validate", "evaluated"),
-        ("after_backward", "step"),
-        ("begin", "start"),
-        ("begun", "start"),
-        ("setup", "start"),
-        ("teardown", "end"),
-        ("finish", "end"),
-        ("finished", "end"),
-        ("done", "end"),
-        ("close", "end"),
-        ("stop", "end"),
-        ("update", "step"),
-        ("iteration", "step"),
-        ("every_step", "step"),
-        ("log", "step"),
-        ("saving", "saved"),
-        ("checkpointed", "saved"),
-        ("exception", "failed"),
-    ],
+    ("name", "meant"), [(name, moment) for moment, names in OTHER_NAMES.items() for name in names.split()]
 )
 def test_other_words_for_a_moment_are_refused(name: str, meant: str) -> None:
     with pytest.raises(

@@ -16,6 +16,7 @@ from paddle_dp.recipe import Guard
 from paddle_dp.train import Callback
 from paddle_dp.train.processors import ProcessorFault, groups, judge
 from paddle_dp.units import Every
+from tests.house.training import build_trainer
 from tests.ranks import run_ranks
 from tests.train.test_guard import trainer
 
@@ -135,16 +136,8 @@ callbacks:
 
 def train(folder: str, strategy: str, model: str, guard: str, wrong: int = -1, calls: Any = None) -> str:
     """In every rank: trains. The error, if it is a ProcessorError; rank `wrong` turns a bit over from update 3 on."""
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-
-    mesh, out = join(seed=3), Path(folder)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"recipe-{mesh.rank}.yaml"
-    path.write_text(RECIPE.format(strategy=strategy, model=model))
-    made = build(read_recipe(path, [f"output_dir={folder}", *([guard] if guard else [])]), mesh)
-    made.add(Flip(3 if mesh.rank == wrong else 99, calls))
+    made = build_trainer(RECIPE.format(strategy=strategy, model=model), folder, *filter(None, [guard]))
+    made.add(Flip(3 if made.mesh.rank == wrong else 99, calls))
     try:
         made.fit()
     except ProcessorError as error:

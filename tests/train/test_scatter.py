@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.parity import weights
+from tests.house.training import build_trainer
+from tests.parity import recorded, weights
 from tests.ranks import run_ranks
 
 RECIPE = """
@@ -72,22 +73,16 @@ def learned(
 ) -> dict[str, Any]:
     """In every rank: losses, an evaluation and the checkpoint. `hidden`: ranks but the first do not see the data."""
     from paddle_dp import checkpoint
-    from paddle_dp.assembly.build import build
     from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
-    from tests.parity import recorded
 
     mesh = join(seed=3)
     if mesh.is_main or not hidden:
         os.chdir(home)
-    path = Path(out) / f"recipe-{mesh.rank}.yaml"
-    path.write_text(
-        RECIPE.format(
-            dataset=f"tests.train.test_scatter.{dataset}", reading=reading, workers=workers, strategy=strategy,
-            samples=f", samples: {SAMPLES}" if dataset == "Stream" else "",
-        )
+    text = RECIPE.format(
+        dataset=f"tests.train.test_scatter.{dataset}", reading=reading, workers=workers, strategy=strategy,
+        samples=f", samples: {SAMPLES}" if dataset == "Stream" else "",
     )  # fmt: skip
-    trainer = build(read_recipe(path, [f"output_dir={out}"]), mesh, "newest" if resume else None)
+    trainer = build_trainer(text, out, resume=resume)
     rows = recorded(trainer)
     trainer.fit(until)
     numbers = dict(trainer.evaluate().numbers)
@@ -174,7 +169,6 @@ def read_once(out: str) -> dict[str, Any]:
 
     from paddle_dp.assembly.trainer import Trainer
     from paddle_dp.mesh import join
-    from tests.parity import recorded
 
     mesh = join(seed=3)
     paddle.seed(3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from paddle_dp.mesh import heartbeat as module
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.heartbeat import Heartbeat
 from paddle_dp.train.measured import MEETINGS, PHASES, Stragglers
+from tests.house.training import build_trainer
 from tests.ranks import run_ranks
 
 USUAL = {"data": 0.1, "forward": 0.3, "backward": 0.5, "exchange": 0.0, "update": 0.1}  # seconds in 10 steps
@@ -166,16 +166,10 @@ callbacks: [{{use: tests.train.slow.Slow, rank: {rank}, where: {where}}}]
 
 def train(folder: str, strategy: str, rank: int, where: str) -> list[Any]:
     """In every rank: [the rank that is slowest, in which phase, who is named]. The ranks meet every 0.3 s."""
-    from paddle_dp.assembly.build import build
-    from paddle_dp.mesh import join
-    from paddle_dp.recipe import read_recipe
     from paddle_dp.train import stopping
 
     stopping.EVERY = 0.3
-    mesh = join(seed=3)
-    path = Path(folder) / f"recipe-{mesh.rank}.yaml"
-    path.write_text(RECIPE.format(strategy=strategy, rank=rank, where=where))
-    trainer = build(read_recipe(path, [f"output_dir={folder}"]), mesh)
+    trainer = build_trainer(RECIPE.format(strategy=strategy, rank=rank, where=where), folder)
     trainer.fit()
     found = trainer.measurements.stragglers
     assert found is not None and found.slowest is not None
