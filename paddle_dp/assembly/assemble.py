@@ -21,7 +21,7 @@ from paddle_dp.certificate.certificate import CertificateWriter
 from paddle_dp.certificate.verified import Verdicts
 from paddle_dp.checkpoint.other_names import names_of
 from paddle_dp.checks.samplewise import SAMPLES, Findings, is_known
-from paddle_dp.core.optimizer_checks import check_within
+from paddle_dp.core.optimizer import check_within
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.scatter import Elsewhere, ReadByMain, is_in_order, share

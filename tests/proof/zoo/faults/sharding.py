@@ -23,7 +23,7 @@ def owner_keeps_its_own() -> AbstractContextManager[None]:
 
         return alone
 
-    return replaced("paddle_dp.exchange.push_reduce:PushReduce._add_up", make)
+    return replaced("paddle_dp.exchange.pushed_gradients:PushReduce._add_up", make)
 
 
 def updates_stay_with_their_owners() -> AbstractContextManager[None]:

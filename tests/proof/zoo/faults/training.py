@@ -186,8 +186,8 @@ def resumes_with_the_first_rate() -> AbstractContextManager[None]:
 def resumes_with_the_first_scale() -> AbstractContextManager[None]:
     """Shown with a scale that grows after each update, and not after 2000."""
     return all_of(
-        replaced("paddle_dp.core.precision.amp:LossScale.load", lambda load: lambda self, state: None),
-        replaced("paddle_dp.core.precision.amp:GROW_EVERY", lambda every: 1),
+        replaced("paddle_dp.core.precision:LossScale.load", lambda load: lambda self, state: None),
+        replaced("paddle_dp.core.precision:GROW_EVERY", lambda every: 1),
     )
 
 

@@ -50,7 +50,7 @@ def schedule_moves_once_a_rank() -> AbstractContextManager[None]:
 
         return often
 
-    return replaced("paddle_dp.core.learning_rate:Rate.step", make)
+    return replaced("paddle_dp.core.optimizer:Rate.step", make)
 
 
 def one_rank_skips_a_step() -> AbstractContextManager[None]:
