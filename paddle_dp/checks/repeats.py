@@ -21,7 +21,6 @@ from paddle_dp.core.buffers import bits_of, from_bits
 from paddle_dp.core.consistency import digests
 from paddle_dp.core.trial import buffers_before, trial
 from paddle_dp.exchange.gradient_exchange import NOTHING
-from paddle_dp.mesh import Mesh
 from paddle_dp.model.compiled import layer_by_layer
 from paddle_dp.structure import leaves, structure_of, unflatten
 from paddle_dp.tensors import dtype_of
@@ -50,22 +49,17 @@ def find_not_finite(learner: Learner, batch: Batch) -> str:
     return first_not_finite.first(outputs.not_finite, learner.mesh)
 
 
-def shared_batch(learner: Learner, batch: Batch) -> Batch:
-    """A batch with the last rank's samples on every rank. Collective."""
-    return shared(learner.mixed.cast_batch(batch), learner.mesh)
-
-
 def recompute_gradients(learner: Learner, batch: Batch) -> dict[str, list[int]]:
     """Digests of the gradients that this rank computes from its samples of a batch, by parameter, before any exchange.
     Collective."""
-    with watched(learner.placed.named_trainable) as digests_by_name:
+    with _watched(learner.placed.named_trainable) as digests_by_name:
         compute_without_exchange(learner, batch)
     return dict(sorted(digests_by_name.items()))
 
 
 def compute_without_exchange(learner: Learner, batch: Batch) -> None:
     """Runs forward and backward of a batch without exchanging gradients. Collective."""
-    with untouched(learner.model, learner.loss.owner), learner.loss.alone():
+    with _untouched(learner.model, learner.loss.owner), learner.loss.alone():
         learner.run(batch, batch.samples, collect=False, final=False)
         learner.exchange.discard()
     for parameter in learner.trainable:
@@ -76,8 +70,9 @@ Named = Iterable[tuple[str, paddle.Tensor]]
 SEED = 20221
 
 
-def shared(batch: Batch, mesh: Mesh) -> Batch:
+def shared_batch(learner: Learner, batch: Batch) -> Batch:
     """The last rank's samples of a batch, on every rank: the last rank always has some. Collective."""
+    batch, mesh = learner.mixed.cast_batch(batch), learner.mesh
     if mesh.ranks == 1:
         return batch
     source, micro_batches = mesh.ranks - 1, []
@@ -112,7 +107,7 @@ def _broadcast(tensor: paddle.Tensor, source: int) -> paddle.Tensor:
 
 
 @contextmanager
-def watched(named: Named) -> Iterator[dict[str, list[int]]]:
+def _watched(named: Named) -> Iterator[dict[str, list[int]]]:
     """Within the block, records digests of each parameter's gradient, before it is accumulated or sent: two numbers per
     backward."""
     digests_by_name: dict[str, list[int]] = {}
@@ -131,7 +126,7 @@ def watched(named: Named) -> Iterator[dict[str, list[int]]]:
 
 
 @contextmanager
-def untouched(model: nn.Layer, loss: object) -> Iterator[None]:
+def _untouched(model: nn.Layer, loss: object) -> Iterator[None]:
     """Wraps forwards and backwards: restores buffers, running statistics and generators afterwards.
 
     Within it, random numbers are the same on every rank, and SyncBatchNorm uses its running statistics, to avoid its

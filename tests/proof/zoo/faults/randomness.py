@@ -40,7 +40,7 @@ def own_seed() -> AbstractContextManager[None]:
 
 def other_masks_again() -> AbstractContextManager[None]:
     """A forward that backward computes again goes on counting calls, and draws what comes next."""
-    from paddle_dp.core.dropout.patching import install
+    from paddle_dp.core.dropout.calls import install
 
     install()
     place = "paddle.distributed.fleet.recompute.recompute:custom_state_manager.custom_set_state_func"
