@@ -42,9 +42,8 @@ _OPS, _LEGACY_OPS = "paddle._C_ops", "paddle._legacy_C_ops"
 _COMMON, _SDPA = "paddle.nn.functional.common", "paddle.nn.functional.sdpa"
 
 
-_originals: dict[
-    str, Any
-] = {}  # Paddle's functions by the dotted names that are replaced; filled by `install`
+# Paddle's functions by the dotted names that are replaced; filled by `install`.
+_originals: dict[str, Any] = {}
 
 
 def install() -> None:
