@@ -18,7 +18,7 @@ from paddle_dp.assembly import trial
 from paddle_dp.assembly.initial import initial_weights, other_settings
 from paddle_dp.certificate.certificate import CertificateWriter, with_proof
 from paddle_dp.checks.samplewise import SAMPLES, Findings, is_known
-from paddle_dp.core.optimizer_checks import check_within
+from paddle_dp.core.optimizer import check_within
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
 from paddle_dp.data.scatter import Elsewhere, ReadByMain, is_in_order, share

@@ -22,21 +22,19 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 from paddle_dp.axes.pipeline.stages import LocalStages
 from paddle_dp.axes.sharding.zero import Zero
 from paddle_dp.axes.tensor.layers import before_exchanges
+from paddle_dp.core.batch_norm import SumOverReaders
 from paddle_dp.core.data_group import HCG, Group, NestedGroup, PaddleGroup
 from paddle_dp.core.gathered_samples import GatheredSamples
 from paddle_dp.core.loss import Count
 from paddle_dp.core.placed_model import PlacedModel
-from paddle_dp.core.running_statistics import SumOverReaders
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.exchange.push import Push
-from paddle_dp.exchange.push_reduce import PushReduce
-from paddle_dp.exchange.pushed_gradients import PushedGradients
+from paddle_dp.exchange.pushed_gradients import PushedGradients, PushReduce
 from paddle_dp.exchange.roundings import comm_dtype_of, roundings, rounds
 from paddle_dp.identity.walk import is_library
-from paddle_dp.learner.update_mode import UpdateMode
-from paddle_dp.learner.weights import WeightSync
+from paddle_dp.learner.weights import UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.tensors import as_dtype, dtype_of, nbytes

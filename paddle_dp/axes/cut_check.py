@@ -6,16 +6,20 @@ would train another model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import paddle
 from paddle import nn
 
-from paddle_dp.axes.tensor import misfit
-from paddle_dp.core.precision.amp import cast, default_dtype, read_by
+from paddle_dp.axes.tensor.convolutions import CONVOLUTIONS
+from paddle_dp.core.batch_norm import is_batch_norm
+from paddle_dp.core.precision import cast, default_dtype, read_by
 from paddle_dp.core.trial import random_state, trial
 from paddle_dp.errors import PaddleDPError, UsageError
+from paddle_dp.part.annotation import cut_entries
 from paddle_dp.structure import call
 
 # Relative to the largest output: above rounding in another order, below the effect of a misplaced head.
@@ -33,7 +37,7 @@ class CutCheck:
 
     def __init__(self, model: nn.Layer, samples: Callable[[], Any] | None, values: bool = True):
         self._inputs = None if samples is None else cast(samples(), read_by(model))
-        self._cuts, self._full_flow = misfit.cut_layers(model), misfit.Flow()
+        self._cuts, self._full_flow = cut_layers(model), Flow()
         self._outputs: list[paddle.Tensor] = []
         self._values = values
         if samples is not None:
@@ -53,7 +57,7 @@ class CutCheck:
                 if sliced.ndim > 1 and sliced.shape[dim] != full.shape[dim]:
                     full = paddle.split(full, group.nranks, axis=dim)[group.rank]
             if sliced.shape != full.shape:
-                why = misfit.wrong_output(self._cuts, self._full_flow, flow, list(sliced.shape))
+                why = wrong_output(self._cuts, self._full_flow, flow, list(sliced.shape))
                 if why:
                     raise UsageError(f"{setting}: {why} ({DOCS}).")
                 raise _differs(
@@ -66,12 +70,12 @@ class CutCheck:
                 why = f"its outputs differ by up to {difference:.2g}, and the largest is {largest:.2g}"
                 raise _differs(model, setting, why)
 
-    def _run(self, model: nn.Layer, setting: str = "") -> tuple[list[paddle.Tensor], misfit.Flow, bool]:
+    def _run(self, model: nn.Layer, setting: str = "") -> tuple[list[paddle.Tensor], Flow, bool]:
         """The outputs, the shapes at the layers, and whether random numbers were drawn.
 
         Raises UsageError if a layer that `setting` has cut fails.
         """
-        with trial(model), default_dtype(read_by(model)), misfit.watched(model) as flow:
+        with trial(model), default_dtype(read_by(model)), watched(model) as flow:
             for layer in model.sublayers(include_self=True):
                 layer.training = False
             before = random_state()
@@ -80,7 +84,7 @@ class CutCheck:
             except PaddleDPError:
                 raise
             except Exception as error:
-                why = misfit.failed_layer(model, self._cuts, self._full_flow, flow) if setting else None
+                why = failed_layer(model, self._cuts, self._full_flow, flow) if setting else None
                 if why is None:
                     raise
                 raise UsageError(f"{setting}: {why} ({DOCS}).") from error
@@ -95,3 +99,143 @@ def _differs(model: nn.Layer, setting: str, how: str) -> UsageError:
         "`heads` needs outputs ordered by whole heads (q, k and v of one head together, or in separate layers), "
         f"`colwise` is followed by `rowwise`, and only `attention_methods` may mix tokens ({DOCS})."
     )
+
+
+# The reason why a cut model fails -------------------------------------------------------------------------------------
+
+
+# Ways of cutting that leave a rank only some of the outputs.
+SLICED = ("colwise", "heads", "channels", "classes", "vocab")
+
+
+@dataclass
+class Flow:
+    """The shapes at the layers of a model in one forward, by layer name.
+
+    `inputs`: the first input of the first call. `outputs`: the first output of the last call, in the order of these
+    calls. `running`: the layers that have not returned, the innermost last.
+    """
+
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    outputs: dict[str, list[int]] = field(default_factory=dict)
+    running: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def watched(model: nn.Layer) -> Iterator[Flow]:
+    """Records the shapes of a model's forward within the block."""
+    flow, hooks = Flow(), []
+
+    def enter(name: str, inputs: Any) -> None:
+        flow.running.append(name)
+        if (shape := _shape(inputs)) is not None:
+            flow.inputs.setdefault(name, shape)
+
+    def leave(name: str, outputs: Any) -> None:
+        flow.running.pop()
+        if (shape := _shape(outputs)) is not None:
+            flow.outputs.pop(name, None)
+            flow.outputs[name] = shape
+
+    for name, layer in model.named_sublayers(include_self=True):
+        hooks.append(layer.register_forward_pre_hook(lambda _, x, name=name: enter(name, x)))
+        hooks.append(layer.register_forward_post_hook(lambda _, x, y, name=name: leave(name, y)))
+    try:
+        yield flow
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _shape(data: Any) -> list[int] | None:
+    tensors = [x for x in paddle.utils.flatten(data) if isinstance(x, paddle.Tensor)]
+    return list(tensors[0].shape) if tensors else None
+
+
+def cut_layers(model: nn.Layer) -> dict[str, str]:
+    """The layers that the model's `cuts` tables name, each with its way of cutting."""
+    return {
+        f"{prefix}.{cut.name}".lstrip("."): cut.way
+        for prefix, parent in model.named_sublayers(include_self=True)
+        for cut in cut_entries(parent)
+        if isinstance(cut.value, nn.Layer)
+    }
+
+
+def failed_layer(model: nn.Layer, ways: Mapping[str, str], full: Flow, sliced: Flow) -> str | None:
+    """Explains why a cut model's forward failed, and suggests a change. None if no cut layer is involved.
+
+    `ways`: how each layer is cut. `full` and `sliced`: the shapes in the full and in the cut model.
+    """
+    layers = dict(model.named_sublayers(include_self=True))
+    *outer, name = sliced.running or [""]
+    got, needed = sliced.inputs.get(name), full.inputs.get(name)
+    if ways.get(name) == "rowwise" and got is not None and got == needed:
+        before = "channels" if isinstance(layers[name], CONVOLUTIONS) else "colwise"
+        return (
+            f"{_label(layers, name)} is cut as rowwise but got all of its inputs, {got}: rowwise follows {before}. "
+            f"Cut the layer before it as {before}, or leave {name} whole"
+        )
+    if ways.get(name) == "channels" and got is not None and got == needed:
+        return (
+            f"{_label(layers, name)} is cut as channels but got all of them, {got}, where it needs those that the "
+            f"layer before it makes on this rank. Cut that layer as channels, or leave {name} whole"
+        )
+    source = _source(ways, sliced, got)
+    if source is None:
+        return None
+    slices = f"{source} is cut as {ways[source]}, so each rank holds {sliced.outputs[source]} of its outputs "
+    slices += f"{full.outputs.get(source)}"
+    way = ways[source]
+    if got is None or got == needed or _width(way, got) != _width(way, sliced.outputs[source]):
+        where = name if got == needed or not outer else outer[-1]
+        return (
+            f"{slices}, and the forward of {_label(layers, where)} fails on them. Between {way} and rowwise, "
+            "let forward read sizes from its tensors, or from a number that `cuts` names as well; or leave "
+            f"{source} whole"
+        )
+    if way == "channels" and is_batch_norm(layers[name]):
+        advice = f"Cut {name} as channels, too, or leave {source} whole"
+    elif isinstance(layers[name], (nn.Linear, *CONVOLUTIONS)):
+        advice = f"Cut {name} as rowwise, which sums the ranks' products, or leave {source} whole"
+    else:
+        advice = f"A {_kind(layers[name])} needs all of them: leave {source} whole"
+    return f"{slices}, and {_label(layers, name)} got {got} but needs {needed}. {advice}"
+
+
+def wrong_output(ways: Mapping[str, str], full: Flow, sliced: Flow, shape: list[int]) -> str | None:
+    """Explains why a cut model's output has another `shape`, and suggests a change; None unless a cut layer returned
+    it."""
+    source = _source(ways, sliced, shape)
+    if source is None or sliced.outputs[source] != shape:
+        return None
+    return (
+        f"{source} is cut as {ways[source]}, so each rank's model returns {shape} of its outputs "
+        f"{full.outputs.get(source)}. If these are scores of classes, cut {source} as classes: the loss is then "
+        f"computed over all of them. Otherwise leave {source} whole"
+    )
+
+
+def _source(ways: Mapping[str, str], sliced: Flow, shape: list[int] | None) -> str | None:
+    """The last layer that returned slices; if possible, one with slices as wide as `shape`."""
+    sources = [name for name in sliced.outputs if ways.get(name) in SLICED]
+    matching = [
+        name
+        for name in sources
+        if shape and _width(ways[name], sliced.outputs[name]) == _width(ways[name], shape)
+    ]
+    return next(reversed(matching or sources), None)
+
+
+def _width(way: str, shape: list[int]) -> list[int]:
+    """The size of the dim that this way of cutting shards."""
+    return shape[1:2] if way == "channels" else shape[-1:]
+
+
+def _label(layers: Mapping[str, nn.Layer], name: str) -> str:
+    return f"{name or 'the model'} ({_kind(layers[name])})"
+
+
+def _kind(layer: nn.Layer) -> str:
+    """The class of a layer before it was cut."""
+    return type(layer).__name__.replace("ColumnParallel", "").replace("RowParallel", "")

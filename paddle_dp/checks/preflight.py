@@ -12,18 +12,19 @@ from typing import TypeVar
 from paddle import nn
 
 from paddle_dp.axes.tensor.layers import check_padding
-from paddle_dp.core.clip import take_clips
-from paddle_dp.core.learning_rate import Rate, check_rate
 from paddle_dp.core.loss import loss_of
-from paddle_dp.core.optimizer_checks import (
+from paddle_dp.core.optimizer import (
+    Rate,
     check_dense,
+    check_elementwise,
     check_not_wrapper,
+    check_rate,
     check_single_dtype,
     check_ungrouped,
+    take_clips,
 )
 from paddle_dp.errors import UsageError
 from paddle_dp.model.compiled import check_compiles
-from paddle_dp.model.elementwise import check_elementwise
 from paddle_dp.model.recompute import check_recompute
 from paddle_dp.part import lazily
 from paddle_dp.part.annotation import cut_entries

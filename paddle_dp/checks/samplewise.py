@@ -31,7 +31,7 @@ from paddle_dp.core.dropout import Scope, install
 from paddle_dp.core.dropout.uncaught import DrawMonitor
 from paddle_dp.core.loss import Count, Loss, number
 from paddle_dp.core.memory_error import memory_error, unallocated
-from paddle_dp.core.precision.amp import MixedPrecision, cast, default_dtype, read_by
+from paddle_dp.core.precision import MixedPrecision, cast, default_dtype, read_by
 from paddle_dp.core.trial import Result, TrialRunner, random_state
 from paddle_dp.errors import LossError, PaddleDPError
 from paddle_dp.identity.attributes import Attributes
@@ -39,8 +39,7 @@ from paddle_dp.learner.learner import Learner
 from paddle_dp.learner.task import Task, full_model_learner
 from paddle_dp.mesh import Mesh
 from paddle_dp.model.compiled import plain_forward
-from paddle_dp.model.initial_weights import draw
-from paddle_dp.model.trial_weights import is_lendable, trial_weights
+from paddle_dp.model.initial_weights import draw, is_lendable, trial_weights
 from paddle_dp.structure import call, leaves
 
 Total = tuple[float, Sketches]  # a loss, and its gradients
@@ -60,7 +59,7 @@ _SAME = 1e-5  # the same function of the same numbers
 class Findings:
     """The results of trials. `differences`: sentences about why a training will differ from one process's. `unknown`:
     about failed trials. `remembers`: attributes, generators and weights that a forward changes; `in_blocks`: those
-    within the model's blocks. `lendable`: `trial_weights.is_lendable`."""
+    within the model's blocks. `lendable`: `is_lendable`."""
 
     differences: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)

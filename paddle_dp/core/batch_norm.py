@@ -4,12 +4,14 @@
 averages the ranks' statistics with equal weights, which is wrong if one rank holds fewer samples than another
 (docs/decisions/0004-own-sync-batch-norm.md).
 
-A model may also have BatchNorms over one rank's samples; a training may freeze and unfreeze them.
+A model may also have BatchNorms over one rank's samples; a training may freeze and unfreeze them. `RunningStatistics`
+averages those of the ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,20 +22,19 @@ from paddle.base.dygraph_utils import _append_activation_in_dygraph
 
 from paddle_dp.core.data_group import ProcessGroup
 from paddle_dp.errors import UsageError
+from paddle_dp.mesh import Mesh
 
 
 class LocalNorms:
-    """Watches the BatchNorms among `layers`, by whole-model name."""
+    """Watches the BatchNorms among `layers`, by whole-model name. `watched`: those that are local, or may become so."""
 
     def __init__(self, layers: Iterable[tuple[str, nn.Layer]]):
-        self._watched = [(name, layer) for name, layer in layers if keeps_statistics(layer)]
+        self.watched = [(name, layer) for name, layer in layers if keeps_statistics(layer)]
         self._now: frozenset[str] = frozenset()
         self._ever: frozenset[str] = frozenset()
 
     def look(self) -> bool:
         """Called before an update: True if a local norm was frozen since the last update. The same on every rank."""
-        if not self._watched:
-            return False
         before, self._now = self._now, self._local()
         self._ever |= self._now
         return not before <= self._now
@@ -41,10 +42,10 @@ class LocalNorms:
     def names(self) -> list[str]:
         """The names of norms that are local, or were in an update."""
         local = self._local() | self._ever
-        return [name for name, _ in self._watched if name in local]
+        return [name for name, _ in self.watched if name in local]
 
     def _local(self) -> frozenset[str]:
-        return frozenset(name for name, layer in self._watched if is_local(layer))
+        return frozenset(name for name, layer in self.watched if is_local(layer))
 
 
 # paddle.nn.BatchNorm, used by the densenets of paddle.vision, shares no base class with the others.
@@ -267,3 +268,56 @@ def statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
 def local_norms(model: nn.Layer) -> list[str]:
     """The names of the layers that normalize over one rank's samples only."""
     return [name for name, layer in model.named_sublayers(include_self=True) if is_local(layer)]
+
+
+SumOverReaders = Callable[[paddle.Tensor], paddle.Tensor]
+"""The sum, over the readers, of a tensor that is equal on all ranks of a reader; in place or not. Collective."""
+
+
+class RunningStatistics:
+    """The running statistics of a model on this rank. `sum_over_readers`: by default over all ranks of the mesh."""
+
+    def __init__(self, model: nn.Layer, mesh: Mesh, sum_over_readers: SumOverReaders | None = None):
+        self._model, self._mesh = model, mesh
+        self._sum_over_readers = sum_over_readers or self._sum_over_mesh
+        self.synchronized = [layer for layer in model.sublayers() if isinstance(layer, SyncBatchNorm)]
+
+    def sync(self) -> None:
+        """Averages the running statistics of local BatchNorms over all readers. Collective.
+
+        Averages of running averages do not depend on how often they are taken. Training reads them only when a layer is
+        frozen (`FrozenNorms` then calls this). So evaluation and checkpoints may call it at any time without changing
+        the training. Other buffers are equal on all ranks already (`buffers`).
+        """
+        if self._mesh.ranks == 1:
+            return
+        with paddle.no_grad():
+            for statistic in self._local():
+                total = self._sum_over_readers(statistic.astype("float64"))
+                mean = total / (self._mesh.dp_size - len(self._mesh.lost))
+                statistic.set_value(mean.astype(statistic.dtype))
+
+    def _local(self) -> list[paddle.Tensor]:
+        """Running means and variances over this rank's samples, also of layers in evaluation mode."""
+        layers = [layer for layer in self._model.sublayers(include_self=True) if keeps_statistics(layer)]
+        return [statistic for layer in layers for statistic in (layer._mean, layer._variance)]
+
+    def _sum_over_mesh(self, tensor: paddle.Tensor) -> paddle.Tensor:
+        if self._mesh.axes.servers:  # servers have no samples
+            return self._mesh.sum_tensor(tensor if self._mesh.reads else paddle.zeros_like(tensor))
+        return self._mesh.sum_tensor(tensor) * (self._mesh.dp_size / self._mesh.ranks)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """A context for a dummy micro-batch, which takes part in every exchange without changing running statistics."""
+        backups = [(statistic, statistic.clone()) for statistic in self._local()]
+        for norm in self.synchronized:
+            norm.present = False
+        try:
+            yield
+        finally:
+            for norm in self.synchronized:
+                norm.present = True
+        with paddle.no_grad():
+            for statistic, value in backups:
+                statistic.set_value(value)

@@ -22,7 +22,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddle_dp.core.precision.amp import cast, default_dtype, read_by
+from paddle_dp.core.precision import cast, default_dtype, read_by
 from paddle_dp.core.trial import TrialRunner, here, random_state, trial
 from paddle_dp.errors import UsageError
 from paddle_dp.part.annotation import block_table_of, matching

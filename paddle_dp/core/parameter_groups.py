@@ -14,7 +14,7 @@ from paddle import nn
 from paddle.regularizer import L2Decay
 
 from paddle_dp.core.blocks import blocks_of
-from paddle_dp.core.optimizer_checks import parameters_of
+from paddle_dp.core.optimizer import parameters_of
 from paddle_dp.part.groups import (
     ParameterGroup,
     choose,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
 
 import paddle
 from paddle import nn
@@ -21,49 +20,33 @@ Placed = tuple[str, paddle.Tensor, Placement]
 """A tensor's whole-model name, this rank's part of it, and the placement of that part."""
 
 
-class ModelNames(Protocol):
-    """The whole-model names of this rank's part of a model."""
+class ModelNames:
+    """The whole-model names of this rank's part of a model: here the whole model."""
+
+    def __init__(self, model: nn.Layer):
+        self._model = model
 
     def elements(self) -> list[tuple[int, nn.Layer]]:
         """This rank's layers of the model's ordered blocks, each with the number of its block."""
+        return elements_of(self._model)
 
-    def named_layers(self) -> list[tuple[str, nn.Layer]]: ...
+    def named_layers(self) -> list[tuple[str, nn.Layer]]:
+        return list(self._model.named_sublayers(include_self=True))
 
     def named_parameters(self) -> NamedTensors:
         """This rank's parameters, running statistics included."""
+        return list(self._model.named_parameters())
 
     def named_buffers(self) -> NamedTensors:
         """This rank's buffers, without BatchNorm's statistics."""
+        return list(self._model.named_buffers())
 
-    def state(self) -> dict[str, paddle.Tensor]: ...
+    def state(self) -> dict[str, paddle.Tensor]:
+        return dict(self._model.state_dict())
 
     def blocks_of_layers(self) -> dict[int, int]:
         """The number of the block of each layer, by the layer's id, where ranks run different blocks: each rank calls
         its layers in the order of these numbers. Empty where every rank runs all blocks."""
-
-
-@dataclass(frozen=True)
-class FullModelNames:
-    """The names of a model that this rank holds whole."""
-
-    model: nn.Layer
-
-    def elements(self) -> list[tuple[int, nn.Layer]]:
-        return elements_of(self.model)
-
-    def named_layers(self) -> list[tuple[str, nn.Layer]]:
-        return list(self.model.named_sublayers(include_self=True))
-
-    def named_parameters(self) -> NamedTensors:
-        return list(self.model.named_parameters())
-
-    def named_buffers(self) -> NamedTensors:
-        return list(self.model.named_buffers())
-
-    def state(self) -> dict[str, paddle.Tensor]:
-        return dict(self.model.state_dict())
-
-    def blocks_of_layers(self) -> dict[int, int]:
         return {}
 
 
@@ -71,9 +54,9 @@ class FullModelNames:
 class PlacedModel:
     """A model on this rank, for checkpoints, comparisons and proofs.
 
-    `placements` has each tensor's slice and main replica. `names`: FullModelNames by default. `base`: names of tensors
-    that are not saved, because an adapter stands on them. `rank_local_layers`: ids of layers that other ranks of the
-    same forward do not run. `trainable` is set here, once: exchange, norm and checkpoints depend on it.
+    `placements` has each tensor's slice and main replica. `names`: by default the whole model's. `base`: names of
+    tensors that are not saved, because an adapter stands on them. `rank_local_layers`: ids of layers that other ranks
+    of the same forward do not run. `trainable` is set here, once: exchange, norm and checkpoints depend on it.
     """
 
     model: nn.Layer
@@ -84,7 +67,7 @@ class PlacedModel:
     rank_local_layers: Container[int] = ()
 
     def __post_init__(self) -> None:
-        self.names = self.names or FullModelNames(self.model)
+        self.names = self.names or ModelNames(self.model)
         self._statistics = {id(tensor) for tensor in statistics(self.model).values()}
         self.trainable = [p for p in self.model.parameters() if not p.stop_gradient]
         self.infinite_from_start = self._infinite_from_start()

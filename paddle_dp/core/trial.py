@@ -35,40 +35,28 @@ def trial(model: nn.Layer, *more: nn.Layer) -> Iterator[None]:
     `more`: layers with further modes to restore. It copies no parameters and no attributes, so it is cheap for large
     models.
     """
-    layers = [layer for root in (model, *more) for layer in root.sublayers(include_self=True)]
-    modes = [(layer, layer.training) for layer in layers]
-    tensors = [*statistics(model).values(), *model.buffers()]
+    modes = [(x, x.training) for root in (model, *more) for x in root.sublayers(include_self=True)]
+    state, undo = paddle.get_rng_state(), buffers_before(model)
     with paddle.no_grad():
-        values = [(tensor, tensor.clone()) for tensor in tensors if tensor._is_initialized()]
-        state = paddle.get_rng_state()
         try:
             yield
         finally:
             paddle.set_rng_state(state)
-            for tensor, value in values:
-                tensor.set_value(value)
+            undo()
             for layer, training in modes:
                 layer.training = training
 
 
-def buffers_before(model: nn.Layer, loss: Any = None) -> Callable[[], None]:
-    """A function that restores the current buffers and running statistics of a model, and of a loss that is a layer;
-    also buffers with a tensor that a forward replaces."""
-    layers = [
-        layer
-        for root in (model, loss)
-        if isinstance(root, nn.Layer)
-        for layer in root.sublayers(include_self=True)
-    ]
-    tables = [(layer._buffers, dict(layer._buffers)) for layer in layers if layer._buffers]
+def buffers_before(*roots: Any) -> Callable[[], None]:
+    """A function that restores the current buffers and running statistics of `roots`, a model and a loss, if they are
+    layers; also buffers with a tensor that a forward replaces."""
+    layers = [root for root in roots if isinstance(root, nn.Layer)]
+    sublayers = [layer for root in layers for layer in root.sublayers(include_self=True)]
+    tables = [(layer._buffers, dict(layer._buffers)) for layer in sublayers if layer._buffers]
     tensors = [tensor for _, table in tables for tensor in table.values()]
-    tensors += [
-        tensor for root in (model, loss) if isinstance(root, nn.Layer) for tensor in statistics(root).values()
-    ]
+    tensors += [tensor for root in layers for tensor in statistics(root).values()]
     with paddle.no_grad():
-        values = [
-            (tensor, tensor.clone()) for tensor in tensors if tensor is not None and tensor._is_initialized()
-        ]
+        values = [(x, x.clone()) for x in tensors if x is not None and x._is_initialized()]
 
     def restore() -> None:
         for table, before in tables:

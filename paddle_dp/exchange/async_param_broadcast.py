@@ -9,7 +9,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
-from paddle_dp.exchange.lanes import CommGroups
+from paddle_dp.core.data_group import CommGroups
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.tensors import nbytes
 

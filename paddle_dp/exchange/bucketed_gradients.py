@@ -15,12 +15,10 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from paddle_dp.core.data_group import Group
+from paddle_dp.core.data_group import CommGroups, Group
 from paddle_dp.core.loss import Count
 from paddle_dp.exchange.buckets import LARGEST, Bucket, BucketSizes, called, fill
-from paddle_dp.exchange.grad_ready_hooks import GradReadyHooks
-from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange
-from paddle_dp.exchange.lanes import CommGroups
+from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange, GradReadyHooks
 from paddle_dp.exchange.residuals import Residuals, wide
 from paddle_dp.exchange.roundings import roundings
 from paddle_dp.mesh.heartbeat import heartbeat

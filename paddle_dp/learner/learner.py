@@ -13,17 +13,15 @@ from paddle import nn
 
 from paddle_dp.batch import Batch
 from paddle_dp.core import gradients
-from paddle_dp.core.batch_norm import LocalNorms
+from paddle_dp.core.batch_norm import LocalNorms, RunningStatistics
 from paddle_dp.core.buffers import Buffers
 from paddle_dp.core.consistency import check_gradients, check_sound
 from paddle_dp.core.extra_state import ExtraState, SavedExtraState
 from paddle_dp.core.first_not_finite import not_finite
-from paddle_dp.core.learning_rate import Rate
 from paddle_dp.core.loss import Count, Loss
-from paddle_dp.core.optimizer_checks import parameters_of
+from paddle_dp.core.optimizer import Rate, parameters_of
 from paddle_dp.core.placed_model import PlacedModel
-from paddle_dp.core.precision.amp import MixedPrecision
-from paddle_dp.core.running_statistics import RunningStatistics
+from paddle_dp.core.precision import MixedPrecision
 from paddle_dp.core.trial import buffers_before
 from paddle_dp.errors import DivergenceError, NotFiniteError
 from paddle_dp.exchange.gradient_exchange import GradientExchange
@@ -156,7 +154,7 @@ class Learner:
         local_sums, counted = self.run(batch, divisor, collect)
         heartbeat.enter("exchange")
         missing = mode.exchange.finish()
-        if self.mesh.ranks > 1 and mode.exchange.missing == "refuse":
+        if mode.exchange.missing == "refuse" and (missing or self._unused is None) and self.mesh.ranks > 1:
             self._refuse_missing(missing)
         count = mode.counter.total(counted) if known is None else known
         self.empty = count == 0
@@ -304,9 +302,10 @@ class Learner:
         *sums, row = self.mesh.sum([*(local.get(name, 0.0) for name in names), norm.to_row(measured)])
         total = norm.from_row(measured, row)
         # Under a loss scale an overflow is no fault: the update is skipped.
-        faulty = not math.isfinite(total) and self.mixed.scale is None
-        named = self.placed.named_trainable if faulty else ()
-        self.faulty_gradients = not_finite((name, p.grad) for name, p in named if p.grad is not None)
+        self.faulty_gradients = {}
+        if not math.isfinite(total) and self.mixed.scale is None:
+            named = self.placed.named_trainable
+            self.faulty_gradients = not_finite((name, p.grad) for name, p in named if p.grad is not None)
         means = [value / count if count else math.nan for value in sums]
         return {**dict(zip(names, means, strict=True)), "gradient_norm": total}
 

@@ -8,17 +8,16 @@ from typing import Any
 
 import paddle
 
-from paddle_dp.core.batch_norm import LocalNorms
+from paddle_dp.core.batch_norm import LocalNorms, RunningStatistics
 from paddle_dp.core.buffers import Buffers
 from paddle_dp.core.consistency import Digest, digests
 from paddle_dp.core.dropout import Draws
 from paddle_dp.core.loss import Loss
-from paddle_dp.core.optimizer_checks import parameters_of
+from paddle_dp.core.optimizer import parameters_of
 from paddle_dp.core.placed_model import PlacedModel
-from paddle_dp.core.running_statistics import RunningStatistics
 from paddle_dp.errors import UsageError
 from paddle_dp.identity.attributes import Attributes, OptimizerMemory
-from paddle_dp.learner.update_mode import UpdateMode
+from paddle_dp.learner.weights import UpdateMode
 from paddle_dp.mesh import Mesh
 from paddle_dp.text import and_more, few, plural
 

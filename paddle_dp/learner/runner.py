@@ -11,11 +11,11 @@ import paddle
 from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.core.batch_norm import RunningStatistics
 from paddle_dp.core.dropout import Draws, number_elements
 from paddle_dp.core.loss import Count, Loss, numbers
 from paddle_dp.core.placed_model import PlacedModel
-from paddle_dp.core.precision.amp import MixedPrecision
-from paddle_dp.core.running_statistics import RunningStatistics
+from paddle_dp.core.precision import MixedPrecision
 from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange
 from paddle_dp.learner.weights import WeightSync
 from paddle_dp.mesh.heartbeat import heartbeat
@@ -71,6 +71,7 @@ class BatchRunner:
         self._factors: dict[float, paddle.Tensor] = {}
         number_elements(self.placed.names.elements())
         self.draws = Draws(exact=self.dropout == "exact")
+        self._signature = plain_forward(self.placed.model)  # it names the inputs
 
     def run(
         self, batch: Batch, divisor: float, exchange: GradientExchange, collect: bool, final: bool = True
@@ -104,7 +105,7 @@ class BatchRunner:
     def forward(self, micro_batch: MicroBatch) -> tuple[Any, paddle.Tensor, Count]:
         """The outputs, the loss's total and its count."""
         with self.mixed.context(), self.loss.present(not micro_batch.is_dummy):
-            outputs = call(self.parallel_model, micro_batch.inputs, plain_forward(self.placed.model))
+            outputs = call(self.parallel_model, micro_batch.inputs, self._signature)
             total, count = self.loss(outputs, micro_batch.targets)
         return outputs, total, count
 
@@ -142,14 +143,14 @@ class BatchRunner:
         """The model's outputs without gradients, in the recipe's precision; under a pipeline on the last stage, None
         elsewhere. Collective over a reader's ranks, and over all readers if `weights.collective_forward`."""
         with self.weights.forward_only(), paddle.no_grad(), self.mixed.context():
-            return call(self.placed.model, inputs, plain_forward(self.placed.model))
+            return call(self.placed.model, inputs, self._signature)
 
     def repeat_forward(self, micro_batch: MicroBatch, batch: Batch) -> tuple[paddle.Tensor, Count]:
         """The loss's total and count of samples of `batch` once more, with the same dropout masks."""
         present = self.loss.present(not micro_batch.is_dummy)
         scope = self.draws.scope(batch, micro_batch)
         with self.weights.forward_only(), scope, self.mixed.context(), present:
-            outputs = call(self.placed.model, micro_batch.inputs, plain_forward(self.placed.model))
+            outputs = call(self.placed.model, micro_batch.inputs, self._signature)
             return self.loss(outputs, micro_batch.targets)
 
     @property

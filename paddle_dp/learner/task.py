@@ -11,21 +11,21 @@ from typing import Any, Protocol, get_args
 import paddle
 from paddle import nn
 
-from paddle_dp.core.batch_norm import LocalNorms
+from paddle_dp.core.batch_norm import LocalNorms, RunningStatistics
 from paddle_dp.core.buffers import Buffers
 from paddle_dp.core.gathered_samples import GatheredSamples
-from paddle_dp.core.learning_rate import Rate, check_rate
 from paddle_dp.core.loss import as_loss
-from paddle_dp.core.optimizer_checks import (
+from paddle_dp.core.optimizer import (
+    Rate,
     check_dense,
     check_not_wrapper,
+    check_rate,
     check_single_dtype,
     give_parameters,
 )
 from paddle_dp.core.parameter_groups import use_group_decays
 from paddle_dp.core.placed_model import PlacedModel
-from paddle_dp.core.precision.amp import MixedPrecision, widen
-from paddle_dp.core.running_statistics import RunningStatistics
+from paddle_dp.core.precision import MixedPrecision, widen
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.learner.learner import Learner
@@ -41,8 +41,7 @@ from paddle_dp.learner.learner_checks import (
     UnusedCheck,
 )
 from paddle_dp.learner.runner import BatchRunner, Dropout
-from paddle_dp.learner.update_mode import Counter, GradientNorm, UpdateMode
-from paddle_dp.learner.weights import WeightSync
+from paddle_dp.learner.weights import Counter, GradientNorm, UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.device import moved, on
 from paddle_dp.model.bias_on_cpu import quick_biases
@@ -189,9 +188,9 @@ class PreparedTask:
             runner=batch_runner, weights=weight_sync, statistics=statistics, buffers=buffers,
             local_norms=local_norms, known_differences=known, unknown=list(self.task.unknown),
             checks=[
-                FrozenCheck(placed), FrozenNorms(local_norms, statistics), norms, KnownDifferences(known),
-                LossPairs(loss, self.mesh), BufferCheck(buffers), DrawCheck(batch_runner.draws, self.mesh),
-                UnusedCheck(placed),
+                FrozenCheck(placed), *([FrozenNorms(local_norms, statistics)] if local_norms.watched else []),
+                norms, KnownDifferences(known), LossPairs(loss, self.mesh), BufferCheck(buffers),
+                DrawCheck(batch_runner.draws, self.mesh), UnusedCheck(placed),
             ],
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from paddle import nn
 
 from paddle_dp.core.batch_norm import SyncBatchNorm, local_norms
 from paddle_dp.core.lora import adapted_layers
-from paddle_dp.core.trial import buffers_before, random_state, trial
+from paddle_dp.core.trial import random_state, trial
 from paddle_dp.errors import TracingError, UsageError, gist
 from paddle_dp.structure import call, leaves
 from paddle_dp.units import Recompute
@@ -95,15 +95,12 @@ def compiled(
 def _compare_with_layers(model: nn.Layer, inputs: Any) -> None:
     """Raises UsageError if the traced program, called again, has other outputs or fewer gradients than the layers:
     values computed in Python stay as they were traced, and Paddle's while loop gives no gradients (3.3.1)."""
-    # A forward may have replaced a buffer's tensor.
-    before, undo = random_state(), buffers_before(model)
+    before = random_state()
     with trial(model), paddle.enable_grad():  # both start from the same buffers and random numbers
         program, learned = _outputs_and_gradients(model, inputs)
-    undo()
     with trial(model), paddle.enable_grad(), layer_by_layer(model):
         layers, layer_gradients = _outputs_and_gradients(model, inputs)
         draws = random_state() != before
-    undo()
     if lacking := [name for name in layer_gradients if name not in learned]:
         _refuse(
             f"the program of {type(model).__name__} gives no gradient to {lacking[0]}: take a loop out of its forward"

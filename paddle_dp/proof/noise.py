@@ -27,7 +27,7 @@ from paddle import nn
 
 from paddle_dp.axes.tensor.convolutions import CONVOLUTIONS, channel_dim, instead, is_grouped, with_bias
 from paddle_dp.batch import Batch
-from paddle_dp.core.precision.emulated_amp import ROUNDED
+from paddle_dp.core.precision import ROUNDED
 from paddle_dp.data.sampler import cut
 
 ULP = {"float64": 2.0**-52}  # of weights; in every other precision they are float32

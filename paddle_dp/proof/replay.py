@@ -23,7 +23,7 @@ import paddle
 
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.core import gradients
-from paddle_dp.core.clip import bound_of
+from paddle_dp.core.optimizer import bound_of
 from paddle_dp.learner import Learner
 from paddle_dp.proof.record import ProofRecorder, Put
 from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, Writer, key

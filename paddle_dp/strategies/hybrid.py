@@ -212,23 +212,19 @@ class Hybrid:
             groups_of_equal_buffers,
             sum_over_readers,
         )
-        from paddle_dp.axes.pipeline.runner import MicroBatchLoss, PipelineRunner, StageNames
+        from paddle_dp.axes.pipeline.runner import MicroBatchLoss, PipelineRunner
         from paddle_dp.axes.pipeline.schedules import unsynchronized
         from paddle_dp.axes.pipeline.stages import build_stages
-        from paddle_dp.core.batch_norm import synchronize
+        from paddle_dp.core.batch_norm import RunningStatistics, synchronize
         from paddle_dp.core.buffers import Buffers
-        from paddle_dp.core.clip import take_clips
         from paddle_dp.core.data_group import NestedGroup
+        from paddle_dp.core.optimizer import check_by_parameter, check_elementwise, take_clips
         from paddle_dp.core.placement import Placements
-        from paddle_dp.core.running_statistics import RunningStatistics
         from paddle_dp.learner import full_model_learner, prepare
         from paddle_dp.learner.runner import BatchRunner
         from paddle_dp.learner.task import make_optimizer
-        from paddle_dp.learner.update_mode import PlacedNorm
-        from paddle_dp.learner.weights import WeightSync
-        from paddle_dp.model.elementwise import check_by_parameter, check_elementwise
-        from paddle_dp.model.initial_weights import draw, initial_weights, reads_weights
-        from paddle_dp.model.trial_weights import check_lendable
+        from paddle_dp.learner.weights import PlacedNorm, WeightSync
+        from paddle_dp.model.initial_weights import check_lendable, draw, initial_weights, reads_weights
 
         axes, drawn = self.mesh.axes, initial_weights(task.model) is not None
         check_lendable(task.model, task.samples, task.lendable)
@@ -270,9 +266,7 @@ class Hybrid:
         if self._stores_subset:
             at = self.mesh.coords
             draw(task.model, [p for p in model.parameters() if placements.placement_of(p).is_stored_at(at)])
-        placed = prepared.placed(
-            placements=placements, **({} if stages is None else {"names": StageNames(stages)})
-        )
+        placed = prepared.placed(placements=placements, names=stages)
         learner = prepared.learner(
             placed,
             exchange=AxesExchange(placed, self.hcg, zero, self.config.reduce_dtype, stages),
@@ -303,9 +297,8 @@ class Hybrid:
         from paddle_dp.axes.sequence.ulysses import parallelize_sequence
         from paddle_dp.axes.tensor.layers import TensorParallelizer
         from paddle_dp.axes.tensor.vocab_parallel_loss import vocab_parallel
-        from paddle_dp.model.initial_weights import initial_weights
+        from paddle_dp.model.initial_weights import initial_weights, trial_weights
         from paddle_dp.model.recompute import recomputed
-        from paddle_dp.model.trial_weights import trial_weights
 
         axes, model, loss = self.mesh.axes, task.model, task.loss
         slices: list[tuple[int, Any]] = []
@@ -332,7 +325,7 @@ class Hybrid:
     def _zero(self, prepared: PreparedTask, placements: Placements) -> Zero:
         """Deals the parameters to the ranks of the sharding axis."""
         from paddle_dp.axes.sharding.zero import Zero
-        from paddle_dp.core.optimizer_checks import check_ungrouped, leave_frozen_out
+        from paddle_dp.core.optimizer import check_ungrouped, leave_frozen_out
         from paddle_dp.exchange.roundings import comm_dtype_of
 
         check_ungrouped(prepared.optimizer, "strategy.sharding")

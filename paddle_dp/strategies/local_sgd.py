@@ -108,10 +108,9 @@ class LocalSGD:
 
     def place(self, task: Task) -> Learner:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
-        from paddle_dp.core.running_statistics import RunningStatistics
+        from paddle_dp.core.batch_norm import RunningStatistics
         from paddle_dp.learner.learner_checks import NO_REMEDY, BatchNormCheck
-        from paddle_dp.strategies._rounds.outer_momentum import OuterMomentum
-        from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
+        from paddle_dp.strategies._rounds.periodic_means import OuterMomentum, PeriodicMeans
         from paddle_dp.strategies._rounds.periods import Periods
 
         config, outer = self.config, self.config.outer

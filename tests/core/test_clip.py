@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.nn import ClipGradByGlobalNorm as Clip
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.core.clip import take_clips
+from paddle_dp.core.optimizer import take_clips
 from paddle_dp.errors import UsageError
 from paddle_dp.learner import Precision, Task
 from paddle_dp.mesh import Mesh, join

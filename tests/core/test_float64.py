@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.core.precision.amp import default_dtype, everything_in_float64
+from paddle_dp.core.precision import default_dtype, everything_in_float64
 from paddle_dp.learner import Precision, Task
 from tests.ranks import run_ranks
 

@@ -5,7 +5,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.core.precision.amp import GROW_EVERY, HOPELESS, LossScale, MixedPrecision
+from paddle_dp.core.precision import GROW_EVERY, HOPELESS, LossScale, MixedPrecision
 from paddle_dp.recipe import Precision
 
 

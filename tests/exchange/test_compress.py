@@ -8,7 +8,7 @@ import pytest
 
 from paddle_dp.errors import DivergenceError
 from paddle_dp.exchange.compressed import LowRankGradients, check_factors, is_worthwhile, orthonormal
-from paddle_dp.exchange.push_reduce import PushReduce
+from paddle_dp.exchange.pushed_gradients import PushReduce
 from paddle_dp.exchange.residuals import (
     Residuals,
     factors_of,

@@ -3,7 +3,7 @@
 import pytest
 
 from paddle_dp.exchange.buckets import MIN_BUCKETS, SMALLEST, fill
-from paddle_dp.exchange.push_reduce import MAX_SEGMENT, MIN_SHARE, cut
+from paddle_dp.exchange.pushed_gradients import MAX_SEGMENT, MIN_SHARE, cut
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

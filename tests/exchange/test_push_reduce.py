@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.exchange.push_reduce import PushReduce
+from paddle_dp.exchange.pushed_gradients import PushReduce
 from paddle_dp.tensors import bytes_from, bytes_of, moved_gradient, numbers_of
 
 

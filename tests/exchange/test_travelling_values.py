@@ -9,9 +9,9 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.core.data_group import CommGroups
 from paddle_dp.exchange import async_param_broadcast
 from paddle_dp.exchange.async_param_broadcast import AsyncParamBroadcast
-from paddle_dp.exchange.lanes import CommGroups
 
 
 class Group:

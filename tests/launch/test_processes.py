@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from tests.eventually import eventually
 
 from paddle_dp.launch.processes import (
     alive,
@@ -22,7 +23,6 @@ from paddle_dp.launch.processes import (
     tied_to,
     variable,
 )
-from tests.eventually import eventually
 
 PARENT = (
     "import subprocess, sys, time\n"

@@ -9,9 +9,8 @@ import pytest
 from paddle import nn
 from paddle.incubate.optimizer import LarsMomentumOptimizer
 
-from paddle_dp.core.optimizer_checks import check_not_wrapper
+from paddle_dp.core.optimizer import check_by_parameter, check_elementwise, check_not_wrapper
 from paddle_dp.errors import UsageError
-from paddle_dp.model.elementwise import check_by_parameter, check_elementwise
 from tests.ranks import run_ranks
 
 

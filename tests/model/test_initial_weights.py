@@ -11,15 +11,16 @@ import pytest
 from paddle import nn
 
 from paddle_dp.axes.meta_init import built
-from paddle_dp.core.precision.amp import castable
+from paddle_dp.core.precision import castable
 from paddle_dp.model.initial_weights import (
     InitialWeights,
+    check_lendable,
     draw,
     initial_weights,
     reads_weights,
+    trial_weights,
     without_memory,
 )
-from paddle_dp.model.trial_weights import check_lendable, trial_weights
 from paddle_dp.part import lazily, read_part
 from tests.ranks import run_ranks
 

@@ -7,6 +7,7 @@ import numpy as np
 import paddle
 
 from paddle_dp.core import batch_norm
+from paddle_dp.exchange import pushed_gradients
 from paddle_dp.exchange.pushed_gradients import PushedGradients
 from paddle_dp.learner.learner import Learner
 from paddle_dp.learner.runner import BatchRunner
@@ -147,13 +148,11 @@ def late_gradient(learner):
 
 def fewer_digits():
     """What travels is rounded to four digits of base 2 instead of eight."""
-    from paddle_dp.exchange import push_reduce
-
-    rounded = push_reduce.bytes_from
+    rounded = pushed_gradients.bytes_from
 
     def coarser(numbers, dtype):
         if dtype == "bfloat16":
             numbers = np.ldexp(np.round(np.ldexp(np.frexp(numbers)[0], 4)), np.frexp(numbers)[1] - 4)
         return rounded(numbers.astype("float32"), dtype)
 
-    push_reduce.bytes_from = coarser
+    pushed_gradients.bytes_from = coarser

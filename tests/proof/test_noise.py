@@ -6,7 +6,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.core.precision.emulated_amp import Rounder
+from paddle_dp.core.precision import Rounder
 from paddle_dp.proof import noise
 
 

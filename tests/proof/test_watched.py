@@ -8,8 +8,8 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from paddle_dp.core.batch_norm import RunningStatistics
 from paddle_dp.core.placed_model import PlacedModel
-from paddle_dp.core.running_statistics import RunningStatistics
 from paddle_dp.mesh import join
 from paddle_dp.proof.watched import Memory
 

@@ -16,10 +16,9 @@ from paddle_dp.core.placement import Placement, Placements
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.part import read_part
 from paddle_dp.strategies.branches import Config
-from paddle_dp.strategies.branches.assignment import assign
 from paddle_dp.strategies.branches.branch_exchange import BranchExchange
 from paddle_dp.strategies.branches.branch_trace import observed, tables_of
-from paddle_dp.strategies.branches.branched_model import Branched, branched
+from paddle_dp.strategies.branches.branched_model import Branched, assign, branched
 from tests.parity import weights
 from tests.ranks import run_ranks
 from tests.sim.build import built, why_not

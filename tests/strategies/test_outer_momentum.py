@@ -2,7 +2,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_dp.strategies._rounds.outer_momentum import OuterMomentum
+from paddle_dp.strategies._rounds.periodic_means import OuterMomentum
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

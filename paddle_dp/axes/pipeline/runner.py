@@ -9,13 +9,10 @@ from functools import partial
 from typing import Any
 
 import paddle
-from paddle import nn
 
 from paddle_dp.axes.pipeline.schedules import Engine
-from paddle_dp.axes.pipeline.stages import LocalStages
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.loss import Count, Loss
-from paddle_dp.core.placed_model import NamedTensors
 from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange
 from paddle_dp.learner.runner import BatchRunner, Sums
 from paddle_dp.learner.timeline import PipelineRecorder
@@ -50,35 +47,6 @@ class MicroBatchLoss:
         if self.collect_metrics:
             self.sums.append({name: paddle.zeros([]) for name in sums} if micro_batch.is_dummy else sums)
         return total * factor
-
-
-@dataclass(frozen=True)
-class StageNames:
-    """The whole-model names of what is on this rank's pipeline stages."""
-
-    stages: LocalStages
-
-    def elements(self) -> list[tuple[int, nn.Layer]]:
-        return list(self.stages.blocks.items())
-
-    def named_layers(self) -> list[tuple[str, nn.Layer]]:
-        return list(self.stages.layers)
-
-    def named_parameters(self) -> NamedTensors:
-        return list(self.stages.named_parameters())
-
-    def named_buffers(self) -> NamedTensors:
-        return self.stages.named_buffers()
-
-    def state(self) -> dict[str, paddle.Tensor]:
-        return self.stages.state()
-
-    def blocks_of_layers(self) -> dict[int, int]:
-        return {
-            id(layer): number
-            for number, block in sorted(self.elements(), reverse=True)
-            for layer in block.sublayers(include_self=True)
-        }
 
 
 @dataclass(kw_only=True)

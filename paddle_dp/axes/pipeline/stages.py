@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -13,14 +13,13 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 from paddle_dp.core.blocks import learns_of, outside, settle, sizes_of
 from paddle_dp.core.data_group import HCG
+from paddle_dp.core.placed_model import ModelNames, NamedTensors
 from paddle_dp.core.placement import Placements
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import new_group
 from paddle_dp.plan import Partition, stage_bounds
 from paddle_dp.plan.pipeline_schedule import check_partition, unlearning
 from paddle_dp.structure import Structure, call, unflatten
-
-Named = list[tuple[str, paddle.Tensor]]
 
 
 class Stages(PipelineLayer):
@@ -78,34 +77,34 @@ class TiedWeight:
             dist.all_reduce(self.parameter.grad, group=self.group)
 
 
-@dataclass
-class LocalStages:
-    """This rank's stages of a model: blocks by number, layers and parameters by their names on one process.
+class LocalStages(ModelNames):
+    """The names of this rank's stages of `model`: its `blocks`, by number. `tied`: weights that other stages use, too.
 
-    `parameters` lists a weight that blocks share under its first name in the whole model, `state` under all its names.
+    `named_parameters` lists a weight that blocks share under its first name in the whole model, `state` under all its
+    names.
     """
 
-    blocks: dict[int, nn.Layer]
-    layers: list[tuple[str, nn.Layer]]
-    parameters: Named
-    tied: list[TiedWeight] = field(default_factory=list)
-
-    @classmethod
-    def from_blocks(cls, model: nn.Layer, blocks: dict[int, nn.Layer], tied: list[TiedWeight]) -> LocalStages:
-        """The local stages for this rank's `blocks` of `model`."""
-        layers = {id(layer) for block in blocks.values() for layer in block.sublayers(include_self=True)}
+    def __init__(self, model: nn.Layer, blocks: dict[int, nn.Layer], tied: Sequence[TiedWeight] = ()):
+        self._blocks, self.tied = blocks, tied
+        layer_ids = {id(layer) for block in blocks.values() for layer in block.sublayers(include_self=True)}
         named = model.named_sublayers(include_self=True, remove_duplicate=False)
-        here = [(name, layer) for name, layer in named if id(layer) in layers]
-        ids = {id(p) for _, layer in here for p in layer.parameters(include_sublayers=False)}
-        return cls(blocks, here, [(name, p) for name, p in model.named_parameters() if id(p) in ids], tied)
+        self._layers = [(name, layer) for name, layer in named if id(layer) in layer_ids]
+        ids = {id(p) for _, layer in self._layers for p in layer.parameters(include_sublayers=False)}
+        self._parameters = [(name, p) for name, p in model.named_parameters() if id(p) in ids]
 
-    def named_parameters(self) -> Named:
-        return list(self.parameters)
+    def elements(self) -> list[tuple[int, nn.Layer]]:
+        return list(self._blocks.items())
 
-    def named_buffers(self) -> Named:
+    def named_layers(self) -> list[tuple[str, nn.Layer]]:
+        return list(self._layers)
+
+    def named_parameters(self) -> NamedTensors:
+        return list(self._parameters)
+
+    def named_buffers(self) -> NamedTensors:
         return [
             (f"{layer_name}.{key}", tensor)
-            for layer_name, layer in self.layers
+            for layer_name, layer in self._layers
             for key, tensor in layer.named_buffers(include_sublayers=False)
         ]
 
@@ -113,8 +112,15 @@ class LocalStages:
         """Reads the layers' tensors at each call, because forward may replace a buffer's tensor."""
         return {
             f"{layer_name}.{key}": tensor
-            for layer_name, layer in self.layers
+            for layer_name, layer in self._layers
             for key, tensor in layer.state_dict(include_sublayers=False).items()
+        }
+
+    def blocks_of_layers(self) -> dict[int, int]:
+        return {
+            id(layer): number
+            for number, block in sorted(self._blocks.items(), reverse=True)
+            for layer in block.sublayers(include_self=True)
         }
 
 
@@ -143,7 +149,7 @@ def build_stages(
     }
     tied = _tie(blocks, holders, hcg, placements)
     local = {n: block for n, block in enumerate(blocks) if holders[n] == hcg.get_stage_id()}
-    return Stages(blocks, bounds, hcg, loss, virtual_stages), LocalStages.from_blocks(model, local, tied)
+    return Stages(blocks, bounds, hcg, loss, virtual_stages), LocalStages(model, local, tied)
 
 
 def _stages(hcg: HCG) -> int:

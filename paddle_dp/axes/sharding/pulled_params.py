@@ -14,7 +14,7 @@ import paddle
 from paddle_dp.axes.sharding.prefetch_trace import FetchList, PrefetchTrace
 from paddle_dp.core.data_group import Group
 from paddle_dp.exchange.push import Push
-from paddle_dp.exchange.push_reduce import PushReduce
+from paddle_dp.exchange.pushed_gradients import PushReduce
 from paddle_dp.mesh import late_ranks, transport
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.tensors import bytes_of

@@ -17,12 +17,11 @@ from paddle_dp.axes.sharding.broadcasts import Broadcasts
 from paddle_dp.axes.sharding.pulled_params import Pull
 from paddle_dp.axes.sharding.stage3 import Stage3
 from paddle_dp.core.batch_norm import SyncBatchNorm, statistics
-from paddle_dp.core.data_group import HCG
-from paddle_dp.core.optimizer_checks import keep, parameters_of
+from paddle_dp.core.data_group import HCG, CommGroups
+from paddle_dp.core.optimizer import keep, parameters_of
 from paddle_dp.core.placement import Placements
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.async_param_broadcast import AsyncParamBroadcast
-from paddle_dp.exchange.lanes import CommGroups
 from paddle_dp.exchange.push import ParamBroadcast
 from paddle_dp.learner.memory import states
 from paddle_dp.plan.memory import deal

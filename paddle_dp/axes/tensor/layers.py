@@ -27,7 +27,7 @@ from paddle_dp.core import lora
 from paddle_dp.core.batch_norm import SyncBatchNorm
 from paddle_dp.core.data_group import Group
 from paddle_dp.core.placement import Placements, Shard
-from paddle_dp.core.precision.amp import default_dtype
+from paddle_dp.core.precision import default_dtype
 from paddle_dp.errors import UsageError
 from paddle_dp.model.initial_weights import InitialWeights
 from paddle_dp.part.annotation import attention_methods_of, cut_entries

@@ -1,13 +1,13 @@
 """Exact dropout and drop path: a sample loses the same elements on any number of ranks, in every layout
 (docs/dropout.md).
 
-`masks` is the arithmetic; `scope` tracks a call's samples and tensor slice; `patching` puts the functions of `calls`
-and `fused` into Paddle; `uncaught` detects other random draws; learners use `draws`. Models need no change. Random
-numbers for data (augmentation) are in `data.randomness`.
+`masks` is the arithmetic; `scope` tracks a call's samples and tensor slice; `calls` replaces Paddle's functions;
+`uncaught` detects other random draws; learners use `draws`. Models need no change. Random numbers for data
+(augmentation) are in `data.randomness`.
 """
 
+from paddle_dp.core.dropout.calls import install
 from paddle_dp.core.dropout.draws import Draws
-from paddle_dp.core.dropout.patching import install
 from paddle_dp.core.dropout.scope import Scope, current, number_elements, within_slice
 
 __all__ = ["Draws", "Scope", "current", "install", "number_elements", "within_slice"]

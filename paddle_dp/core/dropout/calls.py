@@ -1,4 +1,4 @@
-"""Replacements for the functions with which Paddle draws dropout masks: they use a scope's masks.
+"""Replaces, once per process, the functions with which Paddle draws dropout masks: they use a scope's masks.
 
 Outside a learner's forward each calls the original. Inside:
 
@@ -11,7 +11,8 @@ Outside a learner's forward each calls the original. Inside:
 | LSTM, GRU, SimpleRNN of several layers                   | _C_ops.rnn                            | `rnn`            |
 | paddle.rand, paddle.uniform: one number for each sample  | _C_ops.uniform                        | `uniform`        |
 | paddle.bernoulli: the same                               | _C_ops.bernoulli                      | `bernoulli`      |
-| fused kernels on GPUs, which draw masks internally       | many                                  | see `fused`      |
+| fused kernels on GPUs, which draw masks internally       | many                                  | an error, or     |
+|                                                          |                                       | plain operations |
 
 One number for each sample is a tensor [n, 1, …] for a micro-batch of n samples, as in drop path (stochastic depth). A
 draw of another shape may be for a slice or for the whole batch, so Paddle's generator makes it, and `uncaught` reports
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import paddle
@@ -32,14 +33,38 @@ from paddle.base.framework import EagerParamBase as Parameter
 from paddle.nn import functional as F
 
 from paddle_dp.core.dropout import masks, scope, uncaught
-from paddle_dp.core.dropout.originals import original
 from paddle_dp.core.dropout.scope import Scope, current, scope_of
 from paddle_dp.errors import UsageError
-from paddle_dp.gloo.patch import Patch, look_up
+from paddle_dp.gloo.patch import Patch, apply, look_up
 from paddle_dp.mesh.copies import copies_to
 
-_OPS = "paddle._C_ops"
-_COMMON = "paddle.nn.functional.common"
+_OPS, _LEGACY_OPS = "paddle._C_ops", "paddle._legacy_C_ops"
+_COMMON, _SDPA = "paddle.nn.functional.common", "paddle.nn.functional.sdpa"
+
+
+# Paddle's functions by the dotted names that are replaced; filled by `install`.
+_originals: dict[str, Any] = {}
+
+
+def install() -> None:
+    """Replaces Paddle's functions, on every device; does nothing from the second call on.
+
+    Raises UsageError if Paddle lacks a name that exact dropout needs.
+    """
+    if _originals:
+        return
+    replacements = list(patches())
+    before = {patch.target: look_up(patch.target) for patch in replacements}
+    try:
+        apply(replacements)
+    except UsageError as error:
+        raise UsageError(f"{error} Or set train.dropout=own: each rank then draws its own masks.") from None
+    _originals.update(before)
+
+
+def original(target: str) -> Any:
+    """Paddle's original function at this dotted name."""
+    return _originals[target]
 
 
 def patches() -> Iterator[Patch]:
@@ -47,9 +72,7 @@ def patches() -> Iterator[Patch]:
     drawn = "each rank draws its own masks"
     yield Patch(owner=_OPS, name="dropout", value=dropout, symptom=drawn)
     yield Patch(owner=_OPS, name="dropout_", value=dropout_in_place, symptom=drawn, missing="skip")
-    yield Patch(
-        owner="paddle._legacy_C_ops", name="dropout", value=fleet_dropout, symptom=drawn, missing="skip"
-    )
+    yield Patch(owner=_LEGACY_OPS, name="dropout", value=fleet_dropout, symptom=drawn, missing="skip")
     yield Patch(owner=_OPS, name="rnn", value=rnn, symptom=drawn)
     for name, value in (("uniform", uniform), ("bernoulli", bernoulli)):
         yield Patch(
@@ -65,6 +88,16 @@ def patches() -> Iterator[Patch]:
     redrawn = "a second forward in backward draws another mask"
     yield Patch(owner=states, name="custom_get_state_func", value=scope.save, symptom=redrawn)
     yield Patch(owner=states, name="custom_set_state_func", value=scope.restore, symptom=redrawn)
+    inside = "a fused kernel draws masks inside itself"
+    name = "select_sdp_for_sdpa"
+    yield Patch(owner=_SDPA, name=name, value=plain_if_dropped, symptom=inside, missing="skip")
+    yield Patch(owner=_OPS, name="flash_attn", value=flash_attention, symptom=inside, missing="skip")
+    for name, (probability, test) in _ARGUMENTS.items():
+        call = refusing(f"{_OPS}.{name}", _at(probability, test))
+        yield Patch(owner=_OPS, name=name, value=call, symptom=inside, missing="skip")
+    for name, names in _NAMES.items():
+        call = refusing(f"{_LEGACY_OPS}.{name}", _named(names))
+        yield Patch(owner=_LEGACY_OPS, name=name, value=call, symptom=inside, missing="skip")
 
 
 def dropout(x: paddle.Tensor, seed: Any, p: Any, is_test: bool, mode: str, *rest: Any) -> paddle.Tensor:
@@ -103,7 +136,7 @@ def fleet_dropout(x: paddle.Tensor, *names_and_values: Any) -> Any:
     """Replaces `_legacy_C_ops.dropout`, which fleet's dropout calls; returns (out, mask)."""
     named = dict(zip(names_and_values[::2], names_and_values[1::2], strict=True))
     if scope_of(x) is None or named.get("is_test"):
-        return original("paddle._legacy_C_ops.dropout")(x, *names_and_values)
+        return original(f"{_LEGACY_OPS}.dropout")(x, *names_and_values)
     mode = named.get("dropout_implementation", "upscale_in_train")
     return dropout(x, None, named["dropout_prob"], False, mode), None
 
@@ -233,3 +266,75 @@ def _numbers(shape: Sequence[int], device: Any) -> paddle.Tensor:
     here = current()
     assert here is not None  # `_each_sample` has checked it
     return copies_to(device)(masks.numbers(here.next_keys())).reshape(shape)
+
+
+# Fused kernels that draw dropout internally and take no mask (GPUs) ---------------------------------------------------
+# Attention with dropout uses plain operations instead; other kernels raise an error with their name. Without dropout,
+# and outside a learner's forward, the original kernels run.
+
+# The positions of the probability and of `is_test` among the arguments (3.3.1).
+_ARGUMENTS: Mapping[str, tuple[int, int | None]] = {
+    "flash_attn_qkvpacked": (3, 6),
+    "flash_attn_unpadded": (10, 13),
+    "flash_attn_varlen_qkvpacked": (8, 11),
+    "flashmask_attention": (5, 8),
+    "memory_efficient_attention": (11, 13),
+    "fused_dot_product_attention": (7, None),
+    "fused_bias_dropout_residual_layer_norm": (5, 6),
+    "fused_dropout_add": (3, 4),
+}
+# Kernels that take their settings as names and values.
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "fused_attention": ("dropout_rate", "attn_dropout_rate"),
+    "fused_feedforward": ("dropout1_rate", "dropout2_rate"),
+    "dropout_nd": ("dropout_prob",),
+}
+
+
+def plain_if_dropped(param: Any) -> str:
+    """Replaces `select_sdp_for_sdpa`: attention with dropout takes the plain path, where dropout is replaced."""
+    if current() is not None and param.dropout:
+        return "math"
+    return str(original(f"{_SDPA}.select_sdp_for_sdpa")(param))
+
+
+def flash_attention(  # noqa: PLR0913 - as Paddle calls it
+    q: Any, k: Any, v: Any, seed: Any, mask: Any, p: float, causal: bool, softmax: bool, is_test: bool, *rest: Any
+) -> Any:  # fmt: skip
+    """Replaces `_C_ops.flash_attn` [n, t, heads, head_width]: with dropout, plain attention."""
+    if scope_of(q) is None or is_test or not p:
+        return original(f"{_OPS}.flash_attn")(q, k, v, seed, mask, p, causal, softmax, is_test, *rest)
+    from paddle.nn.functional.flash_attention import _math_attention
+
+    if (times := q.shape[2] // k.shape[2]) > 1:
+        k, v = (paddle.repeat_interleave(x, times, axis=2) for x in (k, v))
+    out, weights = _math_attention(q, k, v, mask, p, causal, softmax, True)
+    return out, weights, None, None
+
+
+def refusing(target: str, drops: Callable[[tuple[Any, ...]], bool]) -> Callable[..., Any]:
+    """Replaces a kernel: within a learner's forward it raises UsageError if `drops` is true of its arguments."""
+
+    def call(*args: Any) -> Any:
+        if scope_of(args[0]) is not None and drops(args):
+            raise UsageError(
+                f"{target.rpartition('.')[2]} draws dropout inside a fused kernel, where masks cannot be the same on "
+                "any number of ranks. Use plain layers (nn.MultiHeadAttention, F.scaled_dot_product_attention), set "
+                "its dropout to 0, or set train.dropout=own."
+            )
+        return original(target)(*args)
+
+    return call
+
+
+def _at(probability: int, test: int | None) -> Callable[[tuple[Any, ...]], bool]:
+    return lambda args: bool(args[probability]) and not (test is not None and args[test])
+
+
+def _named(names: tuple[str, ...]) -> Callable[[tuple[Any, ...]], bool]:
+    def drops(args: tuple[Any, ...]) -> bool:
+        first = next(index for index, arg in enumerate(args) if isinstance(arg, str))
+        settings = dict(zip(args[first::2], args[first + 1 :: 2], strict=True))
+        return any(settings[name] for name in names) and not settings.get("is_test")
+
+    return drops

@@ -9,7 +9,7 @@ from typing import Any
 from paddle import nn
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.core.dropout.patching import install
+from paddle_dp.core.dropout.calls import install
 from paddle_dp.core.dropout.scope import Scope
 from paddle_dp.core.dropout.uncaught import DrawMonitor, cut_unsaid
 from paddle_dp.mesh import Mesh

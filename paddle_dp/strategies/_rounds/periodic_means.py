@@ -11,19 +11,43 @@ from typing import Literal
 import paddle
 
 from paddle_dp.batch import Batch
+from paddle_dp.core.batch_norm import RunningStatistics
 from paddle_dp.core.consistency import Replica
 from paddle_dp.core.extra_state import ExtraState, SavedExtraState
-from paddle_dp.core.learning_rate import Rate
 from paddle_dp.core.loss import Count, number
+from paddle_dp.core.optimizer import Rate
 from paddle_dp.core.placed_model import NamedTensors, PlacedModel
-from paddle_dp.core.running_statistics import RunningStatistics
 from paddle_dp.exchange.gradient_exchange import GradientExchange
-from paddle_dp.learner.update_mode import Counter, GradientNorm, UpdateMode
-from paddle_dp.learner.weights import States, WeightSync
+from paddle_dp.learner.weights import Counter, GradientNorm, States, UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh
-from paddle_dp.strategies._rounds.outer_momentum import OuterMomentum
 from paddle_dp.strategies._rounds.periods import LocalStates, Periods, Tensors, write
 from paddle_dp.tensors import moved_gradient
+
+
+@dataclass(kw_only=True)
+class OuterMomentum:
+    """velocity = momentum · velocity + gradient.
+
+    The step is `learning_rate` × velocity, or with `nesterov` × (gradient + momentum · velocity). The gradient is the
+    weights at the period's start minus the ranks' weighted mean.
+    """
+
+    learning_rate: float
+    momentum: float
+    nesterov: bool
+    velocity: list[paddle.Tensor] = field(default_factory=list, init=False)  # empty before the first step
+
+    def begin(self, weights: Sequence[paddle.Tensor]) -> None:
+        """Initializes the velocities of these weights with 0, unless they exist."""
+        if not self.velocity:
+            self.velocity = [paddle.zeros_like(weight) for weight in weights]
+
+    def step(self, index: int, gradient: paddle.Tensor) -> paddle.Tensor:
+        """The step to subtract from parameter `index`."""
+        velocity = self.velocity[index]
+        velocity.scale_(self.momentum)
+        velocity.add_(gradient)
+        return (gradient + velocity * self.momentum if self.nesterov else velocity) * self.learning_rate
 
 
 @dataclass

@@ -76,7 +76,7 @@ class AsyncAverage:
 
     def place(self, task: Task) -> Learner:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
-        from paddle_dp.core.running_statistics import RunningStatistics
+        from paddle_dp.core.batch_norm import RunningStatistics
         from paddle_dp.learner.learner_checks import NO_REMEDY, BatchNormCheck
         from paddle_dp.strategies._rounds.periods import Periods
         from paddle_dp.strategies.async_average.elastic_worker import ElasticMeans, ElasticWorker

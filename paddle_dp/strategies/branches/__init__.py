@@ -6,9 +6,8 @@ place of the chains. All ranks compute the same before and after the layer, so e
 branch's output, and backward only sums the gradients of the layer's inputs. Only the rank of a branch keeps its
 weights; a weight shared by branches of several ranks is kept by all, and its gradients are summed.
 
-`branch_trace` reads and tries the tables, `assignment` gives each branch a rank, `branched_model` changes a model in
-place, `branch_forward` is the forward of a layer with branches, `branch_exchange` sends its tensors, and
-`branch_gradients` its gradients; `forecast` assigns branches before there are ranks.
+`branch_trace` reads and tries the tables, `branched_model` gives each branch a rank and changes a model in place,
+`branch_exchange` sends its tensors, and `forecast` assigns branches before there are ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from paddle_dp.units import Positive
 if TYPE_CHECKING:
     from paddle import nn
 
-    from paddle_dp.exchange.lanes import CommGroups
+    from paddle_dp.core.data_group import CommGroups
     from paddle_dp.learner import Learner, Task
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import Recipe
@@ -118,14 +117,13 @@ class Branches:
         """Returns a learner for this rank's branches and all other layers. Collective. Raises UsageError for a table
         that contradicts the model."""
         from paddle_dp.axes.axes_exchange import gathered_samples
-        from paddle_dp.core.batch_norm import synchronize
+        from paddle_dp.core.batch_norm import RunningStatistics, synchronize
         from paddle_dp.core.buffers import Buffers
-        from paddle_dp.core.clip import take_clips
         from paddle_dp.core.data_group import PaddleGroup
+        from paddle_dp.core.optimizer import take_clips
         from paddle_dp.core.placement import Placements
-        from paddle_dp.core.running_statistics import RunningStatistics
         from paddle_dp.learner import full_model_learner, prepare
-        from paddle_dp.learner.update_mode import PlacedNorm
+        from paddle_dp.learner.weights import PlacedNorm
         from paddle_dp.strategies.branches.branch_exchange import BranchExchange
         from paddle_dp.strategies.branches.branched_model import branch_gradient_exchange, branched
 
@@ -158,7 +156,7 @@ class Branches:
 
     def _lanes(self) -> CommGroups | None:
         """Creates groups for the outputs of each rank's branches, on accelerators. Collective."""
-        from paddle_dp.exchange.lanes import CommGroups
+        from paddle_dp.core.data_group import CommGroups
 
         if self.mesh.device == "cpu" or self.mesh.axes.tensor == 1:
             return None

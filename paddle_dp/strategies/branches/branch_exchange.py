@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import paddle
 import paddle.distributed as dist
 
-from paddle_dp.core.data_group import PaddleGroup
+from paddle_dp.core.data_group import CommGroups, PaddleGroup
 from paddle_dp.errors import UsageError
-from paddle_dp.exchange.lanes import CommGroups
 from paddle_dp.mesh.messages import Messages
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.strategies.branches.branch_trace import DOCS

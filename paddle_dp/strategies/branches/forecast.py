@@ -17,7 +17,7 @@ from paddle import nn
 from paddle_dp.core.data_group import PaddleGroup
 from paddle_dp.core.parameter_groups import group
 from paddle_dp.core.placement import Placements
-from paddle_dp.core.precision.amp import cast, read_by
+from paddle_dp.core.precision import cast, read_by
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import read_samples
@@ -25,9 +25,8 @@ from paddle_dp.data.stream import as_dataset
 from paddle_dp.part import adapted
 from paddle_dp.plan.rank_memory import Blocks, BranchTraffic, Layout
 from paddle_dp.recipe import Recipe
-from paddle_dp.strategies.branches.assignment import drop_remote, ranks_of_layers
 from paddle_dp.strategies.branches.branch_trace import observed
-from paddle_dp.strategies.branches.branched_model import spread_over
+from paddle_dp.strategies.branches.branched_model import drop_remote, ranks_of_layers, spread_over
 from paddle_dp.structure import mapped
 
 

@@ -142,16 +142,13 @@ class ParameterServer:
         compares the samples of all workers."""
         from paddle_dp.core.batch_norm import needs_ours, synchronize
         from paddle_dp.core.buffers import Buffers
-        from paddle_dp.core.clip import take_clips
-        from paddle_dp.core.optimizer_checks import check_ungrouped, leave_frozen_out
+        from paddle_dp.core.optimizer import check_by_parameter, check_ungrouped, leave_frozen_out, take_clips
         from paddle_dp.core.placement import Placements
         from paddle_dp.learner import prepare
         from paddle_dp.learner.learner_checks import NO_REMEDY, SYNC_BATCH_NORM, BatchNormCheck
         from paddle_dp.learner.task import make_optimizer
-        from paddle_dp.model.elementwise import check_by_parameter
-        from paddle_dp.model.initial_weights import draw, reads_weights
+        from paddle_dp.model.initial_weights import check_lendable, draw, reads_weights
         from paddle_dp.model.recompute import recomputed
-        from paddle_dp.model.trial_weights import check_lendable
         from paddle_dp.strategies.parameter_server.async_worker import AsyncServerWeights, AsyncServerWorker
         from paddle_dp.strategies.parameter_server.served import (
             HostGroup,

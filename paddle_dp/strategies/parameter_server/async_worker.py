@@ -13,8 +13,8 @@ import paddle
 
 from paddle_dp.batch import Batch
 from paddle_dp.core import gradients
-from paddle_dp.core.clip import Clip
 from paddle_dp.core.loss import number
+from paddle_dp.core.optimizer import Clip
 from paddle_dp.errors import LostPeerError
 from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.exchange.host_copies import bytes_on_host, to_tensors

@@ -16,24 +16,20 @@ import paddle
 from paddle import nn
 
 from paddle_dp.core import gradients
+from paddle_dp.core.batch_norm import RunningStatistics
 from paddle_dp.core.buffers import Buffers
-from paddle_dp.core.clip import Clip
 from paddle_dp.core.gathered_samples import GatheredSamples
 from paddle_dp.core.loss import Count
-from paddle_dp.core.optimizer_checks import keep, parameters_of
+from paddle_dp.core.optimizer import Clip, keep, parameters_of
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.placement import Placements
-from paddle_dp.core.running_statistics import RunningStatistics
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.buckets import fill
-from paddle_dp.exchange.grad_ready_hooks import GradReadyHooks
-from paddle_dp.exchange.gradient_exchange import GradientExchange
+from paddle_dp.exchange.gradient_exchange import GradientExchange, GradReadyHooks
 from paddle_dp.exchange.host_copies import FlatCopy, to_tensors
 from paddle_dp.exchange.push import Push
-from paddle_dp.exchange.push_reduce import PushReduce
-from paddle_dp.exchange.pushed_gradients import PushedGradients
-from paddle_dp.learner.update_mode import GradientNorm, UpdateMode
-from paddle_dp.learner.weights import WeightSync
+from paddle_dp.exchange.pushed_gradients import PushedGradients, PushReduce
+from paddle_dp.learner.weights import GradientNorm, UpdateMode, WeightSync
 from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.copies import ToHost, is_cpu
 from paddle_dp.mesh.mesh import copied_bytes, tensors_of

@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn.functional import dropout as imported_early
 
-from paddle_dp.core.dropout import Scope, current, fused, install, patching
+from paddle_dp.core.dropout import Scope, calls, current, install
 from paddle_dp.errors import UsageError
 
 install()
@@ -201,7 +201,7 @@ def test_a_second_forward_draws_what_the_first_drew_whatever_came_between():
 
 
 def test_a_paddle_that_lacks_a_place_is_refused_with_a_way_out(monkeypatch):
-    monkeypatch.setattr(patching, "originals", {})
+    monkeypatch.setattr(calls, "_originals", {})
     monkeypatch.delattr(paddle._C_ops, "rnn")
     with pytest.raises(UsageError, match=r"no paddle._C_ops.rnn(.|\n)*train.dropout=own"):
         install()
@@ -218,7 +218,7 @@ FUSED = {
 
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_kernels_that_drop_are_refused_by_name(name):
-    where = {patch.name: patch.value for patch in fused.patches()}  # not all of them are in a CPU's Paddle
+    where = {patch.name: patch.value for patch in calls.patches()}  # not all of them are in a CPU's Paddle
     call = where[name]
     with Scope(0, 0, 0, 0, 6), pytest.raises(UsageError, match=rf"{name} draws(.|\n)*train.dropout=own"):
         call(*FUSED[name])

@@ -63,7 +63,7 @@ def put_in(file: str, number: int) -> None:
 
 
 MUTABLE = (
-    "learner/learner", "learner/runner", "learner/update_mode", "learner/weights", "axes/axes_exchange",
+    "learner/learner", "learner/runner", "learner/weights", "axes/axes_exchange",
     "core/batch_norm", "core/running_statistics",
     "core/gradients", "core/clip", "exchange/missing_gradients", "core/gathered_samples",
     "model/recompute", "core/parameter_groups", "exchange/*", "axes/sharding/*",

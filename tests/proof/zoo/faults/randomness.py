@@ -36,7 +36,7 @@ def already_installed(install):
     "TTrace, wrong input of recomputation; DeepSpeed #8357",
     strategy("gpt", data=2, recompute="full").with_(*DROPS),
     "paddle.distributed.fleet.recompute.recompute:custom_state_manager.custom_set_state_func",
-    also=(("paddle_dp.core.dropout.patching:install", already_installed),),
+    also=(("paddle_dp.core.dropout.calls:install", already_installed),),
 )
 def other_masks_again(restore, saved):
     """What backward computes again drops other activations than the first time."""

@@ -14,7 +14,7 @@ FAULTS = FaultTable()
     "owner alone",
     "TTrace, missing gradient reduction",
     SHARDING2,
-    "paddle_dp.exchange.push_reduce:PushReduce._add_up",
+    "paddle_dp.exchange.pushed_gradients:PushReduce._add_up",
 )
 def owner_keeps_its_own(add_up, reduce, number):
     """Owners update from their own share of the batch."""

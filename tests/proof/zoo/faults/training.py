@@ -234,10 +234,10 @@ def resumes_with_the_first_rate(load, schedule, state):
 @_in_training(
     "resume: first scale",
     "silent-fault catalogue, CKPT",
-    "paddle_dp.core.precision.amp:LossScale.load",
+    "paddle_dp.core.precision:LossScale.load",
     Setting("mlp", 2, ("train.precision={dtype: float16, scale: 64}",)),
     # The scale shows it if it grows after each update, and not after 2000.
-    also=(("paddle_dp.core.precision.amp:GROW_EVERY", lambda updates: 1),),
+    also=(("paddle_dp.core.precision:GROW_EVERY", lambda updates: 1),),
 )
 def resumes_with_the_first_scale(load, scale, state):
     """A resumed run begins with float16's first loss scale."""

@@ -35,7 +35,7 @@ def one_rank_learns_faster(update, learner):
     "schedule per rank",
     "trainers that step a schedule num_processes times",
     Setting("mlp", 2, ("schedule={use: cosine, learning_rate: 0.1, warmup: 4 steps}",)),
-    "paddle_dp.core.learning_rate:Rate.step",
+    "paddle_dp.core.optimizer:Rate.step",
 )
 def schedule_moves_once_a_rank(step, rate):
     """The schedule moves once a rank: warm-up and decay take half as long on two."""

@@ -16,10 +16,15 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.distributed.fleet.layers.mpu import ColumnParallelLinear, RowParallelLinear
+from paddle.distributed.fleet.utils.sequence_parallel_utils import (
+    ColumnSequenceParallelLinear,
+    RowSequenceParallelLinear,
+)
 
+from paddle_dp.adjoint import WithAdjoint
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.core.precision.emulated_amp import Rounder
-from paddle_dp.core.shared import single_forward
+from paddle_dp.core.shared import shared, single_forward
 from paddle_dp.errors import UsageError
 from paddle_dp.recipe import Precision
 from paddle_dp.structure import leaves
@@ -136,7 +141,7 @@ class MixedPrecision:
     float64 everything is float64.
 
     O1 casts the operations that benefit; O2 keeps float16/bfloat16 weights (GPU), with float32 master weights in the
-    optimizer. On a CPU rounding emulates both (`emulated_amp`).
+    optimizer. On a CPU rounding emulates both (`Rounder`).
     """
 
     def __init__(self, precision: Precision, model: nn.Layer, device: str):
@@ -253,3 +258,62 @@ def cast(data: Any, dtype: str) -> Any:
     return paddle.utils.map_structure(
         lambda x: x.astype(dtype) if isinstance(x, paddle.Tensor) and x.is_floating_point() else x, data
     )
+
+
+# Low precision on CPUs ------------------------------------------------------------------------------------------------
+
+
+_CUT = (ColumnParallelLinear, RowParallelLinear, ColumnSequenceParallelLinear, RowSequenceParallelLinear)
+ROUNDED = (
+    *_CUT,
+    nn.Linear,
+    nn.Conv1D,
+    nn.Conv2D,
+    nn.Conv3D,
+    nn.Conv1DTranspose,
+    nn.Conv2DTranspose,
+    nn.Conv3DTranspose,
+)
+
+
+class Rounder:
+    """Hooks a model's linear and convolution layers, which round to `dtype` while `active`."""
+
+    def __init__(self, model: nn.Layer, dtype: str):
+        self.dtype, self.active = dtype, False
+        self.watch(model)
+
+    def watch(self, model: nn.Layer) -> None:
+        """Hooks the layers of this model, too."""
+        for layer in model.sublayers(include_self=True):
+            if isinstance(layer, ROUNDED):
+                layer.register_forward_pre_hook(self._before)
+                layer.register_forward_post_hook(self._after)
+
+    def _round(self, x: Any) -> Any:
+        return WithAdjoint.apply(x, self._to_dtype, self._to_dtype) if _is_float32(x) else x
+
+    def _round_input(self, x: Any) -> Any:
+        return shared(x, self._round, ("rounded", self.dtype)) if _is_float32(x) else x
+
+    def _to_dtype(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Rounds a tensor, or its gradient, to `dtype` and back."""
+        return x.astype(self.dtype).astype("float32")
+
+    def _before(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not self.active:
+            return None
+        for name, parameter in layer.named_parameters(include_sublayers=False):
+            layer.__dict__[name] = self._round(parameter)  # hides the parameter during this call
+        return tuple(map(self._round_input, inputs))
+
+    def _after(self, layer: nn.Layer, inputs: tuple[Any, ...], output: Any) -> Any:
+        if not self.active:
+            return None
+        for name, _ in layer.named_parameters(include_sublayers=False):
+            layer.__dict__.pop(name, None)
+        return self._round(output)
+
+
+def _is_float32(x: Any) -> bool:
+    return isinstance(x, paddle.Tensor) and x.dtype == paddle.float32

@@ -1,0 +1,291 @@
+"""Checks and adapts an optimizer that was built before the model was placed: it must update this rank's parameters,
+without the clips that need all of them, at the schedule's rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle import optimizer as optimizers
+from paddle.incubate.optimizer import DistributedFusedLamb, LarsMomentumOptimizer
+from paddle.nn import ClipGradByGlobalNorm, ClipGradByValue
+from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
+
+from paddle_dp.errors import UsageError
+
+Parameters = list[paddle.Tensor]
+
+
+def check_within(optimizer: Any, loss: Any, model: nn.Layer) -> None:
+    """Raises UsageError if a finished optimizer or a loss has a parameter that is not the model's: its gradient would
+    not be exchanged, and no checkpoint would save it. Call it before the model is placed."""
+    known = {id(parameter) for parameter in model.parameters()}
+    parameters_by_owner: dict[str, Parameters] = {"optimizer": [], "loss": []}
+    if isinstance(optimizer, paddle.optimizer.Optimizer):
+        parameters_by_owner["optimizer"] = parameters_of(optimizer)
+    if isinstance(loss, nn.Layer):
+        parameters_by_owner["loss"] = [p for p in loss.parameters() if not p.stop_gradient]
+    for owner, parameters in parameters_by_owner.items():
+        if foreign := [p for p in parameters if id(p) not in known]:
+            raise UsageError(
+                f"{owner}: its parameter '{foreign[0].name}' {list(foreign[0].shape)} is not one of the model's "
+                f"({type(model).__name__}). Make whatever learns a sublayer of the model, and the optimizer of "
+                "model.parameters()."
+            )
+
+
+def check_not_wrapper(optimizer: Any) -> None:
+    """Raises UsageError for a wrapped optimizer (paddle.incubate.LookAhead): its state_dict has neither the inner one's
+    moments nor its counter, so a resumed run would differ (3.3.1). Also for L-BFGS, which computes the loss several
+    times per update."""
+    if isinstance(optimizer, paddle.optimizer.LBFGS):
+        raise UsageError(
+            "optimizer: LBFGS computes the loss several times in one update, and an update here is made from one "
+            "forward and backward. Choose another, such as adamw."
+        )
+    if isinstance(getattr(optimizer, "inner_optimizer", None), paddle.optimizer.Optimizer):
+        raise UsageError(
+            f"optimizer: {type(optimizer).__name__} keeps another optimizer inside, whose state no checkpoint would "
+            f"hold. Give that one ({type(optimizer.inner_optimizer).__name__}) itself."
+        )
+
+
+def check_ungrouped(optimizer: Any, setting: str) -> None:
+    """Raises UsageError for an optimizer with parameter groups; `setting` is the recipe's key that needs one list."""
+    if _is_grouped(optimizer):
+        raise UsageError(
+            f"optimizer: {setting} assigns one list of parameters to the ranks, and {type(optimizer).__name__} has "
+            f"parameter groups. Give it all parameters in one list, or leave {setting} out."
+        )
+
+
+def leave_frozen_out(optimizer: Any) -> None:
+    """Removes frozen parameters from an optimizer's list: they have no update that a rank could own."""
+    keep(optimizer, [parameter for parameter in optimizer._parameter_list if not parameter.stop_gradient])
+
+
+def keep(optimizer: Any, parameters: Parameters) -> None:
+    """Restricts an optimizer without groups to these parameters."""
+    optimizer._parameter_list = optimizer._param_groups = parameters
+
+
+def check_dense(model: nn.Layer) -> None:
+    """Raises UsageError for an embedding with sparse gradients: exchange, norm and scaling here need dense ones."""
+    for name, layer in model.named_sublayers(include_self=True):
+        if isinstance(layer, nn.Embedding) and layer._sparse:
+            raise UsageError(
+                f"model: layer {name} is an Embedding with sparse=True, whose gradient is rows of a table; ranks "
+                "exchange whole gradients only. Make it with sparse=False."
+            )
+
+
+def check_single_dtype(model: nn.Layer) -> None:
+    """Raises UsageError if some trained parameters are float64 and others narrower: Paddle's clip and optimizers take
+    one dtype (3.3.1)."""
+    trained = [(name, p) for name, p in model.named_parameters() if not p.stop_gradient]
+    wide = [name for name, p in trained if p.dtype == paddle.float64]
+    if 0 < len(wide) < len(trained):
+        raise UsageError(
+            f"model: parameter {wide[0]} is float64, and others are not; Paddle's clip and optimizers take one dtype. "
+            "Create it with dtype='float32', or compute all in float64: train.precision=float64."
+        )
+
+
+def give_parameters(optimizer: paddle.optimizer.Optimizer, model: nn.Layer) -> None:
+    """Replaces the optimizer's parameters with this rank's parameters of `model`, matched by name.
+
+    A sharded layer has new parameters, and a pipeline stage has only some; the optimizer would continue to update the
+    whole model's, which no forward uses.
+    """
+    here = {parameter.name: parameter for parameter in model.parameters()}
+
+    def local(parameters: Iterable[paddle.Tensor]) -> Parameters:
+        return [here[p.name] for p in parameters if p.name in here]
+
+    if _is_grouped(optimizer):
+        for group in (*optimizer._parameter_list, *optimizer._param_groups):
+            group["params"] = local(group["params"])
+    else:
+        keep(optimizer, local(optimizer._parameter_list))
+
+
+def _is_grouped(optimizer: Any) -> bool:
+    return bool(optimizer._parameter_list) and isinstance(optimizer._parameter_list[0], dict)
+
+
+def parameters_of(optimizer: Any) -> Parameters:
+    """The parameters that an optimizer updates, grouped or not."""
+    groups = groups_of(optimizer)
+    return list(optimizer._parameter_list or ()) if groups is None else [p for group in groups for p in group]
+
+
+def groups_of(optimizer: Any) -> list[Parameters] | None:
+    """The parameters of each of an optimizer's groups; None if it has one list."""
+    if not _is_grouped(optimizer):
+        return None
+    return [list(group["params"]) for group in optimizer._param_groups]
+
+
+# Optimizers that may update only a part of a model: slices of parameters, or some of the parameters -------------------
+
+
+# By exact type: a subclass may override `step`.
+_ELEMENTWISE = {
+    optimizers.SGD, optimizers.Momentum, optimizers.Adam, optimizers.AdamW, optimizers.Adamax, optimizers.NAdam,
+    optimizers.RAdam, optimizers.Adagrad, optimizers.Adadelta, optimizers.RMSProp, optimizers.ASGD,
+    optimizers.Rprop,
+}  # fmt: skip
+# Subclasses included: a layer's rate uses a norm over its parameter (Lamb, LARS), or products run over all (L-BFGS).
+_BY_FULL_PARAMETER = (optimizers.Lamb, DistributedFusedLamb, LarsMomentumOptimizer, optimizers.LBFGS)
+# Optimizers that compute parameter by parameter.
+_BY_PARAMETER = {*_ELEMENTWISE, optimizers.Lamb}
+
+
+def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
+    """Sentences about possible differences from one process if `tensor` ranks update slices: one for a user-defined
+    optimizer, none for Paddle's elementwise ones.
+
+    Raises UsageError for an optimizer that takes a norm over a parameter: over a slice it is another number.
+    """
+    name = type(optimizer).__name__
+    if tensor == 1 or type(optimizer) in _ELEMENTWISE:
+        return []
+    if isinstance(optimizer, _BY_FULL_PARAMETER):
+        raise UsageError(
+            f"strategy.tensor={tensor}: optimizer {name} takes norms over whole parameters, and each rank would take "
+            "them over its slices, so it would learn something else than one process. Choose an optimizer that "
+            "computes element by element (such as adamw), or set strategy.tensor=1: sharding, pipeline and data keep "
+            "parameters whole."
+        )
+    return [
+        f"optimizer {name}: whether it computes element by element is not known, and under strategy.tensor it sees "
+        "slices of parameters: `paddle-dp verify` tells"
+    ]
+
+
+def check_by_parameter(optimizer: Any, **degrees: int) -> list[str]:
+    """A sentence about a user-defined optimizer if axes give each rank some of the parameters to update; none for
+    Paddle's, which compute parameter by parameter. `degrees`: by axis."""
+    split_axes = [axis for axis, degree in degrees.items() if degree > 1]
+    if not split_axes or type(optimizer) in _BY_PARAMETER:
+        return []
+    return [
+        f"optimizer {type(optimizer).__name__}: whether an update of a parameter looks at other parameters is not "
+        f"known, and under strategy.{split_axes[0]} each rank updates some of them: `paddle-dp verify` tells"
+    ]
+
+
+# Clips by a global norm, which an optimizer with a part of the model would take over that part ------------------------
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The gradients of `parameters` (this rank's share of them) are clipped together to a 2-norm of `bound`."""
+
+    bound: float
+    parameters: Sequence[paddle.Tensor]
+
+
+def take_clips(optimizer: Any) -> list[Clip]:
+    """Removes the global-norm clips from an optimizer and returns them: one, or one per parameter group.
+
+    As in Paddle, each group has a separate norm, without parameters that have need_clip=False or that the optimizer
+    does not update. All ranks have the same clips, some of which may have no parameter here. Raises UsageError for
+    another kind of clip.
+    """
+    groups = groups_of(optimizer)
+    tables = optimizer._param_groups if groups is not None else [{"grad_clip": optimizer._grad_clip}]
+    group_parameters = [parameters_of(optimizer)] if groups is None else groups
+    optimizer._grad_clip = _remaining_clip(optimizer._grad_clip)
+    clips = []
+    for table, parameters in zip(tables, group_parameters, strict=True):
+        clip = table.get("grad_clip")
+        table["grad_clip"] = _remaining_clip(clip)
+        if clip is not None and table["grad_clip"] is None:
+            clips.append(
+                Clip(
+                    float(clip.clip_norm),
+                    [p for p in parameters if getattr(p, "need_clip", True) is not False],
+                )
+            )
+    return clips
+
+
+def bound_of(learner: Any) -> float | None:
+    """The bound of a placed learner's clip by the norm of all gradients; None without one, or with one per parameter
+    group."""
+    bounds = [clip.bound for clip in learner.mode.norm.clips]
+    left = getattr(learner.optimizer, "_grad_clip", None)
+    if left is not None and type(left) is ClipGradByGlobalNorm:
+        bounds.append(float(left.clip_norm))
+    return bounds[0] if len(bounds) == 1 else None
+
+
+def _remaining_clip(clip: Any) -> Any:
+    """The clip that stays in the optimizer: one by value, which does not depend on other parameters; else None.
+
+    The type must match exactly, because a subclass may do anything.
+    """
+    if clip is None or type(clip) is ClipGradByValue:
+        return clip
+    if type(clip) is not ClipGradByGlobalNorm:
+        raise UsageError(
+            "this strategy takes ClipGradByGlobalNorm (clip) and ClipGradByValue (clip_value), not "
+            f"{type(clip).__name__}."
+        )
+    return None
+
+
+# The schedule's learning rate -----------------------------------------------------------------------------------------
+
+
+class Rate:
+    """Steps `schedule` and sets its rate in `optimizer`.
+
+    An optimizer built with the scheduler itself is used unchanged: it reads the rate and fills a tensor at every
+    update, for 60 µs, which other optimizers save. Raises UsageError for an optimizer with another scheduler than
+    `schedule`, and for ReduceOnPlateau.
+    """
+
+    def __init__(self, optimizer: paddle.optimizer.Optimizer, schedule: LRScheduler | None):
+        self.steps = 0  # updates so far, including those before a resume
+        current = optimizer._learning_rate
+        self.optimizer, self.schedule = optimizer, schedule
+        self._has_scheduler, self._current = isinstance(current, LRScheduler), current
+        if isinstance(schedule, ReduceOnPlateau):
+            raise UsageError(
+                "schedule: ReduceOnPlateau needs a metric at each step, and schedules here are stepped by updates "
+                "alone: use another one, such as StepDecay, or a recipe's cosine"
+            )
+        if self._has_scheduler and schedule is not current:
+            raise UsageError(
+                "schedule: the optimizer has another scheduler, which would not be stepped: give one of the two"
+            )
+        self.apply()
+
+    def step(self) -> None:
+        """Call it after each update."""
+        self.steps += 1
+        if self.schedule is not None:
+            self.schedule.step()
+            self.apply()
+
+    def apply(self) -> None:
+        """Sets the schedule's current rate in the optimizer."""
+        if self.schedule is None or self._has_scheduler:
+            return
+        if (rate := self.schedule()) != self._current:
+            self.optimizer.set_lr(rate)
+            self._current = rate
+
+
+def check_rate(optimizer: paddle.optimizer.Optimizer, schedule: LRScheduler | None) -> None:
+    """Raises UsageError if an optimizer does not have the schedule's rate, with which it was to be built."""
+    if schedule is not None and optimizer.get_lr() != schedule():
+        raise UsageError(
+            f"optimizer: it was given the schedule's learning rate {schedule()}, but has {optimizer.get_lr()}: build "
+            "it with the rate that it is given, or leave out the schedule"
+        )
