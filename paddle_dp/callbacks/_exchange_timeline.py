@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._files import Files
 from paddle_dp.callbacks._pictures import INK, QUIET, add_legend, clear_frame, png_of, timeline_figure
 from paddle_dp.mesh.degrees import Degrees
@@ -196,10 +197,7 @@ class ExchangeTimeline(Callback):
 
     def _finish(self) -> None:
         if not self.recorded:
-            print(
-                f"timeline: nothing was recorded, the training ended before its step {self._first + 1}.",
-                flush=True,
-            )
+            print(_lines.nothing_recorded("timeline", self._first), flush=True)
             return
         step, rows = sorted(self.recorded, key=lambda record: max(row.stop for row in record[1]))[
             len(self.recorded) // 2

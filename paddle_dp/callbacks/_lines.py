@@ -137,6 +137,11 @@ class Took:
         )
 
 
+def nothing_recorded(callback: str, first: int) -> str:
+    """The line of a callback whose window of steps begins after step `first`, at which the training had ended."""
+    return f"{callback}: nothing was recorded, the training ended before its step {first + 1}."
+
+
 def mean(counted_numbers: Sequence[tuple[int, float]]) -> float | None:
     """The mean over steps, from pairs (number of steps, value of each of them); None without steps."""
     steps = sum(count for count, _ in counted_numbers)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paddle_dp.callbacks import _lines
 from paddle_dp.train import Callback, Moment, Run
 from paddle_dp.units import Count, Positive
 
@@ -82,10 +83,7 @@ class Profile(Callback):
         if self._profiler is not None:
             self._finish()
         elif self._records and moment.progress.step <= self._first:
-            print(
-                f"profile: nothing was recorded, the training ended before its step {self._first + 1}.",
-                flush=True,
-            )
+            print(_lines.nothing_recorded("profile", self._first), flush=True)
 
     def failed(self, moment: Moment, error: BaseException) -> None:
         if self._profiler is not None:

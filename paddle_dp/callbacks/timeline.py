@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
+from paddle_dp.callbacks import _lines
 from paddle_dp.callbacks._exchange_timeline import ExchangeTimeline
 from paddle_dp.callbacks._files import Files
 from paddle_dp.callbacks._pictures import INK, QUIET, add_legend, clear_frame, png_of, timeline_figure
@@ -162,10 +163,7 @@ class Timeline(Callback):
         if self.batches and self.run.mesh.is_main:
             self._finish(moment)
         elif self.run.mesh.is_main:
-            print(
-                f"timeline: nothing was recorded, the training ended before its step {self._first + 1}.",
-                flush=True,
-            )
+            print(_lines.nothing_recorded("timeline", self._first), flush=True)
 
     def _arm(self, moment: Moment) -> None:
         """Switches recording on or off for the next update."""

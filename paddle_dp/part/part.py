@@ -11,7 +11,7 @@ from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from paddle_dp.errors import InstallError, Mistake, RecipeError, UsageError, did_you_mean, near
 from paddle_dp.part.aliases import PARTS
@@ -33,14 +33,6 @@ class Reading:
     reading: Readers = "each"
     """`each`: every rank reads its samples. `scatter`: rank 0 reads all samples and sends each rank its part, for data
     that only one machine can see ([parallelism.md](parallelism.md#who-reads-the-data))."""
-
-
-@runtime_checkable
-class Refuses(Protocol):
-    """A Config that checks the recipe before anything starts."""
-
-    def refuse(self, recipe: Any, ranks: int, device: str) -> None:
-        """Raises UsageError if the part does not support the recipe."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class Part:
 
         A Config without a method `refuse` supports everything.
         """
-        if isinstance(self.config, Refuses):
+        if hasattr(self.config, "refuse"):
             self.config.refuse(recipe, ranks, device)
 
     def build(self, *arguments: Any, **named: Any) -> Any:

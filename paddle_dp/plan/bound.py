@@ -36,11 +36,6 @@ class Compute:
     def total(self) -> float:
         return self.forward + self.backward + self.update
 
-    def __mul__(self, share: float) -> Compute:
-        return Compute(
-            forward=self.forward * share, backward=self.backward * share, update=self.update * share
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOrder:

@@ -58,10 +58,10 @@ class StateBytes:
 
 def formula(parameters: int, ranks: int, stage: int, widths: Widths | None = None) -> StateBytes:
     """ZeRO's formula, which splits parameters evenly over `ranks`. `stage` 0: without sharding."""
-    return _of_stage(float(parameters), parameters / ranks, stage, widths or Widths())
+    return _stage_bytes(float(parameters), parameters / ranks, stage, widths or Widths())
 
 
-def _of_stage(full: float, shard: float, stage: int, widths: Widths) -> StateBytes:
+def _stage_bytes(full: float, shard: float, stage: int, widths: Widths) -> StateBytes:
     return StateBytes(
         parameters=widths.parameter * (shard if stage >= 3 else full),
         gradients=widths.gradient * (shard if stage >= 2 else full),
@@ -114,4 +114,4 @@ def state_bytes(
 ) -> list[StateBytes]:
     """The bytes on each rank of the sharding axis, for parameters of these sizes that are not split."""
     shards = owned_sizes(sizes, owners(sizes, ranks), ranks)
-    return [_of_stage(float(sum(sizes)), float(shard), stage, widths or Widths()) for shard in shards]
+    return [_stage_bytes(float(sum(sizes)), float(shard), stage, widths or Widths()) for shard in shards]

@@ -122,12 +122,12 @@ def most_on_accelerator(loads: Sequence[Sequence[int]], owner: int, prefetch: in
             local_gradients + order[at][owner],
             remote_gradients + sum(order[at]) - order[at][owner],
         )
-        held = fetched + copies + local_gradients + remote_gradients + sums
+        resident = fetched + copies + local_gradients + remote_gradients + sums
         before = my_sent + their_sent + (ranks - 1) * my_sent
-        most = max(most, held + before)
+        most = max(most, resident + before)
         if gradient_chunks[at - layers] != gradient_chunks[at - layers + 1]:  # the chunk is complete
             exchanged = remote_gradients + (ranks - 1) * local_gradients
-            most = max(most, held + my_sent + max(before, exchanged))
+            most = max(most, resident + my_sent + max(before, exchanged))
             sums += my_sent
             my_sent, their_sent, local_gradients, remote_gradients = local_gradients, remote_gradients, 0, 0
     return most - sum(load[owner] for load in loads)

@@ -319,22 +319,22 @@ class Recipe(BaseModel):
     name: Annotated[str, AfterValidator(_file_name)] = "run"
     """The run's name; the file's, without `.yaml`, by default."""
 
-    model: Annotated[Part, OnShelf("models", "model")]
+    model: Annotated[Part, OnShelf("models")]
     """The model: a part of `models/`."""
 
-    dataset: Annotated[Part, OnShelf("datasets", "dataset")]
+    dataset: Annotated[Part, OnShelf("datasets")]
     """The data set: a part."""
 
-    loss: Annotated[Part, OnShelf("losses", "loss")] | None = None
+    loss: Annotated[Part, OnShelf("losses")] | None = None
     """The loss: a part. Without one, the model's method `loss(outputs, targets)`."""
 
-    optimizer: Annotated[Part, OnShelf("optimizers", "optimizer")]
+    optimizer: Annotated[Part, OnShelf("optimizers")]
     """The optimizer: a part."""
 
-    schedule: Annotated[Part, OnShelf("schedules", "schedule")]
+    schedule: Annotated[Part, OnShelf("schedules")]
     """The learning rate over the steps: a part. `{use: constant, learning_rate: 0.001}` by default."""
 
-    strategy: Annotated[Part, OnShelf("strategies", "strategy")]
+    strategy: Annotated[Part, OnShelf("strategies")]
     """The strategy, which splits the model over the ranks: a part. `{use: data_parallel}` by default."""
 
     train: Train
@@ -352,13 +352,13 @@ class Recipe(BaseModel):
     guard: Guard = Guard()
     """The reaction to an update with wrong numbers."""
 
-    adapter: Annotated[Part, OnShelf("adapters", "adapter")] | None = None
+    adapter: Annotated[Part, OnShelf("adapters")] | None = None
     """Small additional parameters: a part. They alone are trained and saved; the model's parameters are frozen."""
 
     ema: Ema | None = None
     """An average of the weights: `{decay: 0.999, every: 1 step}`; evaluated as `ema_loss`, `ema_acc1` …."""
 
-    callbacks: tuple[Annotated[Part, OnShelf("callbacks", "callbacks")], ...]
+    callbacks: tuple[Annotated[Part, OnShelf("callbacks", listed=True)], ...]
     """A list of parts. console, metrics, dashboard, evaluate and checkpoint by default."""
 
     output_dir: str | None = None

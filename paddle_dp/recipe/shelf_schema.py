@@ -9,7 +9,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from paddle_dp.part import Annotation, Groups, Part, Reading, find, names, read_part, summary
+from paddle_dp.part import SHELVES, Annotation, Groups, Part, Reading, find, names, read_part, summary
 from paddle_dp.part.config import adapter, meanings
 from paddle_dp.recipe import hf_config
 from paddle_dp.units import Quantity
@@ -42,10 +42,10 @@ def _explained(described: dict[str, Any], kind: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OnShelf:
-    """Marks a field as a part of this shelf; `key`: its key in a recipe."""
+    """Marks a field as a part of this shelf, or, if `listed`, as one of a list of its parts."""
 
     shelf: str
-    key: str
+    listed: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         settings = core_schema.plain_serializer_function_ser_schema(lambda part: part.settings)
@@ -61,8 +61,9 @@ class OnShelf:
     def _read(self, value: Any, info: core_schema.ValidationInfo) -> Part:
         if isinstance(value, Part):
             return value
-        is_mapping = self.key == self.shelf and isinstance(value, dict)
-        prefix = f"{self.key}.{value.get('use', '')}".rstrip(".") if is_mapping else self.key
+        prefix = self.shelf if self.listed else SHELVES[self.shelf]
+        if self.listed and isinstance(value, dict):
+            prefix = f"{prefix}.{value.get('use', '')}".rstrip(".")
         context = info.context or {}
         home: Path | None = context.get("home")
         return read_part(self.shelf, value, prefix, home, tries=context.get("tries", True))

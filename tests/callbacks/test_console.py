@@ -28,6 +28,7 @@ from paddle_dp.train.run import Proof
 from tests.callbacks.moments import At, Capture, Found
 
 NUMBERS = {"loss": 1.23456, "acc1": 0.53125, "acc5": 0.9, "gradient_norm": 2.0, "lr": 3e-3, "memory": 1e9}
+Screen = tuple[str, Callable[[], str]]
 SPEED = {"samples_per_second": 1234.4, "seconds_per_step": 0.01, "waiting": 0.02}
 
 
@@ -263,8 +264,8 @@ def test_other_ranks_are_silent(run: Run, at: At, capsys: Capture) -> None:
 
 
 @pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[], str]]]:
-    """A pseudo terminal: its name, and what has been drawn on it since it was last asked."""
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+    """A terminal (pseudo) that the launcher names: its name, and what has been drawn on it since it was last asked."""
     monkeypatch.setenv("TERM", "xterm-256color")  # whatever terminal the tests themselves are run in
     for name in ("COLUMNS", "LINES", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -276,21 +277,16 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[], 
             text += os.read(ours, 65536)
         return text.decode()
 
+    monkeypatch.setenv("PADDLE_DP_TTY", os.ttyname(theirs))
     yield os.ttyname(theirs), drawn
     os.close(ours)
     os.close(theirs)
 
 
 def test_on_a_terminal_that_the_launcher_names_a_bar_is_drawn_and_stdout_gets_the_lines(
-    run: Run,
-    at: At,
-    found: Found,
-    screen: tuple[str, Callable[[], str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
+    run: Run, at: At, found: Found, screen: Screen, capsys: Capture
 ) -> None:
-    name, drawn = screen
-    monkeypatch.setenv("PADDLE_DP_TTY", name)
+    _, drawn = screen
     console = Config().build(run)
     tell(console, at, found)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn())
@@ -306,11 +302,8 @@ def test_on_a_terminal_that_the_launcher_names_a_bar_is_drawn_and_stdout_gets_th
     assert "[epoch 2, step 5] loss" in log and "held-out samples counted once" in log
 
 
-def test_the_bar_is_drawn_a_few_times_a_second(
-    run: Run, at: At, screen: tuple[str, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, drawn = screen
-    monkeypatch.setenv("PADDLE_DP_TTY", name)
+def test_the_bar_is_drawn_a_few_times_a_second(run: Run, at: At, screen: Screen) -> None:
+    _, drawn = screen
     console = Config().build(run)
     console.start(at("start", 0))
     for step in range(1, 20):
@@ -321,9 +314,7 @@ def test_the_bar_is_drawn_a_few_times_a_second(
     console.failed(at("failed", 20), KeyboardInterrupt())
 
 
-def test_a_narrow_terminal_keeps_one_line(
-    run: Run, at: At, screen: tuple[str, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_narrow_terminal_keeps_one_line(run: Run, at: At, screen: Screen) -> None:
     import fcntl
     import struct
     import termios
@@ -331,7 +322,6 @@ def test_a_narrow_terminal_keeps_one_line(
     name, drawn = screen
     with open(name) as terminal:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    monkeypatch.setenv("PADDLE_DP_TTY", name)
     console = Config().build(run)
     console.start(at("start", 0))
     drawn()

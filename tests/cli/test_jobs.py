@@ -90,59 +90,50 @@ def test_what_a_resume_may_find_changed_is_given_by_key(leave: Leave, jobs: list
     )
 
 
-def test_evaluate_takes_the_recipe_of_the_run(leave: Leave, jobs: list[Job], tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").touch()
-    leave("evaluate", str(tmp_path), "--ranks", "3", "--checkpoint", "best")
-    assert jobs == [
-        Job(
-            entry_point="evaluate",
-            recipe=tmp_path / "recipe.yaml",
-            overrides=NO_TRAINING,
-            ranks=3,
-            output_dir=tmp_path,
-            extra={"checkpoint": "best"},
-        )
-    ]
+PLAIN = ("strategy.use=single", "train.precision=float32", *NO_TRAINING)
+DRAWN = {"temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
 
 
-def test_generate_asks_for_one_process_of_any_layout(leave: Leave, jobs: list[Job], tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").touch()
-    leave("generate", str(tmp_path), "--prompt", "a", "--tokens", "3", "--top-k", "2")
-    (job,) = jobs
-    assert (job.entry_point, job.ranks) == ("generate", 1)
-    assert job.overrides == ("strategy.use=single", *NO_TRAINING)
-    wanted = {"prompt": "a", "tokens": 3, "temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
-    assert job.extra == wanted and job.quiet and job.output_dir == tmp_path
-
-
-def test_predict_gives_files_to_one_process(leave: Leave, jobs: list[Job], tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").touch()
-    leave("predict", str(tmp_path), "a.npy", "b.png", "--csv", "-o", "all")
-    [job] = jobs
-    assert (job.entry_point, job.ranks) == ("predict", 1)
-    assert job.extra["files"] == ["a.npy", "b.png"]
-    assert (job.extra["csv"], job.extra["out"]) == (True, "all.npz")
-    assert "strategy.use=single" in job.overrides
-
-
-def test_export_asks_for_one_process_in_full_precision(leave: Leave, jobs: list[Job], tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").touch()
-    leave("export", str(tmp_path), "-o", "x", "--checkpoint", "best")
-    (job,) = jobs
-    assert (job.entry_point, job.ranks, job.output_dir) == ("export", 1, tmp_path)
-    assert job.overrides == ("strategy.use=single", "train.precision=float32", *NO_TRAINING)
-    assert job.extra == {"to": "x", "checkpoint": "best", "onnx": False}
-
-
-def test_weights_for_hugging_face_are_a_job_of_their_own(
-    leave: Leave, jobs: list[Job], tmp_path: Path
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (
+            "evaluate RUN --ranks 3 --checkpoint best",
+            {"entry_point": "evaluate", "overrides": NO_TRAINING, "ranks": 3, "extra": {"checkpoint": "best"}},
+        ),
+        (
+            "generate RUN --prompt a --tokens 3 --top-k 2",
+            {"entry_point": "generate", "overrides": (PLAIN[0], *NO_TRAINING), "ranks": 1, "quiet": True,
+             "extra": {"prompt": "a", "tokens": 3, **DRAWN}},
+        ),
+        (
+            "predict RUN a.npy b.png --csv -o all",
+            {"entry_point": "predict", "overrides": PLAIN, "ranks": 1, "quiet": True,
+             "extra": {"files": ["a.npy", "b.png"], "checkpoint": "newest", "top": 3, "csv": True, "out": "all.npz"}},
+        ),
+        (
+            "export RUN -o x --checkpoint best",
+            {"entry_point": "export", "overrides": PLAIN, "ranks": 1, "quiet": True,
+             "extra": {"to": "x", "checkpoint": "best", "onnx": False}},
+        ),
+        (
+            "export RUN --hf x --ema",
+            {"entry_point": "export_weights", "overrides": PLAIN, "ranks": 1, "quiet": True,
+             "extra": {"to": "x", "checkpoint": "newest", "ema": True, "onnx": False}},
+        ),
+    ],
+    ids=["evaluate", "generate", "predict", "export", "export --hf"],
+)  # fmt: skip
+def test_a_verb_of_a_run_takes_its_recipe(
+    leave: Leave, jobs: list[Job], tmp_path: Path, words: str, wanted: dict[str, Any]
 ) -> None:
     (tmp_path / "recipe.yaml").touch()
-    leave("export", str(tmp_path), "--hf", "x", "--ema")
-    (job,) = jobs
-    assert (job.entry_point, job.ranks, job.output_dir) == ("export_weights", 1, tmp_path)
-    assert (job.extra["to"], job.extra["ema"]) == ("x", True)
-    assert leave("export", str(tmp_path), "--hf", "x", "--onnx") == 2 and len(jobs) == 1
+    leave(*words.replace("RUN", str(tmp_path)).split())
+    assert jobs == [Job(recipe=tmp_path / "recipe.yaml", output_dir=tmp_path, **wanted)]
+
+
+def test_weights_for_hugging_face_come_without_a_program(leave: Leave, jobs: list[Job]) -> None:
+    assert leave("export", str(ROOT), "--hf", "x", "--onnx") == 2 and not jobs
 
 
 def test_onnx_is_asked_for_before_anything_starts(
@@ -190,5 +181,5 @@ def test_merge_of_an_adapter_asks_for_one_process_that_has_its_base(
     leave("merge", str(tmp_path), "-o", "all.safetensors", "--ema")
     (job,) = jobs
     assert (job.entry_point, job.ranks, job.output_dir) == ("merge", 1, tmp_path)
-    assert job.overrides == ("strategy.use=single", "train.precision=float32", *NO_TRAINING)
+    assert job.overrides == PLAIN
     assert job.extra == {"to": "all.safetensors", "checkpoint": str(saved), "ema": True}

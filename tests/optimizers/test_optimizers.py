@@ -13,47 +13,39 @@ from paddle.regularizer import L1Decay
 from paddle_dp.optimizers import adamw, lamb, momentum, sgd
 
 RATE, STEPS = 0.1, 4
-Weights = dict[str, np.ndarray]
-Update = Callable[[np.ndarray, np.ndarray, float, dict[str, np.ndarray], int], np.ndarray]
+Array = np.ndarray
+Weights = dict[str, Array]
+State = dict[str, Array]
+Update = Callable[[Array, Array, float, State, int], Array]
 SHELF: dict[str, Any] = {"sgd": sgd, "momentum": momentum, "adamw": adamw, "lamb": lamb}
 
 
-def update_sgd(
-    w: np.ndarray, g: np.ndarray, decay: float, kept: dict[str, np.ndarray], step: int
-) -> np.ndarray:
+def update_sgd(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
     return w - RATE * (g + decay * w)
 
 
-def update_momentum(
-    w: np.ndarray, g: np.ndarray, decay: float, kept: dict[str, np.ndarray], step: int
-) -> np.ndarray:
+def update_momentum(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
     kept["v"] = 0.9 * kept.get("v", 0) + g + decay * w
     return w - RATE * kept["v"]
 
 
-def update_nesterov(
-    w: np.ndarray, g: np.ndarray, decay: float, kept: dict[str, np.ndarray], step: int
-) -> np.ndarray:
+def update_nesterov(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
     g = g + decay * w
     kept["v"] = 0.9 * kept.get("v", 0) + g
     return w - RATE * (g + 0.9 * kept["v"])
 
 
-def adam(g: np.ndarray, kept: dict[str, np.ndarray], step: int, epsilon: float) -> np.ndarray:
+def adam(g: Array, kept: State, step: int, epsilon: float) -> Array:
     kept["m"] = 0.9 * kept.get("m", 0) + 0.1 * g
     kept["u"] = 0.999 * kept.get("u", 0) + 0.001 * g * g
     return (kept["m"] / (1 - 0.9**step)) / (np.sqrt(kept["u"] / (1 - 0.999**step)) + epsilon)
 
 
-def update_adamw(
-    w: np.ndarray, g: np.ndarray, decay: float, kept: dict[str, np.ndarray], step: int
-) -> np.ndarray:
+def update_adamw(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
     return w * (1 - RATE * decay) - RATE * adam(g, kept, step, 1e-8)
 
 
-def update_lamb(
-    w: np.ndarray, g: np.ndarray, decay: float, kept: dict[str, np.ndarray], step: int
-) -> np.ndarray:
+def update_lamb(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
     way = adam(g, kept, step, 1e-6) + decay * w
     ratio = np.linalg.norm(w) / np.linalg.norm(way) if decay else 1.0
     return w - RATE * ratio * way
@@ -100,7 +92,7 @@ def clipped(grads: Weights, clip: float | None, clip_value: float | None) -> Wei
 
 
 def wanted(update: Update, weights: Weights, grads: list[Weights], decays: Callable[[str], float]) -> Weights:
-    kept: dict[str, dict[str, np.ndarray]] = {name: {} for name in weights}
+    kept: dict[str, State] = {name: {} for name in weights}
     for step, gs in enumerate(grads, start=1):
         weights = {n: update(w, gs[n], decays(n), kept[n], step) for n, w in weights.items()}
     return weights
