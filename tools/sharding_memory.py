@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paddle_dp.errors import PaddleDPError
 from paddle_dp.plan.memory import StateBytes, Widths, formula, state_bytes
 from paddle_dp.proof.sides import Comparison, Side
+from paddle_dp.proof.trace_files import Key
 from paddle_dp.recipe import read_recipe
 
 HEAD = "| stage | parameters | gradients | optimizer states | together | ZeRO's formula | whole parameters |"
@@ -28,6 +29,13 @@ def counted(side: Side) -> StateBytes:
     return StateBytes(
         parameters=most["parameters"], gradients=most["most gradients"], optimizer=most["optimizer"]
     )
+
+
+def sizes_of(side: Side) -> list[int]:
+    """The number of elements of each parameter of the whole model."""
+    trace = side.trace("own")
+    assert trace is not None
+    return [trace.array(number).size for number in trace.keys if Key.read(number).kind == "weight"]
 
 
 def line(stage: int, found: StateBytes, sizes: list[int], ranks: int, widths: Widths) -> str:
@@ -65,7 +73,7 @@ def main() -> int:
             except PaddleDPError as error:
                 print(f"stage {stage}: {error}", file=sys.stderr)
                 return 1
-            print(line(stage, counted(side), side.sizes, given.ranks, widths), flush=True)
+            print(line(stage, counted(side), sizes_of(side), given.ranks, widths), flush=True)
     return 0
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,23 +154,14 @@ class Interval:
         """The interval's first `steps` updates."""
         if steps is None or self.to - self.start <= steps:
             return self
-        return Interval(
-            start=self.start, to=self.start + steps, begin=self.begin, end=None, recipe=self.recipe
-        )
+        return replace(self, to=self.start + steps, end=None)
 
 
 def intervals(content: Content, run: Path) -> list[Interval]:
     """The intervals between the beginning and the usable checkpoints. Raises UsageError if there are none."""
-    checkpoint_steps = _checkpoint_steps(content, run)
     spans = [
-        Interval(
-            start=a,
-            to=b,
-            begin=checkpoint_steps[a],
-            end=checkpoint_steps[b],
-            recipe=_recipe(checkpoint_steps[b]),
-        )
-        for a, b in zip(checkpoint_steps, [*checkpoint_steps][1:], strict=False)
+        Interval(start=start, to=to, begin=begin, end=end, recipe=_recipe(end))
+        for (start, begin), (to, end) in itertools.pairwise(_checkpoint_steps(content, run).items())
     ]
     if not spans:
         raise UsageError(f"{run} cannot be trained again: there is no checkpoint to compare with.")
@@ -182,7 +173,7 @@ def interval_to(content: Content, run: Path, step: int) -> Interval:
     checkpoint_steps = _checkpoint_steps(content, run)
     try:
         certificates.attempt_of(content, step)
-        start = max(start_step for start_step in checkpoint_steps if start_step < step)
+        start = max(saved for saved in checkpoint_steps if saved < step)
     except (KeyError, ValueError):
         raise UsageError(
             f"--step {step}: the run did its updates 1 to {content['attempts'][-1]['to']}"
@@ -192,13 +183,9 @@ def interval_to(content: Content, run: Path, step: int) -> Interval:
                 else "."
             )
         ) from None
-    later = next(
-        (checkpoint_steps[start_step] for start_step in checkpoint_steps if start_step >= step), None
-    )
-    recipe = _recipe(later if later is not None else checkpoint_steps[start])
-    return Interval(
-        start=start, to=step, begin=checkpoint_steps[start], end=checkpoint_steps.get(step), recipe=recipe
-    )
+    begin, end = checkpoint_steps[start], checkpoint_steps.get(step)
+    later = next((path for saved, path in checkpoint_steps.items() if saved >= step), begin)
+    return Interval(start=start, to=step, begin=begin, end=end, recipe=_recipe(later))
 
 
 def _checkpoint_steps(content: Content, run: Path) -> dict[int, Path | None]:

@@ -37,20 +37,20 @@ Arrays = dict[str, np.ndarray]
 
 
 class Losses(Callback):
-    """Collects the loss and the gradient norm of each update."""
+    """Collects the loss of each update."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, dict[str, float]] = {}
+        self.by_step: dict[int, float] = {}
 
     def step(self, moment: Moment) -> None:
-        self.rows[moment.progress.step] = {w: moment.numbers[w] for w in ("loss", "gradient_norm")}
+        self.by_step[moment.progress.step] = moment.numbers["loss"]
 
 
 @dataclass
 class TrainingResult:
     """One training of the interval: its losses by step, and the weights after it."""
 
-    rows: dict[int, dict[str, float]]
+    losses: dict[int, float]
     digest: str
     weights: Arrays = field(repr=False)
 
@@ -63,8 +63,8 @@ class Drift:
     weights: float = 0.0
 
     def fold(self, plain: TrainingResult, noisy: TrainingResult) -> None:
-        for step, row in noisy.rows.items():
-            difference = abs(row["loss"] - plain.rows[step]["loss"])
+        for step, loss in noisy.losses.items():
+            difference = abs(loss - plain.losses[step])
             self.losses[step] = max(self.losses.get(step, 0.0), difference)
         self.weights = max(self.weights, distance(plain.weights, noisy.weights))
 
@@ -96,7 +96,7 @@ class Retraining:
         """{"losses": [[step, recorded, here, drift], …], "bits", "weights": [apart, drift, moved], "digest"}."""
         plain = self._train(None)
         saved = None if self.options["saved"] is None else _saved(Path(self.options["saved"]))
-        equal = {step: plain.rows[step]["loss"] == loss for step, loss in self.recorded_losses.items()}
+        equal = {step: plain.losses[step] == loss for step, loss in self.recorded_losses.items()}
         bits = None if self.options["digest"] is None else plain.digest == self.options["digest"]
         drift = Drift()
         if bits is False or not all(equal.values()):
@@ -105,7 +105,7 @@ class Retraining:
                     drift.fold(plain, self._train(kind))
         worst, losses = 0.0, []
         for step, loss in sorted(self.recorded_losses.items()):
-            here = plain.rows[step]["loss"]
+            here = plain.losses[step]
             worst = unit_of(max(worst, drift.losses.get(step, 0.0)), abs(here), arithmetic_eps(self.dtype))
             losses.append([step, loss, here, worst])
         weights = None
@@ -128,7 +128,7 @@ class Retraining:
         trainer.add(losses)
         trainer.fit(Length(self.to, "steps"))
         return TrainingResult(
-            losses.rows, model_digest(trainer.learner), _arrays(model_shards(trainer.learner))
+            losses.by_step, model_digest(trainer.learner), _arrays(model_shards(trainer.learner))
         )
 
     def _check(self, trainer: Trainer) -> None:

@@ -28,7 +28,7 @@ from paddle_dp.launch.signals import END_SIGNALS
 from paddle_dp.launch.start import run
 from paddle_dp.launch.supervisor import MARK
 from paddle_dp.launch.waiting import WaitingRanks
-from paddle_dp.proof.trace_files import Key, Trace
+from paddle_dp.proof.trace_files import Trace
 from paddle_dp.text import numbered
 
 WAIT = 10.0  # seconds for the other ranks, which fail at the same place of the same forward
@@ -121,13 +121,6 @@ class Side:
                 f"{candidate.folder} is not among the sides that Comparison.run_reference was given"
             )
         return self.candidates.index(candidate)
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of elements of each parameter of the whole model."""
-        native = self.trace("own")
-        weights = [n for n in native.keys if Key.read(n).kind == "weight"] if native is not None else []
-        return [native.array(n).size for n in weights] if native is not None else []
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -207,8 +208,6 @@ class RecordedSide:
         self._free = available_memory() if joined.device == "cpu" else None  # before a model is built
         self._fits = False
         self._check_fits(size_of(recipe.model.build) or 0, ())
-        self._dependence: Dependence | None = None
-        self._tried = False  # True once `_dependence` was looked for
 
     def _task(self, *_: int) -> Task:
         """The recipe's task with the precision and the noise of the run that begins."""
@@ -254,26 +253,30 @@ class RecordedSide:
 
     def _neutral(self, kinds: Iterable[noise.Noise]) -> list[noise.Noise]:
         """The kinds of noise that change nothing in exact arithmetic (proof.dependence)."""
-        if not self._tried:
-            self._tried = True
-            precision = self.run_settings.precision
-
-            def run(kind: noise.Noise | None) -> Curve:
-                gc.collect()
-                self.run_settings = RunSettings(precision, kind)
-                return train(self, self.learner(), None if kind is None else kind.order)
-
-            gc.collect()
-            learner = self.learner()
-            with kinks(learner) as kinked:
-                plain = train(self, learner, None)
-            del learner
-            self._dependence = find_dependence(run, plain, precision.dtype)
-            self.facts["dependence"] = None if self._dependence is None else asdict(self._dependence)
-            self.facts["kinks"] = sorted(kinked)
-        if self._dependence is None:
+        dependence = self._dependence
+        if dependence is None:
             return list(kinds)
-        return [kind for kind in kinds if self._dependence.kind == "order" and kind.order is None]
+        return [kind for kind in kinds if dependence.kind == "order" and kind.order is None]
+
+    @cached_property
+    def _dependence(self) -> Dependence | None:
+        """Determined once, in the precision of the first run."""
+        precision = self.run_settings.precision
+
+        def run(kind: noise.Noise | None) -> Curve:
+            gc.collect()
+            self.run_settings = RunSettings(precision, kind)
+            return train(self, self.learner(), None if kind is None else kind.order)
+
+        gc.collect()
+        learner = self.learner()
+        with kinks(learner) as kinked:
+            plain = train(self, learner, None)
+        del learner
+        dependence = find_dependence(run, plain, precision.dtype)
+        self.facts["dependence"] = None if dependence is None else asdict(dependence)
+        self.facts["kinks"] = sorted(kinked)
+        return dependence
 
     def batches(self, wide: bool) -> Iterator[Batch]:
         """The first global batches; in float64 only the first, and the one with unequal shares."""

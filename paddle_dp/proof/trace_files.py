@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BufferedRandom, BufferedReader
@@ -210,11 +210,6 @@ class Sheet:
     def __post_init__(self) -> None:
         self.facts = json.loads(self.path.read_text())
         self._store = Store(self.path.with_suffix(".bin"), self.facts.pop("arrays"))
-
-    @property
-    def names(self) -> Iterable[str]:
-        """The names of all arrays: "group|key"."""
-        return self._store.index
 
     def group(self, name: str) -> Iterator[str]:
         """The keys of a group of arrays."""

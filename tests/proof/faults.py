@@ -14,33 +14,33 @@ from paddle_dp.learner.runner import BatchRunner
 LAST = os.environ.get("PADDLE_TRAINER_ID", "0") == "1"
 
 
-def _after_placing(change):
-    """Calls `change(learner)` when a learner is made."""
-    made = Learner.__post_init__
+def of_learners(change):
+    """A fault that calls `change(learner)` when a learner is made."""
 
-    def changed(self):
-        made(self)
-        change(self)
+    def fault():
+        made = Learner.__post_init__
 
-    Learner.__post_init__ = changed
+        def changed(self):
+            made(self)
+            change(self)
 
+        Learner.__post_init__ = changed
 
-def one_gradient():
-    """A thousandth too much in one parameter's gradient, on one rank."""
-
-    def change(learner):
-        if LAST:
-            dict(learner.placed.named_parameters())["body.4.weight"].register_hook(
-                lambda gradient: gradient * 1.001
-            )
-
-    _after_placing(change)
+    return fault
 
 
 def _one(learner):
     """Of the matrices that lie on this rank the middle one: its name, and itself."""
     matrices = [(name, p) for name, p in learner.placed.named_parameters(trainable=True) if p.ndim > 1]
     return matrices[len(matrices) // 2]
+
+
+@of_learners
+def one_gradient(learner):
+    """A thousandth too much in one parameter's gradient, on one rank."""
+    if LAST:
+        weight = dict(learner.placed.named_parameters())["body.4.weight"]
+        weight.register_hook(lambda gradient: gradient * 1.001)
 
 
 def evaluation_spoils_a_gradient():
@@ -58,39 +58,30 @@ def evaluation_spoils_a_gradient():
     Trainer.evaluate = spoiled
 
 
-def any_gradient():
+@of_learners
+def any_gradient(learner):
     """A thousandth too much in one matrix's gradient, on one rank, whatever the model."""
-
-    def change(learner):
-        if LAST:
-            _one(learner)[1].register_hook(lambda gradient: gradient * 1.001)
-
-    _after_placing(change)
+    if LAST:
+        _one(learner)[1].register_hook(lambda gradient: gradient * 1.001)
 
 
-def faster():
+@of_learners
+def faster(learner):
     """One matrix learns 1 % faster, on every rank."""
-
-    def change(learner):
-        parameter = _one(learner)[1]
-        parameter.optimize_attr = {**parameter.optimize_attr, "learning_rate": 1.01}
-
-    _after_placing(change)
+    parameter = _one(learner)[1]
+    parameter.optimize_attr = {**parameter.optimize_attr, "learning_rate": 1.01}
 
 
-def no_decay():
+@of_learners
+def no_decay(learner):
     """One matrix does not decay, on every rank."""
-
-    def change(learner):
-        spared, optimizer = _one(learner)[1], learner.optimizer
-        spared.regularizer = None
-        for word in ("_apply_decay_param_fun", "_exclude_from_weight_decay_fn"):
-            asked = getattr(optimizer, word, None)
-            if asked is not None:
-                out = word.startswith("_exclude")
-                setattr(optimizer, word, _but(asked, spared, out))
-
-    _after_placing(change)
+    spared, optimizer = _one(learner)[1], learner.optimizer
+    spared.regularizer = None
+    for word in ("_apply_decay_param_fun", "_exclude_from_weight_decay_fn"):
+        asked = getattr(optimizer, word, None)
+        if asked is not None:
+            out = word.startswith("_exclude")
+            setattr(optimizer, word, _but(asked, spared, out))
 
 
 def _but(asked, spared, answer):
@@ -98,25 +89,22 @@ def _but(asked, spared, answer):
     return lambda given: answer if getattr(given, "name", given) == spared.name else asked(given)
 
 
-def stale_moment():
+@of_learners
+def stale_moment(learner):
     """From the second update on, one matrix's first moment (or velocity) is the one before the last update's."""
+    step, spared = learner.update, _one(learner)[1]
+    kept = []  # before each update; nothing before the first, which makes them
 
-    def change(learner):
-        step, spared = learner.update, _one(learner)[1]
-        kept = []  # before each update; nothing before the first, which makes them
+    def stepping():
+        tables = {n: t for n, t in learner.optimizer._accumulators.items() if "pow" not in n}
+        mine = {n: t[spared.name] for n, t in tables.items() if spared.name in t and "moment2" not in n}
+        kept.append({n: tensor.clone() for n, tensor in mine.items()})
+        if len(kept) > 1:
+            for name, tensor in mine.items():
+                tensor.set_value(kept[-2].get(name, paddle.zeros_like(tensor)))
+        step()
 
-        def stepping():
-            tables = {n: t for n, t in learner.optimizer._accumulators.items() if "pow" not in n}
-            mine = {n: t[spared.name] for n, t in tables.items() if spared.name in t and "moment2" not in n}
-            kept.append({n: tensor.clone() for n, tensor in mine.items()})
-            if len(kept) > 1:
-                for name, tensor in mine.items():
-                    tensor.set_value(kept[-2].get(name, paddle.zeros_like(tensor)))
-            step()
-
-        learner.update = stepping
-
-    _after_placing(change)
+    learner.update = stepping
 
 
 def no_exchange():
@@ -139,28 +127,22 @@ def local_norm():
     batch_norm.synchronize = lambda model, mesh: model
 
 
-def moved_buffer():
+@of_learners
+def moved_buffer(learner):
     """A buffer that only the ranks have: counted on by nobody else."""
-
-    def change(learner):
-        learner.model.register_buffer("clock", paddle.to_tensor([6.2]))
-
-    _after_placing(change)
+    learner.model.register_buffer("clock", paddle.to_tensor([6.2]))
 
 
-def late_gradient():
+@of_learners
+def late_gradient(learner):
     """In the ninth backward and later ones one matrix's gradient is 10 % too large, on one rank."""
+    seen = []
 
-    def change(learner):
-        seen = []
+    def changed(gradient):
+        seen.append(gradient.shape)
+        return gradient * 1.1 if LAST and len(seen) > 8 else gradient
 
-        def changed(gradient):
-            seen.append(gradient.shape)
-            return gradient * 1.1 if LAST and len(seen) > 8 else gradient
-
-        _one(learner)[1].register_hook(changed)
-
-    _after_placing(change)
+    _one(learner)[1].register_hook(changed)
 
 
 def fewer_digits():

@@ -57,7 +57,7 @@ def only_rounding(clean: Trace | None, other: Trace | None) -> bool:
 
 def _judged(sheet: Sheet) -> list[str]:
     """The names of a rank's numbers, but for copies of what another rank has, of which only a sentence is made."""
-    return sorted(name for name in sheet.names if not name.startswith("copy|"))
+    return sorted(f"{group}|{number}" for group in ("shard", "output") for number in sheet.group(group))
 
 
 def _samples(sheet: Sheet) -> Any:

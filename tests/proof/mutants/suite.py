@@ -64,7 +64,6 @@ def suite_files(file: str) -> list[Path]:
     module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
     mirror = ROOT / "tests" / inside.parent
     chosen = [mirror / f"test_{inside.stem}.py", mirror.parent / f"test_{inside.parent.name}.py"]
-    chosen += sorted(mirror.glob("test_*.py")) if mirror.parent.name == "parallel" else []
     package, _, name = module.rpartition(".")
     imports = re.compile(rf"^\s*(from {re.escape(module)} import|import {re.escape(module)}\b"
                          rf"|from {re.escape(package)} import .*\b{name}\b)", re.MULTILINE)  # fmt: skip
