@@ -15,7 +15,7 @@ import pytest
 
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.worker import work
-from paddle_dp.proof import sides
+from paddle_dp.proof import Verdict, compare_sides, sides
 from tests.ranks import run_ranks
 
 
@@ -48,3 +48,10 @@ def comparisons_in_forks() -> Iterator[None]:
         patch.setattr(sides, "run", run_in_forks)
         patch.setattr(sides, "run_alone", run_in_forks)
         yield
+
+
+def verdict_in_forks(comparison: sides.Comparison, patch: str | None = None) -> Verdict:
+    """The verdict on two ranks, with a fault where one is given, and one process."""
+    with comparisons_in_forks():
+        many = comparison.run_candidate(2, patch=patch)
+        return compare_sides(comparison.run_reference([many]), many)

@@ -6,7 +6,6 @@ import pytest
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof.compare import K, TraceComparison, undetermined
 from paddle_dp.proof.noise import FLOAT32
-from paddle_dp.proof.sides import short
 from paddle_dp.proof.trace_files import Trace, key
 from tests.proof.sheets import write_sheet
 
@@ -182,10 +181,3 @@ def test_an_update_stands_beside_what_one_process_makes_of_the_ranks_gradients(t
 def test_float32_allows_its_own_noise(part):
     assert part({"gradient": GRADIENT * (1 + 4 * FLOAT32)}, dtype="float32", noise=0.0).same
     assert not part({"gradient": GRADIENT * (1 + 2 * K * FLOAT32)}, dtype="float32", noise=0.0).same
-
-
-@pytest.mark.parametrize(("batch", "ranks"), [(50, 2), (50, 3), (64, 4), (8, 8), (2, 3)])
-def test_the_short_batch_cannot_be_shared_equally(batch, ranks):
-    size = short(batch, ranks)
-    assert 0 < size < batch
-    assert size % ranks

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.proof import Comparison, compare_sides
-from tests.jobs import comparisons_in_forks
+from paddle_dp.proof import Comparison
+from tests.jobs import verdict_in_forks
 
 RECIPE = """
 model: {{use: tests.proof.zoo.{model}}}
@@ -21,10 +21,7 @@ train: {{length: 1 epoch, batch: 50}}
 def verdict_on(model: str, folder: Path, steps: int = 6):
     path = folder / "case.yaml"
     path.write_text(RECIPE.format(model=model))
-    comparison = Comparison(path, (), steps, 2, folder)
-    with comparisons_in_forks():
-        many = comparison.run_candidate(2)
-        return compare_sides(comparison.run_reference([many]), many)
+    return verdict_in_forks(Comparison(path, (), steps, 2, folder))
 
 
 ORDER, CHANCE = "in another order", "in a second run of the same steps"

@@ -12,7 +12,7 @@ from paddle_dp.exchange.roundings import Roundings, comm_dtype_of, rounds
 from paddle_dp.proof import Comparison, compare_sides
 from paddle_dp.proof.rehearsed import Rehearsals
 from paddle_dp.tensors import bytes_from, numbers_of
-from tests.jobs import comparisons_in_forks
+from tests.jobs import comparisons_in_forks, verdict_in_forks
 
 RECIPE = """
 model: {use: gpt, vocab: 32, width: 32, depth: 4, heads: 4, length: 16}
@@ -101,9 +101,7 @@ def test_a_fault_shows_beside_what_is_rounded(tmp_path: Path) -> None:
     assert late is not None and late.step == 3, late  # two backwards for each of two probes and of two steps
     stage3 = TWO["stage 3"]
     wide = Comparison(recipe(tmp_path), (stage3,), 2, 2, tmp_path / "wide")
-    with comparisons_in_forks():
-        many = wide.run_candidate(2, patch="tests.proof.faults:any_gradient")
-        verdict = compare_sides(wide.run_reference([many]), many)
+    verdict = verdict_in_forks(wide, "tests.proof.faults:any_gradient")
     assert verdict.status == 1 and verdict.wide is not None and not verdict.wide.same
 
 

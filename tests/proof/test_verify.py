@@ -12,13 +12,13 @@ import pytest
 from paddle import nn
 
 from paddle_dp.checkpoint import load
-from paddle_dp.errors import EndedError, JobError, UsageError
+from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.proof import Comparison, compare_sides
 from paddle_dp.proof.trace_files import key
 from paddle_dp.proof.verify import _checkpoint
 from paddle_dp.proof.verify import verify as verify_here
-from tests.jobs import comparisons_in_forks, run_in_forks
+from tests.jobs import comparisons_in_forks, run_in_forks, verdict_in_forks
 
 RECIPE = """
 model: {{use: convnet, classes: 10, norm: {norm}}}
@@ -134,18 +134,16 @@ def test_the_steps_after_a_checkpoint_are_compared(tmp_path):
     with pytest.raises(UsageError, match="no checkpoint of step 3 or before"):
         verify_here(path, words, at="3")
     assert _checkpoint("5", tmp_path / "run").name == "step-00000004"
-    with comparisons_in_forks():
-        comparison = Comparison(path, words, 3, 2, tmp_path, start=_checkpoint("5", tmp_path / "run"))
-        many = comparison.run_candidate(2)
-        one = comparison.run_reference([many])
-    assert compare_sides(one, many).status == 0
+    verdict = verdict_in_forks(
+        Comparison(path, words, 3, 2, tmp_path, start=_checkpoint("5", tmp_path / "run"))
+    )
+    assert verdict.status == 0
     saved = load(tmp_path / "run" / "checkpoints" / "step-00000004")
-    for side in (one, many):
+    for side in (verdict.reference, verdict.candidate):
         weight = side.trace("own").array(key("initial", 0, "head.weight"))
         np.testing.assert_array_equal(weight, saved.read("model/head.weight"))
-    assert one.trace("wide").array(key("state", 2, "head.weight/beta1_pow_acc")).item() == pytest.approx(
-        0.9**7
-    )
+    wide = verdict.reference.trace("wide")
+    assert wide.array(key("state", 2, "head.weight/beta1_pow_acc")).item() == pytest.approx(0.9**7)
 
 
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_computed(tmp_path):
@@ -238,10 +236,7 @@ def test_what_another_order_of_samples_does_excuses_nothing(tmp_path):
         "dataset.as_image=false",
         "train.micro_batches=1",
     )
-    comparison = Comparison(path, (*mine, "strategy={use: data_parallel}"), 2, 2, tmp_path)
-    with comparisons_in_forks():
-        many = comparison.run_candidate(2)
-        verdict = compare_sides(comparison.run_reference([many]), many)
+    verdict = verdict_in_forks(Comparison(path, (*mine, "strategy={use: data_parallel}"), 2, 2, tmp_path))
     assert verdict.status == 1
     assert "with the samples of each micro-batch in another order" in verdict.sentences[0]
     assert verdict.first_difference is not None and verdict.first_difference.kind == "output"
@@ -268,36 +263,12 @@ def test_a_stage_that_has_no_float64_is_the_cause_and_the_rest_is_compared(tmp_p
     """Its rank went on alone, and what was said was that two ranks' messages did not match."""
     path = recipe(tmp_path, optimizer="sgd")
     mine = ("model={use: tests.proof.test_verify.LastIsNarrow}", "dataset.as_image=false")
-    comparison = Comparison(path, (*mine, "strategy={use: hybrid, pipeline: 2}"), 2, 2, tmp_path)
-    with comparisons_in_forks():
-        many = comparison.run_candidate(2)
-        verdict = compare_sides(comparison.run_reference([many]), many)
+    words = (*mine, "strategy={use: hybrid, pipeline: 2}")
+    verdict = verdict_in_forks(Comparison(path, words, 2, 2, tmp_path))
     assert verdict.status == 0
     assert "Not compared in float64: TypeError: written for float32" in " ".join(verdict.sentences)
-    assert many.failed.endswith("(on rank 1 only)")
+    assert verdict.candidate.failed.endswith("(on rank 1 only)")
     assert "written for float32" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("status", "error", "says"),
-    [(143, EndedError, 143), (130, EndedError, 130), (1, JobError, 4), (137, JobError, 4), (2, JobError, 2)],
-)
-def test_a_comparison_that_somebody_ends_is_not_one_that_failed(tmp_path, status, error, says):
-    """137 is a rank that somebody killed, or the machine for want of memory: the next layout may well run."""
-    comparison = Comparison(Path("configs/gpt_tiny.yaml"), (), 1, 2, tmp_path)
-    with pytest.raises(JobError) as caught:
-        comparison._side(status, Job(recipe=tmp_path, ranks=2))
-    assert type(caught.value) is error
-    assert caught.value.exit_status == says
-
-
-@pytest.mark.parametrize(
-    ("status", "said"), [(-9, "too little memory"), (137, "too little memory"), (1, "see above")]
-)
-def test_a_side_that_was_killed_says_what_kills(tmp_path, status, said):
-    comparison = Comparison(Path("configs/gpt_tiny.yaml"), (), 1, 2, tmp_path)
-    with pytest.raises(JobError, match=said):
-        comparison._side(status, Job(recipe=tmp_path, ranks=1))
 
 
 @pytest.mark.long
@@ -320,12 +291,9 @@ def test_a_recipe_that_begins_with_given_weights_is_compared_from_these(tmp_path
         "schedule: {use: constant, learning_rate: 0.01}\n"
         "strategy: {use: hybrid, sharding: 2, sharding_stage: 3}\ntrain: {length: 1 epoch, batch: 50}\n"
     )
-    comparison = Comparison(path, (), 2, 2, tmp_path)
-    with comparisons_in_forks():
-        many = comparison.run_candidate(2)
-        one = comparison.run_reference([many])
-    assert compare_sides(one, many).status == 0
-    trace = one.trace("own")
+    verdict = verdict_in_forks(Comparison(path, (), 2, 2, tmp_path))
+    assert verdict.status == 0
+    trace = verdict.reference.trace("own")
     for name, weight in given.items():
         np.testing.assert_array_equal(trace.array(key("initial", 0, name)), weight.numpy(), err_msg=name)
     drawn = trace.array(key("initial", 0, "head.weight"))

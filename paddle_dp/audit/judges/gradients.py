@@ -153,6 +153,11 @@ def close(a: np.ndarray, b: np.ndarray, allowed: float = EXACT) -> bool:
     return float(np.linalg.norm(a - b)) <= allowed * max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
 
 
+def off(a: np.ndarray, b: np.ndarray) -> float:
+    """|a − b| / |b|."""
+    return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-300)
+
+
 def ratio(a: np.ndarray, b: np.ndarray) -> float:
     """The factor c with which c b is nearest to a."""
     return float(np.vdot(a, b)) / max(float(np.vdot(b, b)), 1e-300)
@@ -176,9 +181,7 @@ def distance(update: Update) -> float | None:
         return None
     reference = vector(update, "one")
     finals = [np.concatenate([final[name] for name in update.names]) for final in update.final]
-    return max(float(np.linalg.norm(final - reference)) for final in finals) / max(
-        float(np.linalg.norm(reference)), 1e-300
-    )
+    return max(off(final, reference) for final in finals)
 
 
 def _right(update: Update, exact: bool) -> bool:
@@ -190,12 +193,7 @@ def _right(update: Update, exact: bool) -> bool:
 
 def _not_exchanged(update: Update, alone: list[str]) -> AuditFinding:
     everything = len(alone) == len(update.names)
-    spread = max(
-        float(np.linalg.norm(local[name] - update.local[0][name]))
-        / max(float(np.linalg.norm(update.local[0][name])), 1e-300)
-        for name in alone
-        for local in update.local
-    )
+    spread = max(off(local[name], update.local[0][name]) for name in alone for local in update.local)
     return AuditFinding(
         rule="not-exchanged", severity="fault", where=update.source_line,
         what="no gradient is exchanged: each rank follows its own" if everything
@@ -218,11 +216,9 @@ def _judge_local(update: Update) -> Iterator[AuditFinding]:
         if ranks > 1 and abs(factor / size - 1) < 0.01:
             numbers = f"update {update.step}: {factor:.3f} times the mean of the ranks' own gradients"
             yield _wrong_scale(update, f"the gradients are {problem}", numbers, remedy)
-    if len(set(update.sizes)) > 1 and not close(final, vector(update, "weighted")) and close(final, mean):
-        relative_error = float(np.linalg.norm(final - vector(update, "weighted"))) / max(
-            float(np.linalg.norm(final)), 1e-300
-        )
-        yield _mean_of_means(update, relative_error)
+    weighted = vector(update, "weighted")
+    if len(set(update.sizes)) > 1 and not close(final, weighted) and close(final, mean):
+        yield _mean_of_means(update, off(weighted, final))
 
 
 def _mean_of_means(update: Update, relative_error: float) -> AuditFinding:
@@ -238,10 +234,8 @@ def _mean_of_means(update: Update, relative_error: float) -> AuditFinding:
 
 def _explained(update: Update, exact: bool) -> AuditFinding:
     """The finding for a gradient that is not one process's, with the probable reason."""
-    final, reference, mean, ranks = (
-        *(vector(update, which) for which in ("final", "one", "mean")),
-        update.ranks,
-    )
+    final, reference, mean = (vector(update, which) for which in ("final", "one", "mean"))
+    ranks = update.ranks
     relative_error, factor = distance(update) or 0.0, ratio(final, reference)
     cosine = float(np.vdot(final, reference)) / max(
         float(np.linalg.norm(final) * np.linalg.norm(reference)), 1e-300

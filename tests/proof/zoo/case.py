@@ -44,9 +44,6 @@ class Setting:
         words = [w for w in words if not w.startswith("use ")]
         return ", ".join([f"{self.ranks} ranks", *(words or ["data"])])
 
-    def on(self, ranks: int) -> Setting:
-        return Setting(self.recipe, ranks, self.overrides)
-
     def with_(self, *overrides: str) -> Setting:
         return Setting(self.recipe, self.ranks, (*self.overrides, *overrides))
 

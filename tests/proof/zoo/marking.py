@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,10 +174,6 @@ def _compare(case: Fault | Honest, scratch: Path) -> tuple[str | None, int | Non
     said = " ".join(verdict.sentences) if where is None else where.sentence
     amiss = any(part is not None and part.divergence for part in (verdict.wide, verdict.native))
     return "weights" if amiss else "verify", where.step if where else None, said
-
-
-def names_of(kind: type[Any]) -> Iterable[str]:
-    return [name for name, case in CASES.items() if isinstance(case, kind)]
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,4 +1,4 @@
-"""A proof reads a stream's first samples in their order, as training does."""
+"""A proof reads the first samples as training does, and says before it computes whether it fits."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from paddle_dp.data import Sampler
 from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
-from paddle_dp.proof.trace import first_samples
+from paddle_dp.proof.trace import DISK, MEMORY, check_fits, first_samples
 from paddle_dp.recipe import read_recipe
 from paddle_dp.train.progress import Progress
 
@@ -67,3 +67,34 @@ def test_later_batches_are_those_of_the_training(tmp_path):
         digits, steps=2, ranks=2, mesh=Mesh.alone(), after=Progress(epoch=1, batch=1, step=4)
     )
     np.testing.assert_array_equal(later.indices, np.concatenate(batches[3:])[:-1])
+
+
+MANY = 10**8
+ROOM = 10**13
+
+
+def test_what_fits_is_let_through():
+    check_fits(MANY, [MANY, MANY], 2 * MEMORY * MANY, DISK * MANY, "/tmp")
+    check_fits(MANY, [MANY, MANY], None, DISK * MANY, "/tmp")
+
+
+def test_two_whole_copies_in_too_little_memory_are_refused_with_the_figure():
+    with pytest.raises(
+        UsageError, match=r"100\.0 million parameters, 2 ranks take 7\.5 GB.*takes 3\.7 GB.* 7\.0 GB are free"
+    ):
+        check_fits(MANY, [MANY, MANY], 7 * 2**30, ROOM, "/tmp")
+
+
+def test_halves_on_ranks_fit_but_the_one_process_must_too():
+    check_fits(MANY, [MANY // 2, MANY // 2], MEMORY * MANY, ROOM, "/tmp")
+    with pytest.raises(UsageError, match="one process"):
+        check_fits(MANY, [MANY // 2, MANY // 2], MEMORY * MANY - 1, ROOM, "/tmp")
+
+
+def test_a_small_disk_is_named():
+    with pytest.raises(UsageError, match="/small, some 210 bytes"):
+        check_fits(MANY, [MANY, MANY], ROOM, DISK * MANY - 1, "/small")
+
+
+def test_without_float64_half_is_enough():
+    check_fits(MANY, [MANY], MEMORY * MANY // 2, DISK * MANY // 2, "/tmp", wide=False)
