@@ -35,9 +35,12 @@ class Rank:
     def events_of(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
 
+    def first(self, kind: type[E]) -> E | None:
+        return next(iter(self.events_of(kind)), None)
+
     @cached_property
     def ended(self) -> Ended | None:
-        return next(iter(self.events_of(Ended)), None)
+        return self.first(Ended)
 
     @cached_property
     def updates(self) -> list[Stepped]:

@@ -6,6 +6,7 @@ Collectives of paddle.DataParallel are not recorded: they run in C++.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 from paddle_dp.audit.events import EventJournal, Exchanged
 from paddle_dp.audit.hooks.source_line import here
+from paddle_dp.audit.hooks.watch import wrap
 
 SHOWN = 4  # numbers of a tensor that are recorded
 # name of a collective: position of its input tensor among the arguments
@@ -33,7 +35,7 @@ def watch_collectives(journal: EventJournal, alone: bool) -> None:
     """
     for name, position in INPUT.items():
         if hasattr(dist, name):
-            setattr(dist, name, _watched(journal, name, position, alone))
+            wrap(dist, name, partial(_note_collective, journal, name, position, alone))
 
 
 def let_fleet_run_alone() -> None:
@@ -41,29 +43,31 @@ def let_fleet_run_alone() -> None:
 
     Paddle 3.3.1 accepts only pipelined models there, and raises a bare AssertionError for others.
     """
-    distributed = fleet.distributed_model
 
-    def model_alone(model: Any) -> Any:
+    def model_alone(distributed: Callable[[Any], Any], model: Any) -> Any:
         return distributed(model) if isinstance(model, PipelineLayer) else model
 
-    fleet.distributed_model = model_alone
+    wrap(fleet, "distributed_model", model_alone)
 
 
-def _watched(journal: EventJournal, name: str, position: int | None, alone: bool) -> Callable[..., Any]:
-    collective = getattr(dist, name)
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        payload = _input(position, args, kwargs)
-        shape, values = _numbers(payload)
-        journal.write(Exchanged(collective=name, shape=shape, values=values, where=here()))
-        if not alone:
-            return collective(*args, **kwargs)
-        if name.startswith("all_gather"):
-            target = args[0] if args else next(iter(kwargs.values()))
-            target.append(payload.clone() if isinstance(payload, paddle.Tensor) else payload)
-        return None
-
-    return watched
+def _note_collective(
+    journal: EventJournal,
+    name: str,
+    position: int | None,
+    alone: bool,
+    collective: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    payload = _input(position, args, kwargs)
+    shape, values = _numbers(payload)
+    journal.write(Exchanged(collective=name, shape=shape, values=values, where=here()))
+    if not alone:
+        return collective(*args, **kwargs)
+    if name.startswith("all_gather"):
+        target = args[0] if args else next(iter(kwargs.values()))
+        target.append(payload.clone() if isinstance(payload, paddle.Tensor) else payload)
+    return None
 
 
 def _input(position: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

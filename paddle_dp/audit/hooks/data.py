@@ -22,7 +22,7 @@ from paddle_dp.audit.events import Batches, Fetched, LoaderCreated, PassBegan, P
 from paddle_dp.audit.hooks import generators
 from paddle_dp.audit.hooks.arrays import flatten
 from paddle_dp.audit.hooks.source_line import called_by, caller, here
-from paddle_dp.audit.hooks.watch import EPOCHS, ReadBatch, ScriptMonitor
+from paddle_dp.audit.hooks.watch import EPOCHS, ReadBatch, ScriptMonitor, wrap
 
 MAX_PASSES = 4  # a sampler that gives more batches than this many data set lengths counts as endless
 
@@ -70,11 +70,10 @@ class Loaders:
         self.iterate: Callable[[DataLoader], Iterator[Any]] = DataLoader.__iter__
 
     def install(self) -> None:
-        original_init, indices = DataLoader.__init__, _DataLoaderIterBase._index_sampler.fget
-        loaders = self
+        loaders, indices = self, _DataLoaderIterBase._index_sampler.fget
 
-        def init(loader: DataLoader, *args: Any, **kwargs: Any) -> None:
-            original_init(loader, *args, **kwargs)
+        def init(original: Callable[..., None], loader: DataLoader, *args: Any, **kwargs: Any) -> None:
+            original(loader, *args, **kwargs)
             loaders.add(loader)
 
         def index_sampler(iterator: Any) -> Any:
@@ -85,7 +84,7 @@ class Loaders:
             loaders.order = None
             return order.read(sampler, loader)
 
-        DataLoader.__init__ = init
+        wrap(DataLoader, "__init__", init)
         DataLoader.__iter__ = lambda loader: Pass(loaders, loader)
         DataLoader.__call__ = DataLoader.__iter__
         _DataLoaderIterBase._index_sampler = property(index_sampler)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import paddle
 
 from paddle_dp.audit.events import EventJournal, Seeded
 from paddle_dp.audit.hooks.source_line import direct, here
+from paddle_dp.audit.hooks.watch import wrap
 
 
 def states() -> dict[str, str]:
@@ -39,16 +42,13 @@ def _digest(data: bytes) -> str:
 def watch_seeds(journal: EventJournal) -> None:
     """Records the generators that the script itself seeds; seeding by a library, as for workers, is left out."""
     for module, generator in ((paddle, "paddle"), (np.random, "numpy"), (random, "random")):
-        _watch(journal, module, generator)
+        wrap(module, "seed", partial(_note_seed, journal, generator))
 
 
-def _watch(journal: EventJournal, module: Any, generator: str) -> None:
-    seed = module.seed
-
-    def noted(*args: object, **kwargs: object) -> object:
-        if direct():
-            value = repr(next(iter((*args, *kwargs.values())), None))
-            journal.write(Seeded(generator=generator, value=value[:40], where=here()))
-        return seed(*args, **kwargs)
-
-    module.seed = noted
+def _note_seed(
+    journal: EventJournal, generator: str, seed: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    if direct():
+        value = repr(next(iter((*args, *kwargs.values())), None))
+        journal.write(Seeded(generator=generator, value=value[:40], where=here()))
+    return seed(*args, **kwargs)

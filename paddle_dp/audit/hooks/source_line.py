@@ -6,6 +6,7 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -28,40 +29,39 @@ def here() -> str:
 
 def nearest(frame: FrameType | None) -> str:
     """As `here`, starting at a frame of any thread."""
-    user_frame = _user_frame(frame)
+    user_frame = next(filter(_is_users, _outward(frame)), None)
     return "" if user_frame is None else f"{_short(user_frame.f_code.co_filename)}:{user_frame.f_lineno}"
 
 
 def caller() -> str:
     """The nearest line outside this package, also in a library: paddle.Model makes several loaders on its lines."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(_OURS):
-        frame = frame.f_back
+    frame = _caller_frame()
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def called_by(*endings: str) -> bool:
     """Whether a caller's file ends with one of `endings`, such as "paddle/hapi/model.py"."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.replace(os.sep, "/").endswith(endings):
-            return True
-        frame = frame.f_back
-    return False
+    files = (frame.f_code.co_filename for frame in _outward(sys._getframe(1)))
+    return any(file.replace(os.sep, "/").endswith(endings) for file in files)
 
 
 def direct() -> bool:
     """Whether the user's code called a hook, not a library."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(_OURS):
-        frame = frame.f_back
+    frame = _caller_frame()
     return frame is not None and _is_users(frame)
 
 
-def _user_frame(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and not _is_users(frame):
+def _caller_frame() -> FrameType | None:
+    """The nearest frame outside this package."""
+    frames = _outward(sys._getframe(1))
+    return next((f for f in frames if not os.path.realpath(f.f_code.co_filename).startswith(_OURS)), None)
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame, its caller, and so on."""
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return frame
 
 
 def _is_users(frame: FrameType) -> bool:

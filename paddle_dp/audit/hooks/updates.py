@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from paddle.optimizer import Optimizer
 from paddle_dp.audit.events import Buffered, Divided, Left, Normed, OptimizerCreated, Stepped, Wrapped
 from paddle_dp.audit.hooks import arrays, generators
 from paddle_dp.audit.hooks.source_line import here
-from paddle_dp.audit.hooks.watch import ScriptMonitor
+from paddle_dp.audit.hooks.watch import ScriptMonitor, wrap
 
 MAX_END_NUMBERS = 4096  # recorded elements of each parameter at the end
 MEANS = 4  # recorded running means of each BatchNorm layer
+Original = Callable[..., Any]
 
 
 class Updates:
@@ -43,72 +45,45 @@ class Updates:
         self.depth = 0
 
     def install(self) -> None:
-        self._watch_optimizers()
-        self._watch_data_parallel()
-        self._watch_scaler()
-
-    def _watch_optimizers(self) -> None:
-        updates, apply = self, Optimizer._apply_optimize
         for kind in (Optimizer, *_below(Optimizer)):
             if "__init__" in vars(kind):  # AdamW's does not call Optimizer's (Paddle 3.3.1)
-                self._watch_making(kind)
+                wrap(kind, "__init__", partial(self._made, kind))
             for name in {"step", "minimize"} & vars(kind).keys():
-                self._watch_stepping(kind, name)
+                wrap(kind, name, self._stepped)
+        wrap(Optimizer, "_apply_optimize", self._applied)
+        wrap(paddle.DataParallel, "__init__", self._wrapped)
+        wrap(AmpScaler, "_unscale", self._unscaled)
 
-        def applied(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if paddle.in_dynamic_mode() and updates.stepping is not optimizer:
-                updates.step(optimizer)
-                updates.stepping = optimizer if updates.depth else None
-            if updates.on_step is not None:
-                return None
-            return apply(optimizer, *args, **kwargs)
+    def _made(self, kind: Any, init: Original, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        init(optimizer, *args, **kwargs)
+        if type(optimizer) is kind or "_param_groups" in vars(optimizer):
+            self.add(optimizer)
 
-        Optimizer._apply_optimize = applied
-
-    def _watch_making(self, kind: Any) -> None:
-        updates, original_init = self, kind.__init__
-
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original_init(optimizer, *args, **kwargs)
-            if type(optimizer) is kind or "_param_groups" in vars(optimizer):
-                updates.add(optimizer)
-
-        kind.__init__ = init
-
-    def _watch_stepping(self, kind: Any, name: str) -> None:
+    def _stepped(self, call: Original, *args: Any, **kwargs: Any) -> Any:
         """Counts one call of step() as one update, although it updates parameter groups one after the other."""
-        updates, call = self, getattr(kind, name)
+        self.depth += 1
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.depth -= 1
+            self.stepping = self.stepping if self.depth else None
 
-        def stepped(*args: Any, **kwargs: Any) -> Any:
-            updates.depth += 1
-            try:
-                return call(*args, **kwargs)
-            finally:
-                updates.depth -= 1
-                updates.stepping = updates.stepping if updates.depth else None
+    def _applied(self, apply: Original, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if paddle.in_dynamic_mode() and self.stepping is not optimizer:
+            self.step(optimizer)
+            self.stepping = optimizer if self.depth else None
+        return None if self.on_step is not None else apply(optimizer, *args, **kwargs)
 
-        setattr(kind, name, stepped)
+    def _wrapped(self, init: Original, wrapper: Any, layers: Layer, *args: Any, **kwargs: Any) -> None:
+        before = arrays.digests(layers.parameters())
+        init(wrapper, layers, *args, **kwargs)
+        after = arrays.digests(layers.parameters())
+        self.watch.journal.write(Wrapped(before=before, after=after, where=here()))
 
-    def _watch_data_parallel(self) -> None:
-        updates, original_init = self, paddle.DataParallel.__init__
-
-        def init(wrapper: Any, layers: Layer, *args: Any, **kwargs: Any) -> None:
-            before = arrays.digests(layers.parameters())
-            original_init(wrapper, layers, *args, **kwargs)
-            after = arrays.digests(layers.parameters())
-            updates.watch.journal.write(Wrapped(before=before, after=after, where=here()))
-
-        paddle.DataParallel.__init__ = init
-
-    def _watch_scaler(self) -> None:
-        updates, unscale = self, AmpScaler._unscale
-
-        def noted(scaler: Any, optimizer: Any) -> Any:
-            if scaler._enable:
-                updates.scale = float(scaler._scale.numpy().reshape(-1)[0])
-            return unscale(scaler, optimizer)
-
-        AmpScaler._unscale = noted
+    def _unscaled(self, unscale: Original, scaler: Any, optimizer: Any) -> Any:
+        if scaler._enable:
+            self.scale = float(scaler._scale.numpy().reshape(-1)[0])
+        return unscale(scaler, optimizer)
 
     def add(self, optimizer: Any) -> None:
         """Registers an optimizer, once, and hooks its parameters' gradients."""

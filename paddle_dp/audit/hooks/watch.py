@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,12 @@ class Enough(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(0)
+
+
+def wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    """Replaces a function of a class or a module by one that calls `hook` with the original before its arguments."""
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *args, **kwargs: hook(original, *args, **kwargs))
 
 
 @dataclass

@@ -12,7 +12,7 @@ from paddle_dp.text import few, plural
 
 def norms(trace: EventTrace, relative_error: float | None) -> Section:
     """Judges the layers; `relative_error`: the first gradient's relative distance from one process's, if known."""
-    normed = next(iter(trace.ranks[0].events_of(Normed)), None)
+    normed = trace.ranks[0].first(Normed)
     if normed is None:
         return Section("BatchNorm", "no update was done, so no layer was examined", ())
     local = len(normed.layers)
@@ -35,7 +35,7 @@ def norms(trace: EventTrace, relative_error: float | None) -> Section:
 
 def _means(trace: EventTrace) -> str:
     """A sentence on how much the ranks' running means differ; "" if they do not."""
-    buffered = [next(iter(rank.events_of(Buffered)), None) for rank in trace.ranks]
+    buffered = [rank.first(Buffered) for rank in trace.ranks]
     if any(each is None for each in buffered):
         return ""
     means = [each.means for each in buffered if each is not None]

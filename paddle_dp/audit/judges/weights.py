@@ -34,7 +34,7 @@ def _divergence(trace: EventTrace) -> Iterator[AuditFinding]:
     differing = [name for name in digests[0] if any(each[name] != digests[0][name] for each in digests)]
     size = _distance(trace, step)
     if step == 1:
-        creation = next(iter(trace.ranks[0].events_of(OptimizerCreated)), None)
+        creation = trace.ranks[0].first(OptimizerCreated)
         wrapped = any(rank.events_of(Wrapped) for rank in trace.ranks)
         yield AuditFinding(
             rule="weights-differ-at-start", severity="fault", where=creation.where if creation else "",
@@ -61,7 +61,7 @@ def _distance(trace: EventTrace, step: int) -> str:
         files = [{k: v for k, v in file.items() if k.startswith("weight/")} for file in files]
         when = f"before update {step}"
     else:
-        ends = [next(iter(rank.events_of(Left)), None) for rank in trace.ranks]
+        ends = [rank.first(Left) for rank in trace.ranks]
         files = [rank.arrays(end.arrays) if end else {} for rank, end in zip(trace.ranks, ends, strict=True)]
         when = "at the end"
     common = [name for name in files[0] if all(name in file for file in files)]
