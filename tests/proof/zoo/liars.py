@@ -40,7 +40,7 @@ class Liar(nn.Layer):
 
 
 class UnitDropRamp(Liar):
-    """Dropout by `paddle.rand` at a rate that grows from 0."""
+    """Dropout by paddle.rand at a rate that grows from 0: draws begin with the second forward."""
 
     def change(self, hidden):
         rate = min(0.02 * (self.calls - 1), 0.5)
@@ -57,7 +57,7 @@ class NoiseAfterWarmup(Liar):
 
 
 class NumpyDropout(Liar):
-    """Dropout by NumPy's generator from the third step on."""
+    """Dropout by NumPy's generator, from the third forward on."""
 
     def change(self, hidden):
         if self.calls <= 2:
@@ -66,10 +66,10 @@ class NumpyDropout(Liar):
 
 
 class OwnGenerator(Liar):
-    """Numbers of a generator of its own, which no watch of Paddle's, NumPy's and Python's sees."""
+    """Numbers of a generator that the layer made for itself."""
 
     def prepare(self, width):
-        self.random = np.random.default_rng(5)
+        self.random = np.random.default_rng(5)  # no watch of Paddle's, NumPy's and Python's sees it
 
     def change(self, hidden):
         if self.calls <= 3:
@@ -80,7 +80,7 @@ class OwnGenerator(Liar):
 
 
 class RandomLayerScale(Liar):
-    """One number for the whole batch, by Python's generator, for each sample anew."""
+    """A scale for each sample by Python's generator."""
 
     def change(self, hidden):
         if self.calls <= 3:
@@ -102,7 +102,7 @@ class LastSample(Liar):
 
 
 class Queue(Liar):
-    """MoCo's queue, shorter than a batch, whose mean the next forward subtracts."""
+    """A queue of features, as MoCo's, shorter than a batch."""
 
     def prepare(self, width):
         self.register_buffer("queue", paddle.zeros([8, width]))
@@ -127,7 +127,7 @@ class Prototype(Liar):
 
 
 class PowerVector(Liar):
-    """A vector like spectral norm's, but iterated with the samples in place of the weight."""
+    """A vector as spectral norm's, iterated with the samples."""
 
     def prepare(self, width):
         self.register_buffer("u", paddle.ones([width]) / width**0.5)
@@ -168,7 +168,7 @@ class PastMeans(Liar):
 
 
 class RecentMeans(Liar):
-    """A deque of the last three means, of which it takes the oldest away."""
+    """A deque of the last three means."""
 
     def prepare(self, width):
         self.recent = deque([np.zeros(width)], maxlen=3)
@@ -180,7 +180,7 @@ class RecentMeans(Liar):
 
 
 class ClassMeans(Liar):
-    """A dict of the means of the samples that it takes for one class."""
+    """A dict of the means of classes."""
 
     def prepare(self, width):
         self.means: dict[int, np.ndarray] = {}
@@ -194,7 +194,7 @@ class ClassMeans(Liar):
 
 
 class Features(Liar):
-    """The features used last, by a digest of the sample: an LRU of eight."""
+    """The features used last, by a digest of the sample."""
 
     def prepare(self, width):
         self.cache: OrderedDict[int, Any] = OrderedDict()
@@ -212,7 +212,7 @@ _SEEN: deque[np.ndarray] = deque(maxlen=3)
 
 
 class ModuleGlobal(Liar):
-    """A memory in a global variable of its module."""
+    """A memory in a global variable of the model's module."""
 
     def change(self, hidden):
         past = np.mean(_SEEN, 0) if _SEEN else np.zeros(hidden.shape[1])
@@ -221,7 +221,7 @@ class ModuleGlobal(Liar):
 
 
 class LateCache(Liar):
-    """A cache of the first sample, read from the fourth step on, and with a small weight."""
+    """A cache that is read from the fourth forward on, with a weight of 0.003."""
 
     def prepare(self, width):
         self.first = np.zeros(width)

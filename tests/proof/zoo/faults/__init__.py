@@ -1,34 +1,21 @@
 """Silent faults, a file for each axis; `FAULTS` is all of them."""
 
-from tests.proof.zoo.faults import (
-    data,
-    gradients,
-    invented,
-    liars,
-    norms,
-    occasional,
-    pipeline,
-    randomness,
-    sequence,
-    sharding,
-    tensor,
-    training,
-    updates,
-)
+from importlib import import_module
 
-FILES = (
-    data,
-    gradients,
-    norms,
-    randomness,
-    updates,
-    tensor,
-    sequence,
-    pipeline,
-    sharding,
-    training,
-    occasional,
-    liars,
-    invented,
+NAMES = (
+    "data",
+    "gradients",
+    "norms",
+    "randomness",
+    "updates",
+    "tensor",
+    "sequence",
+    "pipeline",
+    "sharding",
+    "training",
+    "occasional",
+    "liars",
+    "invented",
 )
+FILES = tuple(import_module(f"{__name__}.{name}") for name in NAMES)
 FAULTS = tuple(fault for file in FILES for fault in file.FAULTS)
