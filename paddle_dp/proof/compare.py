@@ -246,10 +246,8 @@ class TraceComparison:
         noise = self.reference.noise(key(*quantity))
         most, floor = noise if noise is not None else (np.zeros(reference.shape), 0.0)
         if quantity.kind == "score":
-            floor = max(
-                floor,
-                least_of_a_score(self.dtype, self.reference.facts["rows"][quantity.step - 1]["samples"]),
-            )
+            samples = self.reference.facts["rows"][quantity.step - 1]["samples"]
+            floor = max(floor, least_of_a_score(self.dtype, samples))
         mask, rounded = self._undetermined(quantity, reference.shape), self.candidate.rounded(key(*quantity))
 
         def allowed(chosen: np.ndarray, at_least: float) -> float:

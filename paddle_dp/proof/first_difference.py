@@ -7,6 +7,7 @@ cause (proof.diagnose).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,7 @@ from paddle_dp.text import and_more, numbered
 _LAST = ("score", "update", "frozen", "statistic", "buffer", "state")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FirstDifference:
     """The first difference: at which step (0: before the first), in which quantity, and a sentence about it."""
 
@@ -47,26 +48,15 @@ class Search:
 
     def samples(self) -> FirstDifference | None:
         """The first step in which the samples are not read once each."""
-        pairs = enumerate(zip(self._rows("one"), self._rows("many"), strict=True), start=1)
-        return next(
-            (
-                difference
-                for step, (reference, candidate) in pairs
-                for difference in self._samples(step, reference, candidate)
-            ),
-            None,
-        )
+        steps = (self._samples(*step) for step in self._steps())
+        return next(itertools.chain.from_iterable(steps), None)
 
     def _all(self) -> Iterator[FirstDifference]:
         bad = {finding.key: finding for finding in self.comparison.findings if not finding.same}
-        yield from (
-            FirstDifference(step=0, kind="initial", name=quantity.name, sentence=self._initial(quantity))
-            for quantity in bad
-            if quantity.kind == "initial"
-        )
-        for step, (reference, candidate) in enumerate(
-            zip(self._rows("one"), self._rows("many"), strict=True), start=1
-        ):
+        for quantity in bad:
+            if quantity.kind == "initial":
+                yield FirstDifference(0, "initial", quantity.name, self._initial(quantity))
+        for step, reference, candidate in self._steps():
             yield from self._samples(step, reference, candidate)
             yield from self._output(step)
             here = {quantity: finding for quantity, finding in bad.items() if quantity.step == step}
@@ -78,10 +68,10 @@ class Search:
             for kind in _LAST:
                 yield from (self._other(step, here[quantity]) for quantity in here if quantity.kind == kind)
 
-    def _rows(self, side: str) -> list[dict[str, Any]]:
-        trace = self.comparison.reference if side == "one" else self.comparison.candidate
-        rows: list[dict[str, Any]] = trace.facts["rows"]
-        return rows
+    def _steps(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+        """Each step's number, and its rows on both sides."""
+        rows = (side.facts["rows"] for side in (self.comparison.reference, self.comparison.candidate))
+        return ((step, *pair) for step, pair in enumerate(zip(*rows, strict=True), start=1))
 
     @cached_property
     def _order(self) -> dict[str, int]:
@@ -107,18 +97,18 @@ class Search:
             reference["read"][0][1], [(dp_rank, numbers) for dp_rank, numbers in candidate["read"]]
         )
         if description:
-            yield FirstDifference(step=step, kind="samples", name="", sentence=f"step {step}: {description}")
+            yield FirstDifference(step, "samples", "", f"step {step}: {description}")
 
     def _losses(
         self, step: int, here: Mapping[Key, ProofDifference], reference: float, candidate: float
     ) -> Iterator[FirstDifference]:
         if Key("loss", step, "") in here:
             description = diagnose.loss(reference, candidate, self.degrees) + self._uneven(step)
-            yield FirstDifference(step=step, kind="loss", name="", sentence=f"step {step}: {description}")
+            yield FirstDifference(step, "loss", "", f"step {step}: {description}")
 
     def _uneven(self, step: int) -> str:
         """A remark on shares, if a step with unequal shares is the first that differs."""
-        shares: Sequence[int] = self._rows("many")[step - 1]["shares"]
+        shares: Sequence[int] = self.comparison.candidate.facts["rows"][step - 1]["shares"]
         first = self.guesses and step > 1 and len(set(shares)) > 1
         return f" ({diagnose.uneven(shares)})" if first else ""
 
@@ -132,12 +122,7 @@ class Search:
                     break
                 positions = self._off(number, reference)
                 if positions is not None:
-                    yield FirstDifference(
-                        step=step,
-                        kind="output",
-                        name=name,
-                        sentence=self._output_sentence(step, name, positions),
-                    )
+                    yield FirstDifference(step, "output", name, self._output_sentence(step, name, positions))
                     return
 
     def _reference_output(self, number: str) -> np.ndarray | None:
@@ -201,7 +186,7 @@ class Search:
         description = self._gradient_sentence(finding)
         when = f"step {step}" if quantity.kind == "gradient" else f"batch {step} with the initial weights"
         sentence = f"{when}: gradient of {quantity.name} {description}{more_parameters}{self._uneven(step)}"
-        return FirstDifference(step=step, kind="gradient", name=quantity.name, sentence=sentence)
+        return FirstDifference(step, "gradient", quantity.name, sentence)
 
     def _unshared(self, step: int) -> Iterator[FirstDifference]:
         """Weights that differ between ranks after an update."""
@@ -215,7 +200,7 @@ class Search:
                 f"step {step}: with equal gradients, {rank_groups} hold different weights after the update in "
                 f"{weights[0].name}{more}: an update that one rank does is not shared, or ranks step differently"
             )
-            yield FirstDifference(step=step, kind="update", name=weights[0].name, sentence=sentence)
+            yield FirstDifference(step, "update", weights[0].name, sentence)
 
     def _gradient_sentence(self, finding: ProofDifference) -> str:
         if finding.missing:
@@ -267,9 +252,7 @@ class Search:
                 self.comparison.reference_array(number), self.comparison.candidate.array(number)
             )
             description = diagnose.update(c, rest, self.degrees) if kind == "update" else _off_by(c, rest)
-        return FirstDifference(
-            step=step, kind=kind, name=name, sentence=f"step {step}: {labels[kind]} {name} {description}"
-        )
+        return FirstDifference(step, kind, name, f"step {step}: {labels[kind]} {name} {description}")
 
 
 def _off_by(c: float, rest: float) -> str:

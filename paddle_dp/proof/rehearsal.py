@@ -65,11 +65,8 @@ class RehearsalMonitor(Callback):
         train_batch = learner.train_batch
 
         def watched(batch: Batch, *arguments: Any, **named: Any) -> Any:
-            rows = (
-                batch.samples
-                if self.reads_global_batches
-                else sum(micro_batch.rows for micro_batch in batch.micro_batches)
-            )
+            local_rows = sum(micro_batch.rows for micro_batch in batch.micro_batches)
+            rows = batch.samples if self.reads_global_batches else local_rows
             self._reads.append(take_first(self.read, rows))
             self._step += 1
             row = {"step": self._step, "samples": batch.samples, "lr": learner.optimizer.get_lr()}

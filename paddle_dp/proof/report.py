@@ -58,16 +58,10 @@ def _distances(verdict: Verdict) -> Any:
     table = Table(title=title, box=box.SIMPLE)
     for name in ("in", "of", "how many", "largest r", "which"):
         table.add_column(name, justify="right" if name in ("how many", "largest r") else "left")
-    for comparison in (verdict.wide, verdict.native):
-        for row in comparison.rows if comparison is not None else ():
+    for comparison in verdict.comparisons:
+        for row in comparison.rows:
             name = row.worst.key.name or f"step {row.worst.key.step}"
-            table.add_row(
-                comparison.dtype if comparison is not None else "",
-                row.kind,
-                str(row.count),
-                number(row.worst.r),
-                name,
-            )
+            table.add_row(comparison.dtype, row.kind, str(row.count), number(row.worst.r), name)
     worst = max(verdict.steps.steps, key=lambda step: step.r)
     table.add_row(
         "steps",
@@ -81,19 +75,15 @@ def _distances(verdict: Verdict) -> Any:
 
 
 def _cost(verdict: Verdict, seconds: float) -> str:
-    comparisons = [comparison for comparison in (verdict.wide, verdict.native) if comparison is not None]
+    comparisons = verdict.comparisons
     numbers = sum(comparison.reference.facts.get("numbers", 0) for comparison in comparisons)
-    inner = sum(
-        comparison.reference.facts["all seconds"] + comparison.candidate.facts["all seconds"]
-        for comparison in comparisons
-    )
-    compared = (
-        f"{sum(len(comparison.findings) for comparison in comparisons)} quantities of {numbers:,} numbers"
-    )
+    traces = [trace for comparison in comparisons for trace in (comparison.reference, comparison.candidate)]
+    inner = sum(trace.facts["all seconds"] for trace in traces)
+    quantities = sum(len(comparison.findings) for comparison in comparisons)
     memory = gigabytes(max(verdict.reference.memory, verdict.candidate.memory))
     return (
         f"{seconds:.1f} s, of which {inner:.1f} s steps (the rest starts processes), {memory} in the largest process, "
-        f"compared {compared}."
+        f"compared {quantities} quantities of {numbers:,} numbers."
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from paddle_dp.errors import EndedError, JobError, gist
 from paddle_dp.files import replacing
-from paddle_dp.launch.command import WORKER, Job, environment
+from paddle_dp.launch.command import WORKER, Job, environment, worker_arguments
 from paddle_dp.launch.machine import Machine
 from paddle_dp.launch.plan import plan_of
 from paddle_dp.launch.processes import tied_to
@@ -227,8 +227,7 @@ def run_alone(job: Job, variables: Mapping[str, str] | None = None) -> int:
     `variables` replace the variables of this process's environment.
     """
     plan = plan_of(job, Machine.here())
-    command = [sys.executable, "-u", str(WORKER), "-c", str(job.recipe), "--entry-point", job.entry_point]
-    command += [argument for override in job.all_overrides for argument in ("-o", override)]
+    command = [sys.executable, "-u", str(WORKER), *worker_arguments(plan)]
     inside = environment(plan, {**os.environ, **(variables or {})}) | {MARK: f"{os.getpid()}-verify"}
     done = subprocess.run(
         command,

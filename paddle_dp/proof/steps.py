@@ -182,11 +182,8 @@ class StepComparison:
         )
         if quantity.startswith(SCORE):
             next_drift = max(next_drift, least_of_a_score(self.dtype, reference["samples"]))
-        return Pair(
-            one=reference[quantity],
-            many=candidate.get(quantity),
-            drift=self.turned * next_drift + rounded / K,
-        )
+        drift = self.turned * next_drift + rounded / K
+        return Pair(one=reference[quantity], many=candidate.get(quantity), drift=drift)
 
     def _noise_spread(self, quantity: str, eps: float) -> list[float]:
         """By step: the largest distance of any run with noise so far, at least one unit in the last place."""

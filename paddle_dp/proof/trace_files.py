@@ -289,14 +289,8 @@ class Trace:
         quantity, lost = Key.read(number), self._lost
         if quantity.kind != "gradient norm":
             return lost.get(number, 0.0)
-        return (
-            sum(
-                rank_lost**2
-                for n, rank_lost in lost.items()
-                if Key.read(n)[:2] == ("gradient", quantity.step)
-            )
-            ** 0.5
-        )
+        step = ("gradient", quantity.step)
+        return sum(bound**2 for n, bound in lost.items() if Key.read(n)[:2] == step) ** 0.5
 
     @cached_property
     def _lost(self) -> dict[str, float]:

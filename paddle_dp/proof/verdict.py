@@ -32,14 +32,17 @@ class Verdict:
     def __post_init__(self) -> None:
         self.wide = _compare_traces(self.reference, self.candidate, "wide")
         turns = self.reference.facts.get("kinks") != [] and (self.wide is None or self.wide.same)
-        native = _compare_traces(
-            self.reference, self.candidate, "own", None if self.wide is None else self.wide.reference, turns
-        )
+        truth = None if self.wide is None else self.wide.reference
+        native = _compare_traces(self.reference, self.candidate, "own", truth, turns)
         assert native is not None, "a side without the recipe's own steps was not finished"
-        self.native, self.steps = (
-            native,
-            StepComparison(native.reference, native.candidate, max([1.0, *native.turned.values()])),
-        )
+        self.native = native
+        farthest = max([1.0, *native.turned.values()])
+        self.steps = StepComparison(native.reference, native.candidate, farthest)
+
+    @property
+    def comparisons(self) -> list[TraceComparison]:
+        """In float64, where both sides have it, and in the recipe's precision."""
+        return [*([] if self.wide is None else [self.wide]), self.native]
 
     @property
     def same(self) -> bool:
@@ -77,12 +80,8 @@ class Verdict:
 
     @cached_property
     def _alike(self) -> bool:
-        return (
-            (self.wide is None or self.wide.same)
-            and self.native.same
-            and self.steps.same
-            and not self._samples
-        )
+        traces_agree = all(comparison.same for comparison in self.comparisons)
+        return traces_agree and self.steps.same and not self._samples
 
     @cached_property
     def proves(self) -> bool:
@@ -116,9 +115,7 @@ class Verdict:
     def unlike_memory(self) -> str | None:
         """A sentence on state outside the weights that changes differently on ranks than on one process, or between
         ranks; None if there is none."""
-        for comparison in (self.wide, self.native):
-            if comparison is None:
-                continue
+        for comparison in self.comparisons:
             reference, sheets = comparison.reference.facts.get("memory", {}), comparison.candidate.sheets
             groups = [
                 [sheet.facts["coords"].get(axis) for axis in ("tensor", "sequence", "pipeline")]
@@ -136,20 +133,16 @@ class Verdict:
         """The first difference; None if the sides are the same."""
         if self._alike:
             return None
-        for comparison in (self.wide, self.native):
-            if comparison is None:
-                continue
+        for comparison in self.comparisons:
             difference = Search(comparison, self.candidate.axes, guesses=not self._cause_is_known).first()
             if difference is not None:
                 return difference
         late = next((step for step in self.steps.steps if not step.r <= K), None)
         if late is not None:
-            return FirstDifference(step=late.number, kind="loss", name="", sentence=_late(late))
-        last = len(self.steps.steps)
+            return FirstDifference(late.number, "loss", "", _late(late))
         if not self.steps.weights.r <= K:
-            return FirstDifference(
-                step=last, kind="weight", name="", sentence=_weights(last, self.steps.weights.r)
-            )
+            last = len(self.steps.steps)
+            return FirstDifference(last, "weight", "", _weights(last, self.steps.weights.r))
         return None
 
     @property
@@ -161,12 +154,7 @@ class Verdict:
     @property
     def r(self) -> float:
         """The largest of all judged distances, in units of one process's noise."""
-        distances = [
-            row.worst.r
-            for comparison in (self.wide, self.native)
-            if comparison is not None
-            for row in comparison.rows
-        ]
+        distances = [row.worst.r for comparison in self.comparisons for row in comparison.rows]
         return max([*distances, *(step.r for step in self.steps.steps), self.steps.weights.r])
 
     @property
@@ -186,7 +174,7 @@ class Verdict:
         if not self._alike:
             if self.failed is not None:
                 yield f"Not compared in float64: {self.failed}."
-            yield from filter(None, (self.wide.divergence if self.wide else None, self.native.divergence))
+            yield from filter(None, (comparison.divergence for comparison in self.comparisons))
             if self.first_difference is not None:
                 yield f"Where: {self.first_difference.sentence}."
             yield f"DIFFERENT: {subject} do not learn what one process learns."
@@ -254,16 +242,14 @@ class Verdict:
         if self.wide is None and self.failed is None:
             why = self.reference.failed or self.candidate.failed or "it was not asked for"
             yield f"Not compared in float64: {why}. So rounding hides more than it would there."
-        for comparison, name in ((self.wide, "float64"), (self.native, self.native.dtype)):
-            if (
-                comparison is not None
-                and comparison.noise
-                and not (name == "float64" and comparison is self.native and self.wide)
-            ):
+        for comparison in self.comparisons:
+            is_repeated = comparison is not self.wide and self.wide and comparison.dtype == "float64"
+            if comparison.noise and not is_repeated:
                 more = f", and {self.candidate.rounds_to}'s rounding" if comparison.rounded else ""
+                fault = f"a fault above {_percent(comparison.visible(ranks))} of a parameter's gradient"
                 yield (
-                    f"In {name} a fault above {_percent(comparison.visible(ranks))} of a parameter's gradient on one "
-                    f"rank would show (8 × the noise of one process × ranks{more}, median over parameters)."
+                    f"In {comparison.dtype} {fault} on one rank would show (8 × the noise of one process × ranks"
+                    f"{more}, median over parameters)."
                 )
 
     def _dependence(self) -> Iterator[str]:

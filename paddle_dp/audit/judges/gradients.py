@@ -275,11 +275,7 @@ def _explained(update: Update, exact: bool) -> AuditFinding:
 
 
 def _wrong_scale(update: Update, problem: str, numbers: str, remedy: str) -> AuditFinding:
+    where = update.source_line
     return AuditFinding(
-        rule="wrong-scale",
-        severity="fault",
-        where=update.source_line,
-        what=problem,
-        evidence=numbers,
-        remedy=remedy,
+        rule="wrong-scale", severity="fault", where=where, what=problem, evidence=numbers, remedy=remedy
     )

@@ -172,7 +172,7 @@ def _compare(case: Fault | Honest, scratch: Path) -> tuple[str | None, int | Non
         return None, None, " ".join(verdict.sentences)
     where = verdict.first_difference
     said = " ".join(verdict.sentences) if where is None else where.sentence
-    amiss = any(part is not None and part.divergence for part in (verdict.wide, verdict.native))
+    amiss = any(comparison.divergence for comparison in verdict.comparisons)
     return "weights" if amiss else "verify", where.step if where else None, said
 
 
