@@ -29,9 +29,7 @@ from paddle_dp.axes.tensor.convolutions import CONVOLUTIONS, channel_dim, instea
 from paddle_dp.batch import Batch
 from paddle_dp.core.precision import ROUNDED
 from paddle_dp.data.sampler import cut
-
-ULP = {"float64": 2.0**-52}  # of weights; in every other precision they are float32
-FLOAT32 = 2.0**-23
+from paddle_dp.proof.compare import arithmetic_eps
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def runs(dtype: str, ranks: int, tensor: int = 1) -> Iterator[Noise]:
 
 def nudge(model: nn.Layer, dtype: str, seed: int) -> None:
     """Multiplies every weight with 1 ± one unit in the last place, in place; signs are drawn from `seed`."""
-    draw, ulp = np.random.default_rng(seed), ULP.get(dtype, FLOAT32)
+    draw, ulp = np.random.default_rng(seed), arithmetic_eps(dtype)  # weights are float32 at least
     with paddle.no_grad():
         for parameter in model.parameters():
             if parameter.dtype in (paddle.float32, paddle.float64):

@@ -250,11 +250,11 @@ class ProofRecorder:
             name: placements.placement_of(tensor, p).slice_index for name, tensor, p in placed_tensors
         }
         tensors = {name: tensor for name, tensor, _ in placed_tensors}
-        rows = [[name, slice_indices[name], _digest(tensor)] for name, tensor in tensors.items()]
+        rows = [[name, slice_indices[name], digest(tensor.numpy())] for name, tensor in tensors.items()]
         ranks_by_digest: dict[tuple[str, int], dict[str, list[int]]] = {}
         for rank, rank_rows in enumerate(self.mesh.gather(rows)):
-            for name, slice_index, digest in rank_rows:
-                ranks_by_digest.setdefault((name, slice_index), {}).setdefault(digest, []).append(rank)
+            for name, slice_index, bits in rank_rows:
+                ranks_by_digest.setdefault((name, slice_index), {}).setdefault(bits, []).append(rank)
         for (name, slice_index), groups in ranks_by_digest.items():
             if len(groups) > 1:
                 number = key(kind, self._step, name)
@@ -263,8 +263,9 @@ class ProofRecorder:
                     self.copies[number] = tensors[name].numpy().astype("float64")
 
 
-def _digest(tensor: paddle.Tensor) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(tensor.numpy()).reshape(-1).data, digest_size=8).hexdigest()
+def digest(array: np.ndarray) -> str:
+    """The digest of an array's bits."""
+    return hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).data, digest_size=8).hexdigest()
 
 
 def _numbers(shard: TensorShard) -> np.ndarray:

@@ -8,7 +8,6 @@ wrong counts in an evaluation, and state that a checkpoint lacks (proof.rehearse
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +28,7 @@ from paddle_dp.checkpoint import save
 from paddle_dp.learner import Learner, Task
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.proof.noise import nudge
-from paddle_dp.proof.record import ProofRecorder
+from paddle_dp.proof.record import ProofRecorder, digest
 from paddle_dp.proof.rehearsed import EVALUATED, NUMBER_NAMES, SAVED, STEPS
 from paddle_dp.proof.replay import NAME, Followed, recorded
 from paddle_dp.proof.sides import short
@@ -226,8 +225,4 @@ class Rehearsal:
 
 def digests(trainer: Trainer) -> dict[str, str]:
     """Digests of this rank's part of a checkpoint by name: weights, buffers, optimizer states. Collective."""
-    tensors = trainer.snapshot().tensors
-    return {
-        name: hashlib.blake2b(shard.array.tobytes(), digest_size=8).hexdigest()
-        for name, shard in tensors.items()
-    }
+    return {name: digest(shard.array) for name, shard in trainer.snapshot().tensors.items()}

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.checkpoint.shards import TensorShard
-from paddle_dp.proof.compare import K, TraceComparison, undetermined
-from paddle_dp.proof.noise import FLOAT32
+from paddle_dp.proof.compare import EPS, K, TraceComparison, undetermined
 from paddle_dp.proof.trace_files import Trace, key
 from tests.proof.sheets import write_sheet
 
@@ -179,5 +178,5 @@ def test_an_update_stands_beside_what_one_process_makes_of_the_ranks_gradients(t
 
 
 def test_float32_allows_its_own_noise(part):
-    assert part({"gradient": GRADIENT * (1 + 4 * FLOAT32)}, dtype="float32", noise=0.0).same
-    assert not part({"gradient": GRADIENT * (1 + 2 * K * FLOAT32)}, dtype="float32", noise=0.0).same
+    assert part({"gradient": GRADIENT * (1 + 4 * EPS["float32"])}, dtype="float32", noise=0.0).same
+    assert not part({"gradient": GRADIENT * (1 + 2 * K * EPS["float32"])}, dtype="float32", noise=0.0).same

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-import site
 import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-_LIBRARIES = tuple(
-    os.path.realpath(path) + os.sep
-    for path in {
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("purelib"),
-    }
-)
+# Also those of an environment below this one.
+_PACKAGES = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+_LIBRARIES = tuple(os.path.realpath(path) + os.sep for path in (sysconfig.get_path("stdlib"), *_PACKAGES))
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep  # a script may be written with this package
 
 

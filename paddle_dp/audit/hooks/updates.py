@@ -47,14 +47,14 @@ class Updates:
     def install(self) -> None:
         for kind in (Optimizer, *_below(Optimizer)):
             if "__init__" in vars(kind):  # AdamW's does not call Optimizer's (Paddle 3.3.1)
-                wrap(kind, "__init__", partial(self._made, kind))
+                wrap(kind, "__init__", partial(self._created, kind))
             for name in {"step", "minimize"} & vars(kind).keys():
                 wrap(kind, name, self._stepped)
         wrap(Optimizer, "_apply_optimize", self._applied)
         wrap(paddle.DataParallel, "__init__", self._wrapped)
         wrap(AmpScaler, "_unscale", self._unscaled)
 
-    def _made(self, kind: Any, init: Original, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _created(self, kind: Any, init: Original, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         init(optimizer, *args, **kwargs)
         if type(optimizer) is kind or "_param_groups" in vars(optimizer):
             self.add(optimizer)
