@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 from paddle_dp.part.aliases import find_alias
 from paddle_dp.recipe import read_recipe
-from tests.house.programs import ROOT, run_program, run_python
+from tests.house.programs import ROOT, run_program, run_python, shell_variables
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CHINESE = [
@@ -263,19 +262,11 @@ def test_the_marked_commands_of_the_first_pages_run(page: str, tmp_path: Path) -
             if named := re.match(r"# (\S+\.(?:py|yaml))\n", text):
                 (tmp_path / named[1]).parent.mkdir(exist_ok=True)
                 (tmp_path / named[1]).write_text(text)
-    commands = {
-        "python": f'exec {sys.executable} "$@"',
-        "paddle-dp": f'exec {sys.executable} -m paddle_dp "$@"',
-    }
-    for name, line in commands.items():
-        (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
     marked = re.findall(
         r"^<!-- run -->\n```bash\n(.*?)^```", (ROOT / f"docs/start/{page}.md").read_text(), re.S | re.M
     )
     assert marked
-    env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "GLOO_SOCKET_IFNAME": "lo"}
+    env = shell_variables(tmp_path / "bin")
     done = run_program("bash", "-ec", "\n".join(marked), folder=tmp_path, env=env, timeout=200)
     said = {"install": "ready", "first-run": "the same numbers", "your-model": "SAME: 2 ranks"}
     assert said.get(page, "held-out samples counted once") in done.stdout

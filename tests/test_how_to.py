@@ -7,16 +7,14 @@ the next block is printed. A block of Python that begins with `# name.py` is tha
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.house.programs import ROOT, run_program
+from tests.house.programs import ROOT, run_program, shell_variables
 
 PAGES = sorted((ROOT / "docs/how-to").glob("*.md"))
 ENGLISH = [page for page in PAGES if not page.name.endswith(".zh.md")]
@@ -58,12 +56,7 @@ def run_blocks(page: Path, blocks: list[Block], folder: Path) -> None:
         (folder / name).write_text(code)
     shutil.copytree(ROOT / "configs", folder / "configs")
     shutil.copytree(ROOT / "models", folder / "models", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "bin").mkdir()
-    program = folder / "bin" / "paddle-dp"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m paddle_dp "$@"\n')
-    program.chmod(0o755)
-    path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    environment = {**shell_variables(folder / "bin"), "OMP_NUM_THREADS": "1"}
     for block in blocks:
         command = ("bash", "-eo", "pipefail", "-c", block.command)
         done = run_program(*command, folder=folder, env=environment, timeout=280, status=block.status)

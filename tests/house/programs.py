@@ -38,6 +38,17 @@ def run_python(*words: str | Path, **how: object) -> subprocess.CompletedProcess
     return run_program(sys.executable, *words, **how)  # type: ignore[arg-type]
 
 
+def shell_variables(folder: Path) -> dict[str, str]:
+    """Writes `python` and `paddle-dp` of this environment into `folder`, and returns the variables of a shell that
+    finds them."""
+    folder.mkdir()
+    for name, words in {"python": "", "paddle-dp": "-m paddle_dp "}.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo"}
+
+
 def until(condition: Callable[[], object], seconds: float = 10) -> None:
     """Waits until a condition holds; fails after so many seconds."""
     give_up = time.monotonic() + seconds

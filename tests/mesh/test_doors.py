@@ -34,11 +34,18 @@ def test_a_closed_port_takes_nobody_more_and_keeps_who_is_there(listener):
 
 
 @pytest.fixture
-def stranger(listener):
-    """Another user's process, which has connected to the listener; and the connection."""
+def both_versions():
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as end:
+        yield end
+
+
+@pytest.fixture(params=["listener", "both_versions"])
+def stranger(request):
+    """Another user's process, which has connected to a listener by version 4; and the connection."""
+    listener = request.getfixturevalue(request.param)
 
     def connect():
-        with socket.create_connection(listener.getsockname()):
+        with socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
             time.sleep(60)
 
     connections = Connections()
@@ -66,25 +73,12 @@ def test_a_stranger_at_a_store_is_cut_off(stranger):
     assert accepted.recv(1) == b""
 
 
-def test_ones_own_connections_are_no_strangers(listener):
+@pytest.mark.parametrize("version", ["listener", "both_versions"])
+def test_ones_own_connections_are_no_strangers(version, request):
+    port = request.getfixturevalue(version).getsockname()[1]
     connections = Connections()
-    with socket.create_connection(listener.getsockname()):
+    with socket.create_connection(("127.0.0.1", port)):
         connections.check()
-    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as both:
-        connections = Connections()
-        with socket.create_connection(("127.0.0.1", both.getsockname()[1])):
-            connections.check()
-
-
-@needs_another_user
-def test_a_stranger_is_seen_through_a_socket_of_version_6(listener):
-    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as both:
-        connections, port = Connections(), both.getsockname()[1]
-        pid = as_stranger(lambda: (socket.create_connection(("127.0.0.1", port)), time.sleep(60)))
-        with both.accept()[0], pytest.raises(JobError, match="user 65534"):
-            connections.check()
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 @needs_another_user

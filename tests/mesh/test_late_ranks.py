@@ -6,16 +6,7 @@ import pytest
 
 from paddle_dp.errors import JobError
 from paddle_dp.mesh.late_ranks import Arrivals
-
-
-class Store(dict):
-    """The job's store, in this process."""
-
-    def set(self, key, value):
-        self[key] = value.encode()
-
-    def get(self, key):
-        return self[key]
+from tests.mesh.test_transport import Store
 
 
 def arrivals(**settings):

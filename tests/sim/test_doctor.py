@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.house.programs import run_python
 
 
 @pytest.mark.long
@@ -19,9 +19,7 @@ def test_ranks_wait_for_a_link_that_stands_still(
 ) -> None:
     """The sums are measured to their end, too: ten of them, one of which takes 3 s."""
     monkeypatch.setenv("SIM_FAULTS", "stall rank=1 at=9 seconds=3")
-    words = [sys.executable, "-m", "paddle_dp", "doctor", "--ranks", str(ranks), "--out", str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=150)
-    said = " ".join(done.stdout.split())
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["-m", "paddle_dp", "doctor", "--ranks", str(ranks), "--out", tmp_path]
+    said = " ".join(run_python(*words, timeout=150).stdout.split())
     found = re.search(rf"{ranks} ranks by xccl on sim:0: 1 MB summed in ([0-9.]+) ms", said)
     assert found and float(found[1]) >= 300, said

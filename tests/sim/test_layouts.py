@@ -94,8 +94,10 @@ def test_a_training_is_rehearsed_on_the_device(
     assert read["device"] == read["cpu"] and len(read["cpu"]) == 2
 
 
-def assert_one_process(layouts: Mapping[str, str], tmp_path: Path, *overrides: str, ranks: int = 2) -> None:
-    comparison = Comparison(gpt(tmp_path), overrides, 2, ranks, tmp_path, wide=False)
+def assert_one_process(
+    layouts: Mapping[str, str], tmp_path: Path, *overrides: str, ranks: int = 2, steps: int = 2
+) -> None:
+    comparison = Comparison(gpt(tmp_path), overrides, steps, ranks, tmp_path, wide=False)
     with comparisons_in_forks():
         sides = {
             name: comparison.run_candidate(ranks, [words], f"side-{i}")

@@ -8,30 +8,19 @@ from typing import Any
 import pytest
 
 from paddle_dp.errors import UsageError
-from paddle_dp.proof import Comparison, compare_sides
 from paddle_dp.recipe import read_recipe
 from tests.house.training import build_trainer, recorded
-from tests.jobs import comparisons_in_forks
 from tests.ranks import run_ranks
 from tests.sim.recipes import GPT, gpt
+from tests.sim.test_layouts import assert_one_process
 
 
 @pytest.mark.long
-def test_in_step_it_is_one_process_and_data_parallel(tmp_path: Path) -> None:
-    """Two micro-batches, an uneven last batch, a clip by the norm over all servers."""
-    comparison = Comparison(gpt(tmp_path), (), 3, 4, tmp_path, wide=False)
-    ways = {
-        "1 server, 1 worker": (2, "strategy={use: parameter_server}"),
-        "2 servers, 2 workers": (4, "strategy={use: parameter_server, servers: 2}"),
-        "data_parallel": (2, "strategy={use: data_parallel}"),
-    }
-    with comparisons_in_forks():
-        sides = {
-            name: comparison.run_candidate(ranks, [words], name[:3]) for name, (ranks, words) in ways.items()
-        }
-        one = comparison.run_reference(list(sides.values()))
-    verdicts = {name: compare_sides(one, side) for name, side in sides.items()}
-    assert {name: verdict.sentences for name, verdict in verdicts.items() if not verdict.same} == {}
+@pytest.mark.parametrize("servers", [1, 2])
+def test_in_step_it_is_one_process(servers: int, tmp_path: Path) -> None:
+    """As many workers as servers, two micro-batches, an uneven last batch, a clip by the norm over all servers."""
+    words = {"in step": f"strategy={{use: parameter_server, servers: {servers}}}"}
+    assert_one_process(words, tmp_path, ranks=2 * servers, steps=3)
 
 
 def learn(folder: str, strategy: str, resume: bool = False, **env: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from paddle_dp.errors import JobError
 from paddle_dp.proof import Comparison
 from tests.jobs import comparisons_in_forks
 from tests.ranks import run_ranks
-from tests.sim.operations import OPTIMIZERS
 from tests.sim.recipes import gpt
+from tests.sim.test_operations import OPTIMIZERS
 
 
 def products(dtype: str) -> dict[str, bool]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT
+from tests.house.programs import run_python
 from tests.sim.build import built
 from tests.sim.recipes import gpt
 
@@ -41,11 +41,10 @@ def start(layout: str, folder: Path) -> tuple[list[float], float]:
     ranks, strategy = LAYOUTS[layout]
     words = [f"strategy={strategy}", f"output_dir={folder / 'run'}", "train.length=2 steps"]
     words += ["callbacks=[{use: metrics, every: 1 step}]"]
-    command = [sys.executable, "-m", "paddle_dp", "train", str(gpt(folder)), "--ranks", str(ranks), *words]
     begun = time.perf_counter()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    command = ("-m", "paddle_dp", "train", gpt(folder), "--ranks", str(ranks))
+    done = run_python(*command, *words, timeout=300)
     seconds = time.perf_counter() - begun
-    assert done.returncode == 0, f"{layout} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 2, f"{layout} trained {len(losses)} of 2 steps:\n{done.stdout}\n{done.stderr}"

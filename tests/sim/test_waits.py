@@ -2,20 +2,61 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+from collections import Counter
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from paddle_dp.train.measured import AFTER, STEPS
 from tests.house.training import build_trainer, settle
-from tests.ranks import run_ranks
+from tests.ranks import ROOT, run_ranks
 from tests.sim.recipes import GPT
-from tests.sim.waits import Waits
 
 READ = 6  # a callback reads the numbers after every sixth update
 # The first epoch has new shapes: of full batches, and of the short one at its end. Stages tell each other of them.
 SETTLED = 4
 ONE_READ = 2  # Paddle waits twice when a tensor is read, whatever its size
+
+KINDS = ("stream", "device", "event", "copy to the host")  # as in device/waits.h
+
+
+class Waits:
+    """While it is entered, `lines` counts each wait under "file:line function": the innermost of this repository, but
+    not of the mesh, which says what others ask it to."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(str(Path(os.environ["CUSTOM_DEVICE_ROOT"]) / "libsim.so"))
+        self._listen = library.sim_listen
+        self._told = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._hear)
+        self._off = ctypes.cast(None, type(self._told))
+        self.lines: Counter[str] = Counter()
+
+    def __enter__(self) -> Waits:
+        self._listen(self._told)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._listen(self._off)
+
+    def _hear(self, kind: int) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not self._is_told(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            self.lines[f"{KINDS[kind]}: not from this repository"] += 1
+            return
+        file = Path(frame.f_code.co_filename).relative_to(ROOT)
+        self.lines[f"{KINDS[kind]}: {file}:{frame.f_lineno} {frame.f_code.co_name}"] += 1
+
+    @staticmethod
+    def _is_told(file: str) -> bool:
+        # An environment may stand in the clone.
+        ours = file.startswith(str(ROOT)) and "site-packages" not in file
+        return ours and not file.startswith(str(ROOT / "paddle_dp" / "mesh"))
 
 
 def fit(folder: str, overrides: list[str]) -> dict[str, dict[str, int]]:

@@ -16,8 +16,8 @@ from ruamel.yaml import YAML
 
 from paddle_dp.checkpoint import checkpoints
 from paddle_dp.launch.network import _is_free
+from tests.house.programs import ROOT, run_program
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 CLUSTER = ROOT / "tools" / "cluster"
 SCRIPTS = [CLUSTER / "slurm.sbatch", CLUSTER / "ssh.sh"]
 RECIPE = "tests/faults/faulty.yaml"
@@ -26,8 +26,7 @@ RECIPE = "tests/faults/faulty.yaml"
 @pytest.mark.processes
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_the_scripts_are_bash(script):
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=20)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run_program("bash", "-n", script).stderr == ""
 
 
 def test_slurm_asks_for_what_the_page_says():
@@ -67,14 +66,12 @@ def test_slurm_is_asked_to_go_on_after_75_alone(tmp_path, status, saved, requeue
         "SLURM_JOB_NODELIST": "node[7-8]",
         "OUT": str(out),
     }
-    done = subprocess.run(
-        ["bash", str(SCRIPTS[0]), "r.yaml", "train.batch=64"], env={**environment, **slurm}, timeout=20,
-        capture_output=True, text=True,
-    )  # fmt: skip
+    command = ("bash", SCRIPTS[0], "r.yaml", "train.batch=64")
+    run_program(*command, env={**environment, **slurm}, timeout=20, status=status)
     lines = said.read_text().splitlines()
     resume = "--resume " if saved else ""
     wanted = f"train r.yaml train.batch=64 --nodes 2 --master node7:29500 --output-dir {out} {resume}--node-rank 1 "
-    assert (done.returncode, lines[0]) == (status, wanted), done.stderr
+    assert lines[0] == wanted
     assert lines[1:] == (["requeue 42"] if requeued else [])
 
 
