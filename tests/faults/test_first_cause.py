@@ -92,7 +92,7 @@ ROWS = [
     ),
     row(
         "rank 1, data 2: memory that cannot be had", "forward 1 6 memory", 1,
-        r"Unable to allocate .*\n(.* frames .*\n)?rank 1 of 2 on .* failed first",
+        r"out of memory: .* in forward of step 7(.|\n)*\nrank 1 of 2 on .* failed first",
     ),
     row("both ranks: sys.exit(0)", "forward all 6 exit_0", 1, r"sys.exit\(0\) at \S+parts.py"),
     row("both ranks: os._exit(0)", "forward all 6 leave_0", 1, "left with exit status 0 while"),
