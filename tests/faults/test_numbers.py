@@ -27,7 +27,7 @@ def test_a_nan_ends_the_training_at_that_step_and_its_layer_is_named(
     start, cause_named, layout, ranks, rank, overrides, where
 ):
     job = start("train", ranks=ranks, recipe=RECIPE, overrides=[*overrides, NAN, f"callbacks.0.rank={rank}"])
-    pattern = rf"the loss is nan at step 7: this update was not made .* that of {where}: .* on rank {rank}"
+    pattern = rf"the loss is nan at step 7: this update was not made .* is from {where}: .* on rank {rank}"
     fault = f"rank {rank}, {layout}: a NaN in a layer's output (guard: stop)"
     cause_named(job, fault, 1, pattern, measured=False)
     assert sorted(path.name for path in job.out.glob("checkpoints/step-*")) == ["step-00000004"]
