@@ -114,6 +114,7 @@ def main() -> NoReturn:
     faulthandler.enable()
     bridge()
     error = execute(sys.argv[1:])
+    sys.stdout.flush()  # a failure records how much this rank has printed before
     if error is None or is_well(error):
         leave(None)
     failure = Failure.from_error(error, rank)

@@ -19,6 +19,7 @@ import pytest
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.processes import alive, descendants, kill_all, marked, variable
 from paddle_dp.mesh.heartbeat import VARIABLE, read
+from tests.eventually import eventually
 from tests.faults.lost import lost
 from tests.faults.namespaces import two_spaces
 from tests.faults.table import Row, lines_of, rows_of, write
@@ -83,10 +84,8 @@ class Started:
         return marked(MARK, self.mark)
 
     def gone_within(self, seconds: float) -> bool:
-        end = time.monotonic() + seconds
-        while self.left() and time.monotonic() < end:
-            time.sleep(0.02)
-        return not self.left()
+        eventually(lambda: not self.left(), seconds)
+        return True
 
 
 def is_rank(pid: int) -> bool:
@@ -194,6 +193,26 @@ def found(request: pytest.FixtureRequest) -> Callable[..., None]:
         assert cost.startswith(("0", "–")), f"{fault}: data lost: {cost}"
 
     return note
+
+
+@pytest.fixture
+def cause_named(found: Callable[..., None]) -> Callable[..., str]:
+    """cause_named(job, fault, status, pattern, phase): the job ends with this status, its screen has the pattern, and
+    nobody is left; the fault is a row of the table. Returns what the screen said.
+
+    `measured`: the job is a training, which is resumed then, to see what the fault has cost.
+    """
+
+    def check(
+        job: Started, fault: str, status: int, pattern: str, phase: str = "forward", measured: bool = True
+    ) -> str:
+        ended, said, complained = job.finish(timeout=110)
+        named = re.search(pattern, complained) is not None
+        found(fault, job.seconds_from_fault(said), named, phase=phase, job=job if measured else None)
+        assert named and ended == status and not job.left(), complained
+        return said + complained
+
+    return check
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

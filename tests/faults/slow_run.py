@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
 
 from paddle_dp import checkpoint
+from tests.eventually import eventually
 from tests.faults.namespaces import ROOT
 
 RECIPE = "tests/faults/slow.yaml"
@@ -56,8 +56,5 @@ def newest(out: Path) -> int:
 
 def at_step(out: Path, step: int, seconds: float = 90) -> int:
     """Waits for a checkpoint of that step or a later one; returns its step."""
-    end = time.monotonic() + seconds
-    while newest(out) < step:
-        assert time.monotonic() < end, f"the training did not come to step {step}"
-        time.sleep(0.1)
+    eventually(lambda: newest(out) >= step, seconds, pause=0.1)
     return newest(out)

@@ -7,6 +7,9 @@ import random
 import re
 import signal
 import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,7 +35,7 @@ LAYOUTS = {
 }
 # What rank 1 does in the forward of step 7, the status that the job ends with, and what the screen says.
 DEEDS = {
-    "raise": (1, r"ValueError: the culprit's own words\nrank 1 of \d on \S+ failed first\n"),
+    "raise": (1, r"ValueError: the culprit's own words\n(.* frames .*\n)?rank 1 of \d on \S+ failed first\n"),
     "kill": (137, r"rank 1 of \d on \S+ failed first: ended by SIGKILL"),
     "segv": (139, r"rank 1 of \d on \S+ failed first: ended by SIGSEGV"),
     "abort": (134, r"rank 1 of \d on \S+ failed first: ended by SIGABRT"),
@@ -44,50 +47,7 @@ DEEDS = {
     "leave_0": (1, r"rank 1 of \d on \S+ failed first: left with exit status 0 while the job was running"),
     "leave_5": (5, r"rank 1 of \d on \S+ failed first: left with exit status 5 while the job was running"),
 }
-QUICK = [("pipeline 2", "leave_0")]
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("layout", "deed"),
-    [
-        (layout, deed) if (layout, deed) in QUICK else pytest.param(layout, deed, marks=pytest.mark.long)
-        for layout in LAYOUTS
-        for deed in (DEEDS if layout in ("data 2", "pipeline 2") else ("raise", "kill", "leave_0"))
-    ],
-)
-def test_the_rank_that_failed_first_is_named(start, found, layout, deed):
-    status, words = DEEDS[deed]
-    job = start("train", recipe=RECIPE, overrides=LAYOUTS[layout], env={"FAULT": f"forward 1 6 {deed}"})
-    ended, _, complained = job.finish(timeout=110)
-    named = re.search(words, complained) is not None
-    found(f"rank 1, {layout}: {deed}", job.seconds_from_fault(), named, phase="forward", job=job)
-    assert named and ended == status and not job.left(), complained
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("deed", "status", "words"),
-    [
-        (
-            "raise",
-            1,
-            r"sample \d+: ValueError: the culprit's own words\nrank 0 of 2 on \S+ failed first",
-        ),
-        ("kill", 137, r"rank 0 of 2 on \S+ failed first: ended by SIGKILL"),
-    ],
-)
-def test_the_rank_that_reads_for_all_is_named(start, found, deed, status, words):
-    """The others wait for its samples."""
-    overrides = [*LAYOUTS["scattered 2"], "train.length=60 steps"]
-    job = start("train", recipe=RECIPE, overrides=overrides, env={"FAULT": f"data 0 0 {deed}"})
-    ended, _, complained = job.finish(timeout=110)
-    named = re.search(words, complained) is not None
-    found(f"rank 0, which reads for all: {deed}", job.seconds_from_fault(), named, phase="data", job=job)
-    assert named and ended == status and not job.left(), complained
-
-
+QUICK = "rank 1, pipeline 2: leave_0"
 # Where rank 0 is killed: its phase, and the words of FAULT. At step 6, or at the checkpoint or evaluation after it.
 PHASES = {
     "data": "data", "exchange": "exchange", "update": "update", "evaluate": "evaluate", "callbacks": "callback-step",
@@ -97,16 +57,82 @@ PHASES = {
 }  # fmt: skip
 
 
+def row(
+    fault: str, deed: str, status: int, pattern: str, phase: str = "forward", overrides: Sequence[str] = ()
+) -> Any:
+    """What a fault is called, the words of FAULT, how the job ends, and what the screen says."""
+    marks = () if fault == QUICK else pytest.mark.long
+    return pytest.param(fault, deed, status, pattern, phase, overrides, marks=marks, id=fault)
+
+
+READER = [
+    *LAYOUTS["scattered 2"],
+    "train.length=60 steps",
+]  # rank 0 reads for all: the others wait for its samples
+BY_KILL = "ended by SIGKILL"
+ROWS = [
+    *(
+        row(f"rank 1, {layout}: {deed}", f"forward 1 6 {deed}", *DEEDS[deed], overrides=overrides)
+        for layout, overrides in LAYOUTS.items()
+        for deed in (DEEDS if layout in ("data 2", "pipeline 2") else ("raise", "kill", "leave_0"))
+    ),
+    *(
+        row(f"rank 0, which reads for all: {deed}", f"data 0 0 {deed}", status, pattern, "data", READER)
+        for deed, status, pattern in (
+            ("raise", 1, r"sample \d+: ValueError: the culprit's own words\nrank 0 of 2 on \S+ failed first"),
+            ("kill", 137, rf"rank 0 of 2 on \S+ failed first: {BY_KILL}"),
+        )
+    ),
+    *(
+        row(
+            f"rank 0, data 2: kill in {phase}", f"{place} 0 6 kill", 137,
+            f"rank 0 of 2 on .* failed first: {BY_KILL}", phase.partition(",")[0],
+        )
+        for phase, place in PHASES.items()
+    ),
+    row(
+        "rank 1, data 2: memory that cannot be had", "forward 1 6 memory", 1,
+        r"out of memory: .* in forward of step 7(.|\n)*\nrank 1 of 2 on .* failed first",
+    ),
+    row("both ranks: sys.exit(0)", "forward all 6 exit_0", 1, r"sys.exit\(0\) at \S+parts.py"),
+    row("both ranks: os._exit(0)", "forward all 6 leave_0", 1, "left with exit status 0 while"),
+]  # fmt: skip
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("fault", "deed", "status", "pattern", "phase", "overrides"), ROWS)
+def test_the_first_cause_is_named(start, cause_named, fault, deed, status, pattern, phase, overrides):
+    job = start("train", recipe=RECIPE, overrides=overrides, env={"FAULT": deed})
+    cause_named(job, fault, status, pattern, phase)
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group below our own, with a limit of 600 MB."""
+    words = dict(
+        line.split(":", 1)[1].rsplit(":", 1) for line in Path("/proc/self/cgroup").read_text().splitlines()
+    )
+    top = Path("/sys/fs/cgroup")
+    one = top / "memory" / words["memory"].lstrip("/") if "memory" in words else top / words[""].lstrip("/")
+    made = one / f"paddle_dp-{os.getpid()}"
+    limit = made / ("memory.limit_in_bytes" if "memory" in words else "memory.max")
+    try:
+        made.mkdir()
+        limit.write_text(str(600 << 20))
+    except OSError as error:
+        if made.exists():
+            made.rmdir()
+        pytest.skip(f"no control group can be made here: {error}")
+    yield made
+    made.rmdir()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("phase", PHASES)
-def test_the_main_rank_is_killed_in_any_phase(start, found, phase):
-    job = start("train", recipe=RECIPE, env={"FAULT": f"{PHASES[phase]} 0 6 kill"})
-    status, _, complained = job.finish(timeout=110)
-    named = re.search("rank 0 of 2 on .* failed first: ended by SIGKILL", complained) is not None
-    word = phase.partition(",")[0]
-    found(f"rank 0, data 2: kill in {phase}", job.seconds_from_fault(), named, phase=word, job=job)
-    assert named and status == 137 and not job.left(), complained
+def test_a_rank_that_the_kernel_ends_is_told_so(start, cause_named, group):
+    job = start("take_all_memory", extra={"group": str(group)})
+    pattern = f"rank 1 of 2 on .* failed first: {BY_KILL}, by the kernel: memory ran out"
+    cause_named(job, "rank 1: out of memory, ended by the kernel", 137, pattern, measured=False)
 
 
 @pytest.mark.long
@@ -130,40 +156,6 @@ def test_a_launcher_that_sleeps_or_is_told_to_hang_up(start, found, number):
         named = f"Paddle's launcher (process {launcher}) was ended by SIGHUP" in complained
         found("Paddle's launcher: SIGHUP", seconds, named, phase="any", job=job)
         assert named and status == 129, complained
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-def test_memory_that_cannot_be_had_is_named(start, found):
-    job = start("train", recipe=RECIPE, env={"FAULT": "forward 1 6 memory"})
-    status, _, complained = job.finish(timeout=110)
-    named = re.search(r"Unable to allocate .*\nrank 1 of 2 on .* failed first", complained) is not None
-    found(
-        "rank 1, data 2: memory that cannot be had", job.seconds_from_fault(), named, phase="forward", job=job
-    )
-    assert named and status == 1 and not job.left(), complained
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-def test_a_training_that_all_ranks_leave_with_0_is_not_done(start, found):
-    jobs = [
-        start("train", recipe=RECIPE, env={"FAULT": f"forward all 6 {deed}"})
-        for deed in ("exit_0", "leave_0")
-    ]
-    for job, words in zip(
-        jobs, (r"sys.exit\(0\) at \S+parts.py", "left with exit status 0 while"), strict=True
-    ):
-        status, _, complained = job.finish(timeout=110)
-        named = re.search(words, complained) is not None
-        found(
-            f"both ranks: {'sys.exit' if 'sys' in words else 'os._exit'}(0)",
-            job.seconds_from_fault(),
-            named,
-            phase="forward",
-            job=job,
-        )
-        assert status == 1 and named, complained
 
 
 @pytest.mark.long

@@ -1,17 +1,22 @@
-"""A disk that fills up under a training, and a screen that nobody reads any more: the training ends as if it had not
-been so, with all its metrics, and with the checkpoints for which there was room."""
+"""A disk or a /dev/shm that is full, and a screen that nobody reads any more: the training ends as if it had not been
+so, with all its metrics, and with the checkpoints for which there was room."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paddle_dp.checkpoint import checkpoints, step_of
 from paddle_dp.train import Callback, Moment, Run
 
 RECIPE = "tests/faults/faulty.yaml"
@@ -124,3 +129,53 @@ def test_a_screen_that_nobody_reads_any_more(start: Any, found: Any, ranks: int)
     assert [row["step"] for row in rows(job.out) if row["event"] == "step"] == list(range(1, STEPS + 1))
     fault = f"{ranks} rank{'s' * (ranks > 1)}: nobody reads the screen any more"
     found(fault, time.monotonic() - begun, True, phase="any", cost="0")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_a_full_disk_ends_no_training_and_the_checkpoint_before_stays(
+    start: Any, found: Any, small_disk: Path
+):
+    """Filled while it trains, the logs' disk, too; when there is room again, the next checkpoint is saved."""
+    overrides = ["train.length=100000 steps", "callbacks=[{use: checkpoint, every: 200 steps, keep: 2}]"]
+    job = start("train", recipe=RECIPE, output_dir=str(small_disk / "run"), overrides=overrides)
+    job.training_pids(2, steps=300)
+    with open(small_disk / "fills", "wb", buffering=0) as file, suppress(OSError):
+        begun = time.monotonic()
+        while file.write(bytes(4096)):
+            pass
+    before = checkpoints(small_disk / "run" / "checkpoints")
+    job.training_pids(2, steps=step_of(before[-1]) + 600)  # it has tried again
+    assert checkpoints(small_disk / "run" / "checkpoints") == before
+    (small_disk / "fills").unlink()
+    end = time.monotonic() + 30
+    while checkpoints(small_disk / "run" / "checkpoints")[-1] == before[-1]:
+        assert time.monotonic() < end and job.process.poll() is None, job.process.communicate()
+        time.sleep(0.1)
+    job.process.send_signal(signal.SIGTERM)
+    seconds = time.monotonic() - begun
+    status, said, complained = job.finish(timeout=60)
+    named = (
+        re.search(r"The checkpoint \S+ was not saved: No space left on device", said + complained) is not None
+    )
+    found("the run's disk is full for some checkpoints", seconds, named, phase="checkpoint", job=job)
+    assert named and status == 75, said + complained
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_a_full_dev_shm_is_no_matter_for_data_workers(start, found, tmp_path):
+    """Their memory is anonymous. In a mount namespace of its own, whose /dev/shm is 64 KB."""
+    if not shutil.which("unshare"):
+        pytest.skip("needs unshare")
+    before = ["unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=64K tmpfs /dev/shm && exec "$@"', "in"]
+    if subprocess.run([*before, "true"], capture_output=True, timeout=10).returncode:
+        pytest.skip("no mount namespace can be made here")
+    job = start("train", recipe=RECIPE, overrides=["loader.num_workers=2"], before=before)
+    begun = time.monotonic()
+    status, _, complained = job.finish(timeout=100)
+    seconds = time.monotonic() - begun
+    found(
+        "/dev/shm has 64 KB, data workers: the training ends well", seconds, status == 0, phase="any", job=job
+    )
+    assert (status, complained) == (0, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 
 import pytest
@@ -25,19 +24,12 @@ TENSOR = "strategy={use: hybrid, tensor: 2, pipeline: 2}"
     ],
 )
 def test_a_nan_ends_the_training_at_that_step_and_its_layer_is_named(
-    start, found, layout, ranks, rank, overrides, where
+    start, cause_named, layout, ranks, rank, overrides, where
 ):
     job = start("train", ranks=ranks, recipe=RECIPE, overrides=[*overrides, NAN, f"callbacks.0.rank={rank}"])
-    ended, _, complained = job.finish(timeout=110)
-    words = rf"the loss is nan at step 7: this update was not made .* that of {where}: .* on rank {rank}"
-    named = re.search(words, complained) is not None
-    found(
-        f"rank {rank}, {layout}: a NaN in a layer's output (guard: stop)",
-        job.seconds_from_fault(),
-        named,
-        phase="forward",
-    )
-    assert named and ended == 1, complained
+    pattern = rf"the loss is nan at step 7: this update was not made .* is from {where}: .* on rank {rank}"
+    fault = f"rank {rank}, {layout}: a NaN in a layer's output (guard: stop)"
+    cause_named(job, fault, 1, pattern, measured=False)
     assert sorted(path.name for path in job.out.glob("checkpoints/step-*")) == ["step-00000004"]
 
 
@@ -68,16 +60,8 @@ def test_after_a_nan_the_training_goes_on(start, found, action):
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_a_rank_that_computes_one_bit_wrong_is_outvoted(start, found):
+def test_a_rank_that_computes_one_bit_wrong_is_outvoted(start, cause_named):
     job = start("train", ranks=3, recipe=RECIPE, overrides=["guard.recompute=every 5 steps"])
-    ended, _, complained = job.finish(timeout=110)
-    named = re.search(
-        r"after step 10: rank 1 \(\S+\) computed other bits than the other data ranks", complained
-    )
-    found(
-        "rank 1 of 3 computes one bit wrong from step 7 on (guard: recompute every 5 steps)",
-        job.seconds_from_fault(),
-        named is not None,
-        phase="forward",
-    )
-    assert named and ended == 1, complained
+    pattern = r"after step 10: rank 1 \(\S+\) computed other bits than the other data ranks"
+    fault = "rank 1 of 3 computes one bit wrong from step 7 on (guard: recompute every 5 steps)"
+    cause_named(job, fault, 1, pattern, measured=False)

@@ -1,4 +1,8 @@
-"""Whatever ends a worker or a server in step: it is called by what it is, first, and nobody is left."""
+"""Whatever ends a worker or a server: it is called by its role, and nobody is left.
+
+In step, it ends the job. In mode async a lost worker is left behind, and the others learn from, and evaluate, its
+samples; without a server, or without any worker, the job ends.
+"""
 
 from __future__ import annotations
 
@@ -7,78 +11,46 @@ from typing import Any
 
 import pytest
 
-SERVERS = ["strategy={use: parameter_server, servers: 2}"]
+WORDS = "ValueError: the culprit's own words"
+IN_STEP, ASYNC, TWO_SERVERS = "servers: 2", "mode: async", "servers: 2, mode: async"
+
+
+def first(name: str, how: str = "") -> str:
+    return rf"{re.escape(name)}.* of 4 on \S+ failed first{how}"
+
+
+def lost(name: str, how: str = "ended by SIGKILL in") -> str:
+    return rf"{re.escape(name)} is lost: {how}(.|\n)*done without {re.escape(name)}"
+
+
+KILLED = r": ended by SIGKILL in \w+ of step 7"
+# What goes wrong, where, the words of FAULT, how the job ends, and what the screen says.
+ROWS = [
+    ("worker 1 (rank 3), parameter_server", IN_STEP, "forward 3 6 kill", 137, first("worker 1 (rank 3)", KILLED)),
+    ("server 1 (rank 1), parameter_server", IN_STEP, "update 1 6 kill", 137, first("server 1 (rank 1)", KILLED)),
+    ("server 0 (rank 0), parameter_server", IN_STEP, "exchange 0 6 kill", 137, first("server 0 (rank 0)", KILLED)),
+    ("worker 0 (rank 2), parameter_server", IN_STEP, "backward 2 6 raise", 1, first("worker 0 (rank 2)")),
+    ("worker 1 (rank 2), async", ASYNC, "forward 2 6 kill", 0, lost("worker 1 (rank 2)")),
+    ("worker 2 (rank 3), async", ASYNC, "forward 3 6 raise", 0, lost("worker 2 (rank 3)", WORDS)),
+    ("worker 0 (rank 1), async", ASYNC, "callback-epoch 1 6 kill", 0, lost("worker 0 (rank 1)")),
+    ("async", TWO_SERVERS, "update 1 6 kill", 137, first("server 1 (rank 1)", ": ended by SIGKILL")),
+    ("async", TWO_SERVERS, "forward all 6 raise", 1, rf"{WORDS}\n.* frames .*\n{first('worker')}"),
+    # In its first pull. A server that has sent it nothing yet could not connect to it any more, which ended the job.
+    ("worker 1 (rank 3), async", TWO_SERVERS, "pull 3 0 kill", 0, lost("worker 1 (rank 3)")),
+]  # fmt: skip
 
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("fault", "name"),
-    [
-        ("forward 3 6 kill", "worker 1 (rank 3)"),
-        ("update 1 6 kill", "server 1 (rank 1)"),
-        ("exchange 0 6 kill", "server 0 (rank 0)"),
-        ("backward 2 6 raise", "worker 0 (rank 2)"),
-    ],
+    ("role", "strategy", "deed", "status", "pattern"),
+    [pytest.param(*row, id=f"{row[0]}: {row[2]}") for row in ROWS],
 )
-def test_a_worker_or_a_server_that_fails_is_named(start: Any, found: Any, fault: str, name: str) -> None:
-    job = start("train", ranks=4, recipe="tests/faults/faulty.yaml", overrides=SERVERS, env={"FAULT": fault})
-    status, _, complained = job.finish(timeout=110)
-    how = r"ended by SIGKILL in \w+ of step 7" if "kill" in fault else ""
-    words = rf"{re.escape(name)} of 4 on \S+ failed first(: {how})?"
-    named = re.search(words, complained) is not None and (not how or re.search(how, complained) is not None)
-    found(
-        f"{name}, parameter_server: {fault}", job.seconds_from_fault(), named, phase=fault.split()[0], job=job
-    )
-    assert named and status == (137 if "kill" in fault else 1) and not job.left(), complained
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("fault", ["forward 2 6 kill", "forward 3 6 raise", "callback-epoch 1 6 kill"])
-def test_a_worker_that_dies_is_left_behind_where_none_waits(start: Any, found: Any, fault: str) -> None:
-    """It dies within a round, or where the ranks meet: the others learn from, and evaluate, what was its."""
-    overrides = ["strategy={use: parameter_server, mode: async}"]
-    job = start(
-        "train", ranks=4, recipe="tests/faults/faulty.yaml", overrides=overrides, env={"FAULT": fault}
-    )
-    status, said, complained = job.finish(timeout=110)
-    rank = int(fault.split()[1])
-    name = f"worker {rank - 1} (rank {rank})"
-    how = "ValueError: the culprit's own words" if "raise" in fault else "ended by SIGKILL in"
-    named = f"{name} is lost: {how}" in complained and f"done without {name}" in complained
-    found(f"{name}, async: {fault}", job.seconds_from_fault(), named, phase=fault.split()[0])
-    assert status == 0 and named and not job.left(), complained + said
-    assert (job.out / "checkpoints" / "step-00000016").is_dir()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("fault", ["update 1 6 kill", "forward all 6 raise"])
-def test_without_a_server_or_any_worker_the_job_ends(start: Any, found: Any, fault: str) -> None:
-    overrides = ["strategy={use: parameter_server, servers: 2, mode: async}"]
-    job = start(
-        "train", ranks=4, recipe="tests/faults/faulty.yaml", overrides=overrides, env={"FAULT": fault}
-    )
-    status, _, complained = job.finish(timeout=110)
-    words = r"server 1 \(rank 1\) of 4 .* failed first: ended by SIGKILL"
-    if "all" in fault:
-        words = r"the culprit's own words\nworker \d \(rank \d\) of 4 \S+ \S+ failed first"
-    named = re.search(words, complained) is not None
-    found(f"async: {fault}", job.seconds_from_fault(), named, phase=fault.split()[0])
-    assert status != 0 and named and not job.left(), complained
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-def test_a_worker_that_dies_in_its_first_pull_is_left_behind(start: Any, found: Any) -> None:
-    """Server 1 has told it nothing yet, and could not connect to it any more: that ended the server, and the job."""
-    overrides = ["strategy={use: parameter_server, servers: 2, mode: async}"]
-    fault = "pull 3 0 kill"
-    job = start(
-        "train", ranks=4, recipe="tests/faults/faulty.yaml", overrides=overrides, env={"FAULT": fault}
-    )
-    status, said, complained = job.finish(timeout=110)
-    named = "worker 1 (rank 3) is lost: ended by SIGKILL in" in complained
-    found(f"worker 1 (rank 3), async: {fault}", job.seconds_from_fault(), named, phase="exchange")
-    assert status == 0 and named and not job.left(), complained + said
+def test_the_role_of_the_rank_that_failed_is_told(
+    start: Any, cause_named: Any, role: str, strategy: str, deed: str, status: int, pattern: str
+) -> None:
+    overrides = [f"strategy={{use: parameter_server, {strategy}}}"]
+    job = start("train", ranks=4, recipe="tests/faults/faulty.yaml", overrides=overrides, env={"FAULT": deed})
+    phase = deed.split()[0].replace("pull", "exchange")
+    cause_named(job, f"{role}: {deed}", status, pattern, phase, measured=False)
+    assert status or (job.out / "checkpoints" / "step-00000016").is_dir()

@@ -27,71 +27,50 @@ PLACES = {
     "atexit": r"rank 1 is done, and its process has not ended",
     "thread": r"rank 1 is done, and its process has not ended",
 }
-QUICK = ("forward",)
+# A fault, the words of FAULT, more settings, and what the screen says, with the function on top of the stack.
+ROWS = [
+    *((f"stands still: {place}", f"{place} 1 6", [], said, "stand_still") for place, said in PLACES.items()),
+    (
+        "never joins", "import 1 0", ["watch.start=15 s"],
+        r"rank 1 has been in start \(reading the recipe\) for 1\d s; rank 0 waits in start", "stand_still",
+    ),
+    (  # No thread of its Python runs any more: its stack is written by the signal's handler, in C.
+        "stands still in C code that keeps the interpreter", "forward 1 6 hold_gil", [],
+        r"rank 1 has been in forward of step 7 for \d+ s; rank 0 waits in exchange", "_hold_the_interpreter",
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "where", [place if place in QUICK else pytest.param(place, marks=pytest.mark.long) for place in PLACES]
+    ("fault", "deed", "overrides", "said", "function"),
+    [
+        pytest.param(*row, marks=() if row[1] == "forward 1 6" else pytest.mark.long, id=row[1])
+        for row in ROWS
+    ],
 )
-def test_rank_1_stands_still(start, found, where):
-    job = start("train", recipe=RECIPE, env={"FAULT": f"{where} 1 6"})
+def test_rank_1_stands_still(start, found, fault, deed, overrides, said, function):
+    job = start("train", recipe=RECIPE, overrides=overrides, env={"FAULT": deed})
     status, _, complained = job.finish(timeout=110)
     assert status == 124, complained
-    named = re.search(PLACES[where], complained) is not None
+    named = re.search(said, complained) is not None
     seconds, allowed = map(
         float, re.search(r"progress for (\d+) s \(allowed are (\d+) s", complained).groups()
     )
-    found(
-        f"rank 1 of 2 stands still: {where} (patience {allowed:.0f} s)",
-        seconds,
-        named,
-        phase=where.partition("-")[0],
-        job=job,
-    )
-    assert named, complained
-    assert seconds <= allowed + SLACK and "parts.py" in complained and "in stand_still" in complained
-    assert not job.left()
+    phase = deed.split()[0].partition("-")[0].replace("import", "start")
+    found(f"rank 1 of 2 {fault} (patience {allowed:.0f} s)", seconds, named, phase=phase, job=job)
+    assert named and f"in {function}" in complained and "parts.py" in complained, complained
+    assert seconds <= allowed + SLACK and not job.left()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_a_rank_that_never_joins_is_named(start, found):
-    job = start("train", recipe=RECIPE, overrides=["watch.start=15 s"], env={"FAULT": "import 1 0"})
-    status, _, complained = job.finish(timeout=110)
-    named = re.search(
-        r"rank 1 has been in start \(reading the recipe\) for 1\d s; rank 0 waits in start", complained
-    )
-    found(
-        "rank 1 of 2 never joins (patience 15 s)",
-        job.seconds_from_fault(),
-        named is not None,
-        phase="start",
-        job=job,
-    )
-    assert status == 124 and named and "parts.py" in complained, complained
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-def test_a_data_worker_that_hangs_is_named_with_its_sample(start, found):
+def test_a_data_worker_that_hangs_is_named_with_its_sample(start, cause_named):
     """By the loader, which has the first word; the watch would have come 5 s later."""
-    job = start(
-        "train",
-        recipe=RECIPE,
-        overrides=["loader.num_workers=2", "loader.timeout=3 s"],
-        env={"FAULT": "data 1 6"},
-    )
-    status, _, complained = job.finish(timeout=110)
-    named = re.search(r"data worker \d .*sample \d+.* stood still for 3 s", complained)
-    found(
-        "rank 1 of 2: a data worker stands still (patience 3 s)",
-        job.seconds_from_fault(),
-        named is not None,
-        phase="data",
-        job=job,
-    )
-    assert status == 1 and named and "rank 1 of 2" in complained, complained
+    overrides = ["loader.num_workers=2", "loader.timeout=3 s"]
+    job = start("train", recipe=RECIPE, overrides=overrides, env={"FAULT": "data 1 6"})
+    pattern = r"data worker \d .*sample \d+.* stood still for 3 s(.|\n)*rank 1 of 2"
+    cause_named(job, "rank 1 of 2: a data worker stands still (patience 3 s)", 1, pattern, "data")
 
 
 @pytest.mark.long
@@ -106,22 +85,6 @@ def test_a_stopped_rank_is_named(start, found):
     named = "rank 1 is stopped (by SIGSTOP" in complained and "rank 0 waits in" in complained
     found("rank 1 of 2 is stopped by SIGSTOP (patience 3 s)", seconds, named, phase="any", job=job)
     assert status == 124 and named and seconds < 3 + SLACK and not job.left(), complained
-
-
-@pytest.mark.long
-@pytest.mark.timeout(120)
-def test_a_rank_whose_c_code_keeps_the_interpreter_is_named(start, found):
-    """No thread of its Python runs any more: its stack is written by the signal's handler, in C."""
-    job = start("train", recipe=RECIPE, env={"FAULT": "forward 1 6 hold_gil"})
-    status, _, complained = job.finish(timeout=110)
-    named = re.search(r"rank 1 has been in forward of step 7 for \d+ s; rank 0 waits in exchange", complained)
-    seconds, allowed = map(
-        float, re.search(r"progress for (\d+) s \(allowed are (\d+) s", complained).groups()
-    )
-    fault = f"rank 1 of 2 stands still in C code that keeps the interpreter (patience {allowed:.0f} s)"
-    found(fault, seconds, named is not None, phase="forward", job=job)
-    assert status == 124 and named and "in _hold_the_interpreter" in complained, complained
-    assert seconds <= allowed + SLACK and not job.left()
 
 
 @pytest.mark.timeout(120)

@@ -159,8 +159,8 @@ def test_a_trainer_in_a_script_without_standard_output_trains(tmp_path: Path) ->
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("closed", [">&-", "2>&-"])
-def test_what_is_not_a_training_has_its_status_too(closed: str) -> None:
-    for file, status in (("tiny.yaml", 0), ("no-such.yaml", 2)):
-        script = f"exec {sys.executable} -m paddle_dp check tests/faults/{file} {closed}"
-        assert subprocess.run(["bash", "-c", script], cwd=ROOT, timeout=60).returncode == status
+@pytest.mark.parametrize(("file", "closed", "status"), [("tiny.yaml", ">&-", 0), ("no-such.yaml", "2>&-", 2)])
+def test_what_is_not_a_training_has_its_status_too(file: str, closed: str, status: int) -> None:
+    """Each prints to the stream that is closed."""
+    script = f"exec {sys.executable} -m paddle_dp check tests/faults/{file} {closed}"
+    assert subprocess.run(["bash", "-c", script], cwd=ROOT, timeout=60).returncode == status
