@@ -130,10 +130,10 @@ class TrainerBuilder:
         """The number of updates of the whole training; 0 if only `fit` will get a length."""
         return self.setup.length.steps(self.train_loader.batches) if self.setup.length else 0
 
-    def learner(self, steps: int = 1, steps_per_epoch: int = 1) -> Learner:
-        """The placed task, for `steps` updates, to load a checkpoint into: only an adapter's base weights are loaded.
-        Afterwards ranks draw different random numbers (`seed_ranks`). Collective."""
-        task = self._task(steps, steps_per_epoch)
+    def learner(self) -> Learner:
+        """The placed task, to load a checkpoint into: only an adapter's base weights are loaded. Afterwards ranks draw
+        different random numbers (`seed_ranks`). Collective."""
+        task = self._task(1, 1)
         return self._begun(task, self.setup.load if task.base else None, verbose=False)
 
     def first_learner(self, loaded: bool = False) -> Learner:
@@ -253,7 +253,6 @@ class TrainerBuilder:
             layout=requested.strategy.config.layout(self.mesh.ranks),
             identity=identity,
             changes=tuple(changes),
-            max_time=None if requested.train.max_time is None else requested.train.max_time.seconds,
         )
         run = with_proof(run)
         # Checkpoints do not hold the weights of an adapter's base.

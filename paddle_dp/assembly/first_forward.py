@@ -48,6 +48,7 @@ def tried(recipe: Recipe) -> list[str]:
     from paddle_dp.assembly.assemble import TrainerBuilder
     from paddle_dp.assembly.build import setup
     from paddle_dp.assembly.trainer import Trainer
+    from paddle_dp.train.evaluate import names_of_numbers
 
     model = built_without_memory(partial(recipe.build_model))
     small = replace(recipe.train, batch=2, micro_batches=1, device="cpu", compile=False)
@@ -67,8 +68,8 @@ def tried(recipe: Recipe) -> list[str]:
     try:
         trainer = assembly.trainer(Trainer)
         names = trainer.evaluation_names() if trainer.run.test_loader is not None else set()
-        if not names:
-            _forward(trainer)
+        if not names:  # no evaluation has computed a loss
+            names_of_numbers(trainer.learner, trainer.loader, trainer.mesh)
         _refuse_classes(trainer, recipe)
         trainer.tell_refuse()
     except PaddleDPError:
@@ -108,17 +109,9 @@ def _sample(dataset: Any) -> str:
     return f"input {describe(inputs)}, target {describe(targets)}"
 
 
-def _forward(trainer: Any) -> None:
-    """Computes the loss of the first training samples, without gradients."""
-    from paddle_dp.train.evaluate import names_of_numbers
-
-    names_of_numbers(trainer.learner, trainer.loader, trainer.mesh)
-
-
-def explained(error: Exception, recipe: Recipe | None, sample: str = "") -> str:
+def explained(error: Exception, recipe: Recipe, sample: str = "") -> str:
     """A sentence for an error of a model or a loss: where, what, and what to do next."""
-    data = f"dataset {recipe.dataset.name}" if recipe is not None else "the data"
-    model = f"model {recipe.model.name}" if recipe is not None else "the model"
+    data, model = f"dataset {recipe.dataset.name}", f"model {recipe.model.name}"
     samples = f" Samples of {data}: {sample}." if sample else ""
     if token := _TOKEN.search(str(error)):
         return (

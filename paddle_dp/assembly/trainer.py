@@ -60,9 +60,8 @@ class Trainer(TrainingState):
     ):
         super().__init__(learner, loader, run or Run.plain(learner.mesh, loader), guard or Guard())
         self.check_every = check_every
-        self.until = Length(0, "steps")
         self._folder = RunFolder(self.run.folder) if self.mesh.is_main else None
-        self._refusals = Refusals(self.judge, learner, loader, self.soundness)
+        self._refusals = Refusals(self)
         self.measurements = Measurements(self)
         for callback in callbacks:
             self.add(callback)
@@ -76,8 +75,8 @@ class Trainer(TrainingState):
         if until is None and not self.run.total_steps:
             raise UsageError('fit: give a length, as in fit("3 epochs"), or give the run one.')
         until = Length(self.run.total_steps, "steps") if until is None else until
-        self.until = until if isinstance(until, Length) else Length.parse(until)
-        self.total_steps = self.until.steps(self.loader.batches)
+        until = until if isinstance(until, Length) else Length.parse(until)
+        self.total_steps = until.steps(self.loader.batches)
         with on_board():
             try:
                 self._train_to_the_end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,26 +82,21 @@ def check(checkpoint: Path) -> None:
         raise UnusableError(checkpoint, f"'{name}' in it holds NaN")
 
 
-def _stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
 def newest(
     folder: Path,
     mesh: Mesh | None = None,
-    report: Callable[[str], Any] = _stderr,
     until: int | None = None,
     but: Collection[Path] = (),
 ) -> Path | None:
     """The newest checkpoint that is whole, equal on all ranks and finite, or None.
 
-    `report` gets a line for each skipped checkpoint. `until` is the latest step allowed; `but` lists checkpoints to
+    A line on the screen names each skipped checkpoint. `until` is the latest step allowed; `but` lists checkpoints to
     ignore. With a mesh (collective) rank 0 searches, and all ranks get its answer.
     """
     if mesh is None or mesh.ranks == 1:
-        return _newest(Path(folder), report, until, but)
+        return _newest(Path(folder), until, but)
     try:
-        answer = str(_newest(Path(folder), report, until, but) or "") if mesh.is_main else ""
+        answer = str(_newest(Path(folder), until, but) or "") if mesh.is_main else ""
         error = ""
     except CheckpointError as failure:
         answer, error = "", str(failure)
@@ -112,9 +107,7 @@ def newest(
     return Path(answer) if answer else None
 
 
-def _newest(
-    folder: Path, report: Callable[[str], Any], until: int | None, but: Collection[Path]
-) -> Path | None:
+def _newest(folder: Path, until: int | None, but: Collection[Path]) -> Path | None:
     for checkpoint in reversed(checkpoints(folder)):
         if checkpoint in but or (until is not None and step_of(checkpoint) > until):
             continue
@@ -122,7 +115,7 @@ def _newest(
             check(checkpoint)
             return checkpoint
         except UnusableError as error:
-            report(f"Skipped the checkpoint {checkpoint}: {error.why}.")
+            print(f"Skipped the checkpoint {checkpoint}: {error.why}.", file=sys.stderr)
     return None
 
 
@@ -213,10 +206,10 @@ def _read_best(folder: Path) -> dict[str, Any] | None:
     return content if named else None
 
 
-def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | None = None) -> list[Path]:
+def prune(folder: Path, keep: int, trusted: Path | None = None) -> list[Path]:
     """Deletes old checkpoints and returns them. Call it on one rank.
 
-    Keeps the newest `keep`, the best, all in `spare`, the newest whole one, and the newest whole one that was equal on
+    Keeps the newest `keep`, the best, the newest whole one, and the newest whole one that was equal on
     all ranks and finite. `trusted`: a whole and good checkpoint, saved just now; without it, checkpoints are read to
     find one.
     """
@@ -227,7 +220,7 @@ def prune(folder: Path, keep: int, spare: Iterable[Path] = (), trusted: Path | N
         return []
     complete = trusted or next(filter(_is_complete, reversed(saved)), None)
     good = trusted or newest_good(folder)
-    stay = {path.name for path in (*saved[-keep:], *spare, best(folder), complete, good) if path is not None}
+    stay = {path.name for path in (*saved[-keep:], best(folder), complete, good) if path is not None}
     # The user made a link, so it stays.
     deleted = [path for path in saved if path.name not in stay and not path.is_symlink()]
     for path in deleted:

@@ -23,24 +23,20 @@ def rng_state() -> dict[str, Any]:
     }
 
 
-def load_rng_state(state: dict[str, Any]) -> bool:
-    """Restores the generators. Returns False if the devices differ, so random numbers cannot continue exactly."""
+def load_rng_state(state: dict[str, Any]) -> None:
+    """Restores the generators. Those of devices that were not there, or not as many, stay as they are."""
     import paddle
 
-    exact = state["paddle"].keys() == set(_kinds())
     for kind in _kinds():
         saved, here = state["paddle"].get(kind, []), paddle.get_rng_state(kind)
         if len(saved) == len(here):
             paddle.set_rng_state([_generator(values, here[0]) for values in saved], kind)
-        else:
-            exact = False
-    exact = _load_tracked(state.get("tracked", {})) and exact
+    _load_tracked(state.get("tracked", {}))
     values = state["numpy"]
     keys = np.frombuffer(bytes.fromhex(values["keys"]), "<u4")
     np.random.set_state(("MT19937", keys, values["position"], values["has_gauss"], values["gauss"]))
     version, keys_hex, gauss = state["python"]
     random.setstate((version, tuple(np.frombuffer(bytes.fromhex(keys_hex), "<u4").tolist()), gauss))
-    return exact
 
 
 def _tracker() -> Any:
@@ -55,13 +51,11 @@ def _tracked() -> dict[str, list[Any]]:
     return states
 
 
-def _load_tracked(saved: dict[str, list[Any]]) -> bool:
+def _load_tracked(saved: dict[str, list[Any]]) -> None:
     here = _tracked()
-    if any(len(saved.get(name, [])) != len(here.get(name, [])) for name in saved.keys() | here.keys()):
-        return False
-    states = {n: [_generator(fields, here[n][0]) for fields in values] for n, values in saved.items()}
-    _tracker().set_states_tracker(states)
-    return True
+    if all(len(saved.get(name, [])) == len(here.get(name, [])) for name in saved.keys() | here.keys()):
+        states = {n: [_generator(fields, here[n][0]) for fields in values] for n, values in saved.items()}
+        _tracker().set_states_tracker(states)
 
 
 def _kinds() -> list[str]:

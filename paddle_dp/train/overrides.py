@@ -42,7 +42,7 @@ _UNITS = {
 
 def refuse_overrides(callback: Any) -> None:
     """Raises UsageError for an object that is no Callback, for a method that looks like a moment's and would never be
-    called, and for a moment's method that does not take the moment's arguments.
+    called, for a moment's method that does not take the moment's arguments, and for settings of another type.
     """
     kind = type(callback)
     label = f"callback {kind.__module__}.{kind.__qualname__}"
@@ -58,13 +58,8 @@ def refuse_overrides(callback: Any) -> None:
         method = None if name.startswith("_") else getattr(callback, name, None)
         if callable(method) and not any(_function(method) is function for function in called):  # an alias
             _check_name(method, name, label)
-    _check_settings(callback, label)
-
-
-def _check_settings(callback: Callback, label: str) -> None:
-    """Refuses an `every` that is no Every, and a `reads` that is no bool: "false" would count as true."""
     every: Any = callback.every
-    reads: Any = callback.reads
+    reads: Any = callback.reads  # "false" would count as true
     if every is not None and not isinstance(every, Every):
         text = every if isinstance(every, str) else Every.example
         raise UsageError(f"{label}: every is {every!r}: write Every.parse({text!r}).")
@@ -74,7 +69,8 @@ def _check_settings(callback: Callback, label: str) -> None:
 
 def _check_name(method: Any, name: str, label: str) -> None:
     """Refuses `on_epoch_end` and its like; also `evaluate`, `finish` and others that may be written for a moment."""
-    first, hint, after = _first(method), "", ""
+    signature, hint, after = _signature(method), "", ""
+    first = next(iter(signature.parameters.values()), None) if signature else None
     for_moment = first is not None and (first.name == "moment" or _type_of(first) == "Moment")
     by_name = {other: moment for moment, names, _ in _OTHER_NAMES for other in names.split()}
     if is_foreign := _is_foreign(name):
@@ -150,10 +146,10 @@ def _type_of(parameter: inspect.Parameter) -> str:
     return inspect.formatannotation(parameter.annotation).strip("'\"").rpartition(".")[2]
 
 
-def _first(method: Any) -> inspect.Parameter | None:
-    """The first argument, without self; None if there is none, or Python knows no signature."""
+def _signature(method: Any) -> inspect.Signature | None:
+    """The arguments without self; None if Python knows none."""
     try:
-        return next(iter(inspect.signature(method).parameters.values()), None)
+        return inspect.signature(method)
     except (TypeError, ValueError):
         return None
 
@@ -169,14 +165,12 @@ def _function(method: Any) -> Any:
 
 def _takes(method: Any, number: int) -> bool:
     """True if it can be called with `number` arguments, or Python knows no signature."""
-    if not callable(method):
-        return False
+    if not callable(method) or (signature := _signature(method)) is None:
+        return callable(method)
     try:
-        inspect.signature(method).bind(*[None] * number)
+        signature.bind(*[None] * number)
     except TypeError:
         return False
-    except ValueError:
-        return True
     return True
 
 

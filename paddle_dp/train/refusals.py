@@ -8,28 +8,28 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from paddle_dp import checkpoint as checkpoints
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint.manifest import MANIFEST
 from paddle_dp.checks.repeats import find_not_finite
-from paddle_dp.data import Loader
 from paddle_dp.errors import NotFiniteError, SpikeError
-from paddle_dp.learner import Learner
 from paddle_dp.text import numbered
 from paddle_dp.train import blame
-from paddle_dp.train.blame import NumericsCheck
-from paddle_dp.train.judge import LossGuard, Refusal
+from paddle_dp.train.judge import Refusal
+from paddle_dp.train.training_state import TrainingState
 
 _MAX_SAMPLES_SHOWN = 8  # samples of a batch that a line names
 
 
 class Refusals:
-    """Makes a `Refusal` of each update that `judge` refused, or ends the training."""
+    """Makes a `Refusal` of each update that the judge of a training refused, or ends the training."""
 
-    def __init__(self, judge: LossGuard, learner: Learner, loader: Loader, soundness: NumericsCheck):
-        self.judge, self.learner, self.loader, self.soundness = judge, learner, loader, soundness
+    def __init__(self, training: TrainingState):
+        self._training, self.judge, self.soundness = training, training.judge, training.soundness
+        self.learner, self.loader = training.learner, training.loader
         self._foreign: dict[Path, int] = {}  # checkpoints of another training, and when they were written
 
     def begin(self, step: int) -> None:
@@ -86,10 +86,16 @@ class Refusals:
         path = checkpoints.newest(run.folder / "checkpoints", self.learner.mesh, until=step, but=rewritten)
         return path or (run.resumed.folder if run.resumed is not None else None)
 
-    def show(self, refusal: Refusal, back_to: int | None = None) -> None:
-        """Prints a line. `back_to`: the step that the training goes back to."""
-        if not self.learner.mesh.is_main:
-            return
+    def report(self, refusal: Refusal, back_to: int | None = None) -> None:
+        """Prints a refusal, and calls `refused` of all callbacks. `back_to`: the step to which the training went
+        back."""
+        if self.learner.mesh.is_main:
+            self._print(refusal, back_to)
+        if back_to is None and refusal.action == "rewind":
+            refusal = replace(refusal, action="skip")
+        self._training.call(self._training.moment("refused"), self._training.callbacks, refusal)
+
+    def _print(self, refusal: Refusal, back_to: int | None) -> None:
         done = "the update was skipped" if back_to is None else f"back to the checkpoint of step {back_to}"
         if back_to is None and self.judge.guard.non_finite == "rewind" and not refusal.again:
             done += ", for there is no checkpoint to go back to yet"

@@ -33,8 +33,8 @@ class Run:
 
     `recipe` is None for a training described in Python. `resumed`: the checkpoint that it resumes, and `changes`:
     sentences on the settings that differ from that checkpoint's. `layout`: how the model is split over the ranks.
-    `identity`: the facts that its checkpoints keep. `max_time`: seconds of this process after which it stops.
-    `proof` looks for the proof of a recipe that promises one process's result; None if it cannot have one.
+    `identity`: the facts that its checkpoints keep. `proof` looks for the proof of a recipe that promises one
+    process's result; None if it cannot have one.
     """
 
     name: str
@@ -48,8 +48,13 @@ class Run:
     layout: Layout = field(default_factory=lambda: Layout(degrees=Degrees()))
     identity: RunSignature | None = None
     changes: tuple[str, ...] = ()
-    max_time: float | None = None
     proof: Callable[[], Proof] | None = None
+
+    @property
+    def max_time(self) -> float | None:
+        """Seconds of this process after which it stops; None: no limit."""
+        limit = None if self.recipe is None else self.recipe.train.max_time
+        return None if limit is None else limit.seconds
 
     @property
     def steps_per_epoch(self) -> int:

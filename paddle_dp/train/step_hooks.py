@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import load
@@ -54,7 +53,7 @@ class GuardHook(StepHook):
             training.restore_without_judge(checkpoint)
             self._judge.go_back(checkpoint.state.get("guard"), batch)
         heartbeat.step = training.progress.step
-        report_refusal(training, self._refusals, refusal, back_to=training.progress.step)
+        self._refusals.report(refusal, back_to=training.progress.step)
         return True
 
 
@@ -133,7 +132,7 @@ class CallbackHook(StepHook):
         training, due = self._training, step.due
         if step.refusal is not None:
             due = [callback for callback in due if not callback.reads]
-            report_refusal(training, self._refusals, step.refusal)
+            self._refusals.report(step.refusal)
         if due:
             has_numbers = step.reads and step.metrics is not None and step.refusal is None
             numbers = self._numbers(step) if has_numbers else {}
@@ -194,13 +193,3 @@ class StopHook(StepHook):
 
     def after_rewind(self) -> None:
         self._requests.went_back()
-
-
-def report_refusal(
-    training: TrainingState, refusals: Refusals, refusal: Refusal, back_to: int | None = None
-) -> None:
-    """Prints a refusal, and calls `refused` of all callbacks. `back_to`: the step to which the training went back."""
-    refusals.show(refusal, back_to)
-    if back_to is None and refusal.action == "rewind":
-        refusal = replace(refusal, action="skip")
-    training.call(training.moment("refused"), training.callbacks, refusal)

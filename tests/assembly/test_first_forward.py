@@ -52,8 +52,8 @@ def test_a_vocabulary_that_is_too_small_is_a_sentence(tmp_path: Path) -> None:
     ):
         tried(read_recipe(file))
     error = ValueError("OP(embedding) expected >= 0 and < 300, but got 415")
-    assert explained(error, None).startswith(
-        "the model has an embedding of 300 rows, and the data has the number 415"
+    assert explained(error, read_recipe(file)).startswith(
+        "model gpt has an embedding of 300 rows, and dataset text_files has the number 415"
     )
 
 
@@ -99,6 +99,7 @@ def _loss(function):
 
 
 def test_a_path_in_an_error_stays_as_it_was_written() -> None:
-    assert "no such file: ../labels.txt. Samples of the data: 3." in explained(
-        ValueError("no such file: ../labels.txt."), None, "3"
+    error = ValueError("no such file: ../labels.txt.")
+    assert "no such file: ../labels.txt. Samples of dataset digits: 3." in explained(
+        error, read_recipe(DIGITS), "3"
     )

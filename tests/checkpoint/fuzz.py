@@ -185,7 +185,7 @@ def use(folder: Path) -> None:
     try:
         opened = load(folder)
     finally:
-        newest(folder.parent, report=lambda line: None)
+        newest(folder.parent)
     read(opened)
     merge(folder, folder.parent / "merged.safetensors")
 

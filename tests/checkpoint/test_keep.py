@@ -33,10 +33,10 @@ def test_the_newest_few_stay(folder):
     assert prune(folder, keep=2) == []
 
 
-def test_the_best_and_the_spared_stay(folder):
+def test_the_best_stays(folder):
     set_best(folder, folder / "step-00000002", {"acc1": 0.9})
-    prune(folder, keep=1, spare=[folder / "step-00000003"])
-    assert _steps(folder) == [2, 3, 5]
+    prune(folder, keep=1)
+    assert _steps(folder) == [2, 5]
 
 
 def test_the_newest_whole_one_stays(folder):
