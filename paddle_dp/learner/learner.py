@@ -18,7 +18,7 @@ from paddle_dp.core.buffers import Buffers
 from paddle_dp.core.consistency import check_gradients, check_sound
 from paddle_dp.core.extra_state import ExtraState, SavedExtraState
 from paddle_dp.core.first_not_finite import not_finite
-from paddle_dp.core.loss import Count, Loss, number
+from paddle_dp.core.loss import Count, Loss
 from paddle_dp.core.optimizer import Rate, parameters_of
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.precision import MixedPrecision
@@ -183,26 +183,6 @@ class Learner:
             if explained is None:
                 raise
             raise explained from error
-
-    def share_gradients(self, batch: Batch, collect: bool) -> tuple[float, dict[str, float] | None]:
-        """For an AsyncWorker, computes the gradients of the mean over this rank's share of a batch. Returns the number
-        that the loss counts in it, without which there are none, and with `collect` the metrics of `train_share`."""
-        heartbeat.enter("forward")
-        counter, batch = self.mode.counter, self.mixed.cast_batch(batch)
-        local = counter.local_count(batch)
-        known = None if local is None else number(local)
-        divisor = batch.samples if known is None else known or 1.0
-        local_sums, counted = self.runner.run(batch, divisor, GradientExchange(), collect)
-        count = counter.checked(number(counted) if known is None else known)
-        heartbeat.enter("update")
-        if not count:
-            return count, None
-        if divisor != count:
-            gradients.scale(self.trainable, divisor / count)
-        if not collect:
-            return count, None
-        sums, (norm,) = totals(local_sums, gradients.global_norm(self.trainable))
-        return count, {**sums, "gradient_norm": norm, "count": count}
 
     def update(self) -> None:
         """Clips the final gradients, lets the optimizer step, and publishes the weights. Collective."""

@@ -1,4 +1,4 @@
-"""Checks and placement for strategies under which each rank updates a local copy of the model between means."""
+"""Checks, placement and gradients for strategies under which ranks do not wait for one another in each update."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.units import Recompute
 
 if TYPE_CHECKING:
+    from paddle_dp.batch import Batch
     from paddle_dp.learner import Learner, Task
     from paddle_dp.learner.weights import WeightSync
     from paddle_dp.mesh import Mesh
@@ -87,3 +88,30 @@ def place_alone(
         batch_norm_check=partial(BatchNormCheck, mesh, remedy=NO_REMEDY),
         known_differences=known_differences,
     )
+
+
+def share_gradients(learner: Learner, batch: Batch, collect: bool) -> tuple[float, dict[str, float] | None]:
+    """Computes the gradients of the mean over this rank's share of a batch, for an `AsyncWorker`. Returns the number
+    that the loss counts in it, without which there are none, and with `collect` the metrics of `train_share`."""
+    from paddle_dp.core import gradients
+    from paddle_dp.core.loss import number
+    from paddle_dp.exchange.gradient_exchange import GradientExchange
+    from paddle_dp.learner.runner import totals
+    from paddle_dp.mesh.heartbeat import heartbeat
+
+    heartbeat.enter("forward")
+    counter, batch = learner.mode.counter, learner.mixed.cast_batch(batch)
+    local = counter.local_count(batch)
+    known = None if local is None else number(local)
+    divisor = batch.samples if known is None else known or 1.0
+    local_sums, counted = learner.runner.run(batch, divisor, GradientExchange(), collect)
+    count = counter.checked(number(counted) if known is None else known)
+    heartbeat.enter("update")
+    if not count:
+        return count, None
+    if divisor != count:
+        gradients.scale(learner.trainable, divisor / count)
+    if not collect:
+        return count, None
+    sums, (norm,) = totals(local_sums, gradients.global_norm(learner.trainable))
+    return count, {**sums, "gradient_norm": norm, "count": count}

@@ -17,6 +17,7 @@ from paddle_dp.learner.learner_checks import FrozenCheck
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
+from paddle_dp.strategies._alone import share_gradients
 from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
 from paddle_dp.tensors import Array
 
@@ -163,7 +164,7 @@ class ElasticWorker:
         learner = self._learner
         if learner.mesh.ranks > 1:
             self._frozen.check(may_freeze=True)
-        count, metrics = learner.share_gradients(batch, collect)
+        count, metrics = share_gradients(learner, batch, collect)
         if count:
             learner.optimizer.step()
         learner.optimizer.clear_grad(set_to_zero=False)
