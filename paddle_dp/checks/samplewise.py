@@ -34,8 +34,8 @@ from paddle_dp.core.memory_error import memory_error, unallocated
 from paddle_dp.core.precision import MixedPrecision, cast, default_dtype, read_by
 from paddle_dp.core.trial import Result, TrialRunner, random_state
 from paddle_dp.errors import LossError, PaddleDPError
-from paddle_dp.identity.attributes import Attributes
 from paddle_dp.learner.learner import Learner
+from paddle_dp.learner.learner_checks import attributes_of
 from paddle_dp.learner.task import Task, full_model_learner
 from paddle_dp.mesh import Mesh
 from paddle_dp.model.compiled import plain_forward
@@ -157,14 +157,10 @@ class _Trial:
         """Attributes, generators and weights that a forward and its loss change, and sentences about draws."""
 
         def forward() -> Result:
-            learner, owner = self.learner, self.loss.owner
-            layers_by_path = {
-                f"model.{name}".rstrip("."): layer for name, layer in learner.placed.named_layers()
-            }
+            learner = self.learner
             weights = dict(learner.placed.named_parameters())
             before = digests(weights.values())
-            is_separate = owner is not None and all(owner is not layer for layer in layers_by_path.values())
-            attributes = Attributes({**layers_by_path, "loss": owner} if is_separate else layers_by_path)
+            attributes = attributes_of(learner.placed, self.loss)
             with (
                 learner.runner.draws.around(self._batch, self.first, learner.placed.named_layers),
                 paddle.no_grad(),

@@ -10,7 +10,7 @@ order, in each update:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -85,23 +85,6 @@ class GradientExchange:
 
     def load_extra_state(self, saved: SavedExtraState) -> None:
         """Loads them; `saved` is empty if another strategy wrote the checkpoint."""
-
-
-class CompositeExchange(GradientExchange):
-    """Several exchanges, each with the indices of its parameters among all. No parameter is in two of them."""
-
-    def __init__(self, members: Sequence[tuple[GradientExchange, Sequence[int]]]):
-        self._members = [(exchange, sorted(indices)) for exchange, indices in members]
-
-    @contextmanager
-    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
-        with ExitStack() as stack:
-            for exchange, _ in self._members:
-                stack.enter_context(exchange.backward(last, counted))
-            yield
-
-    def finish(self) -> list[int]:
-        return sorted(indices[index] for exchange, indices in self._members for index in exchange.finish())
 
 
 class GradReadyHooks:

@@ -186,12 +186,7 @@ class UnsavedState:
         self._placed = placed
         self._initial = self._unsaved_buffers()
         self._optimizer_memory = OptimizerMemory(optimizer, parameters_of(optimizer))
-        layers = {f"model.{name}".rstrip("."): layer for name, layer in placed.named_layers()}
-        owner = loss.owner
-        is_separate = owner is not None and all(owner is not layer for layer in layers.values())
-        self._attributes = Attributes(
-            {**layers, **({"loss": owner} if is_separate else {}), "schedule": schedule}
-        )
+        self._attributes = attributes_of(placed, loss, schedule=schedule)
 
     def buffers(self) -> list[str]:
         """The changed buffers, by whole-model name."""
@@ -217,6 +212,14 @@ class UnsavedState:
             if id(tensor) not in saved and tensor.stop_gradient
         ]
         return dict(zip([name for name, _ in buffers], digests(tensor for _, tensor in buffers), strict=True))
+
+
+def attributes_of(placed: PlacedModel, loss: Loss, **more: Any) -> Attributes:
+    """The attributes of a model's layers, of the loss's owner if it is not one of them, and of `more` objects."""
+    layers = {f"model.{name}".rstrip("."): layer for name, layer in placed.named_layers()}
+    owner = loss.owner
+    is_separate = owner is not None and all(owner is not layer for layer in layers.values())
+    return Attributes({**layers, **({"loss": owner} if is_separate else {}), **more})
 
 
 def gathered_names(names: list[str], mesh: Mesh) -> list[str]:

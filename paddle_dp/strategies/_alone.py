@@ -1,17 +1,18 @@
-"""Checks and placement for strategies under which each rank updates a local copy of the model between means."""
+"""Checks, placement and gradients for strategies under which ranks do not wait for one another in each update."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paddle_dp.errors import UsageError
 from paddle_dp.units import Recompute
 
 if TYPE_CHECKING:
-    from paddle_dp.core.placed_model import PlacedModel
-    from paddle_dp.exchange.gradient_exchange import GradientExchange
-    from paddle_dp.learner import Task
-    from paddle_dp.learner.task import PreparedTask
+    from paddle_dp.batch import Batch
+    from paddle_dp.learner import Learner, Task
+    from paddle_dp.learner.weights import WeightSync
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import Recipe
 
@@ -53,15 +54,21 @@ def refuse_across(compares: str, ranks: int) -> None:
 
 
 def place_alone(
-    task: Task, mesh: Mesh, recompute: Recompute
-) -> tuple[PreparedTask, PlacedModel, GradientExchange]:
-    """Returns the task with rank 0's weights, its placed model, and an exchange over all ranks. Collective. Raises
-    UsageError for a loss that compares the samples of all ranks."""
+    task: Task,
+    mesh: Mesh,
+    recompute: Recompute,
+    weights: Callable[..., WeightSync],
+    known_differences: list[str],
+) -> Learner:
+    """Returns a learner with rank 0's weights, which an exchange over all ranks averages as `weights` says. Collective.
+    Raises UsageError for a loss that compares the samples of all ranks."""
     from paddle.distributed.parallel import sync_params_buffers
 
+    from paddle_dp.core.batch_norm import RunningStatistics
     from paddle_dp.core.buffers import give_unusual
     from paddle_dp.exchange.choose import ExchangeSettings, choose_exchange
     from paddle_dp.learner import prepare
+    from paddle_dp.learner.learner_checks import NO_REMEDY, BatchNormCheck
     from paddle_dp.model.recompute import recomputed
 
     refuse_across(task.loss.compares, mesh.ranks)
@@ -70,5 +77,41 @@ def place_alone(
     if mesh.ranks > 1:
         give_unusual(prepared.model, mesh)
         sync_params_buffers(prepared.model, fuse_params=False)
-    placed = prepared.placed()
-    return prepared, placed, choose_exchange(ExchangeSettings(absent=True), placed)
+    placed, statistics = prepared.placed(), RunningStatistics(prepared.model, mesh)
+    return prepared.learner(
+        placed,
+        exchange=choose_exchange(ExchangeSettings(absent=True), placed),
+        weights=partial(
+            weights, placed=placed, rate=prepared.rate, statistics=statistics, norm_dtype=prepared.norm_dtype
+        ),
+        statistics=statistics,
+        batch_norm_check=partial(BatchNormCheck, mesh, remedy=NO_REMEDY),
+        known_differences=known_differences,
+    )
+
+
+def share_gradients(learner: Learner, batch: Batch, collect: bool) -> tuple[float, dict[str, float] | None]:
+    """Computes the gradients of the mean over this rank's share of a batch, for an `AsyncWorker`. Returns the number
+    that the loss counts in it, without which there are none, and with `collect` the metrics of `train_share`."""
+    from paddle_dp.core import gradients
+    from paddle_dp.core.loss import number
+    from paddle_dp.exchange.gradient_exchange import GradientExchange
+    from paddle_dp.learner.runner import totals
+    from paddle_dp.mesh.heartbeat import heartbeat
+
+    heartbeat.enter("forward")
+    counter, batch = learner.mode.counter, learner.mixed.cast_batch(batch)
+    local = counter.local_count(batch)
+    known = None if local is None else number(local)
+    divisor = batch.samples if known is None else known or 1.0
+    local_sums, counted = learner.runner.run(batch, divisor, GradientExchange(), collect)
+    count = counter.checked(number(counted) if known is None else known)
+    heartbeat.enter("update")
+    if not count:
+        return count, None
+    if divisor != count:
+        gradients.scale(learner.trainable, divisor / count)
+    if not collect:
+        return count, None
+    sums, (norm,) = totals(local_sums, gradients.global_norm(learner.trainable))
+    return count, {**sums, "gradient_norm": norm, "count": count}

@@ -108,8 +108,6 @@ class LocalSGD:
 
     def place(self, task: Task) -> Learner:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
-        from paddle_dp.core.batch_norm import RunningStatistics
-        from paddle_dp.learner.learner_checks import NO_REMEDY, BatchNormCheck
         from paddle_dp.strategies._rounds.periodic_means import OuterMomentum, PeriodicMeans
         from paddle_dp.strategies._rounds.periods import Periods
 
@@ -119,22 +117,13 @@ class LocalSGD:
             known_differences = [
                 f"each rank learns from its own samples alone, and weights are averaged every {every} steps"
             ]
-        prepared, placed, exchange = place_alone(task, self.mesh, config.recompute)
-        statistics = RunningStatistics(prepared.model, self.mesh)
-        learner = prepared.learner(
-            placed,
-            exchange=exchange,
-            weights=partial(
-                PeriodicMeans, placed=placed, rate=prepared.rate, statistics=statistics,
-                periods=Periods(every, int(config.warmup.count), config.adaptive),
-                outer=None if outer is None else OuterMomentum(
-                    learning_rate=outer.learning_rate, momentum=outer.momentum, nesterov=outer.nesterov
-                ),
-                optimizer_states=config.optimizer_states, norm_dtype=prepared.norm_dtype,
+        weights = partial(
+            PeriodicMeans, periods=Periods(every, int(config.warmup.count), config.adaptive),
+            outer=None if outer is None else OuterMomentum(
+                learning_rate=outer.learning_rate, momentum=outer.momentum, nesterov=outer.nesterov
             ),
-            statistics=statistics,
-            batch_norm_check=partial(BatchNormCheck, self.mesh, remedy=NO_REMEDY),
-            known_differences=known_differences,
+            optimizer_states=config.optimizer_states,
         )  # fmt: skip
+        learner = place_alone(task, self.mesh, config.recompute, weights, known_differences)
         learner.check("after the weights were made equal")
         return learner

@@ -1,8 +1,11 @@
 """Sharding against one process: stages and mixtures, what each rank holds, checkpoints, weights that drift apart."""
 
 import numpy as np
+import paddle
 import pytest
 
+from paddle_dp.axes.sharding.zero import Offload
+from paddle_dp.learner.memory import size, states
 from paddle_dp.plan.memory import Widths, owners, state_bytes
 from paddle_dp.plan.sharded import max_fetched
 from tests.parity import assert_same, train, train_each, truth
@@ -44,8 +47,8 @@ def test_every_stage_is_one_process_and_holds_what_the_formula_says(tmp_path):
 def loads(names, sizes, owners):
     """The bytes of each layer at each of two owners, in the order of forward."""
     layers = {}
-    for name, size, owner in zip(names, sizes, owners, strict=True):
-        layers.setdefault(name.rpartition(".")[0], [0, 0])[owner] += 4 * size
+    for name, count, owner in zip(names, sizes, owners, strict=True):
+        layers.setdefault(name.rpartition(".")[0], [0, 0])[owner] += 4 * count
     return list(layers.values())
 
 
@@ -138,3 +141,29 @@ OTHERS = [
 def test_other_optimizers(tmp_path, optimizer):
     for many in by_layout(2, tmp_path, stages("sharding: 2"), optimizer=optimizer):
         assert_same(many, truth(optimizer=optimizer))
+
+
+def offloaded(offload_states: bool) -> list[np.ndarray]:
+    paddle.seed(0)
+    model = paddle.nn.Linear(4, 3)
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=model.parameters())
+    offload = Offload(optimizer)
+    for step in range(4):
+        model(paddle.full([2, 4], step + 1.0)).square().sum().backward()
+        if offload_states:
+            offload.to_device()
+        optimizer.step()
+        if offload_states:
+            offload.to_host()
+            offload.to_host()  # a second time does nothing
+            assert size(states(optimizer)) == 0
+        optimizer.clear_grad()
+    offload.to_device()
+    # Two moments, and two powers a parameter.
+    assert size(states(optimizer)) == 2 * 4 * (4 * 3 + 3) + 2 * 2 * 4
+    return [p.numpy() for p in model.parameters()] + [t.numpy() for t in states(optimizer)]
+
+
+def test_an_update_is_bitwise_the_same() -> None:
+    for here, offload_states in zip(offloaded(False), offloaded(True), strict=True):
+        np.testing.assert_array_equal(here, offload_states)

@@ -17,7 +17,7 @@ from paddle_dp.exchange.residuals import (
     restore_residuals,
 )
 from paddle_dp.tensors import narrowed, numbers_of
-from tests.exchange.test_push_reduce import finished, give, wires_of_two
+from tests.exchange.test_pushed_gradients import finished, give, wires_of_two
 
 VALUES = [[1.0 + 2**-12, -3e-5, 700.3], [1 / 3, 2e-9, -0.1]]
 

@@ -13,6 +13,7 @@ from paddle import nn
 
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.learner import Task
+from paddle_dp.learner.weights import WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import read_part
 from paddle_dp.proof import Comparison, compare_sides, verify
@@ -76,7 +77,7 @@ def test_what_all_ranks_decide_together_is_refused(recipe, words, why):
 def test_a_loss_over_the_samples_of_all_ranks_is_refused():
     task = SimpleNamespace(loss=SimpleNamespace(compares="ranks"))
     with pytest.raises(UsageError, match=r"learns alone: set loss\.across=rank"):
-        place_alone(task, SimpleNamespace(ranks=2), Recompute())  # type: ignore[arg-type]
+        place_alone(task, SimpleNamespace(ranks=2), Recompute(), WeightSync, [])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("setting", ["every: 1 epoch", "warmup: 2 epochs"])

@@ -111,7 +111,8 @@ class Zero:
             self.stage3 = Stage3(model, self.parameters, owned_by, self.group, lender, prefetch)
             for layer in model.sublayers(include_self=True):
                 if isinstance(layer, SyncBatchNorm):
-                    layer.register_forward_pre_hook(self._meet)
+                    # Until all ranks have reached a layer that exchanges with all, no rank waits for this one.
+                    layer.register_forward_pre_hook(self.stage3.meet)
                     layer.register_forward_post_hook(self._meet_in_backward)
         self.offload = Offload(optimizer) if offload else None
 
@@ -147,14 +148,9 @@ class Zero:
         if self._travelling is not None:
             self._travelling.begin()
 
-    def _meet(self, *_: Any) -> None:
-        """Called before a layer exchanges with all ranks: until all have reached it, no rank waits for this one."""
-        if self.stage3 is not None:
-            self.stage3.meet()
-
     def _meet_in_backward(self, layer: nn.Layer, inputs: Any, output: paddle.Tensor) -> None:
-        if not output.stop_gradient:
-            output.register_hook(self._meet)
+        if not output.stop_gradient and self.stage3 is not None:
+            output.register_hook(self.stage3.meet)
 
     def _broadcasts(self, hcg: HCG, prefetch: int, comm_dtype: str | None) -> Broadcasts:
         """The provider for an accelerator, with a separate process group. Collective."""

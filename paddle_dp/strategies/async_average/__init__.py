@@ -76,27 +76,14 @@ class AsyncAverage:
 
     def place(self, task: Task) -> Learner:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
-        from paddle_dp.core.batch_norm import RunningStatistics
-        from paddle_dp.learner.learner_checks import NO_REMEDY, BatchNormCheck
         from paddle_dp.strategies._rounds.periods import Periods
         from paddle_dp.strategies.async_average.elastic_worker import ElasticMeans, ElasticWorker
 
         config = self.config
-        prepared, placed, exchange = place_alone(task, self.mesh, config.recompute)
-        statistics = RunningStatistics(prepared.model, self.mesh)
-        learner = prepared.learner(
-            placed,
-            exchange=exchange,
-            weights=partial(
-                ElasticMeans, placed=placed, rate=prepared.rate, statistics=statistics,
-                periods=Periods(int(config.every.count)), optimizer_states="averaged",
-            ),
-            statistics=statistics,
-            batch_norm_check=partial(BatchNormCheck, self.mesh, remedy=NO_REMEDY),
-            known_differences=[
-                "each rank learns from the shares that it comes to, and weights are averaged meanwhile"
-            ],
-        )  # fmt: skip
+        periods = Periods(int(config.every.count))
+        weights = partial(ElasticMeans, periods=periods, optimizer_states="averaged")
+        known = ["each rank learns from the shares that it comes to, and weights are averaged meanwhile"]
+        learner = place_alone(task, self.mesh, config.recompute, weights, known)
         assert isinstance(learner.weights, ElasticMeans)
         learner.worker = ElasticWorker(learner, learner.weights, config.staleness, config.moving_rate)
         learner.check("after the weights were made equal")

@@ -11,15 +11,13 @@ import numpy as np
 import paddle
 
 from paddle_dp.batch import Batch
-from paddle_dp.core import gradients
 from paddle_dp.core.extra_state import ExtraState, SavedExtraState
-from paddle_dp.core.loss import number
 from paddle_dp.errors import UsageError
 from paddle_dp.learner.learner_checks import FrozenCheck
-from paddle_dp.learner.runner import totals
 from paddle_dp.mesh import transport
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
+from paddle_dp.strategies._alone import share_gradients
 from paddle_dp.strategies._rounds.periodic_means import PeriodicMeans
 from paddle_dp.tensors import Array
 
@@ -163,28 +161,14 @@ class ElasticWorker:
         self._elastic.begin(self._flat())
 
     def train_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
-        learner, counter = self._learner, self._weights.counter
+        learner = self._learner
         if learner.mesh.ranks > 1:
             self._frozen.check(may_freeze=True)
-        heartbeat.enter("forward")
-        batch = learner.mixed.cast_batch(batch)
-        known = counter.known_count(batch)
-        divisor = batch.samples if known is None else known
-        alone = self._weights.alone.exchange
-        local_sums, counted = learner.runner.run(batch, divisor, alone, collect)
-        if known is None:
-            counter.total(number(counted))
-        heartbeat.enter("update")
-        metrics = None
-        if counter.count:
-            if divisor != counter.count:
-                gradients.scale(learner.trainable, divisor / counter.count)
-            if collect:
-                sums, (norm,) = totals(local_sums, gradients.global_norm(learner.trainable))
-                metrics = {**sums, "gradient_norm": norm, "count": counter.count}
+        count, metrics = share_gradients(learner, batch, collect)
+        if count:
             learner.optimizer.step()
         learner.optimizer.clear_grad(set_to_zero=False)
-        self._weights.learned += counter.count
+        self._weights.learned += count
         self._exchange()
         return metrics
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -14,12 +15,13 @@ from paddle.autograd import PyLayer
 
 from paddle_dp.core.batch_norm import statistics
 from paddle_dp.core.data_group import PaddleGroup
+from paddle_dp.core.loss import Count
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.core.placement import Placements
 from paddle_dp.core.precision import cast, read_by
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.bucketed_gradients import BucketedGradients
-from paddle_dp.exchange.gradient_exchange import CompositeExchange, GradientExchange
+from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.exchange.pushed_gradients import PushedGradients
 from paddle_dp.strategies.branches.branch_exchange import BranchExchange, OutputSpecs
 from paddle_dp.strategies.branches.branch_trace import (
@@ -257,6 +259,23 @@ def too_few(branches: list[int], ranks: int) -> str:
 
 
 # The exchange of gradients of a model whose branches are on different ranks -------------------------------------------
+
+
+class CompositeExchange(GradientExchange):
+    """Several exchanges, each with the indices of its parameters among all. No parameter is in two of them."""
+
+    def __init__(self, members: Sequence[tuple[GradientExchange, Sequence[int]]]):
+        self._members = [(exchange, sorted(indices)) for exchange, indices in members]
+
+    @contextmanager
+    def backward(self, last: bool, counted: Count = 0) -> Iterator[None]:
+        with ExitStack() as stack:
+            for exchange, _ in self._members:
+                stack.enter_context(exchange.backward(last, counted))
+            yield
+
+    def finish(self) -> list[int]:
+        return sorted(indices[index] for exchange, indices in self._members for index in exchange.finish())
 
 
 def branch_gradient_exchange(

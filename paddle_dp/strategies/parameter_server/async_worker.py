@@ -13,18 +13,16 @@ import paddle
 
 from paddle_dp.batch import Batch
 from paddle_dp.core import gradients
-from paddle_dp.core.loss import number
 from paddle_dp.core.optimizer import Clip
 from paddle_dp.errors import LostPeerError
-from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.exchange.host_copies import bytes_on_host, to_tensors
 from paddle_dp.learner.learner_checks import FrozenCheck
-from paddle_dp.learner.runner import totals
 from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.copies import ToHost
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.mesh.messages import CHANNELS
 from paddle_dp.mesh.transport import Patience
+from paddle_dp.strategies._alone import share_gradients
 from paddle_dp.strategies.parameter_server.served import ServerOwners, ServerWeights
 from paddle_dp.tensors import Array, bytes_from, bytes_of, dtype_of, moved_gradient, nbytes, numbers_of
 
@@ -228,7 +226,6 @@ class AsyncServerWorker:
     def __init__(self, learner: Learner, deal: ServerOwners, clips: list[Clip], staleness: int):
         self._learner, self._mesh, self._deal, self._clips = learner, learner.mesh, deal, clips
         self._frozen = FrozenCheck(learner.placed)
-        self._exchange = GradientExchange()
         self.computes = self._mesh.reads
         self._servers = range(self._mesh.axes.servers)
         self._indices_of_server = [
@@ -272,24 +269,12 @@ class AsyncServerWorker:
     # On a worker. Nothing here is collective.
 
     def train_share(self, batch: Batch, collect: bool) -> dict[str, float] | None:
-        learner, counter = self._learner, self._learner.mode.counter
+        learner = self._learner
         self._frozen.check(may_freeze=True)
         heartbeat.enter("exchange")
         self._pull(batch.index)
-        heartbeat.enter("forward")
-        batch = learner.mixed.cast_batch(batch)
-        local = counter.local_count(batch)
-        known = None if local is None else number(local)
-        divisor = batch.samples if known is None else known or 1.0
-        local_sums, counted = learner.runner.run(batch, divisor, self._exchange, collect)
-        count = counter.checked(number(counted) if known is None else known)
-        heartbeat.enter("update")
-        metrics = None
+        count, metrics = share_gradients(learner, batch, collect)
         if count:
-            gradients.scale(learner.trainable, divisor / count)
-            if collect:
-                sums, (norm,) = totals(local_sums, gradients.global_norm(learner.trainable))
-                metrics = {**sums, "gradient_norm": norm, "count": count}
             for clip in self._clips:
                 norm = float(gradients.global_norm(clip.parameters).item())
                 gradients.scale(clip.parameters, clip.bound / max(norm, clip.bound))

@@ -7,6 +7,7 @@ import pytest
 from models import bert, gpt, vit
 from paddle_dp.units import Recompute
 from tests.core.dropout.layers import CONFIG, dropping, loss
+from tests.parity import train
 from tests.ranks import run_ranks
 
 SHAPE = {"vocab": 32, "width": 32, "depth": 3, "heads": 4, "length": 16, "dropout": 0.3}
@@ -136,3 +137,18 @@ FOUR = [
 @pytest.mark.long
 def test_four_ranks_in_mixtures():
     check(4, FOUR)
+
+
+def run(folder, ranks, until, resume, strategy):
+    return run_ranks(
+        train, ranks, str(folder), strategy, until, resume, model="gpt, dropout: 0.3", timeout=300
+    )[0]
+
+
+@pytest.mark.long
+def test_two_readers_and_then_two_stages_are_one_process(tmp_path):
+    whole = run(tmp_path / "whole", 1, "6 steps", False, "{use: single}")
+    first = run(tmp_path / "parts", 2, "3 steps", False, "{use: data_parallel, recompute: full}")
+    last = run(tmp_path / "parts", 2, "6 steps", True, "{use: hybrid, pipeline: 2, recompute: full}")
+    np.testing.assert_allclose(first["rows"] + last["rows"], whole["rows"], rtol=2e-5)
+    assert last["held_out"]["loss"] == pytest.approx(whole["held_out"]["loss"], rel=1e-5)

@@ -64,10 +64,9 @@ def put_in(file: str, number: int) -> None:
 
 MUTABLE = (
     "learner/learner", "learner/runner", "learner/weights", "axes/axes_exchange",
-    "core/batch_norm", "core/running_statistics",
-    "core/gradients", "core/clip", "exchange/missing_gradients", "core/gathered_samples",
+    "core/batch_norm", "core/data_group", "core/gradients", "core/optimizer", "core/gathered_samples",
     "model/recompute", "core/parameter_groups", "exchange/*", "axes/sharding/*",
-    "axes/tensor/*", "axes/pipeline/*", "axes/sequence/*", "core/dropout/*", "core/precision/*",
+    "axes/tensor/*", "axes/pipeline/*", "axes/sequence/*", "core/dropout/*", "core/precision",
     "data/sampler", "mesh/mesh",
 )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""A clip by a global norm in every layout is Paddle's own on one process: its groups, and what it leaves out."""
+"""A clip by a global norm in every layout is Paddle's own on one process: its groups, and what it leaves out. An
+optimizer that takes norms over parameters does not update slices of them; one that nobody knows is named."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ import numpy as np
 import paddle
 import pytest
 from paddle import nn
+from paddle.incubate.optimizer import LarsMomentumOptimizer
 from paddle.nn import ClipGradByGlobalNorm as Clip
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.core.optimizer import take_clips
+from paddle_dp.core.optimizer import check_by_parameter, check_elementwise, check_not_wrapper, take_clips
 from paddle_dp.errors import UsageError
 from paddle_dp.learner import Precision, Task
 from paddle_dp.mesh import Mesh, join
@@ -119,11 +121,11 @@ def test_in_every_layout() -> None:
                 )
 
 
-class Own(Clip):
+class OwnClip(Clip):
     """A clip of the user's own, which may do anything."""
 
 
-@pytest.mark.parametrize("clip", [Own(1.0), nn.ClipGradByNorm(1.0)])
+@pytest.mark.parametrize("clip", [OwnClip(1.0), nn.ClipGradByNorm(1.0)])
 def test_a_clip_of_another_kind_is_refused(clip: Any) -> None:
     parameters = nn.Linear(2, 2).parameters()
     with pytest.raises(UsageError, match=f"not {type(clip).__name__}"):
@@ -131,3 +133,79 @@ def test_a_clip_of_another_kind_is_refused(clip: Any) -> None:
     grouped = [{"params": parameters, "grad_clip": clip}]
     with pytest.raises(UsageError, match=f"not {type(clip).__name__}"):
         take_clips(paddle.optimizer.SGD(0.1, parameters=grouped))
+
+
+class Own(paddle.optimizer.SGD):
+    """An optimizer of the user's own: its `step` may do anything."""
+
+
+class OwnLamb(paddle.optimizer.Lamb):
+    pass
+
+
+ELEMENTWISE = [
+    "SGD", "Momentum", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSProp", "ASGD", "Rprop",
+]  # fmt: skip
+
+
+def weights() -> list[paddle.Tensor]:
+    return nn.Linear(2, 2).parameters()
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_paddles_own_that_compute_element_by_element(name: str) -> None:
+    assert check_elementwise(getattr(paddle.optimizer, name)(0.1, parameters=weights()), 2) == []
+
+
+@pytest.mark.parametrize(
+    "kind", [paddle.optimizer.Lamb, OwnLamb, LarsMomentumOptimizer, paddle.optimizer.LBFGS]
+)
+def test_what_needs_whole_parameters_is_refused_where_they_are_cut(kind: Any) -> None:
+    optimizer = object.__new__(kind)  # LARS is made in static graphs only
+    with pytest.raises(
+        UsageError, match=rf"strategy.tensor=2: optimizer {kind.__name__} .*strategy.tensor=1"
+    ):
+        check_elementwise(optimizer, 2)
+    assert check_elementwise(optimizer, 1) == []
+
+
+def placed() -> list[Any]:
+    """In two ranks that cut the model: what is said of Lamb, finished and not, and the differences of two others."""
+    strategy = read_part("strategies", {"use": "hybrid", "tensor": 2, "data": 1}).build(join(seed=1))
+
+    def place(kind: Any, finished: bool = True) -> Any:
+        cut = Cut()
+        optimizer = lambda rate, named: kind(0.1, parameters=[p for _, p in named])  # noqa: E731
+        finished_optimizer = kind(0.1, parameters=cut.parameters()) if finished else optimizer
+        task = Task(model=cut, loss=nn.CrossEntropyLoss(reduction="none"), optimizer=finished_optimizer)
+        try:
+            return strategy.place(task).differences()
+        except UsageError as error:
+            return str(error)
+
+    lamb = paddle.optimizer.Lamb
+    return [place(lamb), place(lamb, finished=False), place(Own), place(paddle.optimizer.SGD)]
+
+
+def test_where_a_model_is_cut_it_is_asked() -> None:
+    for finished, made, own, sgd in run_ranks(placed, 2):
+        assert finished == made and "optimizer Lamb takes norms over whole parameters" in finished
+        (said,) = own
+        assert said.startswith("optimizer Own: whether it computes element by element is not known")
+        assert sgd == []
+
+
+def test_an_own_optimizer_that_updates_some_parameters_only_is_named() -> None:
+    own = Own(0.1, parameters=weights())
+    for axis in ("sharding", "pipeline"):
+        (said,) = check_by_parameter(own, **{"sharding": 1, "pipeline": 1, axis: 2})
+        assert said.startswith("optimizer Own: whether an update of a parameter looks at other parameters")
+        assert f"strategy.{axis} each rank updates some of them" in said
+    assert check_by_parameter(own, sharding=1, pipeline=1) == []
+    for known in (paddle.optimizer.Lamb, paddle.optimizer.AdamW):
+        assert check_by_parameter(known(0.1, parameters=weights()), sharding=2) == []
+
+
+def test_what_computes_the_loss_again_within_an_update_is_refused() -> None:
+    with pytest.raises(UsageError, match="LBFGS computes the loss several times in one update"):
+        check_not_wrapper(paddle.optimizer.LBFGS(0.1, parameters=weights()))
