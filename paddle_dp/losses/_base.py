@@ -25,7 +25,8 @@ def full_precision(method: Callable[P, R]) -> Callable[P, R]:
     def without_autocast(*arguments: P.args, **named: P.kwargs) -> R:
         import paddle
 
-        if not paddle.is_autocast_enabled():
+        is_enabled = getattr(paddle, "is_autocast_enabled", None)  # missing before Paddle 3.3: it may be on
+        if is_enabled is not None and not is_enabled():
             return method(*arguments, **named)
         with paddle.amp.auto_cast(enable=False):
             return method(*arguments, **named)
