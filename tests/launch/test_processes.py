@@ -10,7 +10,6 @@ import threading
 import time
 
 import pytest
-from tests.eventually import eventually
 
 from paddle_dp.launch.processes import (
     alive,
@@ -23,6 +22,7 @@ from paddle_dp.launch.processes import (
     tied_to,
     variable,
 )
+from tests.eventually import eventually
 
 PARENT = (
     "import subprocess, sys, time\n"

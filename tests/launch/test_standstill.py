@@ -13,13 +13,13 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.eventually import eventually
 
 from paddle_dp.launch.command import Limits
 from paddle_dp.launch.standstill import GAP, Standing, in_debugger
 from paddle_dp.mesh.heartbeat import Heartbeat, RankStatus, StatusTable
 from paddle_dp.recipe.schema import WatchSettings
 from paddle_dp.units import Duration
+from tests.eventually import eventually
 
 
 def limits(sample: float = 120.0, **watch: str) -> Limits:

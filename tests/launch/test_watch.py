@@ -8,10 +8,10 @@ import time
 
 import psutil
 import pytest
-from tests.eventually import eventually
 
 from paddle_dp.launch.processes import exit_of
 from paddle_dp.launch.watch import Launcher, RankMonitor
+from tests.eventually import eventually
 
 LAUNCHER = """
 import os, subprocess, sys, time

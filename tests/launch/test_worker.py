@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.eventually import eventually
 
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.processes import alive, descendants, kill_all
 from paddle_dp.launch.worker import ENTRY_POINTS, _find, _read, guarded
+from tests.eventually import eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TINY = "tests/faults/tiny.yaml"

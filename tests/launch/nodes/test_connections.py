@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
-from tests.eventually import eventually
 
 from paddle_dp.launch.nodes import connections
 from paddle_dp.launch.nodes.connections import BACKLOG, Membership, Server
 from paddle_dp.launch.nodes.messages import BrokenLineError, Line
 from paddle_dp.launch.nodes.rendezvous import NodeLimits, Rendezvous
+from tests.eventually import eventually
 
 
 class Place:
