@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -57,13 +57,7 @@ def _owner(patch: Patch) -> Any | None:
 
 def look_up(dotted: str) -> Any | None:
     """Returns the module, class or function called `dotted`, or None."""
-    names = dotted.split(".")
-    for count in range(len(names), 0, -1):
-        try:
-            value: Any = importlib.import_module(".".join(names[:count]))
-        except ModuleNotFoundError:
-            continue
-        for name in names[count:]:
-            value = getattr(value, name, None)
-        return value
-    return None
+    try:
+        return pkgutil.resolve_name(dotted)
+    except (ImportError, AttributeError):
+        return None

@@ -12,13 +12,13 @@ import os
 import platform
 import re
 import shlex
-import struct
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import deserialize
 
 from tests.golden.cases import HERE, Case
 from tests.golden.lane import Lanes
@@ -213,16 +213,11 @@ def _checkpoint(folder: Path, paths: Mapping[str, str]) -> Record:
 
 def _safetensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Every tensor as bytes: [elements, bytes of an element]."""
-    content = path.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
     tensors = {}
-    for name, entry in json.loads(content[8 : 8 + length]).items():
-        if name != "__metadata__":
-            begin, end = (8 + length + offset for offset in entry["data_offsets"])
-            elements = int(np.prod(entry["shape"], dtype=np.int64))
-            tensors[name] = np.frombuffer(content[begin:end], np.uint8).reshape(
-                elements, (end - begin) // max(elements, 1)
-            )
+    for name, entry in deserialize(path.read_bytes()):
+        elements = int(np.prod(entry["shape"], dtype=np.int64))
+        content = np.frombuffer(entry["data"], np.uint8)
+        tensors[name] = content.reshape(elements, len(content) // max(elements, 1))
     return tensors
 
 
