@@ -141,7 +141,7 @@ def doctor(
 
     Exit status: 0 ready; 1 something to mend, with what to do; 2 something to type differently.
     """
-    from paddle_dp.doctor import examine
+    from paddle_dp.doctor.examine import examine
     from paddle_dp.launch.command import Job
 
     job = Job(ranks=ranks, nodes=nodes, master=master, node_rank=node_rank, output_dir=output_dir, quiet=True)

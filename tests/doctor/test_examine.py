@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.doctor import DoctorCheck, examine, exchange
+from paddle_dp.doctor import examine as examination
+from paddle_dp.doctor.examine import examine, judged
+from paddle_dp.doctor.machine import DoctorCheck
 from paddle_dp.doctor.rank import exchange as exchanged
 from paddle_dp.doctor.rank import first_sum
 from paddle_dp.errors import UsageError
@@ -45,29 +47,31 @@ def test_ranks_add_up_and_compare_their_clocks(tmp_path: Path) -> None:
 
 
 def test_what_a_rank_saw_in_words() -> None:
-    found, clocks = exchange.judged(SEEN, plan(nodes=2), 6.0)
+    found, clocks = judged(SEEN, plan(nodes=2), 6.0)
     assert (
         found.found == "4 ranks on 2 nodes by NCCL 22703 on gpu:0: 1 MB summed in 0.2 ms, after 6.0 s in all"
     )
     assert (clocks.state, clocks.found) == ("ok", "node 1 (b) is -0.003 s from node 0 (a), the farthest")
-    late = exchange.judged({**SEEN, "skews": [0.0, 0.0, 5.0, 5.1]}, plan(nodes=2), 6.0)[1]
+    late = judged({**SEEN, "skews": [0.0, 0.0, 5.0, 5.1]}, plan(nodes=2), 6.0)[1]
     assert late.state == "look" and "node 1 (b) is +5.100 s" in late.found
-    (wrong,) = exchange.judged({**SEEN, "wrong": [2]}, plan(), 6.0)
+    (wrong,) = judged({**SEEN, "wrong": [2]}, plan(), 6.0)
     assert (wrong.state, wrong.found) == ("mend", "wrong sums on rank 2 (b)")
 
 
 def test_ranks_that_failed_after_a_sum_are_not_said_to_have_exchanged_nothing(tmp_path: Path) -> None:
     cause = Failure(rank=1, kind="left", message="left with exit status 86", exit_status=86)
-    assert exchange._failed(plan(), cause, tmp_path).found == "2 ranks could not exchange anything"
+    assert examination._failed(plan(), cause, tmp_path).found == "2 ranks could not exchange anything"
     first_sum(tmp_path).touch()
-    found = exchange._failed(plan(), cause, tmp_path)
+    found = examination._failed(plan(), cause, tmp_path)
     assert (found.state, found.found) == ("mend", "2 ranks added up numbers, and failed later")
     assert "left with exit status 86" in found.todo
 
 
 @pytest.fixture
 def _quick_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "run", lambda plan: [DoctorCheck("exchange", f"{plan.ranks} ranks")])
+    monkeypatch.setattr(
+        examination, "exchange", lambda plan: [DoctorCheck("exchange", f"{plan.ranks} ranks")]
+    )
 
 
 @pytest.mark.usefixtures("_quick_exchange")
@@ -127,14 +131,14 @@ def test_the_whole_of_it_takes_seconds(tmp_path: Path) -> None:
 def test_ranks_that_cannot_exchange_are_told_with_the_cause(
     wrong: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = exchange.RANK.read_text().replace(
+    text = examination.RANK.read_text().replace(
         "sys.path.append", f"sys.path.append({os.getcwd()!r}); sys.path.append"
     )
     call, fault = "        report_fields = exchange(device, first)\n", f"        if here.rank == 1: {wrong}\n"
     assert call in text
     (tmp_path / "rank.py").write_text(text.replace(call, fault + call))
-    monkeypatch.setattr(exchange, "RANK", tmp_path / "rank.py")
-    monkeypatch.setattr(exchange, "ALONE", 12.0)
-    (found,) = exchange.run(plan())
+    monkeypatch.setattr(examination, "RANK", tmp_path / "rank.py")
+    monkeypatch.setattr(examination, "ALONE", 12.0)
+    (found,) = examination.exchange(plan())
     assert found.state == "mend" and found.found == "2 ranks could not exchange anything"
     assert re.match(said, found.todo), found.todo

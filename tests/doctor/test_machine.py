@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paddle_dp.doctor import DoctorCheck, machine
+from paddle_dp.doctor import machine
 from paddle_dp.doctor.examine import is_well, summary
+from paddle_dp.doctor.machine import DoctorCheck
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine
 
