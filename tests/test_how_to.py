@@ -58,7 +58,7 @@ def marked_blocks(page: Path) -> list[Block]:
     return found
 
 
-def run_blocks(page: Path, blocks: list[Block], folder: Path) -> None:
+def run_blocks(page: Path, blocks: list[Block], folder: Path, timeout: int = 280) -> None:
     for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", page.read_text(), re.S | re.M):
         (folder / name).write_text(code)
     shutil.copytree(ROOT / "configs", folder / "configs")
@@ -77,7 +77,7 @@ def run_blocks(page: Path, blocks: list[Block], folder: Path) -> None:
             env={**environment, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=timeout,
         )
         printed = done.stdout + done.stderr
         assert done.returncode == block.status, f"{block.command}\n{printed}"

@@ -31,7 +31,8 @@ def pages_with(long: bool) -> list[Path]:
 def run_page(page: Path, folder: Path, long: bool) -> None:
     for name in ("tests", "tools"):
         (folder / name).symlink_to(ROOT / name)
-    run_blocks(page, [block for block in marked_blocks(page) if long or not block.long], folder)
+    blocks = [block for block in marked_blocks(page) if long or not block.long]
+    run_blocks(page, blocks, folder, timeout=900)
 
 
 @pytest.mark.processes
