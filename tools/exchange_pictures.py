@@ -44,12 +44,9 @@ def draw_ring(rows: list[list[list[str]]], file: Path) -> None:
             for number, part in enumerate(parts):
                 left = rank * (ranks + 0.7) + number
                 arrived = turn > 0 and number == (rank - turn) % ranks
-                edge = (
-                    {"edgecolor": INK, "linewidth": 1.6}
-                    if arrived
-                    else {"edgecolor": "white", "linewidth": 0.8}
-                )
-                box = Rectangle((left, turn), 0.96, 0.88, facecolor=SHADES[part.count("1")], **edge)
+                edge, width = (INK, 1.6) if arrived else ("white", 0.8)
+                shade = SHADES[part.count("1")]
+                box = Rectangle((left, turn), 0.96, 0.88, facecolor=shade, edgecolor=edge, linewidth=width)
                 axes.add_patch(box)
                 light = "white" if part.count("1") == ranks else INK
                 axes.text(left + 0.48, turn + 0.45, part, ha="center", va="center", fontsize=7.5, color=light)
