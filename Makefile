@@ -40,9 +40,10 @@ recipes:         ## check every recipe, and run two steps of those that need no 
 	paddle-dp check --no-run configs/*.yaml
 	$(PYTHON) -m pytest tests/test_configs.py
 
-docs:            ## write the lists in docs/ anew: recipe keys, the Python API
+docs:            ## write the lists in docs/ anew: recipe keys, the Python API; and the notebooks of docs/learn
 	$(PYTHON) tools/document.py
 	$(PYTHON) tools/api_page.py
+	$(PYTHON) tools/notebooks.py
 
 site:            ## the documentation as a site, in site/: open site/index.html; needs `pip install -e '.[docs]'`
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet

@@ -2,7 +2,8 @@
 
 A mark is a comment before a block, `<!-- run -->`, with words: `long` leaves the block to `make long`, together with
 the marked blocks after it on that page; `status 2` is the expected exit status; `same output` says that each line of
-the next block is printed. A block of Python that begins with `# name.py` is that file.
+the next block is printed. A block of Python that begins with `# name.py` is that file; a marked one is run as it is,
+and is long only if its mark says so.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from tests.house.programs import ROOT, run_program, shell_variables
 PAGES = sorted((ROOT / "docs/how-to").glob("*.md"))
 ENGLISH = [page for page in PAGES if not page.name.endswith(".zh.md")]
 MARKED = re.compile(
-    r"^<!-- run(?P<words>[^>]*?) -->\n+```bash\n(?P<command>.*?)^```\n(?:\n+```\n(?P<output>.*?)^```)?",
+    r"^<!-- run(?P<words>[^>]*?) -->\n+```(?P<language>bash|python)\n(?P<command>.*?)^```\n"
+    r"(?:\n+```\n(?P<output>.*?)^```)?",
     re.S | re.M,
 )
 
 
 class Block(NamedTuple):
+    language: str
     command: str
     output: list[str]
     long: bool
@@ -33,14 +36,16 @@ class Block(NamedTuple):
 
 
 def marked_blocks(page: Path) -> list[Block]:
-    """The blocks that can be run, in the page's order. A block after a long one is long: it may need its run."""
+    """The blocks that can be run, in the page's order. Bash after a long block is long: it may need its run."""
     found: list[Block] = []
     for match in MARKED.finditer(page.read_text()):
         status = re.search(r"status (\d+)", match["words"])
         output = [line for line in (match["output"] or "").splitlines() if "…" not in line]
-        long = "long" in match["words"] or any(block.long for block in found)
+        after = match["language"] == "bash" and any(block.long for block in found)
+        long = "long" in match["words"] or after
         found.append(
             Block(
+                match["language"],
                 match["command"],
                 output,
                 long,
@@ -51,15 +56,17 @@ def marked_blocks(page: Path) -> list[Block]:
     return found
 
 
-def run_blocks(page: Path, blocks: list[Block], folder: Path) -> None:
+def run_blocks(page: Path, blocks: list[Block], folder: Path, timeout: int = 280) -> None:
     for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", page.read_text(), re.S | re.M):
         (folder / name).write_text(code)
     shutil.copytree(ROOT / "configs", folder / "configs")
     shutil.copytree(ROOT / "models", folder / "models", ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**shell_variables(folder / "bin"), "OMP_NUM_THREADS": "1"}
     for block in blocks:
-        command = ("bash", "-eo", "pipefail", "-c", block.command)
-        done = run_program(*command, folder=folder, env=environment, timeout=280, status=block.status)
+        shell = ["bash", "-eo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
+        done = run_program(
+            *shell, block.command, folder=folder, env=environment, timeout=timeout, status=block.status
+        )
         printed = done.stdout + done.stderr
         if block.same_output:
             missing = [line for line in block.output if line not in printed.splitlines()]
