@@ -2,7 +2,7 @@
 PYTHON ?= python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install fast test sim sim-tests long check format recipes docs site clean
+.PHONY: help install fast test sim sim-tests long check format recipes docs pictures site clean
 
 help:            ## these words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -43,6 +43,9 @@ recipes:         ## check every recipe, and run two steps of those that need no 
 docs:            ## write the lists in docs/ anew: recipe keys, the Python API
 	$(PYTHON) tools/document.py
 	$(PYTHON) tools/api_page.py
+
+pictures:        ## draw the pictures of docs/learn anew, by the pages' own commands: minutes
+	$(PYTHON) tools/learn_pictures.py docs/pictures
 
 site:            ## the documentation as a site, in site/: open site/index.html; needs `pip install -e '.[docs]'`
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
