@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = ROOT / "docs/learn"
 INK, QUIET = "#1f2933", "#7b8794"
 COLOURS = ("#3f7fbf", "#e08a3c", "#6b8e5a")
+AGES = (0, 1, 2, 4, 8, 16)
 MESH = (
     "paddle-dp train configs/gpt_tiny.yaml --ranks 4 name=learn-four-devices strategy.pipeline=2 "
     '"train.length=2 steps" "callbacks=[{use: dashboard}]"\n'
@@ -95,24 +96,27 @@ def draw_micro_batches(points: list[tuple[int, float]], samples: int, file: Path
     figure.savefig(file)
 
 
-def draw_staleness(folder: Path, file: Path) -> None:
-    """The held-out loss for gradients of every age from 0 to 16, by the script of parameter-servers.md."""
+def staleness_losses(folder: Path) -> dict[float, list[float]]:
+    """Held-out losses by learning rate, for gradients of `AGES`, by the script of parameter-servers.md."""
     script = folder / "staleness.py"
     script.write_text(code_blocks(CHAPTERS / "parameter-servers.md")[script.name])
     held_out = runpy.run_path(str(script))["held_out"]
-    figure, drawn = axes(
-        "Digits, 460 updates with old gradients", "staleness: age of a gradient, in updates", "held-out loss"
-    )
+    return {rate: [held_out(age, rate)[0] for age in AGES] for rate in (0.1, 0.02, 0.005)}
+
+
+def draw_staleness(losses: dict[float, list[float]], file: Path) -> None:
+    title = "Digits, 460 updates with old gradients"
+    figure, drawn = axes(title, "staleness: age of a gradient, in updates", "held-out loss")
     ceiling = 2.5
-    for rate, colour in zip((0.1, 0.02, 0.005), COLOURS, strict=True):
-        losses = [held_out(staleness, rate)[0] for staleness in range(17)]
-        shown = [loss if loss < ceiling else ceiling for loss in losses]  # NaN is not less
-        drawn.plot(range(17), shown, "o-", color=colour, markersize=4, label=f"rate {rate}")
+    for (rate, values), colour in zip(losses.items(), COLOURS, strict=True):
+        shown = [loss if loss < ceiling else ceiling for loss in values]  # NaN is not less
+        drawn.plot(AGES, shown, "o-", color=colour, markersize=4, label=f"rate {rate}")
     drawn.axhline(2.303, color=QUIET, linewidth=0.8, linestyle=":")
-    drawn.text(16.2, 2.303, "ln 10: knows nothing", fontsize=8, color=QUIET, ha="right", va="top")
+    drawn.text(16.2, 2.29, "ln 10: knows nothing", fontsize=8, color=QUIET, ha="right", va="top")
+    drawn.set_xticks(AGES)
     drawn.set_ylim(0, ceiling + 0.05)
     drawn.set_yticks([0, 0.5, 1, 1.5, 2, ceiling], ["0", "0.5", "1", "1.5", "2", "more, or NaN"])
-    drawn.legend(frameon=False, fontsize=9)
+    drawn.legend(frameon=False, fontsize=9, loc="center right")
     figure.savefig(file)
 
 
@@ -129,7 +133,7 @@ def main() -> int:
             picture = next(run / name for name in ("timeline.png", "mesh.png") if (run / name).exists())
             shutil.copy(picture, given.pictures / f"{run.name}.png")
         draw_micro_batches(micro_batches(folder / "runs"), 32, given.pictures / "learn-micro-batches.png")
-        draw_staleness(folder, given.pictures / "learn-staleness.png")
+        draw_staleness(staleness_losses(folder), given.pictures / "learn-staleness.png")
     return 0
 
 
