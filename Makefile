@@ -44,11 +44,11 @@ docs:            ## write the lists in docs/ anew: recipe keys, the Python API
 	$(PYTHON) tools/document.py
 	$(PYTHON) tools/api_page.py
 
-pictures:        ## draw the pictures of docs/learn anew, by the pages' own commands: minutes
-	$(PYTHON) tools/learn_pictures.py docs/pictures
-
 site:            ## the documentation as a site, in site/: open site/index.html; needs `pip install -e '.[docs]'`
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+pictures:        ## draw the pictures of docs/learn anew, by the pages' own commands: minutes
+	$(PYTHON) tools/learn_pictures.py docs/pictures
 
 clean:           ## remove what tools left behind; runs/ stays
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
