@@ -2,7 +2,7 @@
 PYTHON ?= python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install fast test sim sim-tests long check format recipes docs site clean
+.PHONY: help install fast test sim sim-tests long check format recipes docs pictures site clean
 
 help:            ## these words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -47,6 +47,9 @@ docs:            ## write the lists in docs/ anew: recipe keys, the Python API; 
 
 site:            ## the documentation as a site, in site/: open site/index.html; needs `pip install -e '.[docs]'`
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+pictures:        ## draw the pictures of docs/learn anew, by the pages' own commands: minutes
+	$(PYTHON) tools/learn_pictures.py docs/pictures
 
 clean:           ## remove what tools left behind; runs/ stays
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -31,6 +31,10 @@ SMALLER = {  # what makes two steps of a recipe take seconds, where a batch of 5
         "train.batch=5", "dataset.shape=[3,32,32]", "dataset.classes=4", "dataset.samples=20", "dataset.test_samples=3",
         "model.classes=4",
     ],
+    "resnet50_random102": [
+        "train.batch=4", "model.depth=18", "dataset.shape=[3,32,32]", "dataset.samples=20", "dataset.test_samples=4",
+        "loader.num_workers=0", "schedule.learning_rate=0.01",
+    ],
     "resnet50_pipeline": ["train.batch=4", "train.micro_batches=2", "model.depth=18", "dataset.shape=[3,8,8]"],
     "inception_branches": ["train.batch=4"],
     "digits_resnet18": ["train.batch=8", "dataset.size=8"],
