@@ -50,6 +50,7 @@ site:            ## the documentation as a site, in site/: open site/index.html;
 
 pictures:        ## draw the pictures of docs/learn anew, by the pages' own commands: minutes
 	$(PYTHON) tools/learn_pictures.py docs/pictures
+	$(PYTHON) tools/exchange_pictures.py docs/pictures
 
 clean:           ## remove what tools left behind; runs/ stays
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
