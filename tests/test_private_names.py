@@ -24,7 +24,7 @@ from paddle_dp.gloo.patch import look_up
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/private-names.md"
 FILES = sorted((ROOT / "paddle_dp").rglob("*.py"))
-BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
+BY_NAME = ("getattr", "hasattr", "setattr", "delattr", "wrap")  # wrap: of audit.hooks.watch
 
 
 @dataclass(frozen=True)
