@@ -87,7 +87,7 @@ def test_each_page_begins_with_its_question_and_is_short() -> None:
     for page in PAGES:
         lines = page.read_text().splitlines()
         assert re.fullmatch(r"\*\*.+[?？]\*\*", lines[2]), f"{page.name}: {lines[2]}"
-        assert len(lines) <= 290, f"{page.name} has {len(lines)} lines"
+        assert len(lines) <= 300, f"{page.name} has {len(lines)} lines"
 
 
 @pytest.mark.parametrize("index", INDEXES, ids=lambda page: page.name)
