@@ -2,7 +2,7 @@
 
 average = decay × average + (1 − decay) × weight, after every few updates, starting from the initial weights (Polyak and
 Juditsky 1992; with a decay as in Tarvainen and Valpola, arXiv:1703.01780). A rank averages the parameters that it
-updates; being elementwise, the averages are those of one process in every layout.
+updates; being elementwise, the averages equal one process's in every layout.
 """
 
 from __future__ import annotations

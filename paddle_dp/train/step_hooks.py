@@ -116,7 +116,7 @@ class WeightsHook(StepHook):
 
 class CallbackHook(StepHook):
     """Calls the callbacks that are due, with the numbers of the step if one of them reads; `slowest_numbers` gives
-    those of the slowest rank."""
+    the slowest rank's."""
 
     phase = Phase.CALLBACKS
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-# Also those of an environment below this one.
+# An environment below this one has libraries, too.
 _PACKAGES = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 _LIBRARIES = tuple(os.path.realpath(path) + os.sep for path in (sysconfig.get_path("stdlib"), *_PACKAGES))
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep  # a script may be written with this package
