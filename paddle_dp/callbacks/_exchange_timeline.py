@@ -28,6 +28,10 @@ OTHER = "#d5d9df"
 MOST_NAMED = 24  # buckets per rank
 ROOM = 0.05  # share of the picture's width that a label with a size needs
 LANE = 1.05  # inches per rank
+MEASURED = (
+    "timeline: nothing was recorded, because the same steps were measured for «paddle-dp why». Train longer, or set "
+    "callbacks.timeline.start to an earlier step."
+)
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ class ExchangeTimeline(Callback):
 
     def end(self, moment: Moment) -> None:
         if self.run.mesh.is_main:
-            self._finish()
+            self._finish(moment)
 
     def _begin(self, moment: Moment) -> None:
         """Starts recording before an update of the window, unless a measurement is under way. Collective."""
@@ -195,9 +199,10 @@ class ExchangeTimeline(Callback):
         rows_by_rank = self.run.mesh.gather(rows)
         self.recorded.append((moment.progress.step, [TimelineRow(*row) for row in _numbered(rows_by_rank)]))
 
-    def _finish(self) -> None:
+    def _finish(self, moment: Moment) -> None:
         if not self.recorded:
-            print(_lines.nothing_recorded("timeline", self._first), flush=True)
+            measured = moment.progress.step > self._first
+            print(MEASURED if measured else _lines.nothing_recorded("timeline", self._first), flush=True)
             return
         step, rows = sorted(self.recorded, key=lambda record: max(row.stop for row in record[1]))[
             len(self.recorded) // 2

@@ -161,7 +161,7 @@ def attributes_of(thing: Any) -> dict[str, Any]:
     """The named values that make an object: its attributes, also in slots, and its class's defaults; the closure and
     the defaults of a function; the arguments of a partial; for a method its object's, too.
 
-    Private attributes count for users' classes, and for layers (ELU keeps `_alpha`), without the ones that every layer has.
+    Private attributes count for classes of users, and for layers (ELU keeps `_alpha`), without the ones of all layers.
     """
     if isinstance(thing, type):
         return {}

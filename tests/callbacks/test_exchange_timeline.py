@@ -6,12 +6,13 @@ import io
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import paddle
 import pytest
 from paddle import nn
 
-from paddle_dp.callbacks._exchange_timeline import TimelineRow, draw, trace
+from paddle_dp.callbacks._exchange_timeline import ExchangeTimeline, TimelineRow, draw, trace
 from paddle_dp.exchange.paddle_reducer import ReducerBuckets
 from paddle_dp.launch.worker import work
 from paddle_dp.mesh.degrees import Degrees
@@ -101,6 +102,23 @@ def test_the_buckets_of_paddle_s_reducer_are_handed_over_when_the_last_gradient_
     assert told in (["bucket 0–2, 0.000244 MB"], ["bucket 0–1, 0.000104 MB", "bucket 2, 0.00014 MB"])
     assert all(start <= stop for _, start, stop in film.handovers)
     assert len(film.computed_at) == len(settled) == 1 and film.computed_at[0] <= film.handovers[-1][2]
+
+
+@pytest.mark.parametrize(("ended", "reason"), [(24, "were measured for"), (12, "ended before its step 13")])
+def test_a_window_without_a_record_says_why(
+    ended: int, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = ExchangeTimeline(SimpleNamespace(mesh=SimpleNamespace(is_main=True)), start=12, steps=3)
+    at = [SimpleNamespace(progress=SimpleNamespace(step=step)) for step in range(ended + 1)]
+    heartbeat.begin_tape(ExchangeTrace(None, lambda: None))
+    try:
+        callback.start(at[0])
+        for moment in at[1:]:
+            callback.step(moment)
+    finally:
+        heartbeat.end_tape()
+    callback.end(at[-1])
+    assert reason in capsys.readouterr().out
 
 
 @pytest.mark.long
