@@ -43,7 +43,7 @@ DEEDS = {
         1,
         r"sys.exit\(0\) at \S+parts.py:\d+ ended this rank after step 6, .*\nrank 1 of \d on \S+ failed first",
     ),
-    "exit_3": (3, r"SystemExit: 3\nrank 1 of \d on \S+ failed first"),
+    "exit_3": (3, r"SystemExit: 3\n(?:\(\d+ frames .*\n)?rank 1 of \d on \S+ failed first"),
     "leave_0": (1, r"rank 1 of \d on \S+ failed first: left with exit status 0 while the job was running"),
     "leave_5": (5, r"rank 1 of \d on \S+ failed first: left with exit status 5 while the job was running"),
 }
