@@ -16,7 +16,7 @@ _forward: ContextVar[object | None] = ContextVar("forward", default=None)  # the
 
 @contextmanager
 def single_forward() -> Iterator[None]:
-    """Wraps a model's forward, in which nothing writes a tensor that two of its layers read."""
+    """Wraps a model's forward. Without gradients nothing in it may write a tensor between two layers that read it."""
     token = _forward.set(_forward.get() or object())
     try:
         yield
@@ -28,14 +28,12 @@ def shared(x: paddle.Tensor, function: Function, key: object) -> paddle.Tensor:
     """`function(x)`, computed once for a tensor as long as it does not change. `key`: identifies the function, and the
     group of an exchange.
 
-    Each reader computes it for a leaf that learns, which outlives its backward, unlike the cached graph. Without
-    gradients every tensor is a leaf, also a buffer, and `set_value` does not count as a change (3.3.1): its readers
-    share within `single_forward`.
+    Each reader computes it for a leaf, an input, a buffer or a parameter: it outlives its backward, unlike the cached
+    graph, and `set_value` and `copy_` do not count as a change (3.3.1). Without gradients activations are leaves, too:
+    their readers share within `single_forward`.
     """
-    if not paddle.in_dynamic_mode():
-        return function(x)
-    forward = _forward.get() if x.is_leaf and x.stop_gradient else None
-    if x.is_leaf and forward is None:
+    forward = None if paddle.is_grad_enabled() else _forward.get()
+    if not paddle.in_dynamic_mode() or (x.is_leaf and forward is None):
         return function(x)
     state = key, x.inplace_version, paddle.is_grad_enabled(), forward
     cached = getattr(x, _CACHE_ATTRIBUTE, None)

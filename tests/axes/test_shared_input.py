@@ -70,10 +70,19 @@ def test_a_buffer_that_set_value_writes_is_read_anew(exchange) -> None:
     buffer = paddle.ones([2])
     for written, read in ((1.0, 2.0), (5.0, 10.0)):
         buffer.set_value(paddle.full([2], written))
-        with single_forward():
+        with paddle.no_grad(), single_forward():
             assert shared(buffer, exchange, "a").tolist() == [read] * 2
     buffer.set_value(paddle.zeros([2]))
     assert shared(buffer, exchange, "a").tolist() == [0, 0]
+
+
+def test_a_state_that_a_forward_writes_between_two_layers_is_read_anew(exchange) -> None:
+    state = paddle.ones([2])
+    with single_forward():
+        for read in (2.0, 4.0, 8.0):
+            output = shared(state, exchange, "a")
+            assert output.tolist() == [read] * 2
+            state.set_value(output)
 
 
 def test_layers_of_a_forward_without_gradients_take_what_the_first_one_exchanged(exchange) -> None:
