@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import ipaddress
 import os
+import re
 import socket
 import struct
 import time
@@ -24,6 +25,8 @@ DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction of a packet fi
 ACCEPTED_LATER = 24  # offset in tcp_info of the number of connections that wait to be accepted
 PATIENCE = 1.0  # seconds for these to be accepted
 ESTABLISHED = "01"
+# «connect [127.0.0.1]:23430: Connection refused»: gloo prints the port's two bytes in the order of the network.
+_GLOO_ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
 ALONE = "unshare --map-root-user --net sh -c 'ip link set lo up; paddle-dp train …'"
 
 
@@ -61,12 +64,21 @@ class Connections:
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
-        """Wraps the connecting of a group: raises JobError if another user made it fail, as gloo accepts the first
-        connection and refuses the expected rank."""
+        """Wraps the connecting of a group: raises JobError if another user made it fail.
+
+        gloo accepts the first connection and refuses the expected rank. The refused rank fails first and has no
+        connection with the stranger, but knows the address at which the stranger has taken its place.
+        """
         try:
             yield
-        except Exception:
+        except Exception as error:
             self.check()
+            refused = {
+                _address(host, socket.ntohs(int(port))) for host, port in _GLOO_ADDRESS.findall(str(error))
+            }
+            for (local, remote), user in _users().items():
+                if remote in refused and user not in (0, os.geteuid()):
+                    raise _come_between(user, remote[1], local[1]) from error
             raise
 
     def check(self) -> None:
@@ -81,12 +93,7 @@ class Connections:
             if self.port and end.getsockname()[1] == self.port:
                 end.shutdown(socket.SHUT_RDWR)
                 continue
-            port, peer = end.getsockname()[1], end.getpeername()[1]
-            raise JobError(
-                f"user {user} of this machine has come between the ranks while they connected (ports {port} and "
-                f"{peer}), and the job ends before anything is exchanged. Start it again; if that repeats, in a "
-                f"separate network: {ALONE}"
-            )
+            raise _come_between(user, end.getsockname()[1], end.getpeername()[1])
 
     def close_port(self) -> None:
         """Closes `port`, where this process's store listens, to new connections, and cuts strangers'. Call it when all
@@ -97,6 +104,13 @@ class Connections:
                     close_to_all(end)
                     _wait_until_accepted(end)
         self.check()
+
+
+def _come_between(user: int, port: int, peer: int) -> JobError:
+    return JobError(
+        f"user {user} of this machine has come between the ranks while they connected (ports {port} and {peer}), and "
+        f"the job ends before anything is exchanged. Start it again; if that repeats, in a separate network: {ALONE}"
+    )
 
 
 def _wait_until_accepted(end: socket.socket) -> None:

@@ -193,7 +193,8 @@ def new_group(ranks: Iterable[int]) -> Any:
     import paddle.distributed as dist
 
     connections = Connections()
-    group = dist.new_group(list(ranks))
+    with connections.blamed():
+        group = dist.new_group(list(ranks))
     connections.check()
     return group
 

@@ -88,3 +88,14 @@ def test_a_meeting_that_a_stranger_has_spoilt_says_so(stranger):
         raise RuntimeError("gloo: Connection refused")
     with pytest.raises(RuntimeError, match="by itself"), Connections().blamed():
         raise RuntimeError("by itself")
+
+
+@needs_another_user
+def test_the_rank_that_gloo_refused_names_the_stranger_who_has_its_place(stranger):
+    _, accepted = stranger
+    refused_rank = Connections()  # which has no connection with the stranger itself
+    port = socket.htons(accepted.getsockname()[1])
+    with pytest.raises(JobError, match="user 65534"), refused_rank.blamed():
+        raise RuntimeError(f"gloo/transport/tcp/pair.cc:784] connect [127.0.0.1]:{port}: Connection refused")
+    with pytest.raises(RuntimeError, match="refused"), refused_rank.blamed():
+        raise RuntimeError("pair.cc:784] connect [127.0.0.1]:1: Connection refused")
