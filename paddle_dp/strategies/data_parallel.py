@@ -32,7 +32,8 @@ class Config(StrategyConfig):
     """Size of a bucket (exchange `bucketed`)."""
 
     last_comm_buffer_size: Bytes = Bytes.parse("1 MB")
-    """Size of the last bucket; smaller, so that the last exchange is short."""
+    """Size of one smaller bucket. paddle.DataParallel sends it first, with the last layers' gradients; with `compress`
+    or `find_unused_parameters` it is the last one, so that the last exchange is short."""
 
     compress: Compress = Compress.parse("none")
     """Compression of gradients in their exchange: `none`; `bfloat16` or `float16` numbers; or `power_sgd rank 4`, two
