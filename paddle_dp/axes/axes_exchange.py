@@ -34,7 +34,8 @@ from paddle_dp.exchange.push import Push
 from paddle_dp.exchange.pushed_gradients import PushedGradients, PushReduce
 from paddle_dp.exchange.roundings import comm_dtype_of, roundings, rounds
 from paddle_dp.identity.walk import is_library
-from paddle_dp.learner.weights import UpdateMode, WeightSync
+from paddle_dp.learner.update import UpdateMode
+from paddle_dp.learner.weights import WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.tensors import as_dtype, dtype_of, nbytes

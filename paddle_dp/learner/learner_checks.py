@@ -17,7 +17,7 @@ from paddle_dp.core.optimizer import parameters_of
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.errors import UsageError
 from paddle_dp.identity.attributes import Attributes, OptimizerMemory
-from paddle_dp.learner.weights import UpdateMode
+from paddle_dp.learner.update import UpdateMode
 from paddle_dp.mesh import Mesh
 from paddle_dp.text import and_more, few, plural
 

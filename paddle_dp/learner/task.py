@@ -41,7 +41,8 @@ from paddle_dp.learner.learner_checks import (
     UnusedCheck,
 )
 from paddle_dp.learner.runner import BatchRunner, Dropout
-from paddle_dp.learner.weights import Counter, GradientNorm, UpdateMode, WeightSync
+from paddle_dp.learner.update import Counter, GradientNorm, UpdateMode
+from paddle_dp.learner.weights import WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.device import moved, on
 from paddle_dp.model.bias_on_cpu import quick_biases

@@ -1,148 +1,17 @@
-"""How one update is computed (its exchange, the count that divides its gradients, their norm), and how ranks get its
-weights."""
+"""How ranks get the weights of an update."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import paddle
 
-from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.core import gradients
 from paddle_dp.core.consistency import Replica
 from paddle_dp.core.extra_state import ExtraState, SavedExtraState
-from paddle_dp.core.loss import Count, Loss, number
-from paddle_dp.core.optimizer import Clip
 from paddle_dp.core.placed_model import NamedTensors, PlacedModel
-from paddle_dp.errors import LossError
-from paddle_dp.exchange.gradient_exchange import GradientExchange
-from paddle_dp.mesh import Mesh
-
-Parameters = Sequence[paddle.Tensor]
-
-
-@dataclass
-class Counter:
-    """The number by which the gradients of an update are divided: the loss's count on all ranks."""
-
-    loss: Loss
-    mesh: Mesh
-
-    @property
-    def steps(self) -> bool:
-        """Whether this rank's optimizer steps in this update."""
-        return True
-
-    def known_count(self, batch: Batch) -> float | None:
-        """The count of this global batch, over all ranks and micro-batches; None if it is only known after the forward.
-        Collective."""
-        if self.loss.counted == "samples":
-            return batch.samples
-        local = self.local_count(batch)
-        return None if local is None else self.total(local)
-
-    def local_count(self, batch: Batch) -> Count | None:
-        """The count of this rank's share of a batch; None if it is only known after the forward."""
-        if self.loss.counted == "answers":
-            return None
-        local = [micro_batch for micro_batch in batch.micro_batches if not micro_batch.is_dummy]
-        if self.loss.counted == "samples":
-            return sum(micro_batch.samples for micro_batch in local)
-        return sum(self._count(micro_batch) for micro_batch in local)
-
-    def _count(self, micro_batch: MicroBatch) -> Count:
-        """The loss's count of the targets; computed on the host if they are there, to not wait for a device."""
-        if micro_batch.host_targets is None:
-            return self.loss.count(micro_batch.targets)
-        with paddle.device.device_guard("cpu"):
-            return self.loss.count(micro_batch.host_targets)
-
-    def total(self, counted: Count) -> float:
-        """The divisor, from this rank's count; 0: no update. Collective."""
-        return self.checked(self.mesh.sum([number(counted) if self.mesh.is_loss_rank else 0.0])[0])
-
-    def global_count(self, count: float) -> float:
-        """The count of the global batch, which divides metrics, from `count`, the divisor. Collective."""
-        return count
-
-    def checked(self, count: float) -> float:
-        """Returns the count. Raises LossError if it is negative or NaN."""
-        if not count >= 0:
-            raise LossError(f"the loss {self.loss.name} returned a count of {count:g}: it must be 0 or more.")
-        return count
-
-
-class GradientNorm:
-    """The 2-norm of all gradients of a model that every rank has whole; the optimizer clips by itself.
-
-    `clips`: global-norm clips that were taken out of the optimizer, because it sees only this rank's part.
-    """
-
-    clips: Sequence[Clip] = ()
-
-    def __init__(self, parameters: Parameters, dtype: str = "float32"):
-        self._parameters, self._dtype = parameters, dtype
-
-    def measure(self) -> Any:
-        """This rank's term, 0-d or a number. Collective in subclasses."""
-        return gradients.global_norm(self._parameters, self._dtype)
-
-    def total(self) -> Any:
-        """The norm over the whole model, the same on every rank. Collective in subclasses."""
-        return self.measure()
-
-    def clip(self) -> None:
-        """Scales the gradients before the optimizer steps. Collective in subclasses."""
-
-    def to_row(self, measured: float) -> float:
-        """The number that ranks add up, from `measure`: here the norm if it is not finite, else 0."""
-        return 0.0 if measured - measured == 0.0 else measured
-
-    def from_row(self, measured: float, summed: float) -> float:
-        """The norm, from `measure` and the sum of the rows: not finite on all ranks if it is not finite on one."""
-        return measured if summed == 0.0 else summed
-
-
-class PlacedNorm(GradientNorm):
-    """The 2-norm over placements: each gradient counts once, at its parameter's main replica."""
-
-    def __init__(self, placed: PlacedModel, clips: Sequence[Clip]):
-        super().__init__(placed.trainable)
-        self.placed, self.clips = placed, clips
-
-    def measure(self) -> paddle.Tensor:
-        return self.norms_over([self._parameters])[0]
-
-    def clip(self) -> None:
-        if not self.clips:
-            return
-        norms = self.norms_over([clip.parameters for clip in self.clips])
-        for clip, norm in zip(self.clips, norms, strict=True):
-            factor = clip.bound / paddle.maximum(norm, paddle.full_like(norm, clip.bound))
-            gradients.scale(clip.parameters, factor)
-
-    def norms_over(self, lists: Sequence[Parameters]) -> paddle.Tensor:
-        """The 2-norm over the whole model's gradients of each list, [lists]. One exchange for all. Collective."""
-        at, placements = self.placed.mesh.coords, self.placed.placements
-        counted = [
-            [p for p in parameters if placements.placement_of(p).is_main_replica(at)] for parameters in lists
-        ]
-        # Float64 on every rank: a rank without main replicas has no gradient from which to take the dtype.
-        squares = [gradients.global_norm(parameters).astype("float64").square() for parameters in counted]
-        return self.placed.mesh.sum_tensor(paddle.stack(squares)).sqrt()
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateMode:
-    """How one update is computed. Local SGD has two modes, together and alone; other strategies have one."""
-
-    exchange: GradientExchange
-    counter: Counter
-    norm: GradientNorm
-
+from paddle_dp.learner.update import UpdateMode
 
 NOTHING = nullcontext()
 States = Iterable[tuple[str, paddle.Tensor, paddle.Tensor]]

@@ -39,11 +39,11 @@ BASES = {
     "optimizers": ("Optimizer", "paddle", "paddle.optimizer.Optimizer"),
     "schedules": ("LRScheduler", "paddle", "paddle.optimizer.lr.LRScheduler"),
     "callbacks": ("Callback", "paddle_dp", "paddle_dp.Callback"),
+    "strategies": ("StrategyConfig", "paddle_dp", "paddle_dp.strategies.StrategyConfig"),
 }
 METHODS = {
     "datasets": ("__getitem__", "__iter__"),
     "losses": ("__call__",),
-    "strategies": ("place",),
 }
 # The modules of Paddle with functions that are or make parts; its other functions load files, start processes …
 _OPERATIONS = (
@@ -226,7 +226,7 @@ def validate_callable(called: Any, shelf: str) -> str | None:
     if is_paddle_function and not module.startswith(PADDLE_MODULES.get(shelf, ())):
         modules = " or ".join(PADDLE_MODULES.get(shelf, ())[:3])
         return f"is a function of Paddle's {module}{f'; parts are in {modules}' if modules else ', which makes none'}"
-    return None
+    return f"is no class that is derived from {BASES[shelf][2]}" if shelf == "strategies" else None
 
 
 def is_standard_library(dotted: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from paddle_dp.errors import InstallError, Mistake, RecipeError, UsageError, did_you_mean, near
 from paddle_dp.part.aliases import PARTS
@@ -183,12 +183,14 @@ def find(shelf: str, use: str, home: Path | None = None) -> type[Any]:
     except (Exception, SystemExit) as error:  # a user's file may raise anything while it is imported
         raise _at_use(f"{noun} {use} cannot be imported: {type(error).__name__}: {error}") from error
     config = getattr(target, "Config", None) if isinstance(target, ModuleType) else target
-    if isinstance(config, type) and is_dataclass(config) and hasattr(config, "build"):
-        return config
+    has_build = isinstance(config, type) and is_dataclass(config) and hasattr(config, "build")
     if not callable(config):
         raise _at_use(_without_config(shelf, use, target))
-    if wrong := validate_callable(config, shelf):
+    # A strategy is asked before there are processes, so its Config must be one of ours.
+    if not (has_build and shelf != "strategies") and (wrong := validate_callable(config, shelf)):
         raise _at_use(f"{noun} {use} {wrong}")
+    if has_build:
+        return cast(type[Any], config)
     try:
         return config_of(config, shelf)
     except ValueError as error:  # Python cannot tell the parameters of some functions in C

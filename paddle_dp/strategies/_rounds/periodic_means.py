@@ -18,7 +18,8 @@ from paddle_dp.core.loss import Count, number
 from paddle_dp.core.optimizer import Rate
 from paddle_dp.core.placed_model import NamedTensors, PlacedModel
 from paddle_dp.exchange.gradient_exchange import GradientExchange
-from paddle_dp.learner.weights import Counter, GradientNorm, States, UpdateMode, WeightSync
+from paddle_dp.learner.update import Counter, GradientNorm, UpdateMode
+from paddle_dp.learner.weights import States, WeightSync
 from paddle_dp.mesh import Mesh
 from paddle_dp.strategies._rounds.periods import LocalStates, Periods, Tensors, write
 from paddle_dp.tensors import moved_gradient

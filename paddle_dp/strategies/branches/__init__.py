@@ -123,7 +123,7 @@ class Branches:
         from paddle_dp.core.optimizer import take_clips
         from paddle_dp.core.placement import Placements
         from paddle_dp.learner import full_model_learner, prepare
-        from paddle_dp.learner.weights import PlacedNorm
+        from paddle_dp.learner.update import PlacedNorm
         from paddle_dp.strategies.branches.branch_exchange import BranchExchange
         from paddle_dp.strategies.branches.branched_model import branch_gradient_exchange, branched
 

@@ -28,7 +28,8 @@ from paddle_dp.core.loss import Count
 from paddle_dp.errors import UsageError
 from paddle_dp.exchange.gradient_exchange import GradientExchange
 from paddle_dp.learner.learner_checks import LearnerCheck
-from paddle_dp.learner.weights import UpdateMode, WeightSync
+from paddle_dp.learner.update import UpdateMode
+from paddle_dp.learner.weights import WeightSync
 from paddle_dp.mesh.device import device_from_name, moved, name_of, on
 from paddle_dp.structure import leaves, mapped
 from paddle_dp.text import few, plural
