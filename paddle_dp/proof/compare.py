@@ -29,7 +29,7 @@ from functools import cached_property
 
 import numpy as np
 
-from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key
+from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key, numbers_of
 
 K = 8.0
 # F/|g| above which an element counts as noise. Measured: at most 0.07 for true gradients, at least 1.2 for others.
@@ -175,16 +175,22 @@ class TraceComparison:
             quantity = Key.read(number)
             if quantity.kind not in kinds or (quantity.kind in _NUMBERS and quantity.step not in watched):
                 continue
-            if quantity.kind in _NUMBERS and number not in self.candidate.keys:
-                continue  # ranks do not read every step
-            if number not in self.reference.keys or number not in self.candidate.keys:
-                side = "one" if number not in self.reference.keys else "many"
+            is_missing = number not in self.candidate.keys
+            if is_missing and quantity.kind in _NUMBERS and not self._ranks_read(quantity.step):
+                continue
+            if is_missing or number not in self.reference.keys:
+                side = "many" if is_missing else "one"
                 yield ProofDifference(key=quantity, r=float("inf"), missing=side)
             else:
                 finding = self._finding(quantity, self.reference_array(number), self.candidate.array(number))
                 if quantity.kind == "probe" and not finding.same and finding.r * finding.unit <= TURNED:
                     finding = replace(finding, r=min(self._probes(quantity.name)))
                 yield finding
+
+    def _ranks_read(self, step: int) -> bool:
+        """Whether the ranks read the numbers of a step; a loss or a score that is then missing is a difference."""
+        rows = self.candidate.facts["rows"]
+        return step <= len(rows) and bool(numbers_of(rows[step - 1]))
 
     def _cleared(self, findings: list[ProofDifference]) -> list[ProofDifference]:
         """The findings, with the smallest r of several batches for gradients at equal weights.

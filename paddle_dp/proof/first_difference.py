@@ -100,9 +100,13 @@ class Search:
             yield FirstDifference(step, "samples", "", f"step {step}: {description}")
 
     def _losses(
-        self, step: int, here: Mapping[Key, ProofDifference], reference: float, candidate: float
+        self, step: int, here: Mapping[Key, ProofDifference], reference: float, candidate: float | None
     ) -> Iterator[FirstDifference]:
-        if Key("loss", step, "") in here:
+        if Key("loss", step, "") not in here:
+            return
+        if candidate is None:
+            yield FirstDifference(step, "loss", "", f"step {step}: the loss {_missing('many')}")
+        else:
             description = diagnose.loss(reference, candidate, self.degrees) + self._uneven(step)
             yield FirstDifference(step, "loss", "", f"step {step}: {description}")
 

@@ -5,24 +5,25 @@ import pytest
 
 from paddle_dp.checkpoint.shards import TensorShard
 from paddle_dp.proof.compare import EPS, K, TraceComparison, undetermined
-from paddle_dp.proof.trace_files import Trace, key
+from paddle_dp.proof.first_difference import Search
+from paddle_dp.proof.trace_files import SCORE, Trace, key
 from tests.proof.sheets import write_sheet
 
 GRADIENT = np.linspace(1.0, 2.0, 8)
 
 
-def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, **values):
+def run(folder, name="wide", dtype="float64", noise=1e-15, rank=0, cut=None, rows=(), **values):
     """A run of one rank whose quantities are `values`, by kind; `noise` is the same for each element."""
     shards = {}
     for kind, value in values.items():
-        number = key(kind, 1, "w")
+        number = key(kind, 1, "" if kind == "loss" else "w")
         array = np.asarray(value, "float64")
         shards[number] = (
             TensorShard(number, cut[0], cut[1], array) if cut else TensorShard.full(number, array)
         )
     most = {number: np.full(shard.array.shape, noise, "float32") for number, shard in shards.items()}
     facts = {
-        "dtype": dtype, "rows": [], "order": [], "amiss": None, "recorded": [1],
+        "dtype": dtype, "rows": list(rows), "order": [], "amiss": None, "recorded": [1], "apart": {},
         "noise": {number: float(np.linalg.norm(array)) for number, array in most.items()},
     }  # fmt: skip
     write_sheet(folder, name, rank, shards, facts, noise=most)
@@ -64,6 +65,20 @@ def test_a_gradient_that_only_one_side_has_is_a_difference(part, one, many):
     found = part(many | loss, one | loss)
     assert not found.same
     assert found.findings[0].missing == ("one" if many else "many")
+
+
+@pytest.mark.parametrize("missing", ["loss", "score"])
+def test_a_number_that_ranks_lack_in_a_step_that_they_read_is_a_difference(tmp_path, missing):
+    values, step = {"loss": [2.0], "score": [0.5]}, {"read": [[0, [0, 1]]], "shares": [2], "samples": 2}
+    numbers = {"loss": 2.0, "gradient_norm": 1.0, f"{SCORE}w": 0.5}
+    one = run(tmp_path / "one", rows=[numbers | step], **values)
+    less = {"loss": None} | {name: value for name, value in numbers.items() if not name.startswith(missing)}
+    kept = {kind: value for kind, value in values.items() if kind != missing}
+    found = TraceComparison(one, run(tmp_path / "read", rows=[less | step], **kept))
+    first = Search(found, {"data": 2}).first()
+    assert not found.same and first.kind == missing
+    assert "is there on one process, and on no rank" in first.sentence
+    assert TraceComparison(one, run(tmp_path / "not read", rows=[step])).same
 
 
 def test_a_frozen_weight_may_not_move_by_one_bit(part):
@@ -159,7 +174,7 @@ def test_the_fault_that_shows_is_counted_in_the_noise(tmp_path, noise, one, show
     arrays = {key("gradient", 1, "w"): one, key("gradient", 1, "other"): whole}
     floors = {key("gradient", 1, "w"): most}
     norms = {number: float(np.linalg.norm(array)) for number, array in floors.items()}
-    facts = {"dtype": "float64", "rows": [], "amiss": None, "recorded": [1], "noise": norms}
+    facts = {"dtype": "float64", "rows": [], "amiss": None, "recorded": [1], "apart": {}, "noise": norms}
     shards = {number: TensorShard.full(number, array) for number, array in arrays.items()}
     write_sheet(tmp_path, "wide", 0, shards, facts, noise=floors)
     trace = Trace.read(tmp_path, "wide", 1)
