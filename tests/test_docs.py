@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from paddle_dp.errors import RecipeError
 from paddle_dp.part.aliases import find_alias
 from paddle_dp.recipe import read_recipe
 from tests.house.programs import ROOT, run_program, run_python, shell_variables
@@ -21,11 +22,21 @@ CHINESE = [
 ]
 TRAIN = "paddle-dp train configs/digits_mlp.yaml --ranks 2 --verify"
 RUN = [sys.executable, "-c", "from paddle_dp.cli import main; main()"]
+PARTS = "docs/add-a-part.md"
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
     """(language, text) of each fenced block of a page."""
     return re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)
+
+
+def write_files(page: str, folder: Path) -> list[str]:
+    """Writes the blocks of a page whose first line names a file into a folder, and returns the files' names."""
+    named = [(m[1], text) for _, text in blocks(page) if (m := re.match(r"# (\S+\.(?:py|yaml))\n", text))]
+    for name, text in named:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return [name for name, _ in named]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -258,10 +269,7 @@ def test_every_command_of_the_first_pages_is_run_or_listed() -> None:
 def test_the_marked_commands_of_the_first_pages_run(page: str, tmp_path: Path) -> None:
     """`<!-- run -->` above a block of bash; files are the blocks whose first line names them, of any of the pages."""
     for other in ROOT.glob("docs/start/*.md"):
-        for _, text in blocks(str(other.relative_to(ROOT))):
-            if named := re.match(r"# (\S+\.(?:py|yaml))\n", text):
-                (tmp_path / named[1]).parent.mkdir(exist_ok=True)
-                (tmp_path / named[1]).write_text(text)
+        write_files(str(other.relative_to(ROOT)), tmp_path)
     marked = re.findall(
         r"^<!-- run -->\n```bash\n(.*?)^```", (ROOT / f"docs/start/{page}.md").read_text(), re.S | re.M
     )
@@ -272,57 +280,155 @@ def test_the_marked_commands_of_the_first_pages_run(page: str, tmp_path: Path) -
     assert said.get(page, "held-out samples counted once") in done.stdout
 
 
+def module_of(page: str, name: str) -> ModuleType:
+    """The module that a page's file is."""
+    (code,) = [text for _, text in blocks(page) if text.startswith(f"# {name}\n")]
+    module = ModuleType(name.removesuffix(".py").replace("/", "."))
+    exec(code, vars(module))
+    return module
+
+
+def test_every_file_of_the_page_on_parts_is_the_reader_s_and_imports_public_names(tmp_path: Path) -> None:
+    files = write_files(PARTS, tmp_path)
+    assert len(files) == len(set(files)) == 14
+    assert all(re.fullmatch(r"mine/\w+\.py|\w+\.yaml", name) for name in files), files
+    private = re.compile(r"^(?:from|import) .*(?:\.| import )_.*$", re.M)
+    assert not [line for name in files for line in private.findall((tmp_path / name).read_text())]
+
+
 def test_the_worked_example_trains(tmp_path: Path) -> None:
-    """docs/add-a-part.md, done as it says: a model, a data set, a loss, an optimizer and a recipe that uses them."""
-    for folder in ("paddle_dp", "models"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for _, text in blocks("docs/add-a-part.md"):
-        if where := re.match(r"# (\S+/\S+)\n", text):
-            (tmp_path / where[1]).parent.mkdir(exist_ok=True)
-            (tmp_path / where[1]).write_text(text)
-    words = ("train", "configs/moons.yaml", "train.length=2 epochs")
-    run_program(*RUN, *words, folder=tmp_path, env={"PYTHONPATH": str(tmp_path)})
-    assert (tmp_path / "runs/moons/metrics.jsonl").exists()
+    """docs/add-a-part.md, done as it says, on two ranks: a recipe whose parts are all the reader's."""
+    write_files(PARTS, tmp_path)
+    env = shell_variables(tmp_path / "bin")
+    commands = ("paddle-dp check moons.yaml", "paddle-dp train moons.yaml --ranks 2")
+    done = run_program("bash", "-ec", "\n".join(commands), folder=tmp_path, env=env)
+    used = ("model", "data", "losses", "optimizers", "schedules", "callbacks")
+    assert f"imported: {', '.join(f'mine/{name}.py' for name in used)}\n" in done.stdout
+    assert re.search(r"^stopped at step \d+: the loss is 0\.0\d+$", done.stdout, re.M)
+    lines = (tmp_path / "runs/moons/metrics.jsonl").read_text().splitlines()
+    held_out = [row["acc1"] for row in map(json.loads, lines) if row["event"] == "evaluated"]
+    assert held_out[-1] > 0.9
+    assert all((tmp_path / f"runs/moons/code/mine/{name}.py").exists() for name in used)
 
 
-def test_the_loss_of_the_page_is_its_formula_and_without_gamma_cross_entropy(
-    monkeypatch: pytest.MonkeyPatch,
+def test_with_the_strategy_and_the_pairs_of_the_page_two_ranks_are_one_process(tmp_path: Path) -> None:
+    write_files(PARTS, tmp_path)
+    words = "--steps 4 strategy.use=mine.strategies.Plain loss='{use: mine.pairs.Alike}'"
+    done = run_program(
+        "bash", "-ec", f"paddle-dp verify moons.yaml --ranks 2 {words}",
+        folder=tmp_path, env=shell_variables(tmp_path / "bin"),
+    )  # fmt: skip
+    assert "SAME: 2 ranks learn what one process learns" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "lines.yaml",
+        "lines.yaml strategy='{use: hybrid, pipeline: 2}' train.micro_batches=2",
+        "towers.yaml",
+        "moons.yaml model='{use: mine.deep, depth: 6}' optimizer='{use: paddle.optimizer.RAdam, weight_decay: 0.01}' "
+        "schedule='{use: paddle.optimizer.lr.StepDecay, learning_rate: 0.1, step_size: 100}' strategy.recompute=full",
+    ],
+)
+def test_the_other_examples_of_the_page_on_parts_train(words: str, tmp_path: Path) -> None:
+    write_files(PARTS, tmp_path)
+    command = f"paddle-dp train {words} --ranks 2 train.length='4 steps'"
+    done = run_program("bash", "-ec", command, folder=tmp_path, env=shell_variables(tmp_path / "bin"))
+    assert "held-out samples counted once" in done.stdout and "4 steps in " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "command", "told"),
+    [
+        ("lines.yaml", ("linear1", "linaer1"), "check lines.yaml", ""),
+        ("moons.yaml", ("mine.model.MoonNet, width: 16", "mine.deep, depth: 3"), "check moons.yaml", ""),
+        (
+            "lines.yaml",
+            ('    "encoder.layers.*.linear2": rowwise\n', ""),
+            "train lines.yaml --ranks 2",
+            "Cut encoder.layers.0.linear2 as rowwise",
+        ),
+        (
+            "moons.yaml",
+            ("train: ", "strategy: {use: hybrid, pipeline: 2}\ntrain: "),
+            "train moons.yaml --ranks 2",
+            "needs all of a model in its `blocks`",
+        ),
+    ],
+)
+def test_a_mistake_in_an_example_is_answered_as_the_page_says(
+    file: str, change: tuple[str, str], command: str, told: str, tmp_path: Path
 ) -> None:
+    """An answer without `told` stands on the page."""
+    write_files(PARTS, tmp_path)
+    recipe = tmp_path / file
+    assert change[0] in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace(*change))
+    env = shell_variables(tmp_path / "bin")
+    done = run_program("bash", "-ec", f"paddle-dp {command}", folder=tmp_path, env=env, status=2)
+    said = done.stdout + done.stderr
+    shown = [text for _, text in blocks(PARTS) if text.startswith(f"{file}:")]
+    assert told in said if told else any(text in said for text in shown), said
+
+
+def test_the_blocks_of_paddle_s_resnet_are_those_of_the_page() -> None:
+    from paddle_dp.part import read_part
+    from paddle_dp.recipe.yaml_document import parse
+
+    (text,) = [text for _, text in blocks(PARTS) if "use: paddle.vision.models" in text]
+    settings = parse(text, "page").values["model"]
+    assert read_part("models", settings).annotation is not None  # its names are compared with the layers
+    settings["blocks"][0][0] = "conv2"
+    with pytest.raises(RecipeError, match="no layer is called 'conv2'"):
+        read_part("models", settings)
+
+
+def test_the_loss_of_the_page_is_its_formula_and_without_gamma_cross_entropy() -> None:
     import numpy as np
     import paddle
 
-    (code,) = [
-        text for _, text in blocks("docs/add-a-part.md") if text.startswith("# paddle_dp/losses/focal.py")
-    ]
-    module = ModuleType("paddle_dp.losses.focal")
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look a class's module up
-    exec(code, vars(module))
+    focal = module_of(PARTS, "mine/losses.py").Focal
     draw = np.random.default_rng(0)
     scores, targets = draw.normal(size=(7, 3)).astype("float32"), draw.integers(0, 3, 7)
     p = (np.exp(scores) / np.exp(scores).sum(1, keepdims=True))[np.arange(7), targets]
     given = paddle.to_tensor(scores), paddle.to_tensor(targets)
     for gamma in (0.0, 1.5):
-        total, count = module.Config(gamma=gamma).build()(*given)
+        total, count = focal(gamma=gamma)(*given)
         assert count == 7 and abs(float(total) - float((-((1 - p) ** gamma) * np.log(p)).sum())) < 1e-5
-    assert float(module.Config().build().scores(*given)["acc1"]) == (scores.argmax(1) == targets).sum()
+    assert float(focal().scores(*given)["acc1"]) == (scores.argmax(1) == targets).sum()
+
+
+def test_the_loss_over_pairs_of_the_page_is_its_formula() -> None:
+    import numpy as np
+    import paddle
+
+    draw = np.random.default_rng(0)
+    outputs, targets = draw.normal(size=(7, 3)).astype("float32"), draw.integers(0, 3, 7)
+    unit = outputs / np.linalg.norm(outputs, axis=1, keepdims=True)
+    others = np.exp(unit @ unit.T) * (1 - np.eye(7))
+    alike = (targets[:, None] == targets) & ~np.eye(7, dtype=bool)
+    wanted = -np.log(others / others.sum(1, keepdims=True) + np.eye(7))[alike].sum()
+    total, count = module_of(PARTS, "mine/pairs.py").Alike()(
+        paddle.to_tensor(outputs), paddle.to_tensor(targets)
+    )
+    assert float(count) == alike.sum() > 0
+    assert abs(float(total) - wanted) < 1e-4
 
 
 def test_the_callback_of_the_page_ends_a_training() -> None:
-    """docs/add-a-part.md: the callback is given a recipe's run or none, and every method of the table is one."""
+    """docs/add-a-part.md: the callback is given a recipe's run or none, and every method that it names is one."""
     from types import SimpleNamespace
 
     from paddle_dp.train.overrides import MOMENTS
 
-    page = (ROOT / "docs/add-a-part.md").read_text()
-    (code,) = re.findall(r"```python\n# mine/callbacks.py\n(.*?)```", page, re.S)
-    space: dict[str, object] = {}
-    exec(code, space)
+    page = (ROOT / PARTS).read_text()
+    enough = module_of(PARTS, "mine/callbacks.py").Enough
     said: list[str] = []
     moment = SimpleNamespace(numbers={"loss": 0.4}, trainer=SimpleNamespace(stop=said.append))
-    for callback in (space["Enough"](None, below=0.3), space["Enough"](below=0.5)):  # type: ignore[operator]
+    for callback in (enough(None, below=0.3), enough(below=0.5)):
         callback.step(moment)
     assert said == ["the loss is 0.4"]
-    written = re.findall(
-        r"^\| `(\w+\(moment.*?\))` \| ", page.split("## A callback")[1].split("\n## ")[0], re.M
-    )
-    assert written == [f"{name}({', '.join(given)})" for name, given in MOMENTS.items()]
+    section = page.split("## A callback")[1].split("\n## ")[0]
+    written = re.findall(r"`(\w+\(moment.*?\))`", section)
+    assert sorted(written) == sorted(f"{name}({', '.join(given)})" for name, given in MOMENTS.items())

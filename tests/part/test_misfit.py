@@ -116,6 +116,24 @@ def test_what_is_none_is_told(shelf: str, called: Any) -> None:
     assert validate_callable(called, shelf)
 
 
+@pytest.mark.parametrize("name", ["place", "Places"])
+def test_a_strategy_that_is_not_derived_from_the_public_base_is_refused_before_the_launcher_asks_it(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine_places.py").write_text(
+        "from dataclasses import dataclass\nfrom paddle_dp.strategies import StrategyConfig\n"
+        "def place(mesh): return mesh\n"
+        "@dataclass\nclass Places:\n    def build(self, mesh): return mesh\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Derived(StrategyConfig):\n"
+        "    def build(self, mesh): return mesh\n"
+    )
+    with pytest.raises(RecipeError, match=r"derived from paddle_dp\.strategies\.StrategyConfig"):
+        read_part("strategies", {"use": f"mine_places.{name}"})
+    derived = read_part("strategies", {"use": "mine_places.Derived", "recompute": "full"})
+    assert derived.config.layout(2).degrees.data == 2
+    sys.modules.pop("mine_places")
+
+
 def test_a_function_whose_settings_nobody_knows_is_refused_by_name() -> None:
     for use, said in (
         ("numpy.array", "is a function in C"),
