@@ -46,8 +46,8 @@ TURNED = 0.2
 LARGEST_TURN = 1e4  # in units of the noise
 VISIBLE = 0.1  # the fault, as a part of any parameter's gradient, that must show
 JUDGED = (
-    "initial", "loss", "gradient norm", "score", "gradient", "probe", "update", "frozen", "state", "statistic",
-    "buffer",
+    "initial", "evaluation", "loss", "gradient norm", "score", "gradient", "probe", "update", "frozen", "state",
+    "statistic", "buffer",
 )  # fmt: skip
 EXACT = ("initial", "frozen")  # equal bits, or different
 _NUMBERS = ("loss", "gradient norm", "score")  # of every step; proof.steps judges the later steps
@@ -254,6 +254,8 @@ class TraceComparison:
         if quantity.kind == "score":
             samples = self.reference.facts["rows"][quantity.step - 1]["samples"]
             floor = max(floor, least_of_a_score(self.dtype, samples))
+        if quantity.kind == "evaluation" and quantity.name != "loss":
+            floor = max(floor, least_of_a_score(self.dtype, self.reference.facts["evaluated"]))
         mask, rounded = self._undetermined(quantity, reference.shape), self.candidate.rounded(key(*quantity))
 
         def allowed(chosen: np.ndarray, at_least: float) -> float:

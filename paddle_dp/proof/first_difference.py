@@ -67,6 +67,9 @@ class Search:
             yield from self._unshared(step)
             for kind in _LAST:
                 yield from (self._other(step, here[quantity]) for quantity in here if quantity.kind == kind)
+        for quantity, finding in bad.items():  # last: a step names the layer, where it differs, too
+            if quantity.kind == "evaluation":
+                yield FirstDifference(0, "evaluation", quantity.name, self._evaluation(finding))
 
     def _steps(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
         """Each step's number, and its rows on both sides."""
@@ -89,6 +92,17 @@ class Search:
             f"before the first step: the initial weights of {quantity.name} are not one process's. Every rank has to "
             "draw them from the recipe's seed, on the whole model, before it is cut"
         )
+
+    def _evaluation(self, finding: ProofDifference) -> str:
+        name, description = finding.key.name, _missing(finding.missing) if finding.missing else ""
+        if not finding.missing:
+            number = key(*finding.key)
+            reference, candidate = (
+                float(side.array(number)[0])
+                for side in (self.comparison.reference, self.comparison.candidate)
+            )
+            description = f"is {candidate:.9g}, one process's {reference:.9g}"
+        return f"before the first step: {name} of the held-out samples {description}, with the same weights"
 
     def _samples(
         self, step: int, reference: dict[str, Any], candidate: dict[str, Any]

@@ -121,6 +121,17 @@ def first_samples(
     return Chosen(data, np.concatenate(batches), scattered)
 
 
+def evaluated_samples(recipe: Recipe, ranks: int, mesh: Mesh) -> Chosen | None:
+    """The first held-out samples, fewer than a global batch, so that `ranks` ranks get unequal shares; None without
+    held-out data. Collective."""
+    scattered = recipe.dataset.reading == "scatter" and mesh.ranks > 1
+    data: Any = dataset(recipe, "test") if mesh.is_main or not scattered else None
+    data = Elsewhere.for_rank(data, mesh) if scattered else data
+    if data is None:
+        return None
+    return Chosen(data, np.arange(min(len(data), short(recipe.train.batch, ranks))), scattered)
+
+
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:
     """Writes the sheets of a side to options["trace"]; rank 0 also writes side.json. For ranks that round their
     gradients, one process trains once more, with their gradients.
@@ -198,7 +209,8 @@ class RecordedSide:
         self.per_epoch = Sampler(samples, recipe.train.batch, drop_last=recipe.train.drop_last).batches
         self.run_settings = RunSettings(recipe.train.precision)
         self.alone = bool(options.get("alone", joined.ranks == 1))
-        read: dict[str, Any] = {"dataset": lambda split: self.chosen, "shuffle": False, "drop_last": False}
+        splits = {"train": self.chosen, "test": evaluated_samples(recipe, options["ranks"], joined)}
+        read: dict[str, Any] = {"dataset": splits.__getitem__, "shuffle": False, "drop_last": False}
         read |= {"task": self._task, "loader": LoaderSettings(collate=recipe.loader.collate)}
         read |= {"delivered": self.chosen.delivered}
         self.assembly = TrainerBuilder(replace(setup(recipe), **read), joined)
@@ -304,6 +316,7 @@ class RecordedSide:
                 "apart": results.copy_groups, "amiss": results.divergence, "broken": results.broken, "seconds": seconds,
                 "dp_rank": self.mesh.dp_rank, "coords": self.mesh.coords, "dtype": precision.dtype,
                 "numbers": sheet.numbers, "rounded": results.rounded, "memory": results.memory,
+                "evaluated": results.evaluated,
             }  # fmt: skip
             self.facts |= {"differences": results.differences, "rounds_to": results.rounds_to}
             facts |= self._noise(name == "wide", sheet, results)

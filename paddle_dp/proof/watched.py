@@ -20,6 +20,7 @@ from paddle_dp.batch import Batch
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.core.batch_norm import is_batch_norm
 from paddle_dp.core.consistency import digests
+from paddle_dp.errors import DataError
 from paddle_dp.identity.walk import Walker, hooks_of, is_library
 from paddle_dp.learner import Learner
 from paddle_dp.learner.memory import MemoryMeter
@@ -29,6 +30,7 @@ from paddle_dp.proof.record import OutputHooks, ProofRecorder, Put, running_stat
 from paddle_dp.proof.replay import give, meet_bound
 from paddle_dp.proof.trace_files import SCORE, Trace, key, number_key, numbers_of
 from paddle_dp.recipe import Precision
+from paddle_dp.train.evaluate import evaluate
 
 # Records the state of layers and loss outside their weights: attributes, buffers, modes, hooks, module variables ------
 
@@ -206,6 +208,7 @@ class RunResults:
     copies: dict[str, np.ndarray] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     memory: dict[int, dict[str, Any]] = field(default_factory=dict)  # by step: changes outside the weights
+    evaluated: int = 0  # held-out samples
     # The dtype to which ranks round their gradients, and by key the bound of this rank's rounding error.
     rounds_to: str | None = None
     rounded: dict[str, float] = field(default_factory=dict)
@@ -244,6 +247,7 @@ class Watched:
         )
         memory_meter = MemoryMeter(self.learner) if side.options.get("measure_memory") and not wide else None
         self.memory: Memory | None = None
+        self._evaluate(put)
         if noisy is None:
             self.recorder.initial()
             self.memory = self._watch_state()
@@ -269,6 +273,24 @@ class Watched:
             side.facts["held"] = self.mesh.gather(memory_meter.read())
         self.learner.runner.draws.gather_later(self.mesh)
         self.results.differences = self.learner.differences()
+
+    def _evaluate(self, put: Put) -> None:
+        """Passes on the numbers of some held-out samples, with the initial weights. Collective.
+
+        There are none if the evaluation fails, for instance as no target of these samples counts: one process has none
+        either, or it is a difference.
+        """
+        loader = self.side.assembly.test_loader
+        if loader is None:
+            return
+        try:
+            evaluation = evaluate(self.learner, loader, self.mesh)
+        except DataError:
+            return
+        self.results.evaluated = evaluation.samples
+        for name, value in evaluation.numbers.items() if self.mesh.is_main else ():
+            number = key("evaluation", 0, name)
+            put(number, TensorShard.full(number, np.array([value], "float64")))
 
     def _probe(self) -> None:
         """Records the gradients of further batches with the initial weights; the first batch is step 1's."""

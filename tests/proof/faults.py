@@ -2,6 +2,7 @@
 
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -126,6 +127,19 @@ def mean_of_means():
 def local_norm():
     """BatchNorm sees one rank's samples."""
     batch_norm.synchronize = lambda model, mesh: model
+
+
+def held_out_twice():
+    """The last rank's sums over held-out samples are twice what they are."""
+    score = BatchRunner.score
+
+    def doubled(self, micro_batch):
+        scored = score(self, micro_batch)
+        return (
+            replace(scored, sums={name: 2 * value for name, value in scored.sums.items()}) if LAST else scored
+        )
+
+    BatchRunner.score = doubled
 
 
 @of_learners
