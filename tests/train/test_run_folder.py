@@ -80,7 +80,8 @@ def test_a_run_whose_folder_is_taken_away_says_so_saves_and_ends(
             assert job.process.poll() is None and time.monotonic() < end, job.process.communicate()
             time.sleep(0.05)
         if way == "emptied":
-            subprocess.run(f"rm -r {job.out}/*", shell=True, check=True)
+            # The job writes meanwhile: rm may meet a file that is gone, or a folder that is not empty any more.
+            subprocess.run(f"rm -r {job.out}/*", shell=True, check=False)
         else:
             job.out.rename(tmp_path / "other")
         if way == "deleted":
