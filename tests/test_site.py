@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -25,12 +26,30 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         text = (tmp_path / page).read_text(encoding="utf-8")
         fetched = re.findall(r'<(?:script|link|img|iframe)\b[^>]*(?:src|href)="((?:https?:)?//[^"]+)"', text)
         assert not fetched, f"{page} fetches {fetched}"
+    assert '<a href="../recipes.html#the-recipe">English</a>' in (tmp_path / "zh/recipes.html").read_text()
+    assert not (dead := dead_anchors(tmp_path)), f"links to anchors that are not there: {dead}"
     index = json.loads((tmp_path / "search/search_index.js").read_text(encoding="utf-8").partition("=")[2])
     found = {entry["location"] for entry in index["docs"] if "参数\u200b服务器" in entry["text"]}
     assert "zh/which-strategy.html" in {place.partition("#")[0] for place in found}, (
         "no search for Chinese words"
     )
     assert "start/install.html" in {entry["location"] for entry in index["docs"]}
+
+
+def dead_anchors(site: Path) -> list[str]:
+    """Returns `page: link` for each link to an anchor that its page lacks; mkdocs sees no link written as HTML."""
+    texts = {
+        page: page.read_text(encoding="utf-8") for page in site.rglob("*.html") if page.name != "404.html"
+    }
+    ids = {page: set(re.findall(r'\b(?:id|name)="?([^"\s>]+)', text)) for page, text in texts.items()}
+    dead = []
+    for page, text in texts.items():
+        for link in set(re.findall(r'<a\b[^>]*?href="([^":]*#[^"]+)"', text)):
+            path, _, anchor = unquote(link).partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if anchor not in ids.get(target, ()):
+                dead.append(f"{page.relative_to(site)}: {link}")
+    return dead
 
 
 def test_every_chinese_page_has_an_english_one() -> None:

@@ -32,12 +32,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if inside.startswith(".."):
             file = os.path.relpath(path, docs.parent)
             return text if PurePosixPath(file).name in text else f"{text} (`{file}`)"
-        if inside.endswith(".zh.md") and not page.url.startswith("zh/"):
-            name = inside.removesuffix(".zh.md")
-            url = (
-                "zh/" + (f"{name.removesuffix('README')}index" if name.endswith("README") else name) + ".html"
-            )
-            return f'<a href="{os.path.relpath(url, PurePosixPath(page.url).parent)}{anchor}">{text}</a>'
+        twin = f"{inside.removesuffix('.md')}.zh.md"
+        to_chinese = inside.endswith(".zh.md") and not page.url.startswith("zh/")
+        to_english = source.name.endswith(".zh.md") and (docs / twin).exists()
+        if to_chinese or to_english:  # mkdocs-static-i18n would stay within the page's language
+            url = os.path.relpath(_url(inside), PurePosixPath(page.url).parent)
+            return f'<a href="{url}{anchor}">{text}</a>'
         if inside.endswith(".zh.md"):
             return f"[{text}]({target.removesuffix('.zh.md')}.md{anchor})"
         if os.path.isdir(path):
@@ -46,3 +46,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     parts = FENCE.split(TO_TWIN.sub("", markdown))
     return "".join(part if number % 2 else LINK.sub(rewrite, part) for number, part in enumerate(parts))
+
+
+def _url(page: str) -> str:
+    """`start/install.zh.md` → `zh/start/install.html`: the place of a page on the site."""
+    name = page.removesuffix(".md").removesuffix(".zh")
+    name = f"{name.removesuffix('README')}index" if PurePosixPath(name).name == "README" else name
+    return f"{'zh/' * page.endswith('.zh.md')}{name}.html"
