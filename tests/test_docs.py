@@ -17,6 +17,7 @@ from tests.house.programs import ROOT, run_program, run_python, shell_variables
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 CHINESE = sorted(ROOT.glob("docs/**/*.zh.md"))
+ENGLISH = sorted({*PAGES} - {*CHINESE, ROOT / "README_zh.md", ROOT / "CHANGELOG.md"})
 # The English page lists every key and every part: tools/document.py writes them, and the Chinese page leads there.
 WITHOUT_LISTS = ROOT / "docs/recipes.zh.md"
 TRAIN = "paddle-dp train configs/digits_mlp.yaml --ranks 2 --verify"
@@ -144,6 +145,12 @@ def test_the_readme_is_short_and_plain(page: str) -> None:
     text = (ROOT / page).read_text()
     assert len(text.splitlines()) <= 130, "the README is a door: the rest belongs to docs/"
     assert not set("«»") & set(text)
+
+
+@pytest.mark.parametrize("page", ENGLISH, ids=lambda page: str(page.relative_to(ROOT)))
+def test_an_english_page_quotes_with_english_marks(page: Path) -> None:
+    text = page.read_text().split("<!-- Below this line everything is written")[0]
+    assert not re.findall(r".*[«»].*", text)
 
 
 def test_the_readme_translates_words_as_a_recipe_does() -> None:
