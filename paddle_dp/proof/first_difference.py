@@ -69,7 +69,7 @@ class Search:
                 yield from (self._other(step, here[quantity]) for quantity in here if quantity.kind == kind)
         for quantity, finding in bad.items():  # last: a step names the layer, where it differs, too
             if quantity.kind == "evaluation":
-                yield FirstDifference(0, "evaluation", quantity.name, self._evaluation(finding))
+                yield FirstDifference(quantity.step, "evaluation", quantity.name, self._evaluation(finding))
 
     def _steps(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
         """Each step's number, and its rows on both sides."""
@@ -102,7 +102,8 @@ class Search:
                 for side in (self.comparison.reference, self.comparison.candidate)
             )
             description = f"is {candidate:.9g}, one process's {reference:.9g}"
-        return f"before the first step: {name} of the held-out samples {description}, with the same weights"
+        moment = f"after step {finding.key.step}" if finding.key.step else "before the first step"
+        return f"{moment}: {name} of the held-out samples {description}, with the same weights"
 
     def _samples(
         self, step: int, reference: dict[str, Any], candidate: dict[str, Any]

@@ -122,14 +122,15 @@ def first_samples(
 
 
 def evaluated_samples(recipe: Recipe, ranks: int, mesh: Mesh) -> Chosen | None:
-    """The first held-out samples, fewer than a global batch, so that `ranks` ranks get unequal shares; None without
-    held-out data. Collective."""
+    """The first held-out samples: fewer than a global batch or, where that is less than two samples for each of the
+    `ranks`, some batches. Ranks get unequal shares. None without held-out data. Collective."""
     scattered = recipe.dataset.reading == "scatter" and mesh.ranks > 1
     data: Any = dataset(recipe, "test") if mesh.is_main or not scattered else None
     data = Elsewhere.for_rank(data, mesh) if scattered else data
     if data is None:
         return None
-    return Chosen(data, np.arange(min(len(data), short(recipe.train.batch, ranks))), scattered)
+    samples = max(short(recipe.train.batch, ranks), 2 * ranks + 1)
+    return Chosen(data, np.arange(min(len(data), samples)), scattered)
 
 
 def trace(recipe: Recipe, options: dict[str, Any]) -> None:

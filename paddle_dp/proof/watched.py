@@ -247,7 +247,7 @@ class Watched:
         )
         memory_meter = MemoryMeter(self.learner) if side.options.get("measure_memory") and not wide else None
         self.memory: Memory | None = None
-        self._evaluate(put)
+        self._evaluate(put, 0)
         if noisy is None:
             self.recorder.initial()
             self.memory = self._watch_state()
@@ -263,6 +263,7 @@ class Watched:
         self._gather_reads()
         if wide:
             self.results.divergence = self.recorder.final(len(self.results.rows))
+            self._evaluate(put, len(self.results.rows))
         else:
             self.recorder.weights(len(self.results.rows))
         if self.mesh.is_main:
@@ -274,8 +275,8 @@ class Watched:
         self.learner.runner.draws.gather_later(self.mesh)
         self.results.differences = self.learner.differences()
 
-    def _evaluate(self, put: Put) -> None:
-        """Passes on the numbers of some held-out samples, with the initial weights. Collective.
+    def _evaluate(self, put: Put, step: int) -> None:
+        """Passes on the numbers of some held-out samples after `step` updates. Collective.
 
         There are none if the evaluation fails, for instance as no target of these samples counts: one process has none
         either, or it is a difference.
@@ -289,7 +290,7 @@ class Watched:
             return
         self.results.evaluated = evaluation.samples
         for name, value in evaluation.numbers.items() if self.mesh.is_main else ():
-            number = key("evaluation", 0, name)
+            number = key("evaluation", step, name)
             put(number, TensorShard.full(number, np.array([value], "float64")))
 
     def _probe(self) -> None:
