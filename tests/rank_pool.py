@@ -161,6 +161,7 @@ def _import_all() -> None:
     """Imports what ranks import, so that no fork has to; frozen, so that collecting garbage copies none of it."""
     import numpy  # noqa: F401
     import paddle  # noqa: F401
+    from matplotlib.backends import backend_agg  # noqa: F401 - the pictures of rank 0
     from paddle.distributed import fleet  # noqa: F401
 
     import paddle_dp

@@ -17,8 +17,17 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 # A recipe over invented data, or over those that scikit-learn carries, needs no file: it is trained here.
 AT_HAND = [path for path in RECIPES if re.search(r"use: (digits|digit_pairs|random_\w+)\b", path.read_text())]
-# Their strategies, or losses, have tests of their own in every run.
+# Their strategies, or losses, have tests of their own in every run; resnet50_random102 is resnet18_random to two steps.
 ALSO_TESTED = {
+    "digits_after",  # tests/exchange/test_exchange_ways.py
+    "digits_per_parameter",
+    "digits_bfloat16_exchange",
+    "digits_power_sgd",
+    "digits_local_sgd",  # tests/strategies
+    "digits_diloco",
+    "digits_async_average",
+    "digits_parameter_server",
+    "resnet50_random102",
     "digits_contrastive",
     "digits_resnet18",
     "digits_scatter",
