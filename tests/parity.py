@@ -33,6 +33,7 @@ strategy: {strategy}
 train: {{length: 10 steps, batch: 8, micro_batches: 2, seed: 3, dropout: {dropout}}}
 callbacks: []
 """
+SHORT = "5 steps"  # an epoch with its short last batch, and the first step of the next
 # Of two ranks, one for each axis and stage that learns in its own way.
 LAYOUTS = {
     "data": "{use: data_parallel}",

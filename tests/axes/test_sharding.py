@@ -8,7 +8,7 @@ from paddle_dp.axes.sharding.zero import Offload
 from paddle_dp.learner.memory import size, states
 from paddle_dp.plan.memory import Widths, owners, state_bytes
 from paddle_dp.plan.sharded import max_fetched
-from tests.parity import assert_same, train, train_each, truth
+from tests.parity import SHORT, assert_same, train, train_each, truth, weights
 from tests.ranks import run_ranks
 
 
@@ -24,8 +24,8 @@ def stages(axes, of=(1, 2, 3)):
 
 def test_every_stage_is_one_process_and_holds_what_the_formula_says(tmp_path):
     """30 samples in batches of 8: a last batch of 6, in two micro-batches of 3, shared unequally."""
-    for stage, many in enumerate(by_layout(2, tmp_path, stages("sharding: 2")), start=1):
-        assert_same(many, truth())
+    for stage, many in enumerate(by_layout(2, tmp_path, stages("sharding: 2"), until=SHORT), start=1):
+        assert_same(many, truth(SHORT))
         sizes = many[0]["sizes"]
         assert many[0]["owners"] == owners(sizes, 2)  # the plan deals as fleet does
         largest = 4 * max(sizes)
@@ -99,17 +99,44 @@ def test_mixtures_are_one_process_and_know_who_holds_equal_weights(tmp_path):
 
 
 def test_a_checkpoint_goes_on_in_other_layouts(tmp_path):
-    """In mid-epoch from tensor × pipeline to data × sharding, to sharding × pipeline, and to one process."""
+    """In mid-epoch from tensor × pipeline to data × sharding, to sharding × pipeline, and to one process; and merged,
+    to plain Paddle."""
     chain = [
-        (4, "{use: hybrid, tensor: 2, pipeline: 2}", "3 steps"),
-        (4, "{use: hybrid, data: 2, sharding: 2, sharding_stage: 3}", "5 steps"),
-        (4, "{use: hybrid, pipeline: 2, sharding: 2, sharding_stage: 2}", "7 steps"),
-        (1, "{use: single}", "10 steps"),
+        (4, "{use: hybrid, data: 2, sharding: 2, sharding_stage: 3}", "3 steps"),
+        (4, "{use: hybrid, pipeline: 2, sharding: 2, sharding_stage: 2}", "4 steps"),
+        (1, "{use: single}", SHORT),
     ]
-    rows = []
+    first = run_ranks(train, 4, str(tmp_path), "{use: hybrid, tensor: 2, pipeline: 2}", "2 steps")[0]
+    check_merged(first["saved"], first["held_out"]["loss"], tmp_path / "model.safetensors")
+    rows = first["rows"]
     for ranks, strategy, until in chain:
-        rows += run_ranks(train, ranks, str(tmp_path), strategy, until, resume=bool(rows))[0]["rows"]
-    np.testing.assert_allclose(rows, truth()["rows"], rtol=1e-5)
+        rows += run_ranks(train, ranks, str(tmp_path), strategy, until, resume=True)[0]["rows"]
+    np.testing.assert_allclose(rows, truth(SHORT)["rows"], rtol=1e-5)
+
+
+def check_merged(checkpoint, held_out, path):
+    """The merged file is the model's state dict in plain Paddle: its scores are the model's, and so its loss."""
+    import paddle
+    from safetensors.paddle import load_file
+
+    from models.gpt import Config
+    from paddle_dp.checkpoint import merge
+    from paddle_dp.datasets.random_tokens import Config as Tokens
+
+    merge(checkpoint, path)
+    model = Config(vocab=32, width=32, depth=4, heads=4, length=16).build()
+    missing, unexpected = model.set_state_dict(load_file(path))
+    assert not missing
+    assert not unexpected
+    model.eval()
+    texts = Tokens(vocab=32, length=16, samples=30, test_samples=10).build("test")
+    inputs, targets = (paddle.to_tensor(part) for part in texts.take(np.arange(10)))
+    with paddle.no_grad():
+        scores = model(inputs)
+        assert float(paddle.nn.functional.cross_entropy(scores, targets)) == pytest.approx(held_out, rel=1e-6)
+    saved = {n.removeprefix("model/"): v for n, v in weights(checkpoint).items() if n.startswith("model/")}
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), saved[name], err_msg=name)
 
 
 @pytest.mark.long

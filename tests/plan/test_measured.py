@@ -121,8 +121,21 @@ def test_two_ranks_hold_and_send_what_the_plan_says(strategy: str, tmp_path: Pat
     )  # beside it norms and the ends of messages
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "{dtype: bfloat16, level: O2}"])
-@pytest.mark.parametrize("sequence_parallel", ["false", "true"])
+O2 = "{dtype: bfloat16, level: O2}"
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "precision"),
+    [
+        ("false", "float32"),
+        ("true", "bfloat16"),
+        ("false", O2),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("true", "float32"), ("false", "bfloat16"), ("true", O2))
+        ),
+    ],
+)
 def test_cut_layers_send_what_the_plan_says(sequence_parallel: str, precision: str, tmp_path: Path) -> None:
     """q, k and v read one input, gate and up another: each is sent once, in float32 where bfloat16 is emulated."""
     strategy = f"{{use: hybrid, tensor: 2, sequence_parallel: {sequence_parallel}, recompute: full}}"
