@@ -13,7 +13,7 @@ from tests.ranks import run_ranks
 
 RECIPE = """
 model: {{use: gpt, vocab: 64, width: {width}, depth: 6, heads: 4, length: 32}}
-dataset: {{use: random_tokens, vocab: 64, length: 32, samples: 48}}
+dataset: {{use: random_tokens, vocab: 64, length: 32, samples: {samples}}}
 loss: {{use: cross_entropy}}
 optimizer: {{use: adamw}}
 schedule: {{use: constant, learning_rate: 1.0e-3}}
@@ -31,7 +31,8 @@ def train(folder: str, words: str, width: int, batch: int, limit: float = 0) -> 
 
     from paddle_dp.train.steps import StepDriver, TrainStep
 
-    trainer = build_trainer(RECIPE.format(width=width, batch=batch), folder, f"strategy={words}")
+    recipe = RECIPE.format(width=width, batch=batch, samples=3 * batch)
+    trainer = build_trainer(recipe, folder, f"strategy={words}")
     # Steps alone: the trial forwards before and after a training need memory of their own.
     driver = StepDriver(trainer, [])
     steps = [TrainStep(1, batch, False, [], True, 0.0) for batch in trainer.loader.read(0)]
@@ -88,11 +89,12 @@ def allocated(folder: str, words: str) -> dict[str, float]:
     from paddle_dp.plan.rank_memory import rank_memory
     from paddle_dp.verbs.forecast import activations, layout_of
 
-    trainer = build_trainer(RECIPE.format(width=320, batch=4), folder, f"strategy={words}")
-    mesh, recipe = trainer.mesh, trainer.run.recipe
+    recipe = RECIPE.format(width=320, batch=4, samples=48)
+    trainer = build_trainer(recipe, folder, f"strategy={words}")
+    mesh, settings = trainer.mesh, trainer.run.recipe
     with lazily():
-        blocks = describe_weights(recipe.model.build())
-    layout = layout_of(recipe, mesh.ranks)
+        blocks = describe_weights(settings.model.build())
+    layout = layout_of(settings, mesh.ranks)
     memory, device = rank_memory(blocks, layout, mesh.rank), int(mesh.device.partition(":")[2])
     for number, batch in enumerate(trainer.loader.read(0)):
         if number == 2:
@@ -105,7 +107,7 @@ def allocated(folder: str, words: str) -> dict[str, float]:
         "state": memory.state.total,
         "lent": memory.transient,
         "kept": memory.extra,
-        "activations": activations(recipe, layout, blocks, memory) or 0,
+        "activations": activations(settings, layout, blocks, memory) or 0,
     }
 
 
