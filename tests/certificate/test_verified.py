@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import paddle
 import pytest
+from paddle import nn
 
+from paddle_dp import cli
 from paddle_dp.certificate import verified
 from paddle_dp.identity.facts import RunSignature
+from paddle_dp.launch import start
+from paddle_dp.launch.command import Job
+from paddle_dp.launch.worker import work
 from paddle_dp.mesh import Mesh
 from paddle_dp.recipe import Recipe, read_recipe
 from paddle_dp.train.run import Proof
+from tests.certificate.proven import assert_proven
+from tests.jobs import comparisons_in_forks
+from tests.ranks import run_ranks
 
 RECIPE = """
 model: {use: net.Net}
@@ -165,32 +178,82 @@ def test_a_step_by_step_proof_says_so(written: Path) -> None:
     )
 
 
-def train(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paddle_dp", "train", "a.yaml", "--ranks", "2", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+class Net(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return super().forward(x.flatten(1))
+
+
+class Mixing(Net):
+    """Its outputs depend on the other samples of the batch."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return super().forward(x.flatten(1) - x.flatten(1).mean(0))
+
+
+def screen(recipe: str, words: list[str]) -> str:
+    """In a rank: trains, and returns what it printed."""
+    with redirect_stdout(StringIO()) as printed:
+        work("train", Path(recipe), words, {})
+    return printed.getvalue()
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """`paddle-dp train --verify` in this process, with forks as its ranks: the exit status, and rank 0's screen."""
+    (tmp_path / "a.yaml").write_text(RECIPE.replace("net.Net", f"{__name__}.Net"))
+    screens: list[str] = []
+    started = subprocess.run
+
+    def process(command: list[str], **how: Any) -> Any:
+        if command[1:4] != ["-m", "paddle_dp", "verify"]:
+            return started(command, **how)
+        with comparisons_in_forks():
+            return SimpleNamespace(returncode=leave(*command[3:]))
+
+    def job(asked: Job) -> int:
+        screens.append(run_ranks(screen, asked.ranks or 1, str(asked.recipe), list(asked.all_overrides))[0])
+        return 0
+
+    monkeypatch.setattr(subprocess, "run", process)
+    monkeypatch.setattr(start, "run", job)
+
+    def train(*words: str) -> tuple[int, str]:
+        screens.clear()
+        where = f"output_dir={tmp_path / 'runs/a'}"
+        status = leave("train", str(tmp_path / "a.yaml"), "--ranks", "2", where, *words)
+        return status, "".join(screens)
+
+    return train
+
+
+def leave(*words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    return int(caught.value.code or 0)
 
 
 @pytest.mark.processes
-def test_train_verify_proves_and_then_trains(written: Path) -> None:
-    """And who trains the same again, or something else, is told."""
-    done = train("--verify")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "SAME: 2 ranks learn what one process learns" in done.stdout
-    named = "  the proof    verified on 2 ranks, "
-    assert done.stdout.count(named) == 2 and done.stdout.splitlines()[-1].startswith(named)
-    certificate = (written / "runs/a/certificate.json").read_text()
-    (kept,) = (written / "runs/.verified").glob("*.json")
-    assert f'"verdict": "{kept.stem.rpartition("-")[2]}' in certificate
-    other = train("train.batch=9")
-    assert other.returncode == 0 and "one process's result" not in other.stdout
-    assert other.stdout.count("  the proof    no proof of this training: verified on 2 ranks, ") == 2
+def test_train_verify_proves_and_then_trains(
+    training: Callable[..., tuple[int, str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And who trains something else is told. tests/test_docs.py starts the README's for real."""
+    status, printed = training("--verify")
+    assert status == 0 and "SAME: 2 ranks learn what one process learns" in capfd.readouterr().out
+    assert_proven(printed, tmp_path / "runs/a")
+    status, printed = training("train.batch=9")
+    assert status == 0 and "one process's result" not in printed
+    assert printed.count("  the proof    no proof of this training: verified on 2 ranks, ") == 2
 
 
 @pytest.mark.processes
-def test_train_verify_does_not_train_what_differs(written: Path) -> None:
-    mixes = NET.replace("x.flatten(1)", "x.flatten(1) - x.flatten(1).mean(0)")
-    (written / "net.py").write_text(mixes)
-    done = train("--verify")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "DIFFERENT" in done.stdout and "Nothing was trained: --verify asks for a proof" in done.stdout
-    assert not (written / "runs/a").exists() and not (written / "runs/.verified").exists()
+def test_train_verify_does_not_train_what_differs(
+    training: Callable[..., tuple[int, str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, printed = training("--verify", f"model={{use: {__name__}.Mixing}}")
+    said = capfd.readouterr().out
+    assert (status, printed) == (1, ""), said
+    assert "DIFFERENT" in said and "Nothing was trained: --verify asks for a proof" in said
+    assert not (tmp_path / "runs/a").exists() and not (tmp_path / "runs/.verified").exists()
