@@ -149,13 +149,17 @@ def test_on_two_ranks():
         ["sequential", {**interleaved, "recompute": "full"}],
         ["shared", {**pipeline, "partition": [3, 3]}],
         ["shared", {**interleaved, "partition": [2, 1, 1, 2], "recompute": "full"}],
-        ["resnet", {**interleaved, "recompute": "full"}],
         ["convnet", {**pipeline, "partition": [3, 1]}],
         ["mlp", {**pipeline, "recompute": "every 2 blocks", "pipeline_schedule": "f_then_b"}],
         ["texts", {**pipeline, "partition": [1, 4]}],
         *proposed("texts", 2),
         ["texts", {"tensor": 2, "sequence_parallel": True, "recompute": "full"}],
     ])  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_resnet_on_two_ranks():
+    check(2, [["resnet", {"pipeline": 2, "pipeline_schedule": "interleaved", "recompute": "full"}]])
 
 
 @pytest.mark.long

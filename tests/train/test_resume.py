@@ -17,7 +17,7 @@ from paddle_dp.launch.command import Job
 from tests.jobs import run_in_forks
 
 RECIPE = """
-model: {use: convnet, classes: 10, norm: batch, dropout: 0.2}
+model: {use: convnet, classes: 10, widths: [8, 16], norm: batch, dropout: 0.2}
 dataset: {use: digits, as_image: true}
 loss: {use: cross_entropy}
 optimizer: {use: adamw, clip: 1.0}
@@ -30,27 +30,9 @@ callbacks:
 """
 
 
-def command(recipe: Path, out: Path, ranks: int, *words: str) -> list[str]:
-    base = [sys.executable, "-m", "paddle_dp", "train", str(recipe), "--ranks", str(ranks), "--out", str(out)]
-    return [*base, *words]
-
-
 def train_in_forks(recipe: Path, out: Path, ranks: int, resume: str | None = None) -> None:
     """What `train` computes, without the seconds that its start takes."""
     assert run_in_forks(Job(recipe=recipe, ranks=ranks, output_dir=out, resume=resume)) == 0
-
-
-def train(recipe: Path, out: Path, ranks: int, *words: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command(recipe, out, ranks, *words),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -70,9 +52,8 @@ def killed(recipe: Path, out: Path) -> int:
     import psutil
 
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    job = subprocess.Popen(
-        command(recipe, out, 2), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=environment
-    )
+    command = [sys.executable, "-m", "paddle_dp", "train", str(recipe), "--ranks", "2", "--out", str(out)]
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=environment)
     deadline = time.monotonic() + 100
     while not list(out.glob("checkpoints/step-*14")):
         assert job.poll() is None, "it ended before it could be killed"
@@ -108,7 +89,7 @@ def copied(folder: Path, name: str) -> Path:
 def test_a_killed_job_resumes_bit_by_bit(whole):
     recipe, folder = whole
     again = copied(folder, "again")
-    train(recipe, again, 2, "--resume")
+    train_in_forks(recipe, again, 2, "newest")
     assert digests(again) == digests(folder / "whole")
     assert losses(again) == losses(folder / "whole")
 
