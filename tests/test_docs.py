@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +15,8 @@ import pytest
 from paddle_dp.errors import RecipeError
 from paddle_dp.part.aliases import find_alias
 from paddle_dp.recipe import read_recipe
+from tests.certificate.proven import assert_proven
+from tests.house.forked_commands import run_command
 from tests.house.programs import ROOT, run_program, run_python, shell_variables
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -189,6 +193,8 @@ def test_the_commands_of_the_readme_print_what_it_shows(verb: str, tmp_path: Pat
         if "…" not in line:
             assert _without_numbers(line) in printed, f"{line!r} is not printed: {done.stdout}{done.stderr}"
             del printed[: printed.index(_without_numbers(line)) + 1]
+    if verb == "train":
+        assert_proven(done.stdout, tmp_path / "run")
 
 
 def _without_numbers(line: str) -> str:
@@ -273,7 +279,11 @@ def test_every_command_of_the_first_pages_is_run_or_listed() -> None:
     assert len(unmarked) == len(NOT_RUN)
 
 
-@pytest.mark.parametrize("page", ["install", "first-run", "your-script", "your-data", "your-model"])
+@pytest.mark.parametrize(
+    "page",
+    # first-run: kill -9 and --resume of real jobs are in tests/train/test_resume.py and tests/faults in every run
+    ["install", pytest.param("first-run", marks=pytest.mark.long), "your-script", "your-data", "your-model"],
+)
 def test_the_marked_commands_of_the_first_pages_run(page: str, tmp_path: Path) -> None:
     """`<!-- run -->` above a block of bash; files are the blocks whose first line names them, of any of the pages."""
     for other in ROOT.glob("docs/start/*.md"):
@@ -282,10 +292,23 @@ def test_the_marked_commands_of_the_first_pages_run(page: str, tmp_path: Path) -
         r"^<!-- run -->\n```bash\n(.*?)^```", (ROOT / f"docs/start/{page}.md").read_text(), re.S | re.M
     )
     assert marked
-    env = shell_variables(tmp_path / "bin")
-    done = run_program("bash", "-ec", "\n".join(marked), folder=tmp_path, env=env, timeout=200)
+    printed = "".join(_typed("\n".join(marked), tmp_path))
     said = {"install": "ready", "first-run": "the same numbers", "your-model": "SAME: 2 ranks"}
-    assert said.get(page, "held-out samples counted once") in done.stdout
+    assert printed.count(said.get(page, "held-out samples counted once")) == 1 + (page == "your-data")
+
+
+def _typed(block: str, folder: Path) -> Iterator[str]:
+    """What the commands of a block print. Those that train, verify or check do so in forks; tests of this file start
+    the README's and the worked example's for real."""
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    if "&" in block:
+        lines = [["bash", "-ec", block]]
+    env = shell_variables(folder / "bin")
+    for words in filter(None, lines):
+        if words[0] == "paddle-dp" and words[1] in ("train", "verify", "check"):
+            yield run_command(words[1:], folder)
+        else:
+            yield run_program("bash", "-ec", '"$@"', "-", *words, folder=folder, env=env, timeout=200).stdout
 
 
 def module_of(page: str, name: str) -> ModuleType:
@@ -322,11 +345,8 @@ def test_the_worked_example_trains(tmp_path: Path) -> None:
 def test_with_the_strategy_and_the_pairs_of_the_page_two_ranks_are_one_process(tmp_path: Path) -> None:
     write_files(PARTS, tmp_path)
     words = "--steps 4 strategy.use=mine.strategies.Plain loss='{use: mine.pairs.Alike}'"
-    done = run_program(
-        "bash", "-ec", f"paddle-dp verify moons.yaml --ranks 2 {words}",
-        folder=tmp_path, env=shell_variables(tmp_path / "bin"),
-    )  # fmt: skip
-    assert "SAME: 2 ranks learn what one process learns" in done.stdout
+    printed = run_command(shlex.split(f"verify moons.yaml --ranks 2 {words}"), tmp_path)
+    assert "SAME: 2 ranks learn what one process learns" in printed
 
 
 @pytest.mark.parametrize(
@@ -341,9 +361,8 @@ def test_with_the_strategy_and_the_pairs_of_the_page_two_ranks_are_one_process(t
 )
 def test_the_other_examples_of_the_page_on_parts_train(words: str, tmp_path: Path) -> None:
     write_files(PARTS, tmp_path)
-    command = f"paddle-dp train {words} --ranks 2 train.length='4 steps'"
-    done = run_program("bash", "-ec", command, folder=tmp_path, env=shell_variables(tmp_path / "bin"))
-    assert "held-out samples counted once" in done.stdout and "4 steps in " in done.stdout
+    printed = run_command(shlex.split(f"train {words} --ranks 2 train.length='4 steps'"), tmp_path)
+    assert "held-out samples counted once" in printed and "4 steps in " in printed
 
 
 @pytest.mark.parametrize(
@@ -373,9 +392,12 @@ def test_a_mistake_in_an_example_is_answered_as_the_page_says(
     recipe = tmp_path / file
     assert change[0] in recipe.read_text()
     recipe.write_text(recipe.read_text().replace(*change))
-    env = shell_variables(tmp_path / "bin")
-    done = run_program("bash", "-ec", f"paddle-dp {command}", folder=tmp_path, env=env, status=2)
-    said = done.stdout + done.stderr
+    if command.startswith("check"):
+        said = run_command(command.split(), tmp_path, status=2)
+    else:
+        env = shell_variables(tmp_path / "bin")
+        done = run_program("bash", "-ec", f"paddle-dp {command}", folder=tmp_path, env=env, status=2)
+        said = done.stdout + done.stderr
     shown = [text for _, text in blocks(PARTS) if text.startswith(f"{file}:")]
     assert told in said if told else any(text in said for text in shown), said
 
