@@ -5,10 +5,13 @@ For tests of what an entry point computes. Those of starting, watching and endin
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -39,6 +42,31 @@ def run_in_forks(job: Job, waiting: object = None, timeout: float = 600) -> int:
         print(failure, file=sys.stderr)
         return 1
     return 0
+
+
+def run_in_one_fork(job: Job, folder: Path) -> tuple[int, str, str]:
+    """`launch.start.run` as a process in `folder` calls it, without the second of its imports: the exit status, what it
+    printed, and what it complained. A job of one rank runs there as a whole."""
+    words = {name: value for name, value in asdict(job).items() if name not in ("recipe", "script")}
+    ((status, said, complained),) = run_ranks(supervise, 1, str(folder), str(job.recipe), words)
+    return status, said, complained
+
+
+def supervise(folder: str, recipe: str, words: dict[str, Any]) -> tuple[int, str, str]:
+    from paddle_dp.launch.start import run
+
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    with TemporaryDirectory() as screens:
+        said, complained = (Path(screens) / name for name in ("said", "complained"))
+        for stream, file in ((sys.stdout, said), (sys.stderr, complained)):
+            stream.flush()
+            with file.open("w") as screen:
+                os.dup2(screen.fileno(), stream.fileno())
+        status = run(Job(recipe=Path(recipe), **words))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return status, said.read_text(), complained.read_text()
 
 
 @contextmanager

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from paddle_dp.launch.command import Job
+from tests.jobs import run_in_one_fork
 
 RECIPE = """
 model: {use: mlp, inputs: 64, hidden: [8], classes: 10}
@@ -26,13 +24,6 @@ class Nothing:
     def __len__(self): return 0
     def __getitem__(self, index): raise IndexError(index)
 """
-
-
-def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "paddle_dp", "train", "small.yaml", *words],
-        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -51,28 +42,32 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("work")
     (folder / "small.yaml").write_text(RECIPE)
     (folder / "nothing.py").write_text(EMPTY)
-    done = train(folder)
-    assert done.returncode == 0, done.stderr
+    status, _, complained = run_in_one_fork(Job(recipe=Path("small.yaml")), folder)
+    assert status == 0, complained
     return folder
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("ranks", "word", "said"),
     [
-        (["--ranks", "2", "callbacks.checkpoint.best=f1"], "best: evaluations of this model have no number"),
-        (["--ranks", "2", "dataset={use: text_files, tokenizer: gpt2}"], "dataset.tokenizer: gpt2 does not exist"),
-        (["--ranks", "2", "strategy={use: hybrid, tensor: 3}"], "tensor"),
-        (["dataset={use: nothing.Nothing}"], "the train split is empty"),
-        (["callbacks.3={use: early_stop, watch: val_loss}"], "watch: evaluations of this model have no number"),
-        (["train.bacth=3"], "has no setting 'bacth'"),
+        (2, "callbacks.checkpoint.best=f1", "best: evaluations of this model have no number"),
+        pytest.param(
+            2, "dataset={use: text_files, tokenizer: gpt2}", "dataset.tokenizer: gpt2 does not exist",
+            marks=pytest.mark.long,  # refused by the ranks, as the first
+        ),
+        (2, "strategy={use: hybrid, tensor: 3}", "tensor"),
+        (1, "dataset={use: nothing.Nothing}", "the train split is empty"),
+        (1, "callbacks.3={use: early_stop, watch: val_loss}", "watch: evaluations of this model have no number"),
+        (1, "train.bacth=3", "has no setting 'bacth'"),
     ],
 )  # fmt: skip
-def test_a_refused_start_moves_nothing(good: Path, words: list[str], said: str) -> None:
+def test_a_refused_start_moves_nothing(good: Path, ranks: int, word: str, said: str) -> None:
     """It moved the good run to NAME.1, before the ranks had looked at anything."""
     before = content(good / "runs/small")
-    refused = train(good, *words)
-    assert refused.returncode == 2 and said in refused.stderr, refused.stderr
+    refused = Job(recipe=Path("small.yaml"), overrides=(word,), ranks=ranks)
+    status, _, complained = run_in_one_fork(refused, good)
+    assert status == 2 and said in complained, complained
     assert content(good / "runs/small") == before and before
     assert not (good / "runs/small.1").exists()
 
@@ -80,19 +75,21 @@ def test_a_refused_start_moves_nothing(good: Path, words: list[str], said: str) 
 @pytest.mark.processes
 def test_a_refused_resume_leaves_the_recipe_of_the_run(good: Path) -> None:
     before = content(good / "runs/small")
-    refused = train(good, "--resume", "optimizer.use=sgd")
-    assert refused.returncode == 2 and content(good / "runs/small") == before, refused.stderr
+    refused = Job(recipe=Path("small.yaml"), overrides=("optimizer.use=sgd",), resume="newest")
+    status, _, complained = run_in_one_fork(refused, good)
+    assert status == 2 and content(good / "runs/small") == before, complained
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", ["1", "2"])
-def test_what_starts_moves_it_and_keeps_its_own_logs(good: Path, ranks: str) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_starts_moves_it_and_keeps_its_own_logs(good: Path, ranks: int) -> None:
     before, number = content(good / "runs/small"), len(list((good / "runs").iterdir()))
-    done = train(good, "--ranks", ranks, f"train.seed={ranks}")
-    assert done.returncode == 0, done.stderr
+    job = Job(recipe=Path("small.yaml"), overrides=(f"train.seed={ranks}",), ranks=ranks)
+    status, said, complained = run_in_one_fork(job, good)
+    assert status == 0, complained
     aside = good / f"runs/small.{number}"
-    assert f"the earlier run is now runs/{aside.name}" in done.stdout and content(aside) == before
+    assert f"the earlier run is now runs/{aside.name}" in said and content(aside) == before
     assert (good / "runs/small/checkpoints").is_dir() and (good / "runs/small/.lock").exists()
     (attempt,) = (good / "runs/small/logs").iterdir()
     assert not (aside / "logs" / attempt.name).exists()
-    assert (attempt / "workerlog.0").exists() == (ranks == "2")
+    assert (attempt / "workerlog.0").exists() == (ranks == 2)

@@ -9,11 +9,14 @@ import pty
 import stat
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.conftest import supervisors
+from paddle_dp.launch.command import Job
+from tests.faults.conftest import ROOT, supervisors
+from tests.jobs import run_in_one_fork
 
 
 @pytest.mark.long
@@ -81,13 +84,12 @@ def test_no_file_of_a_run_holds_the_environment(attempts):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_folder_that_cannot_be_written_is_one_message_before_anything_starts(start, tmp_path, ranks):
+def test_a_folder_that_cannot_be_written_is_one_message_before_anything_starts(tmp_path, ranks):
     (tmp_path / "file").touch()
-    job = start("say", ranks=ranks, output_dir=str(tmp_path / "file" / "run"))
-    status, said, complained = job.finish()
+    status, said, complained = refused(ranks=ranks, output_dir=str(tmp_path / "file" / "run"))
     assert (status, said) == (2, "")
     assert complained.count("\n") == 1 and "cannot be written (Not a directory)" in complained
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "job0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -100,11 +102,23 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_mistake_is_one_message_and_no_run_folder(start):
-    for job, sentence in [(start("say", **words), sentence) for words, sentence in MISTAKES]:
-        status, said, complained = job.finish()
+def refused(**words: Any) -> tuple[int, str, str]:
+    """The end of a job that is refused before a rank of it starts."""
+    say = {
+        "recipe": "tests/faults/tiny.yaml",
+        "entry_point": "tests.faults.entry_points:say",
+        "ranks": 2,
+        **words,
+    }
+    return run_in_one_fork(Job(**{**say, "recipe": Path(say["recipe"])}), ROOT)
+
+
+def test_a_mistake_is_one_message_and_no_run_folder(tmp_path):
+    for number, (words, sentence) in enumerate(MISTAKES):
+        out = tmp_path / str(number)
+        status, said, complained = refused(**words, output_dir=str(out))
         assert (status, said) == (2, "") and sentence in complained and "Traceback" not in complained
-        assert not job.out.exists()
+        assert not out.exists()
 
 
 def test_on_a_terminal_rank_0_draws_there_itself(tmp_path):
