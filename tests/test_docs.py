@@ -193,6 +193,8 @@ def test_the_commands_of_the_readme_print_what_it_shows(verb: str, tmp_path: Pat
         if "…" not in line:
             assert _without_numbers(line) in printed, f"{line!r} is not printed: {done.stdout}{done.stderr}"
             del printed[: printed.index(_without_numbers(line)) + 1]
+    if verb == "verify":
+        assert max(map(len, done.stdout.splitlines())) <= 100
     if verb == "train":
         assert_proven(done.stdout, tmp_path / "run")
 

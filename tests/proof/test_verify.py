@@ -1,7 +1,6 @@
 """`paddle-dp verify` as a person runs it, and faults of real ranks that it must name."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from paddle_dp.proof import Comparison, compare_sides
 from paddle_dp.proof.trace_files import key
 from paddle_dp.proof.verify import _checkpoint
 from paddle_dp.proof.verify import verify as verify_here
+from tests.house.forked_commands import run_command
 from tests.jobs import comparisons_in_forks, run_in_forks, verdict_in_forks
 
 RECIPE = """
@@ -40,17 +40,16 @@ def recipe(folder: Path, norm: str = "batch", optimizer: str = "momentum", peak:
 
 def verify(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "paddle_dp", "verify", *words]
-    narrow = {**os.environ, "COLUMNS": "100"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, env=narrow)
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
 
+@pytest.mark.processes
 def test_three_ranks_are_one_process_and_a_person_reads_why(tmp_path):
-    done = verify(str(recipe(tmp_path)), "--ranks", "3", "--steps", "4")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "SAME: 3 ranks learn what one process learns" in done.stdout
-    assert "=49" in done.stdout  # the batch that cannot be shared equally
-    assert "of a parameter's gradient on one rank would show" in " ".join(done.stdout.split())
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    """Such a job is started for real for the README (tests/test_docs.py)."""
+    printed = run_command(["verify", str(recipe(tmp_path)), "--ranks", "3", "--steps", "4"], tmp_path)
+    assert "SAME: 3 ranks learn what one process learns" in printed
+    assert "=49" in printed  # the batch that cannot be shared equally
+    assert "of a parameter's gradient on one rank would show" in " ".join(printed.split())
 
 
 def test_machines_read_json_and_nothing_learned_proves_nothing(tmp_path, capsys):
@@ -105,17 +104,22 @@ class Loud(nn.Sequential):
         return super().forward(samples)
 
 
-def test_stdout_is_json_alone_and_a_program_is_compared(tmp_path):
-    """What the model printed stood before it; a compiled model was refused, for its float64 was traced in float32."""
+def test_stdout_is_json_alone(tmp_path):
+    """What the model printed stood before it."""
     mine = ("model={use: tests.proof.test_verify.Loud}", "dataset.as_image=false")
     words = ("--steps", "2", "--json", "strategy={use: data_parallel}")
     done = verify(str(recipe(tmp_path)), *mine, *words)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["verdict"] == "same"
-    words = ("train.compile=true", "strategy.sync_batch_norm=false")
-    done = verify(str(recipe(tmp_path, norm="none")), "--steps", "2", "--json", *words)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["float64"]["same"]
+
+
+@pytest.mark.processes
+def test_a_program_is_compared(tmp_path, capsys):
+    """A compiled model was refused, for its float64 was traced in float32."""
+    words = ["train.compile=true", "strategy.sync_batch_norm=false"]
+    with comparisons_in_forks():
+        assert verify_here(recipe(tmp_path, norm="none"), words, steps=2, as_text=False) == 0
+    assert json.loads(capsys.readouterr().out)["float64"]["same"]
 
 
 @pytest.mark.processes
@@ -188,7 +192,7 @@ FOUND = {
 @pytest.fixture(scope="module")
 def convnet(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convnet")
-    comparison = Comparison(recipe(folder), ("train.micro_batches=1",), 2, 2, folder)
+    comparison = Comparison(recipe(folder), ("train.micro_batches=1", "model.widths=[8, 16]"), 2, 2, folder)
     with comparisons_in_forks():
         many = {fault: comparison.run_candidate(2, name=fault, patch=FAULTS + fault) for fault in FOUND}
         return comparison.run_reference(list(many.values())), many
