@@ -112,11 +112,11 @@ def test_what_the_screen_ends_with_goes_on_where_a_killed_rank_had_saved(start, 
     assert [row["step"] for row in rows if row["event"] == "step"] == [20, 40, 60]
 
 
-def test_where_nothing_was_saved_the_screen_says_so(start, tmp_path):
+def test_where_nothing_was_saved_the_screen_says_so(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text((RECIPE % "").replace("cross_entropy", "tests.faults.entry_points.broken_loss"))
-    job = start("train", recipe=str(recipe), ranks=1)
-    status, _, complained = job.finish()
+    out = tmp_path / "run"
+    status, _, complained = run_in_one_fork(Job(recipe=recipe, ranks=1, output_dir=str(out)), ROOT)
     assert status == 1
-    nothing = f"nothing to go on from: there is no usable checkpoint in {job.out}/checkpoints yet\n"
+    nothing = f"nothing to go on from: there is no usable checkpoint in {out}/checkpoints yet\n"
     assert f"\nValueError: {CULPRIT}\n" in complained and complained.endswith(nothing)

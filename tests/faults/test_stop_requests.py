@@ -14,7 +14,7 @@ import pytest
 RECIPE = "tests/faults/faulty.yaml"
 LONG = [
     "train.length=100000 steps",
-    "callbacks=[{use: metrics, every: 1000 steps}, {use: checkpoint, every: null}]",
+    "callbacks=[{use: metrics, every: 100 steps}, {use: checkpoint, every: null}]",
 ]
 SOON = 20.0  # seconds: an agreement every 2 s where the machine is idle, and a checkpoint
 
@@ -47,7 +47,8 @@ def stopped(job, begun: float) -> tuple[float, int, str]:
         pytest.param(signal.SIGTERM, 2, "rank 1", marks=pytest.mark.long),
         pytest.param(signal.SIGUSR1, 2, "all processes", marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, 2, "all processes", marks=pytest.mark.long),
-        (signal.SIGTERM, 1, "supervisor"),
+        # By default in the test of a second job below.
+        pytest.param(signal.SIGTERM, 1, "supervisor", marks=pytest.mark.long),
         pytest.param(signal.SIGINT, 1, "supervisor", marks=pytest.mark.long),
         pytest.param(signal.SIGUSR1, 1, "supervisor", marks=pytest.mark.long),
     ],
@@ -115,7 +116,8 @@ def test_a_second_job_in_the_folder_of_a_live_one_is_refused(start, found, resum
     job = start("train", ranks=1, recipe=RECIPE, overrides=LONG)
     wait_for_metrics(job)
     begun = time.monotonic()
-    status, said, complained = start("train", recipe=RECIPE, output_dir=str(job.out), resume=resume).finish()
+    second = start("train", ranks=1, recipe=RECIPE, output_dir=str(job.out), resume=resume)
+    status, said, complained = second.finish()
     named = f"belongs to a job that is running (process {job.process.pid} on " in complained
     found(
         f"a second job {'resumes' if resume else 'starts in'} the folder of a live one",
@@ -123,15 +125,17 @@ def test_a_second_job_in_the_folder_of_a_live_one_is_refused(start, found, resum
         named,
     )
     assert (status, said) == (2, "") and named and job.process.poll() is None
+    begun = time.monotonic()
     job.process.send_signal(signal.SIGTERM)
-    stopped(job, begun)
+    seconds, _, complained = stopped(job, begun)
+    assert "stopped by SIGTERM" in complained and seconds < SOON
 
 
 def wait_for_metrics(job) -> None:
     end = time.monotonic() + 60
     while (
         not (job.out / "metrics.jsonl").exists()
-        or '"step": 1000' not in (job.out / "metrics.jsonl").read_text()
+        or '"step": 100,' not in (job.out / "metrics.jsonl").read_text()
     ):
         assert time.monotonic() < end and job.process.poll() is None, job.process.communicate()
         time.sleep(0.05)

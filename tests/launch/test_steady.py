@@ -124,7 +124,13 @@ def test_a_line_that_a_disk_took_in_part_is_not_broken_by_the_other_stream(
 @pytest.mark.processes
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("ranks", "closed"), [(1, ">&-"), (1, "2>&-"), (2, "<&- >&- 2>&-"), (1, "| head -n 1")]
+    ("ranks", "closed"),
+    [
+        (2, "<&- >&- 2>&-"),
+        (1, "| head -n 1"),
+        # By default in the two tests below, of one process.
+        *(pytest.param(1, closed, marks=pytest.mark.long) for closed in (">&-", "2>&-")),
+    ],
 )
 def test_a_training_without_standard_files_ends_well(tmp_path: Path, closed: str, ranks: int) -> None:
     words = f"{sys.executable} -m paddle_dp train tests/faults/tiny.yaml train.length='40 steps'"
