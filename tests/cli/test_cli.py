@@ -16,6 +16,7 @@ from paddle_dp import cli
 from paddle_dp.cli import training
 from paddle_dp.errors import JobError
 from paddle_dp.launch.command import Job
+from tests.house.forked_commands import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "configs/digits_mlp.yaml"
@@ -139,25 +140,22 @@ def test_the_version() -> None:
     assert command("--version").stdout == f"paddle-dp {paddle_dp.__version__}\n"
 
 
+@pytest.mark.processes
 def test_parts_and_check_and_schema(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("model: {use: mlp}\n")
-    assert "cross_entropy" in command("parts").stdout
-    checked = command("check", str(tmp_path / "a.yaml"))
-    assert (
-        checked.returncode == 2
-        and "a recipe needs 'train'" in checked.stderr
-        and "Traceback" not in checked.stderr
-    )
+    assert "cross_entropy" in run_command(["parts"], ROOT)
+    checked = run_command(["check", str(tmp_path / "a.yaml")], ROOT, status=2)
+    assert "a recipe needs 'train'" in checked and "Traceback" not in checked
     schema = command("schema")
     assert schema.returncode == 0 and schema.stdout.startswith('{\n  "$schema"') and not schema.stderr
 
 
+@pytest.mark.processes
 def test_check_opens_the_data_unless_it_is_told_not_to() -> None:
     """The recipe's data are the user's: with --no-run it is right, without there is a path to give."""
     recipe = "configs/resnet50_imagenet.yaml"
-    assert command("check", "--no-run", recipe).returncode == 0
-    tried = command("check", recipe)
-    assert tried.returncode == 2 and "dataset.path is not given" in tried.stderr
+    run_command(["check", "--no-run", recipe], ROOT)
+    assert "dataset.path is not given" in run_command(["check", recipe], ROOT, status=2)
 
 
 def test_no_word_at_all_shows_the_help(leave: Leave, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,10 +40,18 @@ SAID = {  # a half of tests/proof/zoo/liars.py; the zoo has all of them
     ),
     "LateCache": (ORDER, "`first` of the model differs between rank 0 and rank 1"),
 }
+LIKE_OTHERS = {
+    "Prototype",
+    "ClassMeans",
+    "LateCache",
+}  # Queue has a buffer, too, RecentMeans a container, OwnGenerator ORDER
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("model", SAID)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(model, marks=pytest.mark.long) if model in LIKE_OTHERS else model for model in SAID],
+)
 def test_a_model_that_draws_or_remembers_is_different_and_why_is_said(tmp_path, model):
     """Another order of the samples moved it as much as two ranks did, and was taken for rounding: SAME."""
     verdict = verdict_on(f"liars.{model}", tmp_path)

@@ -6,10 +6,9 @@ from tests.proof.zoo.case import Fault, Honest
 from tests.proof.zoo.cases import CASES, LIGHT
 from tests.proof.zoo.marking import Mark, examine
 
-SAMPLE = (  # three of a guard at most, all on two ranks: one job beside that of one process
+SAMPLE = (  # two of a guard at most, all on two ranks: one job beside that of one process
     "mean of means", "classes twice", "ranks train alone", "unused on one rank", "evaluation: padded",
-    "resume: first batch", "load: first slice", "loan before the update", "loan before the update, rehearsed",
-    "perceptron", "convnet", "gpt, tensor 2", "rehearsal, sharding 2",
+    "resume: first batch", "loan before the update, rehearsed", "perceptron", "convnet", "rehearsal, sharding 2",
 )  # fmt: skip
 
 
