@@ -92,13 +92,23 @@ def train(folder: str, kind: str, strategies: list[dict[str, Any]], workers: int
     return found
 
 
-@pytest.mark.parametrize("kind", ["dict", "nested tuple"])
-def test_layouts_are_one_process(kind: str, tmp_path) -> None:
+DATA, STAGES = {"use": "data_parallel"}, {"use": "hybrid", "pipeline": 2}
+SHARDS = {"use": "hybrid", "sharding": 2, "sharding_stage": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layouts"),
+    [
+        ("dict", [DATA, STAGES, SHARDS]),
+        ("nested tuple", [STAGES]),  # they alone send inputs on
+        pytest.param("nested tuple", [DATA, SHARDS], marks=pytest.mark.long),
+    ],
+    ids=["dict", "nested tuple", "nested tuple in others"],
+)
+def test_layouts_are_one_process(kind: str, layouts: list[dict[str, Any]], tmp_path) -> None:
     [[truth, held_out, _]] = train(str(tmp_path / "one"), kind, [{"use": "single"}])
     assert len(truth) == 8
     assert truth[-1][0] < truth[0][0]
-    layouts: list[dict[str, Any]] = [{"use": "data_parallel"}, {"use": "hybrid", "pipeline": 2}]
-    layouts += [{"use": "hybrid", "sharding": 2, "sharding_stage": 3}]
     for of_rank in run_ranks(train, 2, str(tmp_path / "two"), kind, layouts, 1):
         for rows, number, ranks in of_rank:
             assert ranks == 2
