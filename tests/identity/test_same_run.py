@@ -20,6 +20,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp import checkpoint as checkpoints
+from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.assembly.build import build
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint.disk import digest_of
@@ -42,6 +43,12 @@ train: {length: 20 steps, batch: 50, micro_batches: 2}
 callbacks: [{use: checkpoint, every: 20 steps}]
 """
 FEW = 6  # updates before the checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trial of the model in a process of its own: these trainings, good and bad, are compared, and not judged."""
+    monkeypatch.setattr(TrainerBuilder, "_tried", lambda self, task: task)
 
 
 @pytest.fixture(scope="module")
