@@ -29,7 +29,7 @@ MOST_NAMED = 24  # buckets per rank
 ROOM = 0.05  # share of the picture's width that a label with a size needs
 LANE = 1.05  # inches per rank
 MEASURED = (
-    "timeline: nothing was recorded, because the same steps were measured for «paddle-dp why». Train longer, or set "
+    "timeline: nothing was recorded, because the same steps were measured for `paddle-dp why`. Train longer, or set "
     "callbacks.timeline.start to an earlier step."
 )
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), 60000 pictures of 32x32 pixels, from their «python version».
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), 60000 pictures of 32x32 pixels, from their "python version".
 
 The files are pickles, which are read as data, without calling anything in them. An archive is unpacked into memory.
 """

@@ -219,7 +219,7 @@ def host_name(is_multi_node: bool) -> DoctorCheck:
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
-        todo = f"paddle-dp does without; other programs may not. Write «127.0.0.1 {name}» into /etc/hosts."
+        todo = f'paddle-dp does without; other programs may not. Write "127.0.0.1 {name}" into /etc/hosts.'
         return DoctorCheck("host name", f"{name} has no address ({error})", "look", todo)
     detail = f"{name} is {address}"
     if address.startswith("127.") and is_multi_node:
