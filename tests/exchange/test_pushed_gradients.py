@@ -11,7 +11,7 @@ import paddle
 import pytest
 
 from paddle_dp.exchange.buckets import MIN_BUCKETS, SMALLEST, fill
-from paddle_dp.exchange.pushed_gradients import MAX_SEGMENT, MIN_SHARE, PushReduce, cut
+from paddle_dp.exchange.pushed_gradients import KINDS, MAX_SEGMENT, MIN_SHARE, SUM, PushReduce, cut
 from paddle_dp.tensors import bytes_from, bytes_of, moved_gradient, numbers_of
 from tests.exchange.hard import learn
 from tests.ranks import run_ranks
@@ -56,6 +56,40 @@ def two():
         parameter = paddle.create_parameter([3], "float32")
         made.append((parameter, PushReduce(wire, [parameter], [[0, 1]])))
     return made
+
+
+class Queued(Wire):
+    """Keeps the bytes of sums as they are, like a socket that has not sent them yet, beside a copy of then."""
+
+    def __init__(self, rank, sent, arriving):
+        super().__init__(rank, sent, arriving)
+        self.sums = []
+
+    def send_bytes(self, to, number, data):
+        if number % KINDS == SUM:
+            self.sums.append((data, data.copy()))
+        super().send_bytes(to, number, data)
+
+
+@pytest.mark.parametrize("size", [3, 4 * MIN_SHARE])  # one rank adds up, or each its share
+def test_a_sum_in_transit_does_not_change_with_the_gradient(size):
+    """The update scales the gradient in place while bytes of the sum may wait for the socket."""
+    queues = SimpleQueue(), SimpleQueue()
+    wires = [Queued(rank, queues[rank], queues[1 - rank]) for rank in (0, 1)]
+    made = []
+    for wire in wires:
+        parameter = paddle.create_parameter([size], "float32")
+        parameter._copy_gradient_from(paddle.full([size], 1.0 + wire.rank))
+        made.append((parameter, PushReduce(wire, [parameter], [[0, 1]])))
+    other = Thread(target=made[1][1].finish)
+    other.start()
+    made[0][1].finish()
+    other.join()
+    for parameter, _ in made:
+        assert (parameter.grad.numpy() == 3).all()
+        parameter.grad.scale_(0.5)
+    sums = [pair for wire in wires for pair in wire.sums]
+    assert sums and all((queued == sent).all() for queued, sent in sums)
 
 
 def give(parameter, values):

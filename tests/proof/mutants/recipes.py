@@ -20,9 +20,9 @@ RECIPES: dict[str, Setting] = {
     )),
     # One sample on two ranks: the other one has a dummy.
     "dummies": Setting("convnet", 2, ("model.dropout=0.2", "train.batch=3", "train.micro_batches=3")),
-    # Frozen weights, and masks of more than 2¹⁶ numbers.
+    # Frozen weights, and masks of more than 2¹⁶ numbers on each rank.
     "masks": Setting("mlp", 2, (
-        f"model={{use: {HERE}.Wide}}", "strategy={use: hybrid}", "train.batch=12",
+        f"model={{use: {HERE}.Wide}}", "strategy={use: hybrid}", "train.batch=48",
     )),
     "sharding 1": _dropping(strategy("gpt", sharding=2, sharding_stage=1), "", FLOAT16),
     "sharding 2": _dropping(
