@@ -212,7 +212,13 @@ def test_a_fault_is_found_and_its_place_is_named(convnet, fault):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("layout", ["{use: data_parallel}", "{use: hybrid, sharding: 2, sharding_stage: 3}"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("{use: data_parallel}", marks=pytest.mark.long),
+        "{use: hybrid, sharding: 2, sharding_stage: 3}",
+    ],
+)
 def test_a_model_with_fixed_names_is_compared(tmp_path, layout):
     """It is built once for each run of a proof, in one process: Paddle refused the second."""
     words = ("model={use: tests.part.fixed_names.FixedNames}", "dataset.as_image=false", f"strategy={layout}")
