@@ -66,6 +66,15 @@ def test_it_is_a_picture_that_a_screen_holds() -> None:
     assert BOX[0] > BOX[1]
 
 
+@pytest.mark.parametrize("words", [3, 30])
+def test_a_long_title_is_not_cut(words: int) -> None:
+    """The figure of two ranks is narrow."""
+    from PIL import Image
+
+    drawn = np.asarray(Image.open(io.BytesIO(draw(Degrees(data=2), words * "name of a long run "))).convert("L"))
+    assert (drawn[:40] < 128).any() and (drawn[:, -4:] == 255).all()
+
+
 def test_servers_stand_above_the_ranks_that_compute() -> None:
     degrees = Degrees(data=3, servers=2)
     found = ranks(_with_servers(2, whole(degrees)))
