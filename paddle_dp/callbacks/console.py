@@ -46,10 +46,8 @@ class Bar:
         self._rich.start()
 
     def show(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        """Draws the numbers, unless the bar was drawn just before; the last step's also stay as a line."""
+        """Draws the numbers, with the next line if the bar was drawn just before; the last step's stay as a line."""
         now, self._last = time.perf_counter(), _lines.step(progress, metrics)
-        if now - self._drawn < _PAUSE and progress.step < self.total_steps:
-            return
         self._fit()
         self._rich.update(
             self._task,
@@ -58,6 +56,8 @@ class Bar:
             text=_lines.short(metrics, self._room()),
             left=f"{_lines.duration(self._left(now, progress.step))} left",
         )
+        if now - self._drawn < _PAUSE and progress.step < self.total_steps:
+            return
         self._rich.refresh()
         self._drawn = time.perf_counter()
         if progress.step >= self.total_steps:
@@ -66,6 +66,7 @@ class Bar:
     def print_line(self, text: str) -> None:
         """Prints a line above the bar."""
         self._rich.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._rich.refresh()
 
     def close(self) -> None:
         """Removes the bar; printed lines and the numbers of the last step stay."""
@@ -94,7 +95,8 @@ class Bar:
         is_stdout = self.screen is sys.stdout  # the process's other output then appears above the bar, too
         return RichProgress(
             text("{task.description}", min_width=len(self._epoch(self.epochs))),
-            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=_SMALLEST)),
+            # The rest of the bar is hidden: it would differ from what is done by its colour alone.
+            BarColumn(bar_width=None, style="conceal", table_column=Column(ratio=1, min_width=_SMALLEST)),
             text("{task.fields[text]}"),
             text("{task.fields[left]}", justify="right", min_width=len(_LEFT)),
             console=Console(file=self.screen, force_terminal=True),

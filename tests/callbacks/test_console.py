@@ -289,7 +289,9 @@ def test_on_a_terminal_that_the_launcher_names_a_bar_is_drawn_and_stdout_gets_th
     _, drawn = screen
     console = Config().build(run)
     tell(console, at, found)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn())
+    text = drawn()
+    assert "━\x1b[0m\x1b[8m╺" in text  # what is not done is hidden, not of another colour
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     assert re.search(
         r"epoch 2/5 [━╸╺ ]+ loss 1\.2346  acc1 0\.5312  lr 3\.0e-03  1234/s +\d+\.\d s left", text
     )
@@ -312,6 +314,18 @@ def test_the_bar_is_drawn_a_few_times_a_second(run: Run, at: At, screen: Screen)
     console.step(at("step", 20, **NUMBERS, **SPEED))  # the last one always
     assert "1234/s" in drawn()
     console.failed(at("failed", 20), KeyboardInterrupt())
+
+
+def test_the_bar_is_no_further_back_than_a_line_above_it(run: Run, at: At, screen: Screen) -> None:
+    """It kept the numbers of up to a fifth of a second ago beside what was evaluated after them."""
+    _, drawn = screen
+    console = Config().build(run)
+    console.start(at("start", 0))
+    console.step(at("step", 1, **NUMBERS, **SPEED))
+    console.step(at("step", 2, **{**NUMBERS, "loss": 0.25}, **SPEED))
+    assert "loss 0.2500" not in drawn()
+    console.evaluated(at("evaluated", 2), Evaluation(numbers={"loss": 7.0}, samples=1))
+    assert "loss 0.2500" in drawn()
 
 
 def test_a_narrow_terminal_keeps_one_line(run: Run, at: At, screen: Screen) -> None:

@@ -71,7 +71,9 @@ def test_a_long_title_is_not_cut(words: int) -> None:
     """The figure of two ranks is narrow."""
     from PIL import Image
 
-    drawn = np.asarray(Image.open(io.BytesIO(draw(Degrees(data=2), words * "name of a long run "))).convert("L"))
+    drawn = np.asarray(
+        Image.open(io.BytesIO(draw(Degrees(data=2), words * "name of a long run "))).convert("L")
+    )
     assert (drawn[:40] < 128).any() and (drawn[:, -4:] == 255).all()
 
 

@@ -99,8 +99,7 @@ def draw(degrees: Degrees, title: str) -> bytes:
     axes.axis("off")
     size = 11 * scale if scale > 0.6 else 12 * scale
     heading = axes.text(MARGIN, 0.25, title, fontsize=1.1 * size, va="center", weight="bold")
-    room = (1 - 2 * MARGIN / width) * figure.bbox.width
-    while heading.get_window_extent().width > room:  # hinted glyphs do not shrink in proportion
+    while heading.get_window_extent().x1 > 0.98 * figure.bbox.width:  # hinted glyphs shrink in steps
         heading.set_fontsize(0.95 * heading.get_fontsize())
     _paint(axes, outer, ((width - outer.width) / 2, 0.45), size)
     for line, text in enumerate(legend):
