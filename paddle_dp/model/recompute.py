@@ -169,5 +169,8 @@ class _State:
 
 @paddle.no_grad()
 def _copy(tensor: paddle.Tensor | None) -> paddle.Tensor | None:
-    """A copy, except of `_dropout_state` of Paddle's LSTM and GRU, which has no memory on a CPU."""
-    return tensor.detach().clone() if tensor is not None and tensor._is_initialized() else tensor
+    """A copy, except of `_dropout_state` of Paddle's LSTM and GRU, which has no memory on a CPU, and of a weight that
+    the block's own hook has computed (spectral_norm): a gradient flows through it to the trained one."""
+    if tensor is None or not tensor._is_initialized() or not tensor.stop_gradient:
+        return tensor
+    return tensor.detach().clone()

@@ -239,13 +239,15 @@ class Remembers(nn.Layer):
         return h
 
 
+@pytest.mark.parametrize("block", [Remembers, lambda: nn.utils.spectral_norm(nn.Linear(6, 6))])
 @pytest.mark.parametrize("how", ["full", "every 2 blocks"])
-def test_blocks_that_keep_state_in_buffers_learn_what_they_learn_without_recompute(how):
-    """Also where the second forward comes behind another micro-batch's first."""
+def test_blocks_that_keep_state_in_buffers_learn_what_they_learn_without_recompute(how, block):
+    """Also where the second forward comes behind another micro-batch's first, and where a hook of the block itself
+    computes its weight, outside of what is recomputed."""
     found = []
     for each in ("none", how):
         paddle.seed(3)
-        model = nn.Sequential(*(Remembers() for _ in range(4)), nn.Linear(6, 1))
+        model = nn.Sequential(*(block() for _ in range(4)), nn.Linear(6, 1))
         recomputed(model, Recompute.parse(each))
         for _ in range(3):
             totals = [model(x).square().sum() for x in given(2)]
