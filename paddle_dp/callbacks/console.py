@@ -30,7 +30,7 @@ _LEFT = "1:02:03 left"
 
 
 class Bar:
-    """A bar on `screen`, a terminal; lines printed with `print_line` stay above it."""
+    """A bar on `screen`, a terminal; its rest is hidden, and lines printed with `print_line` stay above it."""
 
     def __init__(self, screen: TextIO, steps_per_epoch: int, total_steps: int):
         self.screen, self.steps_per_epoch, self.total_steps = screen, max(steps_per_epoch, 1), total_steps
@@ -95,7 +95,6 @@ class Bar:
         is_stdout = self.screen is sys.stdout  # the process's other output then appears above the bar, too
         return RichProgress(
             text("{task.description}", min_width=len(self._epoch(self.epochs))),
-            # The rest of the bar is hidden: it would differ from what is done by its colour alone.
             BarColumn(bar_width=None, style="conceal", table_column=Column(ratio=1, min_width=_SMALLEST)),
             text("{task.fields[text]}"),
             text("{task.fields[left]}", justify="right", min_width=len(_LEFT)),
@@ -112,8 +111,7 @@ class Bar:
 
     def _room(self) -> int:
         """The columns for the numbers, next to the epoch, the smallest bar, and the time left."""
-        widths = (len(self._epoch(self.epochs)), _SMALLEST, len(_LEFT))
-        return self._rich.console.width - sum(widths) - len(widths)
+        return self._rich.console.width - len(self._epoch(self.epochs)) - _SMALLEST - len(_LEFT) - 3
 
     def _fit(self) -> None:
         """Sets the width: rich queries stdin, stdout and stderr, and the terminal may be none of them."""
