@@ -81,6 +81,22 @@ def test_a_wrong_word_is_status_2(leave: Leave, words: str, capsys: pytest.Captu
     assert "Error" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train a.yaml --nproc_per_node 2", "--ranks N"),
+        ("train -c a.yaml", "the recipe's path alone"),
+        ("infer r", "paddle-dp predict"),
+        ("test r", "paddle-dp evaluate"),
+    ],
+)
+def test_words_of_other_command_lines_are_answered(
+    leave: Leave, words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert leave(*words.split()) == 2
+    assert f"Here that is {said}." in capsys.readouterr().err
+
+
 def test_an_error_on_purpose_is_its_message_alone(
     leave: Leave, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

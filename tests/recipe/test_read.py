@@ -132,6 +132,8 @@ callbacks: [{use: metrics, every: 5}]
         (["name=a/b"], "name: 'a/b' cannot be the name of a folder"),
         (["name=3"], "name: 3 is not a text: write '3', in quotes"),
         (["train.precision={dtype: float16, scale: 0}"], "train.precision.scale: 0 is not more than 0"),
+        (["train.device=cuda"], "train.device: 'cuda' is none of 'auto', 'cpu', 'gpu', 'xpu', 'npu', nor the name of"),
+        (["train.clip=1"], "train has no setting 'clip'. In a recipe that is optimizer.clip."),
         (["train.device=gpus"], "nor the name of a plugin's device. Did you mean 'gpu'?"),
         (["train.device=a-b"], "train.device: 'a-b' is none of 'auto', 'cpu', 'gpu', 'xpu', 'npu', nor the name of"),
     ],
