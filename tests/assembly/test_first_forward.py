@@ -9,9 +9,11 @@ import pytest
 
 from paddle_dp.assembly.first_forward import explained, tried, user_frame
 from paddle_dp.errors import UsageError
+from paddle_dp.launch.command import Job
 from paddle_dp.launch.failures import TRACEBACK, Failure, describe
 from paddle_dp.launch.tries import tries
 from paddle_dp.recipe import read_recipe
+from tests.jobs import run_in_one_fork
 
 DIGITS = "configs/digits_mlp.yaml"
 TEXTS = """
@@ -62,6 +64,17 @@ def test_a_right_recipe_passes_and_what_is_not_tried_is_said() -> None:
     assert "tried on the CPU" in tried(read_recipe(DIGITS, ["train.device=gpu"]))[0]
     (line,) = tried(read_recipe(DIGITS, ["model.hidden=[8000, 8000]"]))
     assert line.startswith("not run, only read: the model has 64,")
+
+
+@pytest.mark.processes
+def test_a_training_s_first_update_says_it_in_the_same_sentence(tmp_path: Path) -> None:
+    """A traceback of Paddle's ended it."""
+    words = ("model.inputs=100", "train.length=2 steps", f"output_dir={tmp_path / 'run'}")
+    status, _, complained = run_in_one_fork(Job(recipe=Path(DIGITS).resolve(), overrides=words), tmp_path)
+    assert status == 1 and complained.startswith(
+        "model mlp and the loss do not take the first samples of dataset"
+    )
+    assert "Traceback" not in complained
 
 
 @pytest.mark.processes

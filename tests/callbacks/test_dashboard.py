@@ -55,6 +55,15 @@ def test_a_step_is_a_point_on_every_curve(run: Run, at: At) -> None:
     assert [p.value for p in found.get_data("scalar", "speed/memory_megabytes")] == [2.0, 2.0]
 
 
+def test_the_first_tab_is_what_was_evaluated(run: Run, at: At, found: Found) -> None:
+    """VisualDL opens on the first name of all: the seconds of checkpoints."""
+    dashboard = started(run, at("start", 0))
+    dashboard.step(at("step", 4, **NUMBERS))
+    dashboard.saved(at("saved", 4, seconds=1.0), run.folder)
+    dashboard.evaluated(at("evaluated", 4), found(loss=1.0))
+    assert min(dp_rank(run).get_tags()["scalar"]) == "evaluation/loss"
+
+
 def test_a_resumed_run_goes_on_without_doubled_steps(run: Run, at: At, found: Found) -> None:
     first = started(run, at("start", 0))
     for step in range(1, 8):

@@ -132,7 +132,7 @@ class Dashboard(Callback):
     def saved(self, moment: Moment, path: Path) -> None:
         self.ranks.begin()
         if self.log:
-            tags = {f"checkpoint/{name}": value for name, value in moment.numbers.items()}
+            tags = {f"speed/checkpoint_{name}": value for name, value in moment.numbers.items()}
             self.log.scalars(tags, moment.progress.step)
 
     def epoch(self, moment: Moment) -> None:
