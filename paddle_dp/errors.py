@@ -1,4 +1,4 @@
-"""The exceptions that paddle_dp raises, as one tree, and the near-miss search behind «did you mean».
+"""The exceptions that paddle_dp raises, as one tree, and the near-miss search behind "did you mean".
 
 A message says where, what, and what to do next. The command line prints it without a traceback and exits with the
 error's `exit_status`: 2 when another command line or recipe would help, 1 otherwise.

@@ -38,7 +38,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def named_leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (name, leaf): «image», «text.ids», «pair[0]»; a single leaf is «»."""
+    """Yields (name, leaf): "image", "text.ids", "pair[0]"; a single leaf is ""."""
     if isinstance(value, dict):
         for key in sorted(value):
             yield from named_leaves(value[key], f"{name}.{key}" if name else str(key))

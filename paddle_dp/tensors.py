@@ -84,7 +84,7 @@ def narrowed(numbers: Array, dtype: str) -> tuple[Array, bool]:
 
 
 def dtype_of(tensor: paddle.Tensor) -> str:
-    """A dtype's name: «float32», «bfloat16», …"""
+    """A dtype's name: "float32", "bfloat16", …"""
     return str(tensor.dtype).rpartition(".")[2]
 
 

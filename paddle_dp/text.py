@@ -1,4 +1,4 @@
-"""Numbers and lists in messages: «3 ranks», «ranks 0, 2», «a and 3 more», «twice», «12.5 ms», «1.2 GB», «25 MB»."""
+"""Numbers and lists in messages: "3 ranks", "ranks 0, 2", "a and 3 more", "twice", "12.5 ms", "1.2 GB", "25 MB"."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Iterable, Sized
 
 
 def plural(number: int, noun: str, nouns: str | None = None) -> str:
-    """«1 batch», «3 batches»; `nouns` is the plural unless it is noun + s."""
+    """ "1 batch", "3 batches"; `nouns` is the plural unless it is noun + s."""
     return f"{number} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def numbered(noun: str, numbers: Iterable[object], shown: int | None = None) -> str:
-    """«rank 2», «ranks 0, 2»; if there are more than `shown`, «ranks 0, 1, … (64 of them)»."""
+    """ "rank 2", "ranks 0, 2"; if there are more than `shown`, "ranks 0, 1, … (64 of them)"."""
     listed = list(numbers)
     cut = and_more(listed, shown, f", … ({len(listed)} of them)") if shown else ""
     return f"{noun}{'s' * (len(listed) > 1)} {', '.join(map(str, listed[:shown]))}{cut}"
 
 
 def few(items: Iterable[object], shown: int = 6) -> str:
-    """«3, 17, 42, …»: the first `shown` items."""
+    """ "3, 17, 42, …": the first `shown` items."""
     listed = list(items)
     return ", ".join(map(str, listed[:shown])) + and_more(listed, shown, ", …")
 
 
 def and_more(items: Sized, shown: int = 1, phrase: str = " and {} more") -> str:
-    """« and 2 more» after the first `shown` items, or "" if that is all."""
+    """ " and 2 more" after the first `shown` items, or "" if that is all."""
     return phrase.format(len(items) - shown) if len(items) > shown else ""
 
 
@@ -38,12 +38,12 @@ def digits(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """«1.25 s», «12.5 ms»."""
+    """ "1.25 s", "12.5 ms"."""
     return f"{digits(seconds)} s" if seconds >= 1 else f"{digits(1e3 * seconds)} ms"
 
 
 def gigabytes(size: float) -> str:
-    """«1.2 GB», of 2**30 bytes."""
+    """ "1.2 GB", of 2**30 bytes."""
     return f"{size / 2**30:.1f} GB"
 
 

@@ -1,4 +1,4 @@
-"""Quantities that carry their unit, in YAML and in signatures: «3 epochs», «50 steps», «25 MB», «every 2 blocks».
+"""Quantities that carry their unit, in YAML and in signatures: "3 epochs", "50 steps", "25 MB", "every 2 blocks".
 
 Each type is made from its text, prints as that text, and validates itself inside any pydantic model.
 """
@@ -37,7 +37,7 @@ def _split(text: object, units: dict[str, Any], example: str) -> tuple[float, An
 
 
 def _shortest(number: float) -> str:
-    """The number as text that reads back as exactly this number, without «.0»."""
+    """The number as text that reads back as exactly this number, without ".0"."""
     return str(int(number)) if number == int(number) else repr(number)
 
 
@@ -71,7 +71,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Length(Quantity):
-    """A number of epochs or steps. Fractions of an epoch are allowed («0.5 epochs»)."""
+    """A number of epochs or steps. Fractions of an epoch are allowed ("0.5 epochs")."""
 
     count: float
     unit: str
@@ -104,7 +104,7 @@ class Every(Length):
 
     @classmethod
     def parse(cls, text: Any) -> Every:
-        """Reads «50 steps» or «2 epochs», with or without a leading «every»."""
+        """Reads "50 steps" or "2 epochs", with or without a leading "every"."""
         count, unit = _split(str(text).strip().removeprefix("every "), cls._units, cls.example)
         if count < 1 or count != int(count):
             kinds = " or ".join(dict.fromkeys(cls._units.values()))

@@ -70,7 +70,7 @@ class _Blank:
 class PickleMachine:
     """Runs one pickle.
 
-    `functions`: the functions that it may call, by «module name». `most`: the limit of operations. `nested`: whether
+    `functions`: the functions that it may call, by "module name". `most`: the limit of operations. `nested`: whether
     lists and dicts may contain each other, which may expand to far more than the file. `persistent`: makes the value of
     a persistent id. `leave`: whether long bytes stay in the file, as a `Span`.
     """

@@ -1,4 +1,4 @@
-"""The tree of errors, and the near miss behind «did you mean»."""
+"""The tree of errors, and the near miss behind "did you mean"."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ LAYERS: dict[str, float] = {
     "__main__": 10,
     "": 0,  # the package itself: its version, and words that are loaded when they are used
 }  # fmt: skip
-REACH: dict[str, float] = {  # the highest layer that may be imported, where it is not «every layer below mine»
+REACH: dict[str, float] = {  # the highest layer that may be imported, where it is not "every layer below mine"
     "optimizers": 0, "schedules": 0, "losses": 0, "datasets": 0, "strategies": 5, "adapters": 3, "callbacks": 6,
     "models": -1,
     # A worker is inside a rank; the rest of launch plans and watches from outside, and reads what a job has saved.

@@ -653,7 +653,7 @@ def figures(tree: Tree, entered: Mapping[str, list[str]] | None) -> Figures:
         "files entered by reading a recipe": (f"{len(entered['recipe'])}" if entered else "–", ""),
         "words of prose": (f"{total:,}", ""),
         **{
-            f"«{word}» per 10,000": (f"{figure:.1f}", f"≤ {2 * HIGHEST_PROSE[word]:.1f}")
+            f'"{word}" per 10,000': (f"{figure:.1f}", f"≤ {2 * HIGHEST_PROSE[word]:.1f}")
             for word, figure in prose.items()
         },
         **{f"room {room}": (f"{rooms[room]:,}", f"≤ {budget:,}") for room, (budget, _) in ROOMS.items()},

@@ -103,7 +103,7 @@ def _refuse_classes(trainer: Any, recipe: Recipe) -> None:
 
 
 def _sample(dataset: Any) -> str:
-    """«input float32[64], target int64[]» of the first sample."""
+    """ "input float32[64], target int64[]" of the first sample."""
     with restoring_globals():
         inputs, targets = read_sample(dataset, 0)
     return f"input {describe(inputs)}, target {describe(targets)}"
@@ -155,7 +155,7 @@ def _parameters(error: Exception) -> list[str]:
 
 
 def user_frame(error: BaseException) -> str:
-    """«loss.py, line 12, in forward: return x / y»: the innermost frame of a user's code, outside this package and
+    """ "loss.py, line 12, in forward: return x / y": the innermost frame of a user's code, outside this package and
     libraries; "" if there is none."""
     from paddle_dp.identity.walk import is_library
 

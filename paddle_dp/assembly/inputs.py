@@ -21,7 +21,7 @@ SAMPLES = 8  # samples that are examined if their shapes may vary
 
 @dataclass(frozen=True, kw_only=True)
 class InputArray:
-    """One array of a sample. `name`: «ids», «text.ids», «[0]», or «inputs» for a single array. `shape`: without the
+    """One array of a sample. `name`: "ids", "text.ids", "[0]", or "inputs" for a single array. `shape`: without the
     batch, None for a dim of any size."""
 
     shape: tuple[int | None, ...]

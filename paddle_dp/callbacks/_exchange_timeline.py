@@ -36,8 +36,8 @@ MEASURED = (
 
 @dataclass(frozen=True)
 class TimelineRow:
-    """A rank's activity from `start` to `stop`, in seconds since the step began. `kind`: «work» in the phase `label`;
-    «wait» for other ranks; «given», a gradient or bucket that was handed over; «link», a message in transit."""
+    """A rank's activity from `start` to `stop`, in seconds since the step began. `kind`: "work" in the phase `label`;
+    "wait" for other ranks; "given", a gradient or bucket that was handed over; "link", a message in transit."""
 
     rank: int
     kind: str
@@ -79,7 +79,7 @@ def trace(rows: Sequence[TimelineRow], degrees: Degrees) -> dict[str, Any]:
 
 
 def _called(rank: int, degrees: Degrees) -> str:
-    """«rank 1», «server 0», «worker 1»."""
+    """ "rank 1", "server 0", "worker 1"."""
     return degrees.role(rank) or f"rank {rank}"
 
 

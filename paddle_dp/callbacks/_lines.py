@@ -55,7 +55,7 @@ def start(run: Run, progress: Progress, total_steps: int) -> str:
 
 
 def ranks(run: Run) -> str:
-    """«1 process», «4 ranks», or «4 ranks (data 2 × tensor 2)» if some ranks read the same samples."""
+    """ "1 process", "4 ranks", or "4 ranks (data 2 × tensor 2)" if some ranks read the same samples."""
     mesh = run.mesh
     if mesh.ranks == 1:
         return "1 process"
@@ -75,7 +75,7 @@ def step(progress: Progress, metrics: Mapping[str, float]) -> str:
 
 
 def at(progress: Progress) -> str:
-    """«[epoch 1, step 5] »: the epoch of the last update, counted from 1 as the bar does."""
+    """ "[epoch 1, step 5] ": the epoch of the last update, counted from 1 as the bar does."""
     return f"[epoch {progress.epoch + bool(progress.batch)}, step {progress.step}] "
 
 
@@ -130,7 +130,7 @@ class Took:
     first: int = 0
 
     def __str__(self) -> str:
-        """«460 steps in 6.4 s, 0.34 MB a step sent by each rank»; here 1 MB is a million bytes, as for links."""
+        """ "460 steps in 6.4 s, 0.34 MB a step sent by each rank"; here 1 MB is a million bytes, as for links."""
         steps = f"{plural(self.steps, 'step')} in {duration(self.seconds)}"
         return (
             steps if self.sent is None else f"{steps}, {self.sent / 1e6:.3g} MB a step sent by {self.sender}"

@@ -1,6 +1,6 @@
 """Keeps the verdicts of `paddle-dp verify` next to a recipe's runs, where its trainings look them up.
 
-A training reports «one process's result» only with its proof: a verdict on the same settings, code, data, layout,
+A training reports "one process's result" only with its proof: a verdict on the same settings, code, data, layout,
 number of ranks, and versions. A verdict is one JSON file in `.verified`, next to the run folders.
 """
 

@@ -80,7 +80,7 @@ def _refuse(
 
 
 def _named(name: str, called: Callable[[str], str]) -> str:
-    """«blocks.1.out.weight, there h.0.attn.c_proj.weight,»."""
+    """ "blocks.1.out.weight, there h.0.attn.c_proj.weight,"."""
     return name if called(name) == name else f"{name}, there {called(name)},"
 
 

@@ -156,7 +156,7 @@ class Translated:
         return tuple(sorted(self._origins))
 
     def called(self, name: str) -> str:
-        """A tensor's names in the source, joined by « + »."""
+        """A tensor's names in the source, joined by " + "."""
         inner = self._source.called if isinstance(self._source, Translated) else str
         return " + ".join(map(inner, self._origins[name].names))
 
@@ -308,7 +308,7 @@ def _in_paddle_nlp(published: Names, patterns: Mapping[str, str]) -> Names:
 
 
 def _without_prefix(table: Names) -> Names:
-    """The same table for the inner model, saved without its head: GPT2Model's names lack «transformer.»."""
+    """The same table for the inner model, saved without its head: GPT2Model's names lack "transformer."."""
     firsts = Counter(name.partition(".")[0] for origin in origins_of(table).values() for name in origin.names)
     prefix = f"{firsts.most_common(1)[0][0]}."
 

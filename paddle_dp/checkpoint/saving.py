@@ -54,7 +54,7 @@ class Snapshot:
 class NotWrittenError(CheckpointError):
     """A disk did not take the checkpoint, or not all of it. Training can continue without it.
 
-    `message` lacks the advice; `reason` is the system's text alone, «No space left on device».
+    `message` lacks the advice; `reason` is the system's text alone, "No space left on device".
     """
 
     def __init__(self, message: str, advice: str, reason: str = ""):

@@ -111,7 +111,7 @@ def _hooks(layer: nn.Layer) -> Iterable[str]:
 
 
 def _by_rank(values: Mapping[str, str]) -> str:
-    """«0.5 on rank 1, 0.1 on ranks 0, 2»: the rarest value first."""
+    """ "0.5 on rank 1, 0.1 on ranks 0, 2": the rarest value first."""
     groups: dict[str, list[str]] = {}
     for rank, value in values.items():
         groups.setdefault(value, []).append(rank)

@@ -79,7 +79,7 @@ def averaged(ema: bool) -> dict[str, bool]:
 
 
 def numbers(devices: str | None) -> tuple[int, ...] | None:
-    """Parses «0,3» as (0, 3). Raises UsageError for anything else."""
+    """Parses "0,3" as (0, 3). Raises UsageError for anything else."""
     if devices is None:
         return None
     fields = [field.strip() for field in devices.split(",") if field.strip()]
@@ -89,7 +89,7 @@ def numbers(devices: str | None) -> tuple[int, ...] | None:
 
 
 def span(option: str, text: str | None) -> tuple[int | None, int | None]:
-    """Parses «2:4» as (2, 4) and «4» as (None, 4). Raises UsageError for anything else."""
+    """Parses "2:4" as (2, 4) and "4" as (None, 4). Raises UsageError for anything else."""
     if text is None:
         return None, None
     least, colon, most = text.rpartition(":")
@@ -101,7 +101,7 @@ def span(option: str, text: str | None) -> tuple[int | None, int | None]:
 
 
 def split_by_comma(text: str) -> list[str]:
-    """Parses «loss, optimizer.clip» as ["loss", "optimizer.clip"]."""
+    """Parses "loss, optimizer.clip" as ["loss", "optimizer.clip"]."""
     return [key.strip() for key in text.split(",") if key.strip()]
 
 

@@ -53,7 +53,7 @@ def verify(
             recipe, tuple(overrides or ()), ranks, steps, as_text=not json, rehearse=rehearse, at=at
         )
     except PaddleDPError as error:
-        if error.exit_status == 1:  # which is «different»
+        if error.exit_status == 1:  # which is "different"
             error.exit_status = NOT_RUN
         raise
     except Exception:  # noqa: BLE001 - an unexpected error is no verdict

@@ -1,6 +1,6 @@
 """Batch normalization over the whole global batch, exact for unequal shares, on every device.
 
-`paddle.nn.SyncBatchNorm` (3.3.1) has no CPU kernel («The kernel `sync_batch_norm` is not registered»), and on GPU it
+`paddle.nn.SyncBatchNorm` (3.3.1) has no CPU kernel ("The kernel `sync_batch_norm` is not registered"), and on GPU it
 averages the ranks' statistics with equal weights, which is wrong if one rank holds fewer samples than another
 (docs/decisions/0004-own-sync-batch-norm.md).
 

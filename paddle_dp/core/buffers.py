@@ -115,7 +115,7 @@ def give_unusual(model: nn.Layer, mesh: Mesh) -> None:
     """Broadcasts the first rank's tensors that Paddle's broadcast cannot handle. Collective.
 
     Paddle's refuses empty tensors, loses non-contiguous ones, and over gloo ends the process for buffers and frozen
-    weights of most dtypes (3.3.1: «Invalid data type»). Call this first: Paddle's then skips empty tensors and those
+    weights of most dtypes (3.3.1: "Invalid data type"). Call this first: Paddle's then skips empty tensors and those
     dtypes.
     """
     for tensor in (*model.parameters(), *model.buffers()):

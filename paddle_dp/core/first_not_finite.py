@@ -44,7 +44,7 @@ def _has_floats(tensor: paddle.Tensor) -> bool:
 
 
 def _count(tensor: paddle.Tensor) -> str:
-    """«3 NaN of 100», «1 inf of 100», «2 NaN, 1 inf of 100»; "" if only the squares of a tensor overflow."""
+    """ "3 NaN of 100", "1 inf of 100", "2 NaN, 1 inf of 100"; "" if only the squares of a tensor overflow."""
     nan, infinite = (int(test(tensor).sum().item()) for test in (paddle.isnan, paddle.isinf))
     kinds = ", ".join(f"{count} {kind}" for count, kind in ((nan, "NaN"), (infinite, "inf")) if count)
     return f"{kinds} of {tensor.size}" if kinds else ""
@@ -58,7 +58,7 @@ class NotFiniteOutput:
     """A layer's output that is not finite, in a forward of micro-batch `micro_batch`.
 
     The layer is the `call`-th to end in block `block` (0 if a rank runs all blocks). `within`: the number of a layer
-    after that call that other ranks do not run. `content`: such as «3 NaN of 4096».
+    after that call that other ranks do not run. `content`: such as "3 NaN of 4096".
     """
 
     block: int

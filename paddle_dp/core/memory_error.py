@@ -23,7 +23,7 @@ def memory_error(error: BaseException | None) -> BaseException | None:
 
 
 def unallocated(error: BaseException) -> str:
-    """«3.2 GB»: the size that an error for lack of memory names; "" if it names none."""
+    """ "3.2 GB": the size that an error for lack of memory names; "" if it names none."""
     found = _SIZE.search(message_of(error))
     if found is None:
         return ""

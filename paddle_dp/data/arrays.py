@@ -21,7 +21,7 @@ _UNKNOWN = (np.uint32, np.uint64, np.longdouble, np.clongdouble)  # to Paddle 3.
 
 def pair_of(sample: Any) -> Pair:
     """A sample's input and target, each an array or a structure of arrays. Raises DataError; its text continues a
-    sample's name, «is no array: …»."""
+    sample's name, "is no array: …"."""
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         form = f"{len(sample)} parts" if isinstance(sample, (tuple, list)) else type(sample).__name__
         hint = ": of several inputs, make one dict or tuple, ((a, b), target)" if "parts" in form else ""
@@ -89,7 +89,7 @@ def rows_of(arrays: Arrays, rows: int | slice) -> Arrays:
 
 
 def describe(arrays: Arrays) -> str:
-    """«float32[3, 224, 224]»; «{ids: int64[12], mask: bool[12]}»; also of specs, which have a dtype and a shape."""
+    """ "float32[3, 224, 224]"; "{ids: int64[12], mask: bool[12]}"; also of specs, which have a dtype and a shape."""
     if isinstance(arrays, dict):
         return "{" + ", ".join(f"{key}: {describe(arrays[key])}" for key in sorted(arrays)) + "}"
     if isinstance(arrays, (tuple, list)):

@@ -86,8 +86,8 @@ def _collate_of(dataset: Any) -> CollateFn | None:
 def pad(sample: Any, pads: Pads) -> Any:
     """Pads the arrays that `pads` names at the end of their first dim, in a sample (input, target).
 
-    A name follows the sample's structure: «inputs» or «targets» for a single array, «inputs.ids» or «ids» in a dict,
-    «inputs[0]» in a tuple. Raises DataError for an array longer than its padded length, UsageError for a name that no
+    A name follows the sample's structure: "inputs" or "targets" for a single array, "inputs.ids" or "ids" in a dict,
+    "inputs[0]" in a tuple. Raises DataError for an array longer than its padded length, UsageError for a name that no
     array has. Anything but a pair is returned as it is; the reader raises an error for it.
     """
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:

@@ -71,7 +71,7 @@ def class_names(dataset: Dataset) -> tuple[str, ...]:
 
 
 def name(dataset: Dataset, index: int) -> str:
-    """«sample 17 (path/of/17.jpg)», or «sample 17» if the data set has no names."""
+    """ "sample 17 (path/of/17.jpg)", or "sample 17" if the data set has no names."""
     name_of = file_names(dataset)
     try:
         return f"sample {index} ({name_of(index)})" if name_of else f"sample {index}"

@@ -46,7 +46,7 @@ class SampleSpec:
         return cls(tuple(ArraySpec.from_array(leaf) for leaf in leaves(pair)), structure_of(pair))
 
     def difference(self, pair: Pair) -> str | None:
-        """A sample's difference from the spec, «uint8[8, 1], not uint8[8, 3]»; None if there is none."""
+        """A sample's difference from the spec, "uint8[8, 1], not uint8[8, 3]"; None if there is none."""
         same = structure_of(pair) == self.structure
         if same and all(
             ArraySpec.from_array(leaf) == spec for leaf, spec in zip(leaves(pair), self.arrays, strict=True)

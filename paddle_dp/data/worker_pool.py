@@ -209,7 +209,7 @@ class Pool:
         return reply
 
     def _named(self, number: int, epoch: int) -> str:
-        """«data worker 1 (process 4711), at sample 17 of epoch 0,»."""
+        """ "data worker 1 (process 4711), at sample 17 of epoch 0,"."""
         worker = self._workers[number]
         begun, index = worker.progress.tolist()
         at = f"at {name(self.dataset, index)} of epoch {epoch}" if begun else "before its first sample"

@@ -47,7 +47,7 @@ def stratified(labels: Array, fraction: float, seed: int) -> Array:
 
 
 def checked_split(split: str) -> str:
-    """Returns `split` if it is «train» or «test», else raises ValueError."""
+    """Returns `split` if it is "train" or "test", else raises ValueError."""
     if split not in ("train", "test"):
         raise ValueError(f"split: '{split}' is neither 'train' nor 'test'")
     return split

@@ -73,7 +73,7 @@ class Trained:
 
 
 def tokenizer(name: str) -> Tokenizer:
-    """The tokenizer `name`: «bytes» or a file's path."""
+    """The tokenizer `name`: "bytes" or a file's path."""
     if name == "bytes":
         return EachByte()
     return Trained(existing_path(name, "a tokenizer.json or a sentencepiece model", setting="tokenizer"))

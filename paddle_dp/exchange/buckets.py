@@ -37,8 +37,8 @@ class Bucket:
 
 
 def called(number: int, size: int, last: int | None = None) -> str:
-    """The timeline's name of a bucket of `size` bytes: «bucket 0, 25.2 MB»; of several, with `last`: «bucket 1–2, 8.5
-    MB»."""
+    """The timeline's name of a bucket of `size` bytes: "bucket 0, 25.2 MB"; of several, with `last`: "bucket 1–2, 8.5
+    MB"."""
     return f"bucket {number}{'' if last in (None, number) else f'–{last}'}, {size / 1e6:.3g} MB"
 
 

@@ -12,7 +12,7 @@
 Other layouts compose theirs: `AxesExchange`, `branch_gradient_exchange`, `server_exchange`, `CopiesExchange`.
 
 PaddleReducer fails in two cases (3.3.1), where our buckets replace it: under recompute it reports the parameters of a
-backward inside a backward as used twice («parameter … has been ready before»); and with absent gradients its
+backward inside a backward as used twice ("parameter … has been ready before"); and with absent gradients its
 find_unused_parameters checks the last micro-batch only, so a parameter that an earlier one used on one rank is updated
 on that rank alone. Over gloo it waits for each all-reduce, so that nothing overlaps with backward on CPUs.
 """

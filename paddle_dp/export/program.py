@@ -63,7 +63,7 @@ def outputs(model: nn.Layer, inputs: Inputs) -> list[Array]:
 
 
 def names(inputs: Inputs) -> list[str]:
-    """Returns a program's names of its inputs: «ids», «text_ids», «inputs_0»; «inputs» for a single array."""
+    """Returns a program's names of its inputs: "ids", "text_ids", "inputs_0"; "inputs" for a single array."""
     input_names = []
     for name, _ in named_leaves(inputs):
         path = name.replace("[", "_").replace("]", "").replace(".", "_")

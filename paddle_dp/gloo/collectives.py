@@ -184,7 +184,7 @@ def _for_strided(name: str, *flags: bool) -> Callable[..., Any]:
 
 
 def patches() -> Iterator[Patch]:
-    absent = "NotImplementedError: «ProcessGroupGLOO does not support … with sync_op flag»"
+    absent = 'NotImplementedError: "ProcessGroupGLOO does not support … with sync_op flag"'
     refused = "refuses strided tensors; exit(-1) without a message for int16 and complex"
     rows: tuple[tuple[str, Callable[..., Any], Callable[..., Any], str], ...] = (
         ("all_reduce", all_reduce, all_reduce, "float16 sums come out as inf, AVG is missing"),

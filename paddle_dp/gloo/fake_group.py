@@ -27,7 +27,7 @@ def alone(rank: int, ranks: int) -> Iterator[Any]:
     if new:
         tracker.add(stream, STREAM_SEED)
     level = logger.level
-    logger.setLevel("WARNING")  # no «distributed strategy initialized» from a command that starts nothing
+    logger.setLevel("WARNING")  # no "distributed strategy initialized" from a command that starts nothing
     owner._user_defined_strategy = settings or fleet.DistributedStrategy()
     logger.setLevel(level)
     try:

@@ -78,11 +78,11 @@ def recent_nccl() -> int:
 
 def patches() -> Iterator[Patch]:
     fleet, sharding = "paddle.distributed.fleet", "paddle.distributed.sharding"
-    asserts = "AssertionError: «Only support xpu, gpu and custom_device now»"
+    asserts = 'AssertionError: "Only support xpu, gpu and custom_device now"'
     for module in ("meta_parallel.tensor_parallel", "utils.hybrid_parallel_util"):
         yield Patch(f"{fleet}.{module}", "broadcast_input_data", broadcast_input_data, asserts)
     asserts = (
-        "AssertionError: «only support gpu, xpu and custom_device now», or IndexError of a device's number"
+        'AssertionError: "only support gpu, xpu and custom_device now", or IndexError of a device number'
     )
     for module in ("paddle.distributed", sharding, f"{sharding}.group_sharded"):
         yield Patch(module, "group_sharded_parallel", refuse_group_sharded, asserts)
@@ -91,12 +91,12 @@ def patches() -> Iterator[Patch]:
         yield Patch(owner, "__init__", refuse_group_sharded, asserts)
     owner, asserts = (
         f"{fleet}.utils.tensor_fusion_helper",
-        "AssertionError: «tensor fusion helper now only support …»",
+        'AssertionError: "tensor fusion helper now only support …"',
     )
     yield Patch(owner, "get_current_device_type", refuse_fusion, asserts, missing="skip")
     owner, asserts = (
         f"{fleet}.meta_parallel.parallel_layers.pp_layers",
-        "AssertionError: «Recompute with mp … only support GPU»",
+        'AssertionError: "Recompute with mp … only support GPU"',
     )
     yield Patch(owner, "recompute_hybrid", recompute_hybrid, asserts)
     absent = "AttributeError in PipelineLayer: never set in a CPU build"

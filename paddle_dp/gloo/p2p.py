@@ -148,7 +148,7 @@ def end_block(*_: Any) -> None:
 
 def patches() -> Iterator[Patch]:
     deadlock = "gloo's send and receive block each other, and mix up messages in groups of three and more"
-    absent = "gloo has none: «does not support with sync_op flag»"
+    absent = 'gloo has none: "does not support with sync_op flag"'
     for name, replacement in (
         ("send", send),
         ("recv", receive),

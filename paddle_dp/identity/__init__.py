@@ -1,4 +1,4 @@
-"""Answers «is it the same training?»: of two objects, of the ranks before they begin, of a run and its checkpoint.
+"""Answers "is it the same training?": of two objects, of the ranks before they begin, of a run and its checkpoint.
 
 Describing objects and naming what training changes in them lies below `core`. On it stand the facts of a training
 (facts), the comparison of the ranks (consistency), of a resume with its checkpoint (same_run), and the lines about what

@@ -74,7 +74,7 @@ class Attributes:
         self._initial = self._facts()
 
     def changed(self) -> list[str]:
-        """«model.layers.0.calls», «loss.warm»: the attributes that have changed or are new."""
+        """ "model.layers.0.calls", "loss.warm": the attributes that have changed or are new."""
         return _changed(self._initial, self._facts())
 
     def _facts(self) -> _Facts:

@@ -188,7 +188,7 @@ def _node(mesh: Mesh) -> int | None:
 
 
 def _named(ranks: list[int], rows: list[Any]) -> str:
-    """«rank 1 (node 1, host b)», «ranks 0, 1, 2 (host a)»."""
+    """ "rank 1 (node 1, host b)", "ranks 0, 1, 2 (host a)"."""
     nodes = sorted({rows[rank][2] for rank in ranks if rows[rank][2] is not None})
     hosts = sorted({rows[rank][1] for rank in ranks})
     where = [f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes[:4]))}"] if nodes else []

@@ -110,7 +110,7 @@ def _public(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summarize_names(names: Sequence[str]) -> str | None:
-    """«2 (CRC-32 0a1b2c3d): fc.weight, fc.bias»; None for none."""
+    """ "2 (CRC-32 0a1b2c3d): fc.weight, fc.bias"; None for none."""
     if not names:
         return None
     shown = ", ".join(names[:_MAX_NAMES_SHOWN]) + ", …" * (len(names) > _MAX_NAMES_SHOWN)
@@ -118,7 +118,7 @@ def summarize_names(names: Sequence[str]) -> str | None:
 
 
 def _values(values: Mapping[str, Any]) -> str | None:
-    """«2 (CRC-32 0a1b2c3d): fc.weight 0.5, fc.bias 0.5»; None for none."""
+    """ "2 (CRC-32 0a1b2c3d): fc.weight 0.5, fc.bias 0.5"; None for none."""
     return summarize_names([f"{name} {value}" for name, value in values.items()])
 
 
@@ -129,7 +129,7 @@ _PYTHON_MODULES = {"sitecustomize", "usercustomize"}
 
 
 def file_crc(file: str | None) -> str | None:
-    """«CRC-32 0a1b2c3d»; None if there is no file, or it is too large to read."""
+    """ "CRC-32 0a1b2c3d"; None if there is no file, or it is too large to read."""
     if file is None or not os.path.isfile(file) or os.path.getsize(file) > _MAX_FILE_BYTES:
         return None
     return checksum(Path(file).read_bytes())

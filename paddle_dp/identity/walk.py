@@ -63,18 +63,18 @@ def is_library(module: str | None) -> bool:
 
 
 def checksum(content: bytes | str) -> str:
-    """«CRC-32 0a1b2c3d»: the digest of files, texts and arrays."""
+    """ "CRC-32 0a1b2c3d": the digest of files, texts and arrays."""
     return f"CRC-32 {zlib.crc32(content.encode() if isinstance(content, str) else content):08x}"
 
 
 def kind_of(thing: Any) -> str:
-    """«paddle.nn.layer.common.Linear»; a function's own name."""
+    """ "paddle.nn.layer.common.Linear"; a function's own name."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 def prefixed(prefix: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of something by «prefix.path»; "" is itself."""
+    """The facts of something by "prefix.path"; "" is itself."""
     return {f"{prefix}.{path}" if path else prefix: fact for path, fact in facts.items()}
 
 
@@ -234,7 +234,7 @@ def _is_package_hook(hook: Any) -> bool:
 
 
 def _array(value: Any) -> Any:
-    """«float32[2], CRC-32 0a1b2c3d»; _NO_VALUE without memory."""
+    """ "float32[2], CRC-32 0a1b2c3d"; _NO_VALUE without memory."""
     if isinstance(value, paddle.Tensor):
         if not value._is_initialized():
             return _NO_VALUE

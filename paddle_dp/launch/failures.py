@@ -43,8 +43,8 @@ class Failure:
 
     `expected`: a PaddleDPError, whose message suffices. `printed`: bytes in this rank's log before the failure.
     `outside`: the cause was outside the job, so a repetition may succeed. `waited`: the rank's line about late ranks,
-    if a lost peer may have ended it. `where`: its phase when a signal ended it, « in forward of step 7», or "". `name`:
-    its role, «server 1», or "". `frames`: the complete traceback, if `traceback` omits frames.
+    if a lost peer may have ended it. `where`: its phase when a signal ended it, " in forward of step 7", or "". `name`:
+    its role, "server 1", or "". `frames`: the complete traceback, if `traceback` omits frames.
     """
 
     rank: int
@@ -131,7 +131,7 @@ class Failure:
 
     @property
     def rank_name(self) -> str:
-        """«rank 1», or «server 1 (rank 1)»."""
+        """ "rank 1", or "server 1 (rank 1)"."""
         return f"{self.name} (rank {self.rank})" if self.name else f"rank {self.rank}"
 
     @property
@@ -204,7 +204,7 @@ def is_on_all_ranks(failure: Failure, ranks: int, consequences: Iterable[Failure
 
 
 def in_a_line(failure: Failure, ranks: int, consequences: Iterable[Failure] = ()) -> str:
-    """Returns «rank 1 of 2 on host: ValueError: …» or «all 2 ranks: …»; for a job's failure, its first line."""
+    """Returns "rank 1 of 2 on host: ValueError: …" or "all 2 ranks: …"; for a job's failure, its first line."""
     if failure.kind in JOB_FAILURE_KINDS:
         return failure.message.partition("\n")[0].rstrip(".")
     if is_on_all_ranks(failure, ranks, consequences):

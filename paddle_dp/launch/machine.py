@@ -163,7 +163,7 @@ def visible_xpus(variables: Mapping[str, str], nodes: Path = Path("/dev")) -> tu
 
 
 def numbers(chosen: str) -> tuple[str, ...]:
-    """Parses «0, 3» as ("0", "3"); «» and «-1» are no device."""
+    """Parses "0, 3" as ("0", "3"); "" and "-1" are no device."""
     return tuple(number for number in chosen.replace(" ", "").split(",") if number not in ("", "-1"))
 
 

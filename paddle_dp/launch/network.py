@@ -97,7 +97,7 @@ def _address_of_this_machine() -> str | None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Parses «10.0.0.1:9701» as ("10.0.0.1", 9701)."""
+    """Parses "10.0.0.1:9701" as ("10.0.0.1", 9701)."""
     host, _, port = address.rpartition(":")
     return host, int(port)
 

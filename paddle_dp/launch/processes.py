@@ -150,7 +150,7 @@ def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -
 
 @dataclass
 class Signals:
-    """The first signal to this process, 0 without one, and their count: a second Ctrl-C means «now»."""
+    """The first signal to this process, 0 without one, and their count: a second Ctrl-C means "now"."""
 
     number: int = 0
     times: int = 0

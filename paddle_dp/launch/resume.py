@@ -93,7 +93,7 @@ def command(job: Job, resume: str = "newest") -> str:
 
 
 def span(least: int | None, most: int | None) -> str | None:
-    """Returns «2:4» for the command line; «4» without `least`, None without `most`."""
+    """Returns "2:4" for the command line; "4" without `least`, None without `most`."""
     return None if most is None else str(most) if least is None else f"{least}:{most}"
 
 

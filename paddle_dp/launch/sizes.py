@@ -198,7 +198,7 @@ class ElasticSize:
         self.lost.append(now.devices[position] if now.devices else str(rank))
 
     def shortage(self, plan: Plan) -> str:
-        """Returns why an attempt has fewer ranks than requested, «3 of at most 4 ranks: …»; "" if it has all."""
+        """Returns why an attempt has fewer ranks than requested, "3 of at most 4 ranks: …"; "" if it has all."""
         if plan.ranks >= self.plan.ranks:
             return ""
         reasons = []

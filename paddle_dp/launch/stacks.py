@@ -64,7 +64,7 @@ def standing_in(text: str) -> str:
 
 
 def innermost(stack: str) -> str:
-    """Returns the innermost frame, «File "train.py", line 12 in forward»."""
+    """Returns the innermost frame, "File "train.py", line 12 in forward"."""
     return stack.splitlines()[0].strip() if stack else ""
 
 

@@ -210,7 +210,7 @@ class Standing:
 
 
 def location_of(beat: RankStatus) -> str:
-    """Returns «data of step 13 (sample 4711)» or «callbacks after step 12 (Evaluate.epoch)»."""
+    """Returns "data of step 13 (sample 4711)" or "callbacks after step 12 (Evaluate.epoch)"."""
     detail = f"sample {beat.sample}" if beat.sample >= 0 and not beat.waits else beat.activity
     location = beat.phase
     if beat.phase in ("data", "forward", "backward", "exchange", "update"):
@@ -221,7 +221,7 @@ def location_of(beat: RankStatus) -> str:
 
 
 def _verb(state: str, ranks: Sequence[int]) -> str:
-    """Returns «waits in …» for one rank, «wait in …» for several."""
+    """Returns "waits in …" for one rank, "wait in …" for several."""
     if len(ranks) == 1:
         return state
     verb, _, rest = state.partition(" ")

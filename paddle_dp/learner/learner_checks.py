@@ -199,7 +199,7 @@ class UnsavedState:
         return gathered_names(self._optimizer_memory.lost(), self._placed.mesh)
 
     def attributes(self) -> list[str]:
-        """The changed attributes of a user's layers, loss and schedule, such as «model.encoder.calls»."""
+        """The changed attributes of a user's layers, loss and schedule, such as "model.encoder.calls"."""
         return gathered_names(self._attributes.changed(), self._placed.mesh)
 
     def _unsaved_buffers(self) -> dict[str, Digest]:

@@ -92,7 +92,7 @@ class Degrees:
         return coords["data"] * self.sharding + coords["sharding"]
 
     def role(self, rank: int) -> str:
-        """Returns «server 1» or «worker 0» if there are servers, else ""."""
+        """Returns "server 1" or "worker 0" if there are servers, else ""."""
         if not self.servers:
             return ""
         return f"server {rank}" if rank < self.servers else f"worker {rank - self.servers}"

@@ -133,5 +133,5 @@ def moved(tensor: paddle.Tensor, device: str) -> paddle.Tensor:
 
 
 def name_of(device: Any) -> str:
-    """Returns the device name of a place of any of Paddle's classes: "gpu:1" for «Place(gpu:1)»."""
+    """Returns the device name of a place of any of Paddle's classes: "gpu:1" for "Place(gpu:1)"."""
     return str(device).removeprefix("Place(").removesuffix(")")

@@ -25,7 +25,7 @@ DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction of a packet fi
 ACCEPTED_LATER = 24  # offset in tcp_info of the number of connections that wait to be accepted
 PATIENCE = 1.0  # seconds for these to be accepted
 ESTABLISHED = "01"
-# «connect [127.0.0.1]:23430: Connection refused»: gloo prints the port's two bytes in the order of the network.
+# "connect [127.0.0.1]:23430: Connection refused": gloo prints the port's two bytes in the order of the network.
 _GLOO_ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
 ALONE = "unshare --map-root-user --net sh -c 'ip link set lo up; paddle-dp train …'"
 
@@ -164,7 +164,7 @@ def _users() -> dict[tuple[Address, Address], int]:
 
 
 def _read_address(text: str) -> Address:
-    """Reads an address of /proc: «0100007F:1F90» is 127.0.0.1:8080, in 32-bit words of this machine's byte order."""
+    """Reads an address of /proc: "0100007F:1F90" is 127.0.0.1:8080, in 32-bit words of this machine's byte order."""
     words, _, port = text.partition(":")
     numbers = [int(words[at : at + 8], 16) for at in range(0, len(words), 8)]
     return _address(struct.pack(f"={len(numbers)}I", *numbers), int(port, 16))

@@ -48,7 +48,7 @@ class RankStatus:
     """One rank's last status. `count` grows with every sign of life; `time` is the last one's, in seconds of the
     machine's monotonic clock. `step`: updates done, `first` of them by earlier attempts. `sample`: the index of the
     sample that it reads, or -1. `waits`: it waits for other ranks. `stops`: it can stop in good order. `name`: its
-    role, «server 1», or "". `expendable`: the others can continue without it."""
+    role, "server 1", or "". `expendable`: the others can continue without it."""
 
     count: int
     time: float
@@ -99,7 +99,7 @@ class Heartbeat:
         self.tape = None
 
     def call(self, name: str) -> None:
-        """Sets the role shown in messages, «server 1»."""
+        """Sets the role shown in messages, "server 1"."""
         self.name = name
         _NAME.pack_into(self._memory, self._at + _AT_NAME, name.encode()[: _NAME.size])
 

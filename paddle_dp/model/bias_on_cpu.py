@@ -54,5 +54,5 @@ def quick_biases(model: nn.Layer) -> None:
 
 def forward(self: nn.Linear, inputs: paddle.Tensor) -> paddle.Tensor:
     """A linear layer's forward. As a named function it is pickled with its layer, which then is Paddle's again; the
-    name «self» marks it as a method for paddle.jit."""
+    name "self" marks it as a method for paddle.jit."""
     return linear(inputs, self.weight, self.bias, self.name)

@@ -55,7 +55,7 @@ def _numbers(setting: Any) -> list[int]:
 
 def forward(self: nn.Conv2D, x: paddle.Tensor) -> paddle.Tensor:
     """A convolution's forward. As a named function it is pickled with its layer, which then is Paddle's again; the name
-    «self» marks it as a method for paddle.jit."""
+    "self" marks it as a method for paddle.jit."""
     if not paddle.in_dynamic_mode() or not _is_small(self, x):
         return nn.Conv2D.forward(self, x)
     return convolved(x, self.weight, self.bias, _numbers(self._stride), _numbers(self._updated_padding))

@@ -269,7 +269,7 @@ class _Layers:
         return None
 
     def _nothing(self, pattern: str) -> str:
-        """The message «no layer is called 'a.c'. Did you mean 'b'?», with the names where the pattern fails."""
+        """The message "no layer is called 'a.c'. Did you mean 'b'?", with the names where the pattern fails."""
         segments = pattern.split(".")
         for known in range(len(segments) - 1, -1, -1):
             holders = matching(".".join(segments[:known]), self.named) if known else [""]

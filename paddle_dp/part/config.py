@@ -1,6 +1,6 @@
 """Inspects a Config: its settings, their types, defaults and meanings, and the pydantic adapter that checks them.
 
-Help describes types in words: «number, 0 or more», «whole number or null», «one of sum, mean».
+Help describes types in words: "number, 0 or more", "whole number or null", "one of sum, mean".
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ _UNQUOTED = {"int_type": _NUMBER, "float_type": _NUMBER, "bool_type": re.compile
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorContext:
-    """The owner of settings in messages: a subject («model gpt has no setting …») and a prefix («model.width: …»).
+    """The owner of settings in messages: a subject ("model gpt has no setting …") and a prefix ("model.width: …").
 
     `hint` returns a sentence on a setting that this owner lacks, or "".
     """

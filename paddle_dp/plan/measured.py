@@ -83,7 +83,7 @@ class Measured:
         return ""
 
     def starvation(self) -> str:
-        """«82 % of the time waits for data: loader.num_workers=3 would do …»; "" below 20 %, or if workers do not
+        """ "82 % of the time waits for data: loader.num_workers=3 would do …"; "" below 20 %, or if workers do not
         help."""
         rank_times, facts = self.rank_times, self.facts
         step, read = max(times.step for times in rank_times), max(times.data for times in rank_times)
@@ -116,7 +116,7 @@ def _table(rank_times: Sequence[RankTimes]) -> Iterator[str]:
 
 
 def _waits(times: RankTimes) -> str:
-    """«12.3 r1»: milliseconds of waiting, and the rank that caused most of them."""
+    """ "12.3 r1": milliseconds of waiting, and the rank that caused most of them."""
     if _number(times.waiting) == "·":
         return "·"
     return f"{_number(times.waiting)} r{max(times.waits_for, key=lambda rank: times.waits_for[rank])}"
@@ -163,6 +163,6 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _number(seconds: float) -> str:
-    """Milliseconds in at most six characters; «·» below 0.005."""
+    """Milliseconds in at most six characters; "·" below 0.005."""
     ms = seconds * 1e3
     return "·" if ms < 0.005 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 1000 else f"{ms:.0f}"

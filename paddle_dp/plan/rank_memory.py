@@ -90,7 +90,7 @@ class Layout:
     accelerator: bool = False
 
     def called(self, axis: str) -> str:
-        """The axis's name on the screen: «branches» if its ranks have branches."""
+        """The axis's name on the screen: "branches" if its ranks have branches."""
         return "branches" if axis == "tensor" and self.branches is not None else axis
 
     @property

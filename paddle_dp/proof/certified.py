@@ -225,7 +225,7 @@ def chosen(spans: Sequence[Interval], count: int) -> list[Interval]:
 def retrain_interval(interval: Interval, content: Content, run: Path, which: str = "") -> bool:
     """Trains an interval on one process, prints the comparison, and returns whether it is the same.
 
-    `which`: « (1 of 3)», for the first line: nothing more is printed until the interval is done.
+    `which`: " (1 of 3)", for the first line: nothing more is printed until the interval is done.
     """
     attempt = certificates.attempt_of(content, interval.to)
     digests = certificates.saves(content).get(interval.to, {})

@@ -67,7 +67,7 @@ def factor(reference: np.ndarray, candidate: np.ndarray) -> tuple[float, float]:
 
 
 def scaled(c: float, rest: float, degrees: Degrees, cut: bool) -> str:
-    """«is 0.5 × one process's: …», for a gradient that is equal on all ranks that hold it; `cut`: ranks hold slices."""
+    """ "is 0.5 × one process's: …", for a gradient that all its ranks hold alike; `cut`: ranks hold slices."""
     if math.isnan(c):
         if math.isnan(rest):
             return "is not a finite number"

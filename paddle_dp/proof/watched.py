@@ -41,7 +41,7 @@ _DATA = (bool, int, float, list, dict, set, deque, np.ndarray, paddle.Tensor)
 class Memory:
     """The changes in a learner's layers, and in its loss, since this object was made.
 
-    `steps`: by step, the JSON values that differ from the beginning, by «buffer body.3.queue», «`mean` of body.3».
+    `steps`: by step, the JSON values that differ from the beginning, by "buffer body.3.queue", "`mean` of body.3".
     """
 
     def __init__(self, learner: Learner):

@@ -200,7 +200,7 @@ def _wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) -
 
 
 def _meant(allowed: Any, values: Mapping[str, Any]) -> Any:
-    """An allowed value: «as KEY» and «KEY / KEY» are computed from config.json."""
+    """An allowed value: "as KEY" and "KEY / KEY" are computed from config.json."""
     if not isinstance(allowed, str):
         return allowed
     if allowed.startswith("as "):

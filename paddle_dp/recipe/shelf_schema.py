@@ -16,7 +16,7 @@ from paddle_dp.units import Quantity
 
 
 class EditorSchema(GenerateJsonSchema):
-    """Pydantic's schema with the meaning of each setting, and a quantity's default as in YAML («3 epochs»)."""
+    """Pydantic's schema with the meaning of each setting, and a quantity's default as in YAML ("3 epochs")."""
 
     def dataclass_schema(self, schema: Any) -> dict[str, Any]:
         return _explained(super().dataclass_schema(schema), schema["cls"])

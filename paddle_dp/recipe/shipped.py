@@ -14,7 +14,7 @@ from paddle_dp.recipe.read import read_recipe
 
 
 def at_hand(file: Path) -> Path:
-    """`file` if it exists; else the shipped recipe of this name, for «digits_mlp» and «configs/digits_mlp.yaml»; else
+    """`file` if it exists; else the shipped recipe of this name, for "digits_mlp" and "configs/digits_mlp.yaml"; else
     `file`. Prints a line to stderr for a shipped recipe."""
     shipped_recipe = _recipe(file.stem) if file.parent in (Path(), Path("configs")) else None
     if shipped_recipe is None or file.suffix not in ("", ".yaml") or file.is_file():

@@ -22,7 +22,7 @@ _KNOWN = _NUMBERS | {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str
 
 @dataclass
 class YamlDocument:
-    """The values, the location of each key («file:line» or «override 'a.b=c'»), and the mistakes so far."""
+    """The values, the location of each key ("file:line" or "override 'a.b=c'"), and the mistakes so far."""
 
     name: str
     values: Any = None
@@ -71,7 +71,7 @@ def read_page(path: Path) -> YamlDocument:
 
 
 def parse(text: str, name: str, numbered: bool = True) -> YamlDocument:
-    """Parses YAML 1.2 as a page. `numbered`: locations are «name:line», otherwise the name alone."""
+    """Parses YAML 1.2 as a page. `numbered`: locations are "name:line", otherwise the name alone."""
     page = YamlDocument(name)
     if _brackets(text) > DEEPEST:
         page.mistakes.append(
@@ -167,7 +167,7 @@ def _refuse(location: object, message: str) -> RecipeError:
 
 
 def _meant(typed: str, names: list[str], listed_as: str) -> str:
-    """« Did you mean 'a.yaml'?», or, without a near miss, the first of the names; "" without names."""
+    """ " Did you mean 'a.yaml'?", or, without a near miss, the first of the names; "" without names."""
     if guess := near(typed, names):
         return f" Did you mean '{guess}'?"
     listed = f"{', '.join(names[:MOST_NAMES])}{and_more(names, MOST_NAMES)}"

@@ -65,7 +65,7 @@ def bad_sample(loader: Loader, steps: Iterable[int], mesh: Mesh, data_name: str 
 
 
 def in_batch(loader: Loader, batch: Batch, mesh: Mesh) -> str:
-    """Names the first bad sample of the global batch: «sample 17 has inputs that are not finite»; "" without one.
+    """Names the first bad sample of the global batch: "sample 17 has inputs that are not finite"; "" without one.
     Collective.
 
     Nothing is read again: the training continues, and the data set may draw random numbers.
@@ -133,7 +133,7 @@ def _first_bad(loader: Loader, steps: Iterable[int]) -> list[dict[str, Any]]:
 
 
 def _named_arrays(inputs: Any, targets: Any) -> Iterator[tuple[str, Any]]:
-    """Yields («inputs», array), or («inputs (image)», array) for each of several."""
+    """Yields ("inputs", array), or ("inputs (image)", array) for each of several."""
     for array_name, values in (("inputs", inputs), ("targets", targets)):
         for where, leaf in named_leaves(values):
             yield f"{array_name} ({where})" if where else array_name, leaf
@@ -220,7 +220,7 @@ class NumericsCheck:
         self._refuse(f"the gradient norm is {norm} at step {step}{where}", step)
 
     def first_gradient(self, faulty: dict[str, str]) -> str:
-        """Describes the first of all ranks' faulty gradients: « of 'fc1.weight' has 3 NaN of 100 on ranks 0, 1»; all
+        """Describes the first of all ranks' faulty gradients: " of 'fc1.weight' has 3 NaN of 100 on ranks 0, 1"; all
         ranks that have summed it have it. "" without one."""
         gathered = self.mesh.gather(faulty)
         first = next((row for rows in gathered for row in rows.items()), None)
@@ -245,7 +245,7 @@ class NumericsCheck:
 
 
 def _on(ranks: list[int]) -> str:
-    """« on ranks 0, 1»; "" for none."""
+    """ " on ranks 0, 1"; "" for none."""
     return f" on {numbered('rank', ranks)}" if ranks else ""
 
 
@@ -272,7 +272,7 @@ def out_of_memory(error: BaseException, learner: Learner, mesh: Mesh, step: int)
 
 
 def _oom_sentence(error: BaseException) -> str:
-    """« Paddle reports: …»: the sentence with the numbers of a device; "" on a CPU."""
+    """ " Paddle reports: …": the sentence with the numbers of a device; "" on a CPU."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = next((line[line.index(OOM_MESSAGE) :] for line in lines if OOM_MESSAGE in line), "")
     return said and f" Paddle reports: {said}"

@@ -47,7 +47,7 @@ class Evaluation:
 
     @property
     def counted(self) -> str:
-        """«each of the 360 held-out samples counted once»."""
+        """ "each of the 360 held-out samples counted once"."""
         which = (
             f"each of the {self.samples} held-out samples"
             if self.samples != 1
@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def bad_numbers(self) -> str:
-        """«loss nan, perplexity inf»."""
+        """ "loss nan, perplexity inf"."""
         return ", ".join(f"{name} {self.numbers[name]}" for name in self.not_finite)
 
     def per_class(self) -> list[dict[str, Any]]:

@@ -24,8 +24,8 @@ Action = Literal["skip", "rewind"]
 class Refusal:
     """An update that was not made: number `step`, from global batch `batch` of `epoch` with these `samples`.
 
-    `why`: the reason; `first`: a sentence on the first number that is not finite, or ""; `sample`: «sample 17 has
-    inputs that are not finite», or "". `again`: the batch was refused before and is now skipped without a forward, so
+    `why`: the reason; `first`: a sentence on the first number that is not finite, or ""; `sample`: "sample 17 has
+    inputs that are not finite", or "". `again`: the batch was refused before and is now skipped without a forward, so
     `loss` and `gradient_norm` are NaN.
     """
 

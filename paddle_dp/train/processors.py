@@ -1,7 +1,7 @@
 """Finds a processor or a memory that computes wrong: does every rank compute the same from the same numbers?
 
 All data ranks compute the gradients of the same samples, with equal weights, and compare them bit by bit. Google and
-Meta report a few such machines in several thousand (Hochschild et al. 2021, «Cores that don't count»; Dixit et al.
+Meta report a few such machines in several thousand (Hochschild et al. 2021, "Cores that don't count"; Dixit et al.
 2021, arXiv:2102.11245): the loss stays plausible, and all ranks get the wrong gradient.
 """
 

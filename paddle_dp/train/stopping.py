@@ -164,8 +164,8 @@ class StopRequests:
             ours = [n for n in SIGNALS if n == signal.SIGUSR1 or signal.getsignal(n) is not signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._note) for number in ours}
             for number in ours if self.mesh.ranks > 1 else ():
-                # Paddle's store gives up where a signal interrupts it (3.3.1: «TCP receive error. Interrupted system
-                # call»). A rank alone has no store, and must answer a second Ctrl-C wherever it is.
+                # Paddle's store gives up where a signal interrupts it (3.3.1: "TCP receive error. Interrupted system
+                # call"). A rank alone has no store, and must answer a second Ctrl-C wherever it is.
                 signal.siginterrupt(number, False)
         heartbeat.stops = bool(self._before)
         return self

@@ -98,7 +98,7 @@ class CallbackList:
 
 
 def _within(callback: Callback, name: Name) -> AbstractContextManager[None]:
-    """Marks time in the heartbeat as this callback's work, «Evaluate.epoch»."""
+    """Marks time in the heartbeat as this callback's work, "Evaluate.epoch"."""
     return heartbeat.within("callbacks", f"{type(callback).__name__}.{name}")
 
 

@@ -38,7 +38,7 @@ from paddle_dp.units import Duration, LinkSpeed
 
 
 def summed(sizes: Mapping[str, float]) -> str:
-    """«weights 128 MB, gradients 128 MB: 256 MB in all»."""
+    """ "weights 128 MB, gradients 128 MB: 256 MB in all"."""
     terms = ", ".join(f"{name} {amount(size)}" for name, size in sizes.items())
     return f"{terms}: {amount(sum(sizes.values()))} in all"
 

@@ -59,7 +59,7 @@ def show(text: str) -> None:
 
 
 def visible(text: str) -> str:
-    """The text with escapes («\\x1b») for unprintable characters, except line ends and tabs.
+    """The text with escapes ("\\x1b") for unprintable characters, except line ends and tabs.
 
     A model that has learned little writes any character, and a terminal obeys control characters: they move its cursor,
     change its colours and its title, and let text run backwards.

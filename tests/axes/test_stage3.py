@@ -236,7 +236,7 @@ def updated(kind: str, stage: int) -> None:
     ],
 )
 def test_what_cannot_be_lent_is_refused_with_its_reason_and_trains_in_stage_2(kind: str, said: str) -> None:
-    """«Tensor holds no memory», said Paddle of both."""
+    """ "Tensor holds no memory", said Paddle of both."""
     with pytest.raises(AssertionError, match=said):
         run_ranks(updated, 2, kind, 3)
     assert run_ranks(updated, 2, kind, 2) == [None, None]

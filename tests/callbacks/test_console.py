@@ -140,7 +140,7 @@ def test_of_texts_the_tokens_are_counted_too() -> None:
 
 
 def test_a_rank_that_knows_no_loss_yet_shows_none() -> None:
-    """Under async_average, before any rank has reported: it was «loss nan», which looks like a broken training."""
+    """Under async_average, before any rank has reported: it was "loss nan", which looks like a broken training."""
     speed = {"lr": 3e-3, "samples_per_second": 1234.0}
     assert _lines.short(speed, 60) == "lr 3.0e-03  1234/s" and _lines.short(speed, 5) == ""
     assert _lines.step(Progress(), speed).endswith("] lr 3.0e-03  1234 samples/s")

@@ -84,7 +84,7 @@ def test_after_a_load_the_next_steps_are_bitwise_the_same(tmp_path, made, before
 
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE.keys())
 def test_a_parameter_may_get_its_first_gradient_after_the_load(tmp_path, made):
-    """`set_state_dict` fails here: «Optimizer set error, linear_1.w_0_moment1_0 should in state dict»."""
+    """`set_state_dict` fails here: "Optimizer set error, linear_1.w_0_moment1_0 should in state dict"."""
     net, optimizer = _net_and_optimizer(made)
     _train(net, optimizer, range(2), deep=False)
     assert not any("second" in name for name in optimizer_tensors(optimizer, net.named_parameters()))

@@ -260,6 +260,6 @@ def test_paddle_nlp_s_layouts_that_are_not_known_are_named(tmp_path: Path) -> No
 
 
 def test_two_tensors_are_not_joined_head_by_head() -> None:
-    """It was «zip() argument 2 is longer than argument 1», at the first read."""
+    """It was "zip() argument 2 is longer than argument 1", at the first read."""
     with pytest.raises(UsageError, match=r"joins 2 tensors, q \+ k: with a head width it names three"):
         origins_of({"qk": (("q", "k"), 2)})

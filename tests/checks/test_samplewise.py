@@ -352,7 +352,7 @@ def test_a_model_that_cannot_compute_one_sample_is_not_judged() -> None:
 
 
 def test_a_trial_without_memory_is_one_sentence() -> None:
-    """Paddle's hint stood on the screen: «[Hint: Expected error == 0, but received error:12 != 0:0.] (at …)»."""
+    """Paddle's hint stood on the screen: "[Hint: Expected error == 0, but received error:12 != 0:0.] (at …)"."""
 
     def lack(layer: nn.Layer, inputs: Any) -> None:
         if len(inputs[0]) == 1:

@@ -105,7 +105,7 @@ def neighbours_and_limit(seconds: float) -> list[int]:
 
 
 def test_the_limit_is_set_wherever_malloc_puts_the_second_context_of_a_group() -> None:
-    """Seen by chance as «gloo's time limit could not be found»: a search took the neighbour's transport for its own."""
+    """Seen by chance as "gloo's time limit could not be found": a search took the neighbour's transport for its own."""
     assert run_ranks(neighbours_and_limit, 2, 7.0) == [[2, 7000, 7000]] * 2
 
 

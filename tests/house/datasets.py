@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Numbers:
-    """Sample i is (i, i) and 10 i; its name is «i.jpg»."""
+    """Sample i is (i, i) and 10 i; its name is "i.jpg"."""
 
     def __init__(self, samples: int, width: int = 2):
         self.samples, self.width = samples, width

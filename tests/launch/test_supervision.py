@@ -87,6 +87,6 @@ def test_the_line_that_is_looked_for_is_the_one_that_is_written(capsys):
 
 @pytest.mark.parametrize(("nodes", "said"), [(1, "(watch.start). Output"), (2, "--master's? Output")])
 def test_the_path_of_a_log_is_not_changed_by_the_message(nodes, said):
-    """«why?.1» lost its dot."""
+    """ "why?.1" lost its dot."""
     message = nobody_came(SimpleNamespace(nodes=nodes), 60, Path("runs/why?.1"))
     assert said in message and message.endswith("launcher: runs/why?.1/launcher.log")

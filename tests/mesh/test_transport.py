@@ -172,7 +172,7 @@ def test_a_peer_is_gone_when_all_that_it_sent_is_read(pair: tuple[Endpoint, Endp
 def test_what_is_said_to_a_process_that_has_ended_before_is_lost_and_it_is_gone(
     pair: tuple[Endpoint, Endpoint],
 ) -> None:
-    """A server ended with «Connection refused» where a worker had died in its first pull."""
+    """A server ended with "Connection refused" where a worker had died in its first pull."""
     zero, one = pair
     one._listener.close()
     store, left = zero.store, list[int]()

@@ -86,7 +86,7 @@ def test_a_head_of_gpt_is_where_transformers_has_it(tmp_path: Path) -> None:
 
 
 def test_the_model_inside_and_masks_of_old_versions(tmp_path: Path) -> None:
-    """GPT2Model has no «transformer.», and old versions saved the causal mask."""
+    """GPT2Model has no "transformer.", and old versions saved the causal mask."""
     model = folder_of("gpt tied", tmp_path)
     opened = source(tmp_path)
     arrays = {name.removeprefix("transformer."): opened.read(name) for name in opened.names}

@@ -163,7 +163,7 @@ def test_what_cannot_be_imported_is_a_mistake_at_use(use: str, said: str) -> Non
 def test_a_file_of_ones_own_that_is_no_part_and_hides_a_shipped_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a clone with a models/gpt.py of its own it was said of «model gpt», as if ours had no Config."""
+    """In a clone with a models/gpt.py of its own it was said of "model gpt", as if ours had no Config."""
     (tmp_path / "models").mkdir()
     for name in ("gpt", "other"):
         (tmp_path / "models" / f"{name}.py").write_text("class Net: ...")

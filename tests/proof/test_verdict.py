@@ -63,7 +63,7 @@ def compared(tmp_path, gradient, first=0.5, **more):
 
 
 def test_what_made_no_difference_is_not_said_to_differ(tmp_path):
-    """A layer that draws random numbers, on one stage of a pipeline: «Differs by nature», and then SAME, it was."""
+    """A layer that draws random numbers, on one stage of a pipeline: "Differs by nature", and then SAME, it was."""
     said = compared(tmp_path, 0.5).sentences
     assert f"Can differ, and did not in these steps: {DRAWS}." in said
     assert said[-1].startswith("SAME:")
@@ -72,7 +72,7 @@ def test_what_made_no_difference_is_not_said_to_differ(tmp_path):
 
 @pytest.mark.parametrize(("noise", "word"), [(0.006, "same"), (0.007, "proves nothing")])
 def test_a_noise_that_hides_a_tenth_of_a_gradient_proves_nothing(tmp_path, noise, word):
-    """«A fault above 100 % would show», and then SAME, it was."""
+    """ "A fault above 100 % would show", and then SAME, it was."""
     verdict = compared(tmp_path, 0.5, noise=noise)
     assert verdict.label == word
     shown = json.loads(json.dumps(as_json(read_recipe("configs/digits_mlp.yaml"), verdict, 1.0)))[

@@ -69,7 +69,7 @@ def test_names_are_counted_once_each(tree: Tree) -> None:
 
 def test_prose_is_docstrings_comments_and_messages(tree: Tree) -> None:
     words, rates = words_per_10000(tree)
-    assert words == 8 + 5 + 2  # «Two words.» is no sentence
+    assert words == 8 + 5 + 2  # "Two words." is no sentence
     assert rates["what"] == pytest.approx(1e4 * 4 / words)
     assert rates["who, whose, nobody"] == pytest.approx(1e4 / words)
 

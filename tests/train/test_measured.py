@@ -244,6 +244,6 @@ def test_a_slow_link_is_named_and_a_larger_batch_gains_what_was_said(tmp_path, s
     [(15, 0.0, "No advice from 5 steps"), (30, 9.0, "No advice: some 9 processes"), (30, 1.0, "")],
 )
 def test_nothing_is_concluded_from_few_steps_or_a_busy_machine(last: int, load: float, said: str) -> None:
-    """Five steps beside another user's job gave «2.98 × as fast»."""
+    """Five steps beside another user's job gave "2.98 × as fast"."""
     facts = Facts(batch=8, degrees={}, cores=2, local_ranks=2, load=load)
     assert Measured(first=11, last=last, rank_times=[], facts=facts).doubt().startswith(said)

@@ -13,7 +13,7 @@ from tests.assembly.test_trainer import trainer
 
 
 def test_a_backward_without_memory_says_size_phase_step_and_remedies() -> None:
-    """It was «SystemError: <built-in function run_backward> returned a result with an exception set»."""
+    """It was "SystemError: <built-in function run_backward> returned a result with an exception set"."""
 
     def lack(*_: Any) -> None:
         raise MemoryError("(ResourceExhausted) Fail to alloc memory of 3200000000 size, error code is 12.")

@@ -191,7 +191,7 @@ class Interrupted(Callback):
 
 
 def test_a_keyboard_interrupt_of_a_callback_s_end_is_an_error_of_a_training_that_is_done():
-    """It ended the job with 130 and «interrupted.», as if the user had ended a training in its midst."""
+    """It ended the job with 130 and "interrupted.", as if the user had ended a training in its midst."""
     one = trainer(Fine(), Impatient(), Interrupted())
     said = (
         r"raise KeyboardInterrupt at .*test_stopping.py:\d+: no signal has interrupted it. All updates are made, up to "

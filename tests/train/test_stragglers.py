@@ -78,7 +78,7 @@ def test_what_comes_and_goes_or_delays_nobody_is_not_named():
 
 @pytest.mark.parametrize(("more", "named"), [(0.009, set()), (0.011, {1})])
 def test_what_costs_a_few_milliseconds_a_step_is_not_named(more, named):
-    """«2.79 ms, theirs 1.82 ms»: some of a machine's other work is always on one of its cores."""
+    """ "2.79 ms, theirs 1.82 ms": some of a machine's other work is always on one of its cores."""
     found, meet = meetings(2)
     tiny = {phase: seconds / 100 for phase, seconds in USUAL.items()}  # 1 ms a step
     for _ in range(MEETINGS):

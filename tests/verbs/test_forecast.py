@@ -11,7 +11,7 @@ from paddle_dp.units import Duration, LinkSpeed
 from paddle_dp.verbs.forecast import Wire, between, forecast, layout_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-LARGE = {  # parameters as published (llama, table 2's «6.7B» to the digit), or as Megatron-LM counts them
+LARGE = {  # parameters as published (llama, table 2's "6.7B" to the digit), or as Megatron-LM counts them
     "gpt_345m": "354,871,296",
     "gpt_1_3b": "1,315,819,520",
     "llama_7b": "6,738,415,616",

@@ -4,7 +4,7 @@
     python tools/benchmark/allreduce.py --ranks 2 --sizes 1KB,1MB --csv collectives.csv --png collectives.png
 
 Each number of ranks is a job of its own (`paddle-dp launch`). One call is the mean of a row of them, as long as the
-slowest rank takes; the median of three rows. «algorithm» is size / time; «bus» is what each rank's link carries, as
+slowest rank takes; the median of three rows. "algorithm" is size / time; "bus" is what each rank's link carries, as
 NVIDIA's nccl-tests count it: algorithm × 2(n−1)/n for an all_reduce, × (n−1)/n for reduce_scatter and all_gather, × 1
 for a broadcast. Sizes are those of the whole: what all_reduce sums, reduce_scatter takes, and all_gather gives.
 A KB is 1024 bytes, a GB/s 10⁹ a second.

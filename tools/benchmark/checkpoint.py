@@ -5,8 +5,8 @@
 
 The same training is done in turns without checkpoints, with `checkpoint: {async: false}` and with `{async: true}`,
 round after round. A checkpoint of a perceptron under AdamW holds its weights and two moments of each.
-«stalled» is what metrics.jsonl calls seconds_stalled: the checks, the copy and all that the training waits for.
-«loop» is what a checkpoint adds to the time of the whole loop, so also what the thread in the background takes away
+"stalled" is what metrics.jsonl calls seconds_stalled: the checks, the copy and all that the training waits for.
+"loop" is what a checkpoint adds to the time of the whole loop, so also what the thread in the background takes away
 from training.
 """
 

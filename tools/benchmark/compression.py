@@ -3,7 +3,7 @@
     python tools/benchmark/compression.py                     # ResNet-18 on digits, seeds 0, 1 and 2, on 2 ranks
     python tools/benchmark/compression.py --recipe configs/digits_convnet.yaml --ways none "power_sgd rank 2" --seeds 0
 
-Each number is that of one whole training by `paddle-dp train`, behind its last step. «MB a step» is what a rank sends
+Each number is that of one whole training by `paddle-dp train`, behind its last step. "MB a step" is what a rank sends
 in one step, as the training counts it (`sent` in metrics.jsonl): the least of its steps, and the mean of all, which is
 more where the first ones send whole gradients.
 """

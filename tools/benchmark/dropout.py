@@ -4,7 +4,7 @@
     python tools/benchmark/dropout.py --rounds 40
 
 Both run in turns, round after round, in one thread. It prints medians over the rounds, of times and of the ratios
-within a round, which other programs hardly change. Times are the process's own CPU time. «as on a device»: the masks by
+within a round, which other programs hardly change. Times are the process's own CPU time. "as on a device": the masks by
 Paddle's int32 operations, as on an accelerator, computed here on the CPU.
 """
 

@@ -5,7 +5,7 @@
 
 The hand-written loop runs with three inputs: paddle.io.DataLoader, as in most scripts; the trainer's own loader, so
 that the difference is the loop alone; and slices of a shuffled NumPy array, the cheapest input. The trainer reads
-through its loader, with all default callbacks (console, metrics, dashboard, evaluate, checkpoint), and «unwatched»
+through its loader, with all default callbacks (console, metrics, dashboard, evaluate, checkpoint), and "unwatched"
 without any. For comparison,
 paddle.Model.fit runs over DataLoader, with accuracy, and a line every 10 steps as the trainer's. All run in turns,
 round after round. It prints the medians of the differences and ratios within a round, and those of the quickest rounds

@@ -89,7 +89,7 @@ class Watch(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Watch())
 note("process begins")
 """
-STAGES = (  # what, from, to; a milestone is «process: what»
+STAGES = (  # what, from, to; a milestone is "process: what"
     ("the command: Python, its own modules", "typed", "command: import paddle begins"),
     ("the command: import paddle", "command: import paddle begins", "command: import paddle ends"),
     (

@@ -6,7 +6,7 @@
     python tools/benchmark/strategies.py --table ways.csv --png ways.png      # of earlier runs
 
 Each row is one whole training by `paddle-dp train`, with so many --workers, one thread a rank, and the servers of a
-parameter_server beside them: digits and a small GPT, 2 and 4 workers, three links. «loopback»: all ranks on one node.
+parameter_server beside them: digits and a small GPT, 2 and 4 workers, three links. "loopback": all ranks on one node.
 Else one rank on each node: network namespaces on one switch (namespaces.py), whose links carry so much in each
 direction; what is one process is measured once. Held-out loss is taken at equal steps, and the
 target is a held-out loss. Seconds and bytes are those of training, without its start and its evaluations; bytes are

@@ -68,7 +68,7 @@ def digests(parameters: Iterable[paddle.Tensor]) -> dict[str, str]:
 
 
 def stride(parameters: Iterable[paddle.Tensor]) -> int:
-    """The n of «every n-th element» that leaves MAX_ELEMENTS at most."""
+    """The n of "every n-th element" that leaves MAX_ELEMENTS at most."""
     return -(-sum(int(np.prod(each.shape)) for each in parameters) // MAX_ELEMENTS) or 1
 
 

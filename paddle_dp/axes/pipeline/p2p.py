@@ -2,8 +2,8 @@
 
 Interleaved schedules need it on two ranks, where the previous and the next stage are the same peer and share one queue
 of fleet's pipeline group. Senders and receivers alternate in different orders: a gradient would be received as an
-activation of the same shape, without an error. Therefore fleet refuses two ranks («virtual pipeline must run under pp
-degree > 2»).
+activation of the same shape, without an error. Therefore fleet refuses two ranks ("virtual pipeline must run under pp
+degree > 2").
 
 On an accelerator the other schedules need it, too: fleet sends and receives on the compute stream, and receives the
 next activations before it sends a gradient back, which then waits for a stage that waits for that gradient.

@@ -24,7 +24,7 @@ Dropped = tuple[list[int], str, str, list[str]]
 class DrawMonitor:
     """Finds layers that draw random numbers in a forward within `on`.
 
-    `kinds_by_layer`: by layer («name (Class)»), the generators that it used itself, not in its sublayers: "Paddle",
+    `kinds_by_layer`: by layer ("name (Class)"), the generators that it used itself, not in its sublayers: "Paddle",
     "NumPy", "Python". `doubted`: by layer, the shape of a tensor with rows that cannot be matched with samples, and the
     number of samples. `dropped`: every dropout call, if `notes_calls`.
     """

@@ -60,7 +60,7 @@ class LocalStates:
             self._optimizer._create_accumulators(framework.default_main_program().global_block(), new)
 
     def named(self) -> dict[str, paddle.Tensor]:
-        """All states on this rank, by «parameter/kind» such as «body.0.weight/moment1»."""
+        """All states on this rank, by "parameter/kind" such as "body.0.weight/moment1"."""
         accumulators = self._optimizer._accumulators
         return {
             f"{name}/{kind}": accumulators[kind][parameter.name]

@@ -79,7 +79,7 @@ EXAMS = {"verify": _compare, "rehearsal": _rehearse}
 
 
 def _forget_the_layout() -> None:
-    """fleet.init keeps the first layout of a process («has been initialized») unless it is forgotten."""
+    """fleet.init keeps the first layout of a process ("has been initialized") unless it is forgotten."""
     from paddle.distributed.fleet.base import topology
 
     topology._HYBRID_PARALLEL_GROUP = None
