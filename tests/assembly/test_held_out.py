@@ -1,13 +1,14 @@
 """A model with dropout and BatchNorm has one held-out accuracy, on any number of ranks: the shipped recipe says so."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.train.test_resume import train
+from tests.train.test_resume import train_in_forks
 
-RECIPE = "configs/digits_dropout.yaml"
+RECIPE = Path("configs/digits_dropout.yaml")
 
 
 @pytest.mark.long
@@ -15,7 +16,7 @@ RECIPE = "configs/digits_dropout.yaml"
 def test_dropout_and_batch_norm_evaluate_alike_on_one_to_four_ranks(tmp_path):
     found = []
     for ranks in (1, 2, 3, 4):
-        train(RECIPE, tmp_path / str(ranks), ranks)
+        train_in_forks(RECIPE, tmp_path / str(ranks), ranks)
         rows = map(json.loads, (tmp_path / str(ranks) / "metrics.jsonl").read_text().splitlines())
         found.append([(row["acc1"], row["loss"]) for row in rows if row["event"] == "evaluated"])
     truth = np.array(found[0])
