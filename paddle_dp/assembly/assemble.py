@@ -43,6 +43,11 @@ _TWICE = (
     "{} is changed in the forward of a block that recompute runs twice, and the second time it is another one, with "
     "other gradients: keep it in a buffer (register_buffer), which is put back, or set strategy.recompute=none"
 )
+_LATER = (
+    "{} is written in the forward of a block, and in a pipeline other micro-batches run forward before backward reads "
+    "it, so gradients are others: keep it in a buffer (register_buffer), of which each forward has a copy, or set "
+    "train.micro_batches=1"
+)
 _LARGE = 1e9  # bytes of weights from which it matters that each rank builds them all
 _FULL_MODEL_NOTICE = (
     "Every rank builds the whole model, {:.1f} GB, before it keeps its part: {}. A model whose constructor only makes "
@@ -163,16 +168,27 @@ class TrainerBuilder:
             self.mesh.wait("the trial of the model")  # it may take longer than a collective waits
             self._findings = trial.understood(self.mesh.gather(here)[rank])
         notes = self._findings
-        twice = list(map(_TWICE.format, notes.in_blocks[:1])) if config.recompute.blocks else []
-        if twice and self.mesh.is_main:
-            print(f"strategy.recompute: {twice[0]}", file=sys.stderr, flush=True)
+        written = self._written_in_blocks(task, notes.in_blocks)
+        for setting, sentence in written.items() if self.mesh.is_main else ():
+            print(f"{setting}: {sentence}", file=sys.stderr, flush=True)
         return replace(
             task,
-            known_differences=(*task.known_differences, *notes.differences, *twice),
+            known_differences=(*task.known_differences, *notes.differences, *written.values()),
             unknown=[*notes.unknown, *(map(_REMEMBERS.format, notes.remembers[:1]) if divided else ())],
             lendable=notes.lendable,
             remembers=bool(notes.remembers),
         )
+
+    def _written_in_blocks(self, task: Task, names: Sequence[str]) -> dict[str, str]:
+        """By setting, a sentence on what the forward of a block changes and backward would read too late."""
+        config, sentences = self.setup.requested.strategy.config, {}
+        if config.recompute.blocks and names:
+            sentences["strategy.recompute"] = _TWICE.format(names[0])
+        weights = {f"model.{name}" for name, _ in task.model.named_parameters()}
+        frozen = [name for name in names if name in weights]
+        if config.chained == "strategy.pipeline" and frozen and self.setup.requested.train.micro_batches > 1:
+            sentences["strategy.pipeline"] = _LATER.format(frozen[0])
+        return sentences
 
     def _trial(self, task: Task, loader: Loader, divided: bool, chained: str) -> dict[str, Any]:
         folder = self.setup.folder

@@ -1,12 +1,14 @@
 """The loop: what is told when, where it stops, and what it does with bad numbers."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.assembly.assemble import TrainerBuilder
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.data import Loader
 from paddle_dp.errors import DataError, LossError, UsageError
@@ -15,7 +17,7 @@ from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Callback, Progress, Run
 from paddle_dp.train.evaluate import evaluate
-from paddle_dp.units import Every
+from paddle_dp.units import Every, Recompute
 
 
 class Points:
@@ -295,3 +297,21 @@ def test_an_optimizer_s_word_or_class_has_a_recipe_s_schedule(tmp_path: Path, op
 def test_what_is_no_optimizer_is_refused_by_name(tmp_path: Path, optimizer, said) -> None:
     with pytest.raises(UsageError, match=said):
         scripted(tmp_path, optimizer)
+
+
+def test_a_frozen_weight_that_a_block_writes_is_named_where_micro_batches_interleave():
+    """In a pipeline backward would read the value of a later micro-batch; a buffer has a copy for each forward."""
+    chain = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+
+    def named(pipeline: int, micro_batches: int, *names: str) -> dict[str, str]:
+        config = SimpleNamespace(recompute=Recompute(), chained="strategy.pipeline" if pipeline > 1 else "")
+        requested = SimpleNamespace(
+            strategy=SimpleNamespace(config=config), train=SimpleNamespace(micro_batches=micro_batches)
+        )
+        builder = SimpleNamespace(setup=SimpleNamespace(requested=requested))
+        return TrainerBuilder._written_in_blocks(builder, SimpleNamespace(model=chain), names)
+
+    (sentence,) = named(2, 4, "model.1.mean", "model.1.bias").values()
+    assert "model.1.bias is written in the forward of a block" in sentence and "register_buffer" in sentence
+    assert not named(2, 1, "model.1.bias") and not named(1, 4, "model.1.bias")
+    assert not named(2, 4, "model.1.mean")  # an attribute of Python: backward has its value of then

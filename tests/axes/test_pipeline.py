@@ -8,6 +8,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.plan.pipeline_schedule import orders
+from tests.proof.zoo.models import Scaling
 from tests.ranks import run_ranks
 
 SAMPLES, BATCH, STEPS = 30, 8, 5  # three batches of 8 and one of 6 an epoch
@@ -50,7 +51,7 @@ def _task(case):
     paddle.seed(7)
     gpt, clip = read_part("models", {**GPT, **case.get("model", {})}), paddle.nn.ClipGradByGlobalNorm(0.4)
     return Task(
-        model=Normed() if case.get("norms") else gpt.build(),
+        model={"norms": Normed, "scales": Scaling}.get(case.get("blocks"), gpt.build)(),
         loss=read_part("losses", {"use": "cross_entropy"}).build(),
         optimizer=lambda rate, named: paddle.optimizer.AdamW(
             3e-3, parameters=[p for _, p in named], grad_clip=clip, weight_decay=0.1
@@ -109,7 +110,8 @@ FEW = [
     {"strategy": {"pipeline_schedule": "1f1b"}, "model": TIED},
     {"strategy": {"pipeline_schedule": "f_then_b", "partition": "parameters"}},
     {"strategy": {"pipeline_schedule": "interleaved"}},
-    {"strategy": {"pipeline_schedule": "interleaved"}, "norms": True},
+    {"strategy": {"pipeline_schedule": "interleaved"}, "blocks": "norms"},
+    {"strategy": {"pipeline_schedule": "1f1b"}, "blocks": "scales"},
     {"strategy": {"partition": [5, 1]}, "micro_batches": 1},
 ]
 MORE = [
@@ -136,7 +138,7 @@ def truth(cases):
 
 
 def _kind(case):
-    return (*case.get("model", {}).items(), case.get("micro_batches", 4), case.get("norms"))
+    return (*case.get("model", {}).items(), case.get("micro_batches", 4), case.get("blocks"))
 
 
 @pytest.fixture(scope="module")
@@ -182,8 +184,8 @@ def test_with_other_axes(one):
 @pytest.mark.long
 @pytest.mark.parametrize("axes", [{}, {"tensor": 2}, {"data": 2}], ids=str)
 def test_more(axes):
-    # BatchNorm over a rank's samples is another model on another number of readers, and it has nothing to cut.
-    cases = [case for case in [*FEW, *MORE] if not (axes and case.get("norms"))]
+    # BatchNorm over a rank's samples is another model on another number of readers; neither it nor a scale is cut.
+    cases = [case for case in [*FEW, *MORE] if not (axes and case.get("blocks"))]
     check(4 if axes else 2, {"pipeline": 2, **axes}, cases, truth(cases))
 
 
@@ -201,7 +203,7 @@ def met(strategy):
     placer = read_part("strategies", {"use": "hybrid", "sync_batch_norm": False, **strategy}).build(
         join(seed=3)
     )
-    learner = placer.place(_task({"norms": True}))
+    learner = placer.place(_task({"blocks": "norms"}))
     dp_rank = learner.mesh.dp_rank
     tokens = paddle.arange(24).reshape([2, 12]) + dp_rank
     second = MicroBatch(tokens, tokens, 0 if dp_rank else 2)  # of the second reader a dummy

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import paddle
+from paddle import nn
 
 from paddle_dp.axes.pipeline.schedules import Engine
 from paddle_dp.batch import Batch, MicroBatch
@@ -47,6 +48,31 @@ class MicroBatchLoss:
         if self.collect_metrics:
             self.sums.append({name: paddle.zeros([]) for name in sums} if micro_batch.is_dummy else sums)
         return total * factor
+
+
+@contextmanager
+def separate_buffers(layers: Sequence[tuple[str, nn.Layer]]) -> Iterator[None]:
+    """Wraps a forward that computes with copies of the layers' buffers; afterwards the buffers have the copies' values.
+
+    Backward reads the tensors that forward used, and other micro-batches run forward before it. A buffer that each
+    forward writes in place (a moving scale) would have their values by then, and other gradients would result.
+    """
+    slots = [
+        (layer._buffers, key, buffer)
+        for _, layer in layers
+        for key, buffer in layer._buffers.items()
+        if buffer is not None and buffer._is_initialized() and buffer.stop_gradient
+    ]
+    copies = [buffer.detach().clone() for _, _, buffer in slots]
+    for (table, key, _), copy in zip(slots, copies, strict=True):
+        table[key] = copy
+    try:
+        yield
+    finally:
+        for (table, key, buffer), copy in zip(slots, copies, strict=True):
+            if table[key] is copy:  # else forward has put another tensor there
+                paddle.assign(copy, buffer)
+                table[key] = buffer
 
 
 @dataclass(kw_only=True)
@@ -88,9 +114,11 @@ class PipelineRunner(BatchRunner):
         micro_batch, backward = batch.micro_batches[work.micro_batch], work.kind == "backward"
         last = final and work.micro_batch == len(batch.micro_batches) - 1
         drawing = NOTHING if backward else self.draws.around(batch, micro_batch, self.placed.named_layers)
+        interleaves = len(batch.micro_batches) > 1
         heartbeat.enter(work.kind)
         with (
             self.recorder.span(work),
+            NOTHING if backward or not interleaves else separate_buffers(self.placed.named_layers()),
             self.statistics.unchanged() if micro_batch.is_dummy else NOTHING,
             drawing,
             exchange.backward(last) if backward else NOTHING,

@@ -185,6 +185,33 @@ class Logged(nn.Layer):
         return self.head(hidden)
 
 
+class Scaled(nn.Layer):
+    """A block whose forward writes the buffer that scales its outputs, so that backward reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("scale", paddle.ones([16]))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        with paddle.no_grad():
+            self.scale.set_value(0.8 * self.scale + self.linear.weight.abs().mean(0))
+        return x + paddle.tanh(self.linear(x)) * self.scale
+
+
+class Scaling(nn.Layer):
+    """Scores from tokens; a moving scale in every block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.LayerList([nn.Embedding(32, 16), *(Scaled() for _ in range(4)), nn.Linear(16, 32)])
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 class DropPath(nn.Layer):
     """Stochastic depth by `paddle.rand`, as PaddleClas's models have it, at a rate that grows from 0."""
 

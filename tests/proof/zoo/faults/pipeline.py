@@ -80,6 +80,19 @@ def targets_of_the_next_micro_batch(begin, loss, micro_batches, *more):
     begin(loss, micro_batches, *more)
 
 
+@FAULTS.add(
+    "buffers of later micro-batches",
+    "our own: a pipeline without a copy of buffers for each forward",
+    PIPELINE2.with_("model={use: tests.proof.zoo.models.Scaling}"),
+    "paddle_dp.axes.pipeline.runner:separate_buffers",
+)
+def later_buffers(separate, layers):
+    """A backward reads the scale that a later micro-batch's forward has written."""
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
 @FAULTS.add("blocks change places", "TTrace, wrong division into stages", PIPELINE2, STAGES)
 def blocks_change_places(init, stages, blocks, bounds, *more):
     """Two blocks of the first stage run in the wrong order."""
