@@ -113,6 +113,11 @@ class Search:
         )
         if description:
             yield FirstDifference(step, "samples", "", f"step {step}: {description}")
+        empty = bool(reference.get("empty"))
+        if empty != bool(candidate.get("empty")):
+            sides = ("one process", "the ranks") if empty else ("the ranks", "one process")
+            description = "nothing in the batch counts for the loss on {}, and something on {}".format(*sides)
+            yield FirstDifference(step, "samples", "", f"step {step}: {description}")
 
     def _losses(
         self, step: int, here: Mapping[Key, ProofDifference], reference: float, candidate: float | None

@@ -184,6 +184,10 @@ FOUND = {
     "mean_of_means": ("gradient", "equal shares agree, unequal ones"),
     "local_norm": ("output", "the forward output of body.1 is the first that differs"),
     "held_out_twice": ("evaluation", " of the held-out samples is "),
+    "nothing_counts": (
+        "samples",
+        "nothing in the batch counts for the loss on the ranks, and something on one",
+    ),
     "moved_buffer": ("buffer", "buffer clock"),
     "faster": ("update", "update of body.4.weight is off by 1 % of one process's, with equal gradients"),
 }
