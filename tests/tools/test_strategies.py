@@ -8,7 +8,17 @@ import os
 import pytest
 
 from tools.benchmark.strategies import TASKS, WAYS, Followed, ancestors, combinations, write
-from tools.benchmark.strategies_table import Faulty, Point, Training, faults_table, picture, read, tables
+from tools.benchmark.strategies_table import (
+    Faulty,
+    Point,
+    Training,
+    faults_table,
+    picture,
+    read,
+    read_page,
+    seconds_to_target,
+    tables,
+)
 
 
 def training(way: str, link: str, *losses: float, mb: float = 2.0) -> Training:
@@ -46,10 +56,16 @@ def test_the_table_of_faults_has_the_share_that_is_left():
     assert faults_table([row]).splitlines()[-1] == "| a | 200 | 50 | 0.25 | ends in 1.0 s |"
 
 
-def test_a_picture_is_drawn(tmp_path):
+def test_a_picture_is_drawn_from_trainings_or_from_the_table_on_a_page(tmp_path):
     pytest.importorskip("matplotlib")
-    picture([*FOUND, training("a", "1 Gbit/s", 2.0, 0.5)], {"digits": 0.6}, tmp_path / "a.png")
-    assert (tmp_path / "a.png").stat().st_size > 10_000
+    seconds = seconds_to_target(FOUND, 0.6)
+    assert seconds == {"a": 1.5, "b": None}
+    assert read_page(f"# A page\n\n{tables(FOUND, {'digits': 0.6})}", ("digits", 2, "loopback")) == (
+        seconds,
+        0.6,
+    )
+    picture(seconds, "seconds", tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 5_000
 
 
 def test_each_way_is_a_strategy_of_a_task():

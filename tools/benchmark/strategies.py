@@ -4,6 +4,7 @@
     python tools/benchmark/strategies.py --tasks digits --workers 2 --links "100 Mbit/s" --only data_parallel
     python tools/benchmark/strategies.py --faults               # a rank that is slow, and one that is killed
     python tools/benchmark/strategies.py --table ways.csv --png ways.png      # of earlier runs
+    python tools/benchmark/strategies.py --page docs/which-strategy.md --png docs/pictures/strategies.png
 
 Each row is one whole training by `paddle-dp train`, with so many --workers, one thread a rank, and the servers of a
 parameter_server beside them: digits and a small GPT, 2 and 4 workers, three links. "loopback": all ranks on one node.
@@ -38,7 +39,17 @@ from paddle_dp.launch.silence import import_paddle
 from paddle_dp.units import LinkSpeed
 from tools.benchmark.compute import variables
 from tools.benchmark.namespaces import Cluster, cluster, end, why_not
-from tools.benchmark.strategies_table import Faulty, Point, Training, faults_table, picture, read, tables
+from tools.benchmark.strategies_table import (
+    Faulty,
+    Point,
+    Training,
+    faults_table,
+    picture,
+    read,
+    read_page,
+    seconds_to_target,
+    tables,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 LINKS = ("loopback", "1 Gbit/s", "100 Mbit/s")
@@ -118,6 +129,10 @@ def main() -> int:
         found = [one for file in given.table for one in read(csv.DictReader(file.open()))]
         show(found, given.png)
         return 0
+    if given.page:
+        seconds, target = read_page(given.page.read_text(), PANEL)
+        picture(seconds, TITLE.format(target, *PANEL), given.png)
+        return 0
     if reason := why_not():
         print(reason, file=sys.stderr)
         return 2
@@ -175,19 +190,28 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--faults", action="store_true", help="one slow rank, and one dead rank, instead")
     parser.add_argument("--csv", type=Path, metavar="FILE")
     parser.add_argument("--png", type=Path, metavar="FILE")
+    parser.add_argument("--page", type=Path, metavar="MD", help="measure nothing, draw the page's table")
     parser.add_argument("--table", type=Path, nargs="+", metavar="CSV", help="measure nothing, show these")
     given = parser.parse_args()
+    if given.page and not given.png:
+        parser.error("--page needs --png: it draws the table of that page")
     for link in given.links:
         if link != "loopback":
             LinkSpeed.parse(link)
     return given
 
 
+PANEL = ("gpt", 2, "100 Mbit/s")  # task, workers and link of the picture: where ways differ most
+TITLE = "Seconds until the held-out loss is {:g}: {}, {} workers, {}"
+
+
 def show(found: Sequence[Training], png: Path | None) -> None:
     targets = {task.name: task.target for task in TASKS}
     print(tables(found, targets))
-    if png:
-        picture(found, targets, png)
+    panel = [training for training in found if (training.task, training.workers, training.link) == PANEL]
+    if png and panel:
+        target = targets[PANEL[0]]
+        picture(seconds_to_target(panel, target), TITLE.format(target, *PANEL), png)
 
 
 def write(found: Sequence[Training], file: Path) -> None:

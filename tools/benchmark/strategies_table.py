@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,64 +135,45 @@ def faults_table(rows: Sequence[Faulty]) -> str:
     return "\n".join(lines)
 
 
-NAMED = (
-    "data_parallel", "data_parallel, bfloat16", "data_parallel, power_sgd rank 4", "local_sgd, every 8 steps",
-    "DiLoCo, every 24 steps", "async_average", "1 parameter server", "2 parameter servers, async", "pipeline",
-    "tensor",
-)  # fmt: skip
-"""The ways that have a colour in the picture: more of them nobody can tell apart."""
+def seconds_to_target(found: Sequence[Training], target: float) -> dict[str, float | None]:
+    """By way, the seconds to the target; None for one that has not reached it."""
+    points = {training.way: training.reached(target) for training in found}
+    return {way: point.seconds if point else None for way, point in points.items()}
 
 
-def picture(found: Sequence[Training], targets: Mapping[str, float], file: Path) -> None:
-    """For each task and number of workers: loss by time over each link, and by bytes over the last. NAMED ways have
-    their colours, all others are grey."""
+def read_page(page: str, panel: tuple[str, int, str]) -> tuple[dict[str, float | None], float]:
+    """`seconds_to_target` and the target of a panel (task, workers, link), from the tables on a page."""
+    task, workers, link = panel
+    table = page.split(f"**{task}, {workers} workers** ", 1)[1]
+    heading, _, head, _, *rest = table.splitlines()
+    column = [cell.strip() for cell in head.split("|")].index(f"{link}: samples/s") + 1
+    seconds: dict[str, float | None] = {}
+    for line in itertools.takewhile(lambda line: line.startswith("|"), rest):
+        cells = [cell.strip() for cell in line.split("|")]
+        if cells[column]:
+            seconds[cells[1]] = None if cells[column] == "–" else float(cells[column])
+    return seconds, float(heading.rstrip(")").rpartition(" ")[2])
+
+
+def picture(seconds: Mapping[str, float | None], title: str, file: Path) -> None:
+    """A bar for each way, the fastest first, with its seconds; the ways of `data_parallel` are darker."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    places = list(dict.fromkeys((one.task, one.workers) for one in found))
-    links = list(dict.fromkeys(one.link for one in found))
-    columns = len(links) + 1
-    figure, panels = pyplot.subplots(
-        len(places), columns, figsize=(4.2 * columns + 3, 3.6 * len(places)), squeeze=False, sharey="row"
-    )
-    grey = 7  # of tab10; that is what the others are
-    colors = [*(f"C{place}" for place in range(10) if place != grey), "black"]
-    for row, (task, workers) in zip(panels, places, strict=True):
-        here = [one for one in found if (one.task, one.workers) == (task, workers)]
-        for panel, link in zip(row, [*links, None], strict=True):
-            for one in here:
-                if one.link != (links[-1] if link is None else link):
-                    continue
-                across = [point.mb if link is None else point.seconds for point in one.points]
-                if link is None and across[-1] == 0:
-                    continue
-                losses = [point.loss for point in one.points]
-                look: dict[str, Any] = {
-                    "color": "#cccccc",
-                    "linewidth": 0.9,
-                    "label": "the others",
-                    "zorder": 1,
-                }
-                if one.way in NAMED:
-                    look = {"color": colors[NAMED.index(one.way)], "linewidth": 1.5, "label": one.way}
-                panel.plot(across, losses, **look)
-            panel.set_visible(bool(panel.lines))
-            panel.axhline(targets[task], color="#888888", linewidth=0.8, dashes=(3, 3))
-            panel.set_xscale("log")
-            panel.spines[["top", "right"]].set_visible(False)
-            axis = "MB sent by a worker" if link is None else f"seconds, {link}"
-            panel.set_title(f"{task}, {workers} workers: {axis}", fontsize=10, loc="left")
-        low = min(point.loss for one in here for point in one.points)
-        row[0].set_ylim(low * 0.97, low * 1.6)
-        row[0].set_ylabel("held-out loss")
-    names = {
-        label: line
-        for panel in panels.flat
-        for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    order = [name for name in (*NAMED, "the others") if name in names]
-    figure.legend([names[name] for name in order], order, loc="center right", fontsize=9, frameon=False)
-    figure.tight_layout(rect=(0, 0, 1 - 3 / (4.2 * columns + 3), 1))
+    ways = sorted(seconds, key=lambda way: seconds[way] or math.inf)
+    figure, panel = pyplot.subplots(figsize=(7, 0.6 + 0.27 * len(ways)))
+    for row, way in enumerate(ways):
+        color = "#1f77b4" if way.startswith("data_parallel") else "#9ecae1"
+        panel.barh(row, seconds[way] or 0, color=color)
+        label = "target not reached" if seconds[way] is None else f"{seconds[way]:.1f}"
+        panel.text(seconds[way] or 0, row, f" {label}", va="center", fontsize=9)
+    panel.set_yticks(range(len(ways)), ways, fontsize=9)
+    panel.invert_yaxis()
+    panel.spines[["top", "right", "bottom"]].set_visible(False)
+    panel.tick_params(bottom=False, labelbottom=False, left=False)
+    panel.set_xmargin(0.12)
+    figure.suptitle(title, fontsize=10, x=0.02, ha="left")
+    figure.tight_layout()
     figure.savefig(file, dpi=100)
