@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -126,26 +126,75 @@ def new(
 
 
 def doctor(
-    ranks: Annotated[int, typer.Option(metavar="N", help="Processes that are to run on this machine.")] = 2,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Processes that are to run on this machine; without it 2, with --prove one for each device.",
+        ),
+    ] = None,
     nodes: Nodes = None,
     master: Master = None,
     node_rank: NodeRank = None,
     output_dir: Annotated[
-        Path, typer.Option("--output-dir", "--out", metavar="DIR", help="Where the runs are to be.")
-    ] = Path("runs"),
+        Path | None,
+        typer.Option(
+            "--output-dir",
+            "--out",
+            metavar="DIR|FILE",
+            help="Where the runs are to be; with --prove the file, in place of paddle-dp-proof.json.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove",
+            help="Prove layouts, precisions and a resume on this machine's devices, measure speed and memory, and "
+            "write a file to send (docs/gpus.md).",
+        ),
+    ] = False,
+    minutes: Annotated[
+        float | None, typer.Option(metavar="MINUTES", help="The most time for --prove; 30 without it.")
+    ] = None,
 ) -> None:
     """Examine this machine: Paddle, devices, memory, disk, network, and a real exchange between ranks.
 
     With --nodes, run it on each of them, as the training: the nodes meet, and compare their clocks.
 
-    Exit status: 0 ready; 1 something to mend, with what to do; 2 something to type differently.
+    Exit status: 0 ready; 1 something to mend, with what to do; 2 something to type differently. With --prove: 0 nothing
+    differs; 1 something differs or failed; 130 Ctrl-C: the file has the rows so far.
     """
     from paddle_dp.doctor.examine import examine
     from paddle_dp.launch.command import Job
 
-    job = Job(ranks=ranks, nodes=nodes, master=master, node_rank=node_rank, output_dir=output_dir, quiet=True)
+    if prove:
+        _prove(ranks, minutes, output_dir, json, nodes is not None or master is not None)
+    if minutes is not None:
+        raise UsageError(f"--minutes {minutes:g} needs --prove: it is the most time for that proof.")
+    job = Job(
+        ranks=2 if ranks is None else ranks,
+        nodes=nodes,
+        master=master,
+        node_rank=node_rank,
+        output_dir=output_dir or Path("runs"),
+        quiet=True,
+    )
     raise typer.Exit(examine(job, as_json=json))
+
+
+def _prove(
+    ranks: int | None, minutes: float | None, file: Path | None, as_json: bool, is_multi_node: bool
+) -> NoReturn:
+    """Runs the proof, and exits with its status. Raises UsageError for several nodes."""
+    from paddle_dp.doctor.prove import DEFAULT_FILE, prove
+    from paddle_dp.doctor.prove_steps import STEPS
+
+    if is_multi_node:
+        raise UsageError(
+            "--prove examines one machine: run it without --nodes and --master, on each of them."
+        )
+    raise typer.Exit(prove(STEPS, ranks, 30.0 if minutes is None else minutes, file or DEFAULT_FILE, as_json))
 
 
 def schema() -> None:

@@ -77,11 +77,11 @@ def paddle() -> DoctorCheck:
 
 def device(machine: Machine, variables: Mapping[str, str], root: Path = Path("/")) -> DoctorCheck:
     """Checks the ranks' device and its driver."""
-    driver = _driver(root)
+    version = driver(root)
     if machine.devices:
         kind, names = spoken(machine.kind), ",".join(machine.devices)
         detail = f"{plural(len(machine.devices), kind)}: {names}"
-        return DoctorCheck("device", f"{detail}{f', driver {driver}' if driver else ''}")
+        return DoctorCheck("device", f"{detail}{f', driver {version}' if version else ''}")
     if machine.kind != "cpu":
         kind, chosen = spoken(machine.kind), variables.get(visible_in(machine.kind))
         reason = (
@@ -91,15 +91,16 @@ def device(machine: Machine, variables: Mapping[str, str], root: Path = Path("/"
         )
         todo = f"{reason}: trainings would use the CPU. Look at nvidia-smi, or set train.device=cpu."
         return DoctorCheck("device", f"Paddle is for {kind}s, and none is seen", "look", todo)
-    if driver and any((root / "dev").glob("nvidia[0-9]*")):
+    if version and any((root / "dev").glob("nvidia[0-9]*")):
         todo = "Install paddlepaddle-gpu from Paddle's own index (docs/devices.md) to use them."
         return DoctorCheck(
-            "device", f"GPUs are here (driver {driver}), but Paddle is the CPU package", "look", todo
+            "device", f"GPUs are here (driver {version}), but Paddle is the CPU package", "look", todo
         )
     return DoctorCheck("device", "CPU")
 
 
-def _driver(root: Path) -> str:
+def driver(root: Path) -> str:
+    """Returns the version of NVIDIA's driver, "" without one."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text()
     except OSError:

@@ -16,14 +16,20 @@ if __name__ == "__main__":  # Python has put this file's folder first, whose fil
 import socket
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.script_rank import become_rank
 from paddle_dp.launch.silence import import_paddle
 from paddle_dp.mesh.environment import Environment
 from paddle_dp.mesh.heartbeat import heartbeat
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from paddle_dp.mesh import Mesh
 
 SIZE = 1 << 18  # numbers of 4 bytes: 1 MB
 TIMES = 10
@@ -50,8 +56,10 @@ def first_sum(folder: Path) -> Path:
     return folder / "first_sum"
 
 
-def exchange(device: str, first: Path | None = None) -> dict[str, Any]:
+def exchange(device: str, first: Path | None = None, megabytes: Sequence[int] = ()) -> dict[str, Any]:
     """Joins the mesh and exchanges with all ranks; creates the file `first` after the first sum. Collective.
+
+    `megabytes`: sizes of further tensors, whose sums are timed, too.
 
     On return no device has anything left to send: each rank reads the last sum before it joins the next exchange.
     """
@@ -68,12 +76,8 @@ def exchange(device: str, first: Path | None = None) -> dict[str, Any]:
     mesh.sum([0.0])
     if first is not None:
         first.touch()
-    began = time.perf_counter()
-    for _ in range(TIMES):
-        mesh.sum_tensor(tensor)
-    tensor.numpy()  # waits for the device, as mesh.sum does not
-    mesh.sum([0.0])
-    seconds = (time.perf_counter() - began) / TIMES
+    seconds = _seconds_of_sum(mesh, tensor)
+    sizes = {size: _seconds_of_sum(mesh, paddle.ones([size * SIZE])) for size in megabytes}
     clocks = []
     for _ in range(LOOKS):
         mesh.sum([0.0])  # all leave it within a millisecond or so
@@ -86,6 +90,7 @@ def exchange(device: str, first: Path | None = None) -> dict[str, Any]:
         "device": mesh.device,
         "library": _library(mesh.device),
         "seconds": seconds,
+        "seconds_by_megabytes": sizes,
         "hosts": [rank["host"] for rank in reports],
         "wrong": [number for number, rank in enumerate(reports) if not rank["right"]],
         "skews": [
@@ -95,6 +100,18 @@ def exchange(device: str, first: Path | None = None) -> dict[str, Any]:
             for rank in reports
         ],
     }
+
+
+def _seconds_of_sum(mesh: Mesh, tensor: Tensor) -> float:
+    """Returns the seconds of one sum of the tensor over all ranks, after one that is not timed. Collective."""
+    mesh.sum_tensor(tensor.clone()).numpy()
+    mesh.sum([0.0])
+    began = time.perf_counter()
+    for _ in range(TIMES):
+        mesh.sum_tensor(tensor)
+    tensor.numpy()  # waits for the device, as mesh.sum does not
+    mesh.sum([0.0])
+    return (time.perf_counter() - began) / TIMES
 
 
 def _library(device: str) -> str:
