@@ -14,8 +14,10 @@ from pathlib import Path
 from tests.proof.mutants.sites import ROOT, mutated
 
 LIMIT = 900  # seconds for the tests of a file
-# Of all that learns: every layout with dropout, and against one process.
-BROAD = ("tests/core/dropout/test_layouts.py", "tests/learner/test_parity.py")
+# Of all that learns: every layout with dropout, and against one process; of what a proof evaluates.
+BROAD = (
+    "tests/core/dropout/test_layouts.py", "tests/learner/test_parity.py", "tests/train/test_evaluate.py",
+)  # fmt: skip
 
 
 class Suite:
