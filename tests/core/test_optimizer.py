@@ -3,6 +3,7 @@ optimizer that takes norms over parameters does not update slices of them; one t
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,9 +14,17 @@ from paddle.incubate.optimizer import LarsMomentumOptimizer
 from paddle.nn import ClipGradByGlobalNorm as Clip
 
 from paddle_dp.batch import Batch, MicroBatch
-from paddle_dp.core.optimizer import check_by_parameter, check_elementwise, check_not_wrapper, take_clips
+from paddle_dp.core.optimizer import (
+    Rate,
+    bound_of,
+    check_by_parameter,
+    check_elementwise,
+    check_not_wrapper,
+    take_clips,
+)
 from paddle_dp.errors import UsageError
 from paddle_dp.learner import Precision, Task
+from paddle_dp.learner.update import GradientNorm
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.part import read_part
 from tests.ranks import run_ranks
@@ -209,3 +218,25 @@ def test_an_own_optimizer_that_updates_some_parameters_only_is_named() -> None:
 def test_what_computes_the_loss_again_within_an_update_is_refused() -> None:
     with pytest.raises(UsageError, match="LBFGS computes the loss several times in one update"):
         check_not_wrapper(paddle.optimizer.LBFGS(0.1, parameters=weights()))
+
+
+def test_each_update_sets_the_rate_of_the_schedule() -> None:
+    layer = paddle.nn.Linear(2, 2)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    rate = Rate(optimizer, paddle.optimizer.lr.StepDecay(0.1, step_size=1, gamma=0.5))
+    rate.step()
+    assert (rate.steps, optimizer.get_lr()) == (1, 0.05)
+
+
+def test_a_norm_that_is_not_finite_on_one_rank_is_not_finite_on_all() -> None:
+    norm = GradientNorm([])
+    assert norm.from_row(3.0, norm.to_row(3.0)) == 3.0
+    assert norm.from_row(3.0, norm.to_row(float("inf"))) == float("inf")
+
+
+def test_only_one_clip_has_a_bound_of_all_gradients() -> None:
+    def bound(*bounds: float) -> float | None:
+        norm = SimpleNamespace(clips=[SimpleNamespace(bound=each) for each in bounds])
+        return bound_of(SimpleNamespace(mode=SimpleNamespace(norm=norm), optimizer=None))
+
+    assert (bound(), bound(0.5), bound(0.5, 0.25)) == (None, 0.5, None)
