@@ -7,6 +7,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_dp.axes.pipeline.runner import separate_buffers
 from paddle_dp.plan.pipeline_schedule import orders
 from tests.proof.zoo.models import Scaling
 from tests.ranks import run_ranks
@@ -175,6 +176,17 @@ def _predicted(strategy, case):
 def test_on_two_ranks(one):
     """Schedules, partitions, a tied weight: 30 samples in batches of 8, a last one of 6, micro-batches of 2 and 1."""
     check(2, {"pipeline": 2}, FEW, one)
+
+
+def test_a_buffer_that_layers_share_has_one_copy_in_a_forward():
+    first, second, shared = nn.Layer(), nn.Layer(), paddle.ones([2])
+    first.register_buffer("scale", shared)
+    second.register_buffer("scale", shared)
+    with separate_buffers([("first", first), ("second", second)]):
+        first.scale.set_value(paddle.zeros([2]))
+        assert second.scale is first.scale is not shared
+        assert shared.tolist() == [1, 1]
+    assert first.scale is second.scale is shared and shared.tolist() == [0, 0]
 
 
 def test_with_other_axes(one):

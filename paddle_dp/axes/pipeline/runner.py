@@ -63,7 +63,9 @@ def separate_buffers(layers: Sequence[tuple[str, nn.Layer]]) -> Iterator[None]:
         for key, buffer in layer._buffers.items()
         if buffer is not None and buffer._is_initialized() and buffer.stop_gradient
     ]
-    copies = [buffer.detach().clone() for _, _, buffer in slots]
+    # A buffer that several layers share has one copy.
+    copy_by_id = {id(buffer): buffer.detach().clone() for _, _, buffer in slots}
+    copies = [copy_by_id[id(buffer)] for _, _, buffer in slots]
     for (table, key, _), copy in zip(slots, copies, strict=True):
         table[key] = copy
     try:
