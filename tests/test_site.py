@@ -29,8 +29,8 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
     assert '<a href="../recipes.html#the-recipe">English</a>' in (tmp_path / "zh/recipes.html").read_text()
     assert not (dead := dead_anchors(tmp_path)), f"links to anchors that are not there: {dead}"
     index = json.loads((tmp_path / "search/search_index.js").read_text(encoding="utf-8").partition("=")[2])
-    found = {entry["location"] for entry in index["docs"] if "参数\u200b服务器" in entry["text"]}
-    assert "zh/which-strategy.html" in {place.partition("#")[0] for place in found}, (
+    pages_of_word = {entry["location"] for entry in index["docs"] if "参数\u200b服务器" in entry["text"]}
+    assert "zh/which-strategy.html" in {location.partition("#")[0] for location in pages_of_word}, (
         "no search for Chinese words"
     )
     assert "start/install.html" in {entry["location"] for entry in index["docs"]}
