@@ -45,7 +45,7 @@ _TWICE = (
 )
 _LATER = (
     "{} is written in the forward of a block, and in a pipeline other micro-batches run forward before backward reads "
-    "it, so gradients are others: keep it in a buffer (register_buffer), of which each forward has a copy, or set "
+    "it, so gradients differ: keep it in a buffer (register_buffer), of which each forward has a copy, or set "
     "train.micro_batches=1"
 )
 _LARGE = 1e9  # bytes of weights from which it matters that each rank builds them all

@@ -100,6 +100,20 @@ class Buffers:
         tensor.set_value(from_bits(bits, tensor))
 
 
+@paddle.no_grad()
+def copies(buffers: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor | None]:
+    """Copies of layers' buffers, for another forward; a buffer that several layers share has one copy.
+
+    Two kinds stay as they are: `_dropout_state` of Paddle's LSTM and GRU, which has no memory on a CPU, and a weight
+    that a layer's hook has computed (spectral_norm), for a gradient flows through it to the trained one.
+    """
+    copy_by_id: dict[int, paddle.Tensor] = {}
+    for buffer in buffers:
+        if buffer is not None and buffer._is_initialized() and buffer.stop_gradient:
+            copy_by_id.setdefault(id(buffer), buffer.detach().clone())
+    return [copy_by_id.get(id(buffer), buffer) for buffer in buffers]
+
+
 def bits_of(tensor: paddle.Tensor) -> paddle.Tensor:
     """A copy of a tensor's bytes as uint8, for an exchange: gloo does not support every dtype."""
     flat = tensor.detach().contiguous().reshape([-1])

@@ -19,6 +19,7 @@ from paddle.distributed.fleet.utils import recompute
 
 from paddle_dp.core.batch_norm import statistics
 from paddle_dp.core.blocks import blocks_of, settle
+from paddle_dp.core.buffers import copies
 from paddle_dp.core.wrapping import Method, wrap
 from paddle_dp.errors import UsageError
 from paddle_dp.part.annotation import attention_methods_of
@@ -153,7 +154,7 @@ class _State:
         """Wraps either pass."""
         slots = [(table, name) for table, names in self._tables for name in names]
         if not paddle.is_grad_enabled():
-            self._before = [_copy(table[name]) for table, name in slots]
+            self._before = copies([table[name] for table, name in slots])
             yield
             return
         now = [table[name] for table, name in slots]
@@ -165,12 +166,3 @@ class _State:
             for (table, name), value in zip(slots, now, strict=True):
                 table[name] = value
             self._before = []
-
-
-@paddle.no_grad()
-def _copy(tensor: paddle.Tensor | None) -> paddle.Tensor | None:
-    """A copy, except of `_dropout_state` of Paddle's LSTM and GRU, which has no memory on a CPU, and of a weight that
-    the block's own hook has computed (spectral_norm): a gradient flows through it to the trained one."""
-    if tensor is None or not tensor._is_initialized() or not tensor.stop_gradient:
-        return tensor
-    return tensor.detach().clone()

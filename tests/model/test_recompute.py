@@ -261,6 +261,45 @@ def test_blocks_that_keep_state_in_buffers_learn_what_they_learn_without_recompu
             np.testing.assert_array_equal(one, other)
 
 
+class Scales(nn.Layer):
+    """Two layers share a buffer: the first one writes it, and the second one multiplies by it."""
+
+    class Writes(nn.Linear):
+        def forward(self, x):
+            with paddle.no_grad():
+                self.scale.set_value(self.scale + 1)
+            return super().forward(x)
+
+    class Multiplies(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = self.Writes(6, 6), self.Multiplies(6, 6)
+        scale = paddle.ones([6])
+        for layer in (self.first, self.second):
+            layer.register_buffer("scale", scale)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def test_a_buffer_that_layers_of_a_block_share_is_one_in_the_second_forward():
+    gradients = []
+    for how in ("none", "full"):
+        paddle.seed(3)
+        model = nn.Sequential(Scales(), Scales(), nn.Linear(6, 1))
+        recomputed(model, Recompute.parse(how))
+        for x in given(2):
+            model(x).square().sum().backward()
+        gradients.append([parameter.grad.numpy() for parameter in model.parameters()])
+        assert model[0].first.scale is model[0].second.scale
+        assert model[0].first.scale.tolist() == [3] * 6
+    for plain, again in zip(*gradients, strict=True):
+        np.testing.assert_array_equal(plain, again)
+
+
 def given(count):
     inputs = [paddle.randn([5, 6]) for _ in range(count)]
     for x in inputs:

@@ -13,6 +13,7 @@ from paddle import nn
 
 from paddle_dp.axes.pipeline.schedules import Engine
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.core.buffers import copies
 from paddle_dp.core.loss import Count, Loss
 from paddle_dp.exchange.gradient_exchange import NOTHING, GradientExchange
 from paddle_dp.learner.runner import BatchRunner, Sums
@@ -57,22 +58,16 @@ def separate_buffers(layers: Sequence[tuple[str, nn.Layer]]) -> Iterator[None]:
     Backward reads the tensors that forward used, and other micro-batches run forward before it. A buffer that each
     forward writes in place (a moving scale) would have their values by then, and other gradients would result.
     """
-    slots = [
-        (layer._buffers, key, buffer)
-        for _, layer in layers
-        for key, buffer in layer._buffers.items()
-        if buffer is not None and buffer._is_initialized() and buffer.stop_gradient
-    ]
-    # A buffer that several layers share has one copy.
-    copy_by_id = {id(buffer): buffer.detach().clone() for _, _, buffer in slots}
-    copies = [copy_by_id[id(buffer)] for _, _, buffer in slots]
-    for (table, key, _), copy in zip(slots, copies, strict=True):
+    slots = [(layer._buffers, key) for _, layer in layers for key in layer._buffers]
+    buffers = [table[key] for table, key in slots]
+    forward_buffers = copies(buffers)
+    for (table, key), copy in zip(slots, forward_buffers, strict=True):
         table[key] = copy
     try:
         yield
     finally:
-        for (table, key, buffer), copy in zip(slots, copies, strict=True):
-            if table[key] is copy:  # else forward has put another tensor there
+        for (table, key), buffer, copy in zip(slots, buffers, forward_buffers, strict=True):
+            if copy is not buffer and table[key] is copy:  # else forward has put another tensor there
                 paddle.assign(copy, buffer)
                 table[key] = buffer
 
