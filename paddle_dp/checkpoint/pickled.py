@@ -2,8 +2,7 @@
 
 `paddle_dp.unpickle` reads the pickle and calls only the functions listed here. The numbers stay in the file; each rank
 reads its slices. PyTorch writes a zip archive with one uncompressed file for the pickle and one per storage
-(https://docs.pytorch.org/docs/stable/notes/serialization.html). Before version 1.6 it wrote five pickles and then the
-storages.
+(https://docs.pytorch.org/docs/stable/notes/serialization.html). Its formats before 1.6 are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from paddle_dp.errors import CheckpointError
 from paddle_dp.unpickle import ARRAYS, SCALARS, Function, Lying, PickleMachine, PickleName, expect
 
 _MOST = 1_000_000  # tensors and values of one file
-_LEGACY = 0x1950A86A20F9469CFC6C  # the first pickle of an old PyTorch file
+_SERIAL = 0x1950A86A20F9469CFC6C  # the first of the pickles that PyTorch wrote from 0.1.10 to 1.5
+_TAR, _TAR_AT = b"ustar", 257  # before, it wrote a tar archive
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
@@ -117,13 +117,17 @@ class PickledFile:
 
 def _read(file: BinaryIO) -> tuple[bool, dict[str, Numbers]]:
     """Returns (True if PyTorch wrote the file, its tensors by name)."""
-    if file.read(4) == b"PK\x03\x04":
+    head = file.read(_TAR_AT + len(_TAR))
+    if head.startswith(b"PK\x03\x04"):
         return True, _read_zip(file)
-    file.seek(0)
-    if (tensors := _read_old_torch(file)) is not None:
-        return True, tensors
-    file.seek(0)
-    return False, _read_paddle(file)
+    if head[_TAR_AT:] != _TAR:
+        file.seek(0)
+        loaded = _machine(leave=True).run(file)
+        if type(loaded) is not int or loaded != _SERIAL:
+            return False, _paddle_tensors(loaded)
+    raise ValueError(
+        "it has a format from before PyTorch 1.6: load it with torch, and save it again with torch.save"
+    )
 
 
 def _machine(leave: bool = False, persistent: Any = None) -> PickleMachine:
@@ -132,8 +136,7 @@ def _machine(leave: bool = False, persistent: Any = None) -> PickleMachine:
     return PickleMachine(functions, nested=True, most=20 * _MOST, persistent=persistent, leave=leave)
 
 
-def _read_paddle(file: BinaryIO) -> dict[str, Numbers]:
-    loaded = _machine(leave=True).run(file)
+def _paddle_tensors(loaded: Any) -> dict[str, Numbers]:
     tensors = {}
     for name, value in _flat(loaded):
         if isinstance(value, Lying):
@@ -194,43 +197,6 @@ def _begin(file: BinaryIO, info: zipfile.ZipInfo) -> int:
     if begin + info.file_size > file.tell():
         raise ValueError(f"{info.filename} ends too early")
     return begin
-
-
-def _read_old_torch(file: BinaryIO) -> dict[str, Numbers] | None:
-    """The tensors of a file by PyTorch before 1.6; None for another file."""
-    try:
-        magic = _machine().run(file)
-    except Exception:  # noqa: BLE001 - `_read_paddle` reads it again and reports the fault
-        return None
-    if magic != _LEGACY:
-        return None
-    _machine().run(file), _machine().run(file)  # the version and the machine's properties
-    loaded = _machine(persistent=_storage).run(file)
-    keys = expect(list, _machine().run(file))
-    sizes = {view.storage.key: view.storage for _, view in _views(loaded)}
-    begins = {}
-    size = file.seek(0, 1)
-    for key in keys:
-        (count,) = struct.unpack("<q", file.read(8))
-        begins[str(key)] = size + 8
-        if str(key) not in sizes:
-            raise ValueError("it holds storages that no tensor uses, so their sizes are not known")
-        storage = sizes[str(key)]
-        if count != storage.size:
-            raise ValueError(f"it describes its storage {key} wrongly")
-        size = file.seek(size + 8 + count * np.dtype(DTYPES[storage.dtype][1]).itemsize)
-    file.seek(0, 2)
-    if file.tell() < size:
-        raise ValueError("it ends too early")
-    return {
-        name: Numbers(
-            view.storage.dtype,
-            view.shape,
-            view.strides,
-            begins[view.storage.key] + view.offset * np.dtype(DTYPES[view.storage.dtype][1]).itemsize,
-        )
-        for name, view in _views(loaded)
-    }
 
 
 def _views(loaded: Any) -> Iterator[tuple[str, View]]:
@@ -308,7 +274,6 @@ _CONTAINERS: dict[str, Function] = {
 }
 _TORCH: dict[str, Function] = {
     "torch._utils _rebuild_tensor_v2": _tensor,
-    "torch._utils _rebuild_tensor": _tensor,
     "torch._utils _rebuild_parameter": _parameter,
     **{f"torch {name}": _kind for name in _STORAGES},
 }

@@ -1,10 +1,9 @@
-"""Files as torch.save writes them, without torch: arrays as tensors, in a zip archive or as before PyTorch 1.6."""
+"""Files as torch.save writes them, without torch: arrays as tensors, in a zip archive."""
 
 from __future__ import annotations
 
 import io
 import pickle
-import struct
 import sys
 import zipfile
 from collections import OrderedDict
@@ -49,10 +48,9 @@ class Stored:
 
 
 class Pickler(pickle.Pickler):
-    def __init__(self, file: Any, old: bool = False):
+    def __init__(self, file: Any):
         super().__init__(file, 2)
         self.storages: list[np.ndarray] = []
-        self.old = old
 
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, Stored):
@@ -61,8 +59,7 @@ class Pickler(pickle.Pickler):
         number = known[0] if known else len(self.storages)
         self.storages += [] if known else [obj.numbers]
         kind = getattr(sys.modules["torch"], KINDS[obj.numbers.dtype.str])
-        said = ("storage", kind, str(number), "cpu", obj.numbers.size)
-        return (*said, None) if self.old else said
+        return "storage", kind, str(number), "cpu", obj.numbers.size
 
 
 @contextmanager
@@ -90,7 +87,7 @@ def torch_pretended() -> Iterator[None]:
 
 
 def save(content: Any, path: Path, compression: int = zipfile.ZIP_STORED) -> Path:
-    """As torch.save does since 1.6."""
+    """As torch.save does."""
     text = io.BytesIO()
     with torch_pretended():
         pickler = Pickler(text)
@@ -101,19 +98,4 @@ def save(content: Any, path: Path, compression: int = zipfile.ZIP_STORED) -> Pat
         for number, storage in enumerate(pickler.storages):
             archive.writestr(f"archive/data/{number}", np.ascontiguousarray(storage).tobytes())
         archive.writestr("archive/version", "3\n")
-    return path
-
-
-def save_old(content: Any, path: Path) -> Path:
-    """As torch.save did before 1.6."""
-    text = io.BytesIO()
-    for each in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}):
-        pickle.dump(each, text, 2)
-    with torch_pretended():
-        pickler = Pickler(text, old=True)
-        pickler.dump(content)
-    pickle.dump([str(n) for n in range(len(pickler.storages))], text, 2)
-    for storage in pickler.storages:
-        text.write(struct.pack("<q", storage.size) + np.ascontiguousarray(storage).tobytes())
-    path.write_bytes(text.getvalue())
     return path

@@ -79,7 +79,6 @@ def main(name: str, folder: Path) -> None:
             model.train()(torch.randn(4, 3, 48, 48))  # moves the running statistics
         inputs, targets = far_from_kinks(model)
         torch.save(model.state_dict(), folder / "resnet18.pth")
-        torch.save(model.state_dict(), folder / "bin" / "old.pth", _use_new_zipfile_serialization=False)
     else:
         draw = np.random.default_rng(1)
         if name == "vit":
