@@ -9,7 +9,9 @@
 | …                    | after backward             | after backward  | `after`                                     |
 | `CompressedExchange` | over pushes                | over buckets    | `compress`                                  |
 
-Other layouts compose theirs: `AxesExchange`, `branch_gradient_exchange`, `server_exchange`, `CopiesExchange`.
+Other layouts compose theirs: `AxesExchange` (axes/axes_exchange.py), `branch_gradient_exchange`
+(strategies/branches/branched_model.py), `server_exchange` (strategies/parameter_server/served.py), `CopiesExchange`
+(strategies/replicas/replicas.py).
 
 PaddleReducer fails in two cases (3.3.1), where our buckets replace it: under recompute it reports the parameters of a
 backward inside a backward as used twice ("parameter … has been ready before"); and with absent gradients its
@@ -26,12 +28,14 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
+from paddle import nn
 
 from paddle_dp.core.placed_model import PlacedModel
 from paddle_dp.exchange.bucketed_gradients import BucketedGradients
 from paddle_dp.exchange.buckets import BUCKET_PER_GRADIENT, SINGLE_BUCKET, BucketSizes
 from paddle_dp.exchange.compressed import CompressedExchange, LowRankGradients, check_factors
 from paddle_dp.exchange.gradient_exchange import GradientExchange
+from paddle_dp.exchange.paddle_reducer import PaddleReducer
 from paddle_dp.exchange.pushed_gradients import PushedGradients
 from paddle_dp.exchange.residuals import Residuals
 from paddle_dp.mesh import Mesh, new_group
@@ -40,28 +44,47 @@ from paddle_dp.units import Compress
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeSettings:
-    """`kind`: the recipe's word, never `auto`; `sizes`: of buckets; `compress`: the compression of gradients; `absent`:
-    some ranks may lack a gradient, which then counts as zeros."""
+    """`kind`: the recipe's word; `sizes`: of buckets; `compress`: the compression of gradients; `absent`: some ranks
+    may lack a gradient, which then counts as zeros."""
 
-    kind: str = "pushed"
+    kind: str = "auto"
     sizes: BucketSizes | None = None
     compress: Compress = field(default_factory=Compress)
     absent: bool = False
 
+    def kind_on(self, device: str) -> str:
+        """The kind on a device, never `auto`."""
+        if self.kind != "auto":
+            return self.kind
+        return "pushed" if device == "cpu" else "bucketed"
+
+    def by_reducer(self, device: str) -> bool:
+        """Whether paddle.DataParallel exchanges the gradients, and so must wrap the model."""
+        return self.kind_on(device) == "bucketed" and not (self.absent or self.compress)
+
 
 def choose_exchange(
-    settings: ExchangeSettings, placed: PlacedModel, counted_late: bool = False
+    settings: ExchangeSettings,
+    placed: PlacedModel,
+    wrapper: nn.Layer | None = None,
+    counted_late: bool = False,
 ) -> GradientExchange:
-    """Creates the exchange of a model's gradients over all ranks, except `PaddleReducer`, which needs a wrapper.
-    Collective. `counted_late`: the loss's count is known only after the forward."""
+    """Creates the exchange of a model's gradients over all ranks. Collective.
+
+    `wrapper`: the model in paddle.DataParallel, if `settings.by_reducer`. `counted_late`: the loss's count is known
+    only after the forward.
+    """
     parameters, mesh = placed.trainable, placed.mesh
+    kind = settings.kind_on(mesh.device)
+    if settings.by_reducer(mesh.device):
+        return PaddleReducer(wrapper, parameters, mesh)
     if settings.compress:
         exchange = _compressed(settings.compress, placed, counted_late)
-    elif settings.kind in ("after", "per_parameter"):
-        alone = settings.kind == "per_parameter"
+    elif kind in ("after", "per_parameter"):
+        alone = kind == "per_parameter"
         sizes = BUCKET_PER_GRADIENT if alone else SINGLE_BUCKET
         exchange = _bucketed(mesh, parameters, sizes=sizes, overlapped=alone)
-    elif settings.kind == "bucketed":
+    elif kind == "bucketed":
         exchange = _bucketed(mesh, parameters, sizes=settings.sizes)
     else:
         exchange = fastest_exchange(mesh, parameters)

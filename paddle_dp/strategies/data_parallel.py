@@ -13,8 +13,7 @@ from paddle_dp.units import Bytes, Compress, Recompute
 if TYPE_CHECKING:
     from paddle import nn
 
-    from paddle_dp.core.placed_model import PlacedModel
-    from paddle_dp.exchange.gradient_exchange import GradientExchange
+    from paddle_dp.exchange.choose import ExchangeSettings
     from paddle_dp.learner import Learner, Task
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import Recipe
@@ -32,8 +31,8 @@ class Config(StrategyConfig):
     """Size of a bucket (exchange `bucketed`)."""
 
     last_comm_buffer_size: Bytes = Bytes.parse("1 MB")
-    """Size of one smaller bucket. paddle.DataParallel sends it first, with the last layers' gradients; with `compress`
-    or `find_unused_parameters` it is the last one, so that the last exchange is short."""
+    """Size of one smaller bucket. paddle.DataParallel sends it first, with the last layers' gradients; with `compress`,
+    `recompute` or `find_unused_parameters` it is the last one, so that the last exchange is short."""
 
     compress: Compress = Compress.parse("none")
     """Compression of gradients in their exchange: `none`; `bfloat16` or `float16` numbers; or `power_sgd rank 4`, two
@@ -61,6 +60,15 @@ class Config(StrategyConfig):
     def absent(self) -> bool:
         """Whether a rank may lack a gradient, or a backward runs forwards: Paddle's reducer supports neither."""
         return self.recompute != Recompute() or self.find_unused_parameters
+
+    @property
+    def exchange_settings(self) -> ExchangeSettings:
+        """The settings by which `choose_exchange` chooses."""
+        from paddle_dp.exchange.buckets import BucketSizes
+        from paddle_dp.exchange.choose import ExchangeSettings
+
+        sizes = BucketSizes(int(self.comm_buffer_size.count), int(self.last_comm_buffer_size.count))
+        return ExchangeSettings(kind=self.exchange, sizes=sizes, compress=self.compress, absent=self.absent)
 
     def layout(self, ranks: int) -> Layout:
         if ranks == 1:
@@ -110,6 +118,7 @@ class DataParallel:
         """Returns a learner with bit-equal weights on all ranks; raises DivergenceError if they differ. Collective."""
         from paddle_dp.core.batch_norm import needs_ours, synchronize
         from paddle_dp.core.consistency import check_equal
+        from paddle_dp.exchange.choose import choose_exchange
         from paddle_dp.learner import full_model_learner, prepare
         from paddle_dp.model.recompute import recomputed
 
@@ -127,49 +136,19 @@ class DataParallel:
             known_differences.append(
                 f"{self.config.approximates}: strategy.compress=none exchanges the gradients themselves"
             )
-        parallel_model = self._wrap(prepared.model)
+        settings = self.config.exchange_settings
+        parallel_model = self._wrap(prepared.model, settings.by_reducer(self.mesh.device))
         placed = prepared.placed()
         learner = prepared.learner(
             placed,
-            exchange=self._exchange(placed, parallel_model, prepared.counted_late),
+            exchange=choose_exchange(settings, placed, parallel_model, prepared.counted_late),
             parallel_model=parallel_model,
             known_differences=known_differences,
         )
         learner.check("after the weights were made equal")
         return learner
 
-    def _exchange(
-        self, placed: PlacedModel, parallel_model: nn.Layer, counted_late: bool
-    ) -> GradientExchange:
-        """Creates the exchange of gradients. Collective."""
-        from paddle_dp.exchange.buckets import BucketSizes
-        from paddle_dp.exchange.choose import ExchangeSettings, choose_exchange
-        from paddle_dp.exchange.paddle_reducer import PaddleReducer
-
-        if self._by_paddle:
-            return PaddleReducer(parallel_model, placed.trainable, self.mesh)
-        largest, last = self.config.comm_buffer_size, self.config.last_comm_buffer_size
-        settings = ExchangeSettings(
-            kind=self._kind,
-            sizes=BucketSizes(int(largest.count), int(last.count)),
-            compress=self.config.compress,
-            absent=self.config.absent,
-        )
-        return choose_exchange(settings, placed, counted_late)
-
-    @property
-    def _kind(self) -> str:
-        """The setting `exchange`, with `auto` resolved for this device."""
-        if self.config.exchange != "auto":
-            return self.config.exchange
-        return "pushed" if self.mesh.device == "cpu" else "bucketed"
-
-    @property
-    def _by_paddle(self) -> bool:
-        """Whether paddle.DataParallel exchanges the gradients."""
-        return self._kind == "bucketed" and not (self.config.absent or self.config.compress)
-
-    def _wrap(self, model: nn.Layer) -> nn.Layer:
+    def _wrap(self, model: nn.Layer, by_reducer: bool) -> nn.Layer:
         """Returns the model with rank 0's weights and buffers; wrapped only if paddle.DataParallel exchanges gradients,
         because it holds memory for all of them from the first backward on, also under no_sync (3.3.1)."""
         import paddle
@@ -178,7 +157,7 @@ class DataParallel:
         from paddle_dp.core.buffers import give_unusual
 
         give_unusual(model, self.mesh)
-        if not self._by_paddle:
+        if not by_reducer:
             sync_params_buffers(model, fuse_params=False)
             return model
         return paddle.DataParallel(
