@@ -1,6 +1,9 @@
 """Measures the idle time of a pipeline's stages for several numbers of micro-batches, next to the formula's prediction.
 
 python tools/pipeline_timeline.py configs/gpt_pipeline2.yaml --ranks 2 --pictures docs/pictures
+python tools/pipeline_timeline.py configs/gpt_pipeline2.yaml --ranks 4 --micro-batches 1 4 --calm 0 model.depth=8
+
+With one micro-batch, one stage works at a time. A schedule is omitted for numbers of micro-batches that it cannot run.
 
 Every case trains the recipe with the callback timeline, with equal micro-batches. The steps that count (`--count`) are
 those in which other programs took the least of the ranks' cores; a case is repeated while they took too much
@@ -20,11 +23,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from paddle_dp.plan.pipeline_schedule import bubble
+from paddle_dp.plan.pipeline_schedule import bubble, check_schedule
 from paddle_dp.recipe import read_recipe
 
 HEAD = "| schedule | micro-batches m | idle, each rank | mean | formula | off by | share of a core |"
-CASES = {"1f1b": 1, "interleaved": 2}  # schedule: stages on each rank
+CASES = {"f_then_b": 1, "1f1b": 1, "interleaved": 2}  # schedule: stages on each rank
 
 
 def partition(depth: int, stages: int) -> str:
@@ -40,6 +43,7 @@ def overrides(given: argparse.Namespace, schedule: str, micro_batches: int) -> l
     each = CASES[schedule]
     return [
         *given.overrides,
+        f"strategy.pipeline={given.ranks}",
         f"strategy.pipeline_schedule={schedule}",
         f"strategy.virtual_stages={each}",
         f"strategy.partition={partition(depth, given.ranks * each)}",
@@ -101,7 +105,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("recipe", type=Path, help="of a model with `depth`, on hybrid with a pipeline")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--ranks", type=int, default=2, help="how many; all of them stages (default 2)")
-    parser.add_argument("--micro-batches", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--schedules", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--samples", type=int, default=4, help="in each micro-batch (default 4)")
     parser.add_argument("--steps", type=int, default=20, help="recorded in each run (default 20)")
@@ -121,6 +125,11 @@ def main() -> int:
     print("\n".join(table), flush=True)
     for schedule in given.schedules:
         for micro_batches in given.micro_batches:
+            if reasons := check_schedule(schedule, given.ranks, micro_batches, CASES[schedule]):
+                print(
+                    f"  {schedule}, {micro_batches} micro_batches: {reasons[0]}", file=sys.stderr, flush=True
+                )
+                continue
             steps, picture = measure(given, schedule, micro_batches)
             line, near = row(schedule, micro_batches, given.ranks, steps)
             print(line, flush=True)
