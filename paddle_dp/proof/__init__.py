@@ -1,6 +1,14 @@
 """`paddle-dp verify`: compares the first steps of a recipe on one process and on N ranks, number by number.
 
-Only the command line imports this package.
+Only the command line imports this package. One side after the other, then the comparison:
+
+    verify         runs both sides in real processes: sides starts them, trace runs one of them inside its ranks
+    trace          watched: one run · record: its numbers · noise: the runs with noise · replay: updates once more
+    trace_files    the files of a side: the only thing that the comparison reads
+    compare        the first step; steps: the later ones; rehearsed: two whole trainings (rehearsal)
+    tolerance      the distance that counts as the same, and the fault that must show
+    verdict        SAME, DIFFERENT, PROVES NOTHING; diagnose, dependence and first_difference explain it; report prints it
+    certified      `paddle-dp certificate`: a run's own records, retrained in part (retrain)
 """
 
 from paddle_dp.proof.sides import Comparison, Side

@@ -20,9 +20,9 @@ from paddle_dp.checkpoint import UnusableError, checkpoints, load, step_of
 from paddle_dp.errors import CheckpointError, StoppedError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.scratch import scratch_folder
-from paddle_dp.proof.compare import K
 from paddle_dp.proof.retrain import RESULT, judged
 from paddle_dp.proof.sides import ending, refusal, run_alone
+from paddle_dp.proof.tolerance import LARGEST_R, is_same
 from paddle_dp.recipe import read_recipe
 from paddle_dp.recipe.write import yaml_text
 from paddle_dp.text import plural
@@ -300,7 +300,7 @@ def verdict(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[
     elif result["weights"] is not None:
         difference, drift, moved = result["weights"]
         far = judged(difference, drift, moved)
-        same = far is None or far <= K
+        same = far is None or is_same(far)
         lines.append(f"weights {difference:.2e} apart, {_units(far)}; they moved by {moved:.2e}")
     elif result["bits"] is False:
         lines.append(
@@ -316,7 +316,7 @@ def verdict(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[
     if rows:
         step, there, far = max(rows, key=lambda row: -1.0 if row[2] is None else row[2])
         equal = sum(there == here for _, there, here, _ in result["losses"])
-        same = same and (far is None or far <= K)
+        same = same and (far is None or is_same(far))
         lines.append(
             f"{len(rows)} losses, {equal} of them bit-equal; the furthest: step {step}, {there:.6g}, {_units(far)}"
         )
@@ -326,4 +326,4 @@ def verdict(result: Mapping[str, Any], exact: bool = False) -> tuple[bool, list[
 def _units(far: float | None) -> str:
     if far is None:
         return "which proves nothing: after a change in the last place one process strays as far from itself"
-    return f"{far:.2g} times what rounding does (limit {K:g})"
+    return f"{far:.2g} times what rounding does (limit {LARGEST_R:g})"

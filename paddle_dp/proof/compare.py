@@ -17,8 +17,8 @@ show. So for every gradient g, with G the whole model's and β = BEYOND (a gradi
 
     shows = (K F + bound) · N / max(|g|, β |G|) ≤ VISIBLE
 
-Correct layouts give r of about 1, because they differ by rounding alone; K = 8 leaves room for chance. Elements with
-noise of their size (F/|g| > 0.3) have no true gradient: they are judged separately.
+Correct layouts give r of about 1, because they differ by rounding alone; K = `tolerance.LARGEST_R` = 8 leaves room for
+chance. Elements with noise of their size (F/|g| > 0.3) have no true gradient: they are judged separately.
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ from functools import cached_property
 
 import numpy as np
 
+from paddle_dp.proof.tolerance import (
+    BEYOND,
+    EPS,
+    LARGEST_R,
+    NOTHING,
+    SLIGHT,
+    arithmetic_eps,
+    is_same,
+    least_of_a_score,
+    ratio,
+    undetermined,
+    unit_of,
+)
 from paddle_dp.proof.trace_files import REPLAYED, Key, Trace, key, numbers_of
 
-K = 8.0
-# F/|g| above which an element counts as noise. Measured: at most 0.07 for true gradients, at least 1.2 for others.
-NO_GRADIENT = 0.3
-EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-# Part of a quantity that rounding stays below: about half of the digits. Low precisions are too coarse for a bound.
-BEYOND = {"float64": 2.0**-22, "float32": 2.0**-8}
-# A parameter's part of the whole gradient below which it counts as zero; it matters for quantities without noise.
-NOTHING = {"float64": 2.0**-53}
-SLIGHT = 2.0**-40
 # The largest part of a parameter's gradient that switched ReLUs and max poolings may explain; measured: 0.07
 # (densenet121).
 TURNED = 0.2
 LARGEST_TURN = 1e4  # in units of the noise
-VISIBLE = 0.1  # the fault, as a part of any parameter's gradient, that must show
 JUDGED = (
     "initial", "evaluation", "loss", "gradient norm", "score", "gradient", "probe", "update", "frozen", "state",
     "statistic", "buffer",
@@ -70,7 +73,7 @@ class ProofDifference:
 
     @property
     def same(self) -> bool:
-        return self.r <= K
+        return is_same(self.r)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +142,7 @@ class TraceComparison:
 
     def visible(self, ranks: int) -> float:
         """The smallest relative fault of one rank's gradient that would be detected: (K · noise + rounding) · ranks."""
-        return (K * self.noise + self.rounded) * ranks
+        return (LARGEST_R * self.noise + self.rounded) * ranks
 
     @cached_property
     def shows(self) -> dict[str, float]:
@@ -204,7 +207,7 @@ class TraceComparison:
             if finding.key.kind == "gradient" and not finding.same and not finding.missing:
                 rs = [finding.r, *self._r_in_other_batches(finding.key, r_by_step)]
                 may_turn = self.turns and finding.r < LARGEST_TURN and finding.r * finding.unit <= TURNED
-                if may_turn and min(rs) <= K:
+                if may_turn and is_same(min(rs)):
                     turned[finding.key.name] = finding.r
                     finding = replace(finding, r=min(rs))
             cleared.append(finding)
@@ -271,7 +274,7 @@ class TraceComparison:
         shows = 0.0
         if quantity.kind == "gradient":
             smallest = max(size, BEYOND.get(self.dtype, 0.0) * self._size(quantity))
-            shows = K * ratio(unit_of(floor, size, EPS[self.dtype], rounded), smallest)
+            shows = LARGEST_R * ratio(unit_of(floor, size, EPS[self.dtype], rounded), smallest)
         return ProofDifference(
             key=quantity, r=largest_r, noise=ratio(floor, size), unit=unit, undetermined=fraction, shows=shows
         )
@@ -305,48 +308,9 @@ class TraceComparison:
         return self._sizes[alike]
 
 
-def least_of_a_score(dtype: str, samples: int) -> float:
-    """The smallest floor of a score: rounding may swap two tied classes, except in float64.
-
-    K times it is the share of two samples in a score over `samples`.
-    """
-    return 0.0 if dtype == "float64" else 2.0 / (K * max(samples, 1))
-
-
-def arithmetic_eps(dtype: str) -> float:
-    """The epsilon of the optimizer's arithmetic, which is float32 at least."""
-    return min(EPS[dtype], EPS["float32"])
-
-
 def _alike(quantity: Key) -> tuple[str, int, str]:
     """The key that quantities of one size share: kind, step, a state's accumulator."""
     return quantity.kind, quantity.step, quantity.name.rpartition("/")[2] if quantity.kind == "state" else ""
-
-
-def undetermined(gradient: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """A mask where one process's noise is more than 0.3 of the gradient; not where both are 0."""
-    return (noise > NO_GRADIENT * np.abs(gradient)) & (noise > 0)
-
-
-def unit_of(noise: float, size: float, eps: float, rounded: float = 0.0) -> float:
-    """The unit of r for a quantity of this size: one process's noise, or one unit in the last place, and the part of
-    the rounding bound that K times it must hold."""
-    return max(noise, eps * size) + rounded / K
-
-
-def difference(a: float, b: float) -> float:
-    """|a - b|: 0 for the same infinity or two NaN, infinite if only one of them is finite."""
-    if a == b or (np.isnan(a) and np.isnan(b)):
-        return 0.0
-    distance = abs(a - b)
-    return distance if np.isfinite(distance) else float("inf")
-
-
-def ratio(distance: float, allowed: float) -> float:
-    """distance / allowed; 0 if the distance is 0."""
-    if distance == 0:
-        return 0.0
-    return distance / allowed if allowed > 0 else float("inf")
 
 
 def _norm(array: np.ndarray) -> float:

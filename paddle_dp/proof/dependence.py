@@ -27,8 +27,8 @@ from paddle.base import core
 from paddle_dp.learner import Learner
 from paddle_dp.model.compiled import is_compiled
 from paddle_dp.proof import noise
-from paddle_dp.proof.compare import BEYOND
 from paddle_dp.proof.record import running_statistics
+from paddle_dp.proof.tolerance import BEYOND
 from paddle_dp.proof.watched import Watchable
 
 FAR = 64.0  # correct models reached 7 at most, in float32

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.proof import diagnose
-from paddle_dp.proof.compare import K, ProofDifference, TraceComparison, ratio
+from paddle_dp.proof.compare import ProofDifference, TraceComparison
+from paddle_dp.proof.tolerance import LARGEST_R, is_same, ratio
 from paddle_dp.proof.trace_files import Key, key
 from paddle_dp.text import and_more, numbered
 
@@ -164,9 +165,9 @@ class Search:
         # The noise of one sample is a single draw, so the batch's noise is the measure.
         floor = np.maximum(np.linalg.norm(most, axis=0), 1e-13 * np.linalg.norm(reference, axis=0))
         difference = np.abs(candidate - reference)
-        if max(map(ratio, np.linalg.norm(difference, axis=0), floor)) <= K:
+        if is_same(max(map(ratio, np.linalg.norm(difference, axis=0), floor))):
             return None
-        return np.flatnonzero((difference > K * floor / max(len(reference), 1) ** 0.5).any(1))
+        return np.flatnonzero((difference > LARGEST_R * floor / max(len(reference), 1) ** 0.5).any(1))
 
     def _candidate_output(self, number: str, step: int, shape: tuple[int, ...]) -> np.ndarray | None:
         """The ranks' outputs by position in the global batch: copies once, slices summed."""

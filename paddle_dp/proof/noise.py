@@ -29,7 +29,7 @@ from paddle_dp.axes.tensor.convolutions import CONVOLUTIONS, channel_dim, instea
 from paddle_dp.batch import Batch
 from paddle_dp.core.precision import ROUNDED
 from paddle_dp.data.sampler import cut
-from paddle_dp.proof.compare import arithmetic_eps
+from paddle_dp.proof.tolerance import arithmetic_eps
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.proof.compare import EPS, K, least_of_a_score, unit_of
+from paddle_dp.proof.tolerance import EPS, LARGEST_R, least_of_a_score, unit_of
 from paddle_dp.proof.trace_files import SCORE
 from paddle_dp.text import and_more
 
@@ -32,7 +32,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Rehearsals:
-    """The rehearsals of one process and of `ranks` ranks; numbers may differ by K times one process's noise.
+    """The rehearsals of one process and of `ranks` ranks; numbers may differ by LARGEST_R times one process's noise.
 
     If the ranks round their gradients, the one process made its updates with theirs (proof.replay). Its rows then have
     `apart`, the distance of its gradients from theirs, and `rounded`, the bound allowed in addition to the noise.
@@ -62,7 +62,7 @@ class Rehearsals:
             for name in _common_numbers(reference, candidate):
                 more = reference.get("rounded", 0.0) if name == "gradient_norm" else 0.0
                 if name.startswith(SCORE):
-                    more = K * least_of_a_score(self.reference["dtype"], reference["samples"])
+                    more = LARGEST_R * least_of_a_score(self.reference["dtype"], reference["samples"])
                 if not self._near(reference[name], candidate[name], [row[name] for row in noisy], more):
                     yield Difference(reference["step"], "loss", self._number(reference, candidate, name))
             if "apart" in reference and np.isfinite(reference["gradient_norm"]):
@@ -86,7 +86,7 @@ class Rehearsals:
     def _allowed_gradient_distance(self, reference: dict[str, Any], noisy: list[dict[str, Any]]) -> float:
         """The largest allowed 2-norm between the ranks' gradients and one process's with the same weights."""
         noise, size = max(row["apart"] for row in noisy), reference["gradient_norm"]
-        return K * unit_of(noise, size, EPS[self.reference["dtype"]], reference["rounded"])
+        return LARGEST_R * unit_of(noise, size, EPS[self.reference["dtype"]], reference["rounded"])
 
     def _gradient(self, reference: dict[str, Any], allowed: float) -> str:
         size = reference["gradient_norm"] or 1.0
@@ -143,7 +143,7 @@ class Rehearsals:
         ):  # a sum over ranks may turn infinities into NaN
             return True
         noise, eps = max(abs(other - reference) for other in noisy), EPS[self.reference["dtype"]]
-        return bool(abs(reference - candidate) <= K * unit_of(noise, abs(reference), eps, rounded))
+        return bool(abs(reference - candidate) <= LARGEST_R * unit_of(noise, abs(reference), eps, rounded))
 
 
 def _common_numbers(row: dict[str, Any], other: dict[str, Any]) -> list[str]:

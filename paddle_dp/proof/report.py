@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from paddle_dp.proof.compare import K, TraceComparison
+from paddle_dp.proof.compare import TraceComparison
 from paddle_dp.proof.steps import shares
+from paddle_dp.proof.tolerance import LARGEST_R
 from paddle_dp.proof.verdict import Verdict
 from paddle_dp.recipe import Guard, Recipe
 from paddle_dp.text import gigabytes
@@ -54,7 +55,7 @@ def _distances(verdict: Verdict) -> Any:
     from rich import box
     from rich.table import Table
 
-    title = f"distance in units of one process's own noise: r ≤ {K:g} is the same"
+    title = f"distance in units of one process's own noise: r ≤ {LARGEST_R:g} is the same"
     table = Table(title=title, box=box.SIMPLE)
     for name in ("in", "of", "how many", "largest r", "which"):
         table.add_column(name, justify="right" if name in ("how many", "largest r") else "left")
@@ -125,7 +126,7 @@ def as_json(recipe: Recipe, verdict: Verdict, seconds: float) -> dict[str, Any]:
         "axes": verdict.candidate.axes,
         "verdict": verdict.label,
         "status": verdict.status,
-        "allowed": K,
+        "allowed": LARGEST_R,
         "where": None if difference is None else vars(difference),
         "float64": _comparison_json(verdict.wide, verdict.candidate.ranks),
         "own": _comparison_json(verdict.native, verdict.candidate.ranks),

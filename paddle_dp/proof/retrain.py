@@ -25,7 +25,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.identity.same_run import data_changes
 from paddle_dp.mesh import Mesh, join
 from paddle_dp.proof import noise
-from paddle_dp.proof.compare import NO_GRADIENT, arithmetic_eps, ratio, unit_of
+from paddle_dp.proof.tolerance import NO_GRADIENT, arithmetic_eps, ratio, unit_of
 from paddle_dp.recipe import Recipe
 from paddle_dp.tensors import widened
 from paddle_dp.train import Callback, Moment

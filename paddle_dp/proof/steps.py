@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from paddle_dp.proof.compare import (
+from paddle_dp.proof.tolerance import (
     EPS,
+    LARGEST_R,
     NO_GRADIENT,
-    K,
     arithmetic_eps,
     difference,
+    is_same,
     least_of_a_score,
     ratio,
     undetermined,
@@ -45,7 +46,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step of both sides; `r` is judged with K."""
+    """One step of both sides; `r` is judged by `is_same`."""
 
     number: int
     shares: tuple[int, ...]
@@ -90,7 +91,7 @@ class StepComparison:
 
     @property
     def same(self) -> bool:
-        return all(step.r <= K for step in self.steps) and self.weights.r <= K
+        return all(is_same(step.r) for step in self.steps) and is_same(self.weights.r)
 
     @property
     def broken(self) -> Step | None:
@@ -182,7 +183,7 @@ class StepComparison:
         )
         if quantity.startswith(SCORE):
             next_drift = max(next_drift, least_of_a_score(self.dtype, reference["samples"]))
-        drift = self.turned * next_drift + rounded / K
+        drift = self.turned * next_drift + rounded / LARGEST_R
         return Pair(one=reference[quantity], many=candidate.get(quantity), drift=drift)
 
     def _noise_spread(self, quantity: str, eps: float) -> list[float]:

@@ -10,10 +10,11 @@ from math import isfinite
 import numpy as np
 
 from paddle_dp.proof import diagnose
-from paddle_dp.proof.compare import BEYOND, VISIBLE, K, TraceComparison
+from paddle_dp.proof.compare import TraceComparison
 from paddle_dp.proof.first_difference import FirstDifference, Search
 from paddle_dp.proof.sides import NOT_RUN, Side
 from paddle_dp.proof.steps import Step, StepComparison
+from paddle_dp.proof.tolerance import BEYOND, VISIBLE, is_same
 from paddle_dp.proof.trace_files import MODEL_LAYER, Key, Trace
 from paddle_dp.text import and_more
 
@@ -137,10 +138,10 @@ class Verdict:
             difference = Search(comparison, self.candidate.axes, guesses=not self._cause_is_known).first()
             if difference is not None:
                 return difference
-        late = next((step for step in self.steps.steps if not step.r <= K), None)
+        late = next((step for step in self.steps.steps if not is_same(step.r)), None)
         if late is not None:
             return FirstDifference(late.number, "loss", "", _late(late))
-        if not self.steps.weights.r <= K:
+        if not is_same(self.steps.weights.r):
             last = len(self.steps.steps)
             return FirstDifference(last, "weight", "", _weights(last, self.steps.weights.r))
         return None
@@ -384,7 +385,7 @@ def _late(step: Step) -> str:
     scores = "".join(
         f", {name} {pair.one:.6g} and {pair.many:.6g}"
         for name, pair in step.scores.items()
-        if not pair.r <= K
+        if not is_same(pair.r)
     )
     return (
         f"step {step.number}: loss {step.loss.one:.9g} of one process and {step.loss.many:.9g} are {step.loss.r:.1f} × "

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from paddle_dp.checkpoint.shards import TensorShard
-from paddle_dp.proof.compare import EPS, K, TraceComparison, undetermined
+from paddle_dp.proof.compare import TraceComparison
 from paddle_dp.proof.first_difference import Search
+from paddle_dp.proof.tolerance import EPS, LARGEST_R, undetermined
 from paddle_dp.proof.trace_files import SCORE, Trace, key
 from tests.proof.sheets import write_sheet
 
@@ -194,4 +195,6 @@ def test_an_update_stands_beside_what_one_process_makes_of_the_ranks_gradients(t
 
 def test_float32_allows_its_own_noise(part):
     assert part({"gradient": GRADIENT * (1 + 4 * EPS["float32"])}, dtype="float32", noise=0.0).same
-    assert not part({"gradient": GRADIENT * (1 + 2 * K * EPS["float32"])}, dtype="float32", noise=0.0).same
+    assert not part(
+        {"gradient": GRADIENT * (1 + 2 * LARGEST_R * EPS["float32"])}, dtype="float32", noise=0.0
+    ).same

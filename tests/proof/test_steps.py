@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from paddle_dp.proof.compare import K
 from paddle_dp.proof.steps import StepComparison, growth, shares
+from paddle_dp.proof.tolerance import LARGEST_R, is_same
 from paddle_dp.proof.trace_files import Trace
 from tests.proof.sheets import write_sheet
 
@@ -76,8 +76,8 @@ def test_an_end_is_where_no_later_step_is_finite(tmp_path):
 
 
 def test_a_difference_of_more_than_k_is_one(steps):
-    found = steps([1.0], [1.0 + 2.0**-22 * K])
-    assert found.steps[0].r > K
+    found = steps([1.0], [1.0 + 2.0**-22 * LARGEST_R])
+    assert not is_same(found.steps[0].r)
 
 
 def test_a_process_that_has_lost_itself_judges_nobody(steps):
