@@ -128,7 +128,15 @@ def patience(recipe: Recipe, variables: Mapping[str, str]) -> float:
     if VARIABLE not in variables or int(variables.get("PADDLE_NNODES", "1")) > 1:
         return seconds
     watch = recipe.watch
-    longest = max(limit.seconds for limit in (watch.evaluate, watch.checkpoint, watch.callbacks))
+    limits = (
+        watch.start,
+        watch.patience,
+        watch.evaluate,
+        watch.checkpoint,
+        watch.callbacks,
+        recipe.loader.timeout,
+    )
+    longest = max(limit.seconds for limit in limits if limit is not None)
     return max(seconds, longest + BEYOND)
 
 

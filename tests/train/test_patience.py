@@ -18,6 +18,9 @@ WATCHED = {VARIABLE: "/proc/1/fd/3", "PADDLE_NNODES": "1"}
     [
         ([], WATCHED, 1800 + BEYOND),  # rank 0 may be in a callback for 1800 s
         (["watch.callbacks=7200 s"], WATCHED, 7200 + BEYOND),
+        (["watch.patience=7200 s"], WATCHED, 7200 + BEYOND),  # a step that is known to take long
+        (["watch.start=7200 s"], WATCHED, 7200 + BEYOND),
+        (["loader.timeout=7200 s"], WATCHED, 7200 + BEYOND),
         (["train.patience=10800 s"], WATCHED, 10800),
         ([], {**WATCHED, "PADDLE_NNODES": "2"}, 600),  # a node that is gone has no watch that could see it
         ([], {}, 600),
