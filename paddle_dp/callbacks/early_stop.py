@@ -21,7 +21,7 @@ class Config:
     """Number of evaluations without improvement after which training ends."""
 
     by: Rate = 0.0
-    """Smallest difference that counts as an improvement."""
+    """Difference that an improvement must exceed."""
 
     def build(self, run: Run) -> Callback:
         return EarlyStop(run, self)

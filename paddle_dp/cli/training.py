@@ -82,7 +82,8 @@ def train(
         bool,
         typer.Option(
             "--verify",
-            help="First prove that the ranks learn the same as one process (paddle-dp verify); train only if so.",
+            help="First compare the ranks with one process (paddle-dp verify); do not train if they differ, or if "
+            "the comparison fails.",
         ),
     ] = False,
 ) -> None:
