@@ -37,6 +37,7 @@ from paddle_dp.identity.walk import is_library
 from paddle_dp.learner.update import UpdateMode
 from paddle_dp.learner.weights import WeightSync
 from paddle_dp.mesh import Mesh
+from paddle_dp.mesh.degrees import GRADIENT_AXES, REPLICA_AXES, SAMPLE_AXES
 from paddle_dp.mesh.traffic import traffic
 from paddle_dp.tensors import as_dtype, dtype_of, nbytes
 
@@ -228,7 +229,7 @@ def _overlapped_exchange(
     """Creates the exchange over the axes data, sharding and sequence together; None for stage 3. Collective."""
     mesh, trainable = placed.mesh, placed.trainable
     axes, me = mesh.axes, mesh.rank
-    ranks = axes.group(me, "data", "sharding", "sequence")
+    ranks = axes.group(me, *GRADIENT_AXES)
     if len(ranks) == 1 or (zero is not None and zero.stage == 3):
         return None
     each = zero is not None and zero.stage == 2
@@ -236,11 +237,11 @@ def _overlapped_exchange(
     if mesh.device == "cpu":
         destinations = [ranks for _ in trainable]
         if owners is not None:
-            destinations = [axes.group(owner, "data", "sequence") for owner in owners]
+            destinations = [axes.group(owner, *REPLICA_AXES) for owner in owners]
         return PushedGradients(
             ranks, me, trainable, destinations, each_micro_batch=each, comm_dtype=comm_dtype
         )
-    replicas, before = PaddleGroup.create(axes, me, "data", "sequence").group, before_exchanges(placed.model)
+    replicas, before = PaddleGroup.create(axes, me, *REPLICA_AXES).group, before_exchanges(placed.model)
     deferred = [index for index, parameter in enumerate(trainable) if id(parameter) in before]
     if zero is None:
         assert replicas is not None
@@ -257,10 +258,10 @@ def _replica_sums(placed: PlacedModel, zero: Zero | None, comm_dtype: str | None
     Paddle exchanges them. Collective."""
     mesh = placed.mesh
     axes, me = mesh.axes, mesh.rank
-    ranks = axes.group(me, "data", "sequence")
+    ranks = axes.group(me, *REPLICA_AXES)
     if len(ranks) == 1 or zero is None or zero.stage < 3 or comm_dtype is None:
         return None
-    group = None if mesh.device == "cpu" else PaddleGroup.create(axes, me, "data", "sequence").group
+    group = None if mesh.device == "cpu" else PaddleGroup.create(axes, me, *REPLICA_AXES).group
     return ReplicaSums(ranks, me, placed.trainable, comm_dtype, group)
 
 
@@ -327,7 +328,7 @@ class OwnerWeights(WeightSync):
 def gathered_samples(placed: PlacedModel) -> GatheredSamples:
     """The samples of the ranks that hold the same part of a model. Collective."""
     mesh = placed.mesh
-    ranks = PaddleGroup.create(mesh.axes, mesh.rank, "data", "sharding")
+    ranks = PaddleGroup.create(mesh.axes, mesh.rank, *SAMPLE_AXES)
     return GatheredSamples(ranks.ranks, ranks.rank, ranks)
 
 

@@ -12,8 +12,8 @@ replicated. Code that must treat each element of a model exactly once uses a `Pl
 | the update (ZeRO, servers)                       | `owner`, `server`, `is_updated_at`, `is_stored_at`       |
 
 While a model is placed, each axis adds records to the learner's `Placements`: tensor.layers the slices, pipeline.stages
-the copies of tied weights, sharding.zero the owners, server.deal the servers. A tensor without a record is whole on
-every rank that has it. An axis that places tensors in a new way adds a field here.
+the copies of tied weights, sharding.zero the owners, parameter_server.served the servers. A tensor without a record is
+whole on every rank that has it. An axis that places tensors in a new way adds a field here.
 
 A gradient or an optimizer state is placed like its parameter; one of another shape (a step count) is whole on every
 rank that has it: `Placements.placement_of(tensor, parameter)`.

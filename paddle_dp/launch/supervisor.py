@@ -54,7 +54,13 @@ class ExternalEvents:
 class Supervision:
     """Waits for a job that `process` started; its ranks write to `attempt` and have `mark` in their environment.
 
-    Every check looks at `outside`, too.
+    Every check looks at `outside`, too. A signal n to this process ends the job:
+
+    | when                                   | the ranks get              | checkpoint             | exit status |
+    |----------------------------------------|----------------------------|------------------------|-------------|
+    | all ranks train                        | n: they stop in good order | by `checkpoint` if any | 75          |
+    | before that, or a rank has no training | SIGTERM, and `GRACE`       | none                   | 128 + n     |
+    | a second time                          | SIGKILL                    | none                   | 128 + n     |
     """
 
     def __init__(
@@ -82,23 +88,27 @@ class Supervision:
     def wait(self, follower: logs.Follower) -> Failure | int:
         """Returns the job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
         signals = self.outside.signals
-        patience, failed, stop_sent = 0.0, False, False
+        patience, failed, asked = 0.0, False, False  # asked: the ranks, to stop in good order
+
+        def at_once() -> bool:
+            return signals.times > (1 if asked else 0)
+
         try:
             written = follower.size
             while not self._over():
-                if not stop_sent and (line := self._stop_line()) and self._stops():
-                    stop_sent = True
+                if not asked and (line := self._stop_line()) and self._stops():
+                    asked = True
                     write(line)
                     send(
                         self.watch.living, signals.number or signal.SIGUSR1
                     )  # the ranks inform other nodes' ranks
-                if signals.times > stop_sent:
+                if at_once():
                     break
                 follower.copy(written)  # the size from before the check: nothing printed after a failure
                 self.watch.rest(INTERVAL)
                 written = follower.size
-            if signals.times > stop_sent:
-                patience = 0.0 if stop_sent else GRACE
+            if at_once():
+                patience = 0.0 if asked else GRACE
                 return 128 + signals.number
             self._shown = follower.shown
             outcome = self._outcome(signals)

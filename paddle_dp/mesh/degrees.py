@@ -11,13 +11,22 @@ from paddle_dp.text import plural
 # Outermost first, as fleet numbers ranks: neighbouring ranks are on one tensor axis, which communicates most.
 AXES = ("data", "pipeline", "sharding", "sequence", "tensor")
 
+# The same axes by the work of their ranks. A new axis is in one of the first two; docs/map.md lists its other files.
+SAMPLE_AXES = ("data", "sharding")  # ranks read different samples
+MODEL_AXES = ("pipeline", "sequence", "tensor")  # ranks work on the same samples
+GRADIENT_AXES = (
+    "data",
+    "sharding",
+    "sequence",
+)  # a parameter's gradient is the sum of these ranks' gradients
+REPLICA_AXES = ("data", "sequence")  # … and ranks update the same parameters, also under ZeRO
+
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
     """The size of each axis of the mesh; their product is the number of ranks that compute.
 
-    `data` and `sharding` ranks read different samples; ranks along the other axes work on the same ones. The first
-    ranks may be `servers`: they read no samples, and each updates a part of the parameters.
+    The first ranks may be `servers`: they read no samples, and each updates a part of the parameters.
     """
 
     data: int = 1
@@ -48,7 +57,7 @@ class Degrees:
     @property
     def dp_size(self) -> int:
         """The number of different shares of the data."""
-        return self.data * self.sharding
+        return prod(self[axis] for axis in SAMPLE_AXES)
 
     def coords(self, rank: int) -> dict[str, int]:
         """Returns the coordinate of `rank` on each axis.
@@ -88,8 +97,10 @@ class Degrees:
         """Returns the index of the share of the data that `rank` reads; −1 for a server."""
         if rank < self.servers:
             return -1
-        coords = self.coords(rank)
-        return coords["data"] * self.sharding + coords["sharding"]
+        coords, share = self.coords(rank), 0
+        for axis in SAMPLE_AXES:
+            share = share * self[axis] + coords[axis]
+        return share
 
     def role(self, rank: int) -> str:
         """Returns "server 1" or "worker 0" if there are servers, else ""."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from paddle_dp.mesh.degrees import SAMPLE_AXES
 from paddle_dp.plan.rank_times import RankTimes, slowest
 from paddle_dp.text import duration, gigabytes
 
@@ -150,7 +151,7 @@ def _recompute(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[Tuning
 def _bubble(rank_times: Sequence[RankTimes], facts: Facts) -> Iterator[TuningAdvice]:
     """Stages idle for (p - 1) / m of the time in which they compute (Huang et al., arXiv:1811.06965)."""
     stages, cuts = facts.degrees.get("pipeline", 1), facts.micro_batches
-    samples = facts.batch // math.prod(facts.degrees.get(axis, 1) for axis in ("data", "sharding"))
+    samples = facts.batch // math.prod(facts.degrees.get(axis, 1) for axis in SAMPLE_AXES)
     if stages == 1 or 2 * cuts > samples:
         return
     computing = max(times.forward + times.backward for times in rank_times)

@@ -32,6 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paddle_dp.mesh.degrees import REPLICA_AXES
 from paddle_dp.plan.extra_memory import factors, is_worthwhile
 from paddle_dp.plan.pipeline_schedule import Kind
 from paddle_dp.plan.rank_memory import (
@@ -210,10 +211,10 @@ def _gradients(
         yield moved("parameters", "every backward", 1, True, fetched["backward"])
     elif ranks > 1:
         yield moved("parameters", "first forward", 1, True, trained)
-    for axis in ("data", "sequence"):  # one exchange covers both; each axis lists its share
+    for axis in REPLICA_AXES:  # one exchange covers both; each axis lists its share
         if degrees[axis] > 1:
             together = degrees.data * degrees.sequence
-            share = (degrees[axis] - 1) / sum(degrees[a] - 1 for a in ("data", "sequence"))
+            share = (degrees[axis] - 1) / sum(degrees[a] - 1 for a in REPLICA_AXES)
             count = share * 2 * (together - 1) / together * local_trained
             if layout.averaged_every:
                 width = layout.widths.parameter + layout.averaged_states * layout.widths.optimizer

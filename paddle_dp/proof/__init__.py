@@ -7,7 +7,7 @@ Only the command line imports this package. One side after the other, then the c
     trace_files    the files of a side: the only thing that the comparison reads
     compare        the first step; steps: the later ones; rehearsed: two whole trainings (rehearsal)
     tolerance      the distance that counts as the same, and the fault that must show
-    verdict        SAME, DIFFERENT, PROVES NOTHING; diagnose, dependence and first_difference explain it; report prints it
+    verdict        SAME, DIFFERENT, PROVES NOTHING; diagnose, dependence and first_difference explain it (report)
     certified      `paddle-dp certificate`: a run's own records, retrained in part (retrain)
 """
 

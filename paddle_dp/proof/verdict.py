@@ -9,6 +9,7 @@ from math import isfinite
 
 import numpy as np
 
+from paddle_dp.mesh.degrees import MODEL_AXES
 from paddle_dp.proof import diagnose
 from paddle_dp.proof.compare import TraceComparison
 from paddle_dp.proof.first_difference import FirstDifference, Search
@@ -118,10 +119,7 @@ class Verdict:
         ranks; None if there is none."""
         for comparison in self.comparisons:
             reference, sheets = comparison.reference.facts.get("memory", {}), comparison.candidate.sheets
-            groups = [
-                [sheet.facts["coords"].get(axis) for axis in ("tensor", "sequence", "pipeline")]
-                for sheet in sheets
-            ]
+            groups = [[sheet.facts["coords"].get(axis) for axis in MODEL_AXES] for sheet in sheets]
             candidate = [sheet.facts.get("memory", {}) for sheet in sheets]
             difference = diagnose.memory(reference, candidate, groups, BEYOND.get(comparison.dtype, 2.0**-3))
             known = any(sentence.startswith("buffer ") for sentence in self.candidate.differences)

@@ -17,7 +17,7 @@ from paddle_dp.checks.repeats import recompute_gradients, shared_batch
 from paddle_dp.errors import ProcessorError
 from paddle_dp.learner import Learner
 from paddle_dp.mesh import Mesh
-from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.mesh.degrees import MODEL_AXES, Degrees
 from paddle_dp.text import and_more, numbered
 
 Digests = Mapping[str, Sequence[int]]
@@ -72,7 +72,7 @@ def groups(axes: Degrees) -> list[list[int]]:
     ranks_by_slice: dict[tuple[int, ...], list[int]] = {}
     for rank in range(axes.ranks):
         coords = axes.coords(rank)
-        ranks_by_slice.setdefault((coords["pipeline"], coords["sequence"], coords["tensor"]), []).append(rank)
+        ranks_by_slice.setdefault(tuple(coords[axis] for axis in MODEL_AXES), []).append(rank)
     return list(ranks_by_slice.values())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_dp.mesh.degrees import AXES, Degrees
+from paddle_dp.mesh.degrees import AXES, GRADIENT_AXES, MODEL_AXES, REPLICA_AXES, SAMPLE_AXES, Degrees
 
 EIGHT = Degrees(data=2, pipeline=2, tensor=2)
 
@@ -46,6 +46,11 @@ def test_ranks_of_a_tensor_or_pipeline_group_read_the_same():
         for axis in ("tensor", "pipeline"):
             assert {EIGHT.dp_rank(peer) for peer in EIGHT.group(rank, axis)} == {EIGHT.dp_rank(rank)}
         assert len({EIGHT.dp_rank(peer) for peer in EIGHT.group(rank, "data")}) == 2
+
+
+def test_each_axis_reads_other_samples_or_works_on_the_same_ones():
+    assert {*SAMPLE_AXES} ^ {*MODEL_AXES} == {*AXES}
+    assert {*SAMPLE_AXES, *REPLICA_AXES} == {*GRADIENT_AXES} < {*AXES}
 
 
 def test_it_prints_what_it_splits():
