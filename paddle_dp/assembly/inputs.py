@@ -72,7 +72,7 @@ class Inputs:
 
     @classmethod
     def read(cls, folder: Path) -> Inputs | None:
-        """The inputs of the run in `folder`; None for an older version's run. Raises UsageError for a damaged file."""
+        """The inputs of the run in `folder`; None without the file. Raises UsageError for a damaged one."""
         try:
             text = (folder / FILE).read_text(encoding="utf-8")
         except FileNotFoundError:

@@ -93,7 +93,7 @@ class CertificateWriter(Callback):
         if not self.content:
             return
         try:
-            digests = load(path, verify=False).digests() or {}
+            digests = load(path, verify=False).digests()
         except CheckpointError:  # it was removed just now
             return
         _add(self._attempt, path, digests)
@@ -227,7 +227,7 @@ def add_saved(content: Content, path: Path, run: Path) -> None:
         return
     attempt = content["attempts"][-1]
     if step_of(path) > attempt["from"] and step_of(path) not in saves(content):
-        _add(attempt, path, load(path, verify=False).digests() or {})
+        _add(attempt, path, load(path, verify=False).digests())
 
 
 def _add(attempt: Content, path: Path, digests: Mapping[str, str]) -> None:

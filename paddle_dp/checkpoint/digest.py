@@ -62,16 +62,11 @@ def shard_sum(shard: TensorShard) -> int:
     return sum_of(shard.array, shard.offset)
 
 
-def tensor_sums(shards: Iterable[ShardInfo]) -> dict[str, TensorSum] | None:
-    """Adds up the sums that were saved with the shards; None if a shard has none (an older version saved it).
-
-    A box that several ranks saved counts once.
-    """
+def tensor_sums(shards: Iterable[ShardInfo]) -> dict[str, TensorSum]:
+    """Adds up the sums that were saved with the shards. A box that several ranks saved counts once."""
     sums: dict[str, TensorSum] = {}
     counted: set[tuple[str, Box]] = set()
     for shard in shards:
-        if shard.sum is None:
-            return None
         if (shard.name, shard.box) in counted:
             continue
         counted.add((shard.name, shard.box))

@@ -73,7 +73,7 @@ def clean(folder: Path) -> list[Path]:
 def check(checkpoint: Path) -> None:
     """Raises UnusableError unless every byte of a checkpoint is as written and its checks passed when it was saved.
 
-    If the manifest has no checks (an older version saved it), the tensors are searched for NaN now.
+    If the manifest has no checks (none were made), the tensors are searched for NaN now.
     """
     manifest = read_manifest(checkpoint)
     manifest.verify(checkpoint)

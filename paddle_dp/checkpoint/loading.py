@@ -73,7 +73,7 @@ def _open(folder: Path, names: Sequence[str] | None) -> Checkpoint:
 class Checkpoint:
     """A checkpoint on disk: the shared `state`, each rank's state, and tensors by their whole-model names.
 
-    `checks`: the results of the checks before saving; None if an older version saved it.
+    `checks`: the results of the checks before saving; None if none were made.
     """
 
     def __init__(self, folder: Path, manifest: Manifest):
@@ -125,11 +125,10 @@ class Checkpoint:
             result[overlap.inside(target)] = self._slice(shards[number], overlap)
         return result
 
-    def digests(self) -> dict[str, str] | None:
+    def digests(self) -> dict[str, str]:
         """The digests of the model's, the optimizer's and the average's tensors, from the saved sums. They do not
-        depend on the layout. None if an older version saved without sums."""
-        sums = tensor_sums(shard for shards in self._shards.values() for shard in shards)
-        return None if sums is None else digests_of(sums)
+        depend on the layout."""
+        return digests_of(tensor_sums(shard for shards in self._shards.values() for shard in shards))
 
     def computed_digests(self) -> dict[str, str]:
         """The same digests, computed from the tensors, all of which are read."""

@@ -31,7 +31,7 @@ def load_rng_state(state: dict[str, Any]) -> None:
         saved, here = state["paddle"].get(kind, []), paddle.get_rng_state(kind)
         if len(saved) == len(here):
             paddle.set_rng_state([_generator(values, here[0]) for values in saved], kind)
-    _load_tracked(state.get("tracked", {}))
+    _load_tracked(state["tracked"])
     values = state["numpy"]
     keys = np.frombuffer(bytes.fromhex(values["keys"]), "<u4")
     np.random.set_state(("MT19937", keys, values["position"], values["has_gauss"], values["gauss"]))

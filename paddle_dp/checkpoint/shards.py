@@ -147,7 +147,7 @@ class TensorShard:
 @dataclass(frozen=True)
 class ShardInfo:
     """One saved shard: its box of the tensor and its key in the file of `rank`. `sum`: its contribution to the tensor's
-    sum (checkpoint.digest); None if an older version saved it."""
+    sum (checkpoint.digest)."""
 
     rank: int
     key: str
@@ -155,7 +155,7 @@ class ShardInfo:
     dtype: str
     global_shape: tuple[int, ...]
     box: Box
-    sum: int | None = None
+    sum: int
 
 
 def index_of(shards: Iterable[TensorShard]) -> tuple[dict[str, TensorShard], dict[str, Any]]:
@@ -204,8 +204,7 @@ def _info(rank: int, key: str, value: dict[str, Any]) -> ShardInfo:
     dtype, name = value["dtype"], value["name"]
     if not isinstance(name, str) or not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{key} is of an unknown dtype {str(dtype)[:30]}")
-    total = int(value["sum"], 16) if "sum" in value else None
-    return ShardInfo(rank, key, name, dtype, shape, Box(offset, size), total)
+    return ShardInfo(rank, key, name, dtype, shape, Box(offset, size), int(value["sum"], 16))
 
 
 def by_name(indexes: Iterable[Iterable[ShardInfo]]) -> dict[str, list[ShardInfo]]:

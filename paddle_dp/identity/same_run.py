@@ -18,11 +18,10 @@ from paddle.optimizer import lr
 
 from paddle_dp.core.batch_norm import statistics
 from paddle_dp.data.fingerprint import common
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import CheckpointError, UsageError
 from paddle_dp.identity.facts import (
     MAY_DIFFER,
     MODULE_PREFIX,
-    Facts,
     RunSignature,
     TrainingSettings,
     are_same,
@@ -40,7 +39,6 @@ from paddle_dp.identity.facts import (
 from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
-from paddle_dp.part.aliases import RENAMED
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
@@ -113,11 +111,15 @@ def compare(
     """The differences from the checkpoint to resume, in words; and `now` with all changes accepted so far. Collective.
 
     `accept`: keys, or prefixes of keys ("loss", "schedule.warmup"), that may change. Raises UsageError, the same on
-    every rank, for any other change that makes it another run.
+    every rank, for any other change that makes it another run; CheckpointError without an identity to compare.
     """
     saved, step = checkpoint.state, int(checkpoint.state["progress"]["step"])
-    past = saved.get("identity") or {}
-    changes = [*_order(saved, now, setup), *_data(past.get("data") or {}, now)]
+    if not (past := saved.get("identity")):
+        raise CheckpointError(
+            f"{checkpoint.folder} lacks its run's identity, so it cannot be resumed as the same run. To begin a new "
+            f"run with its weights: {_from_weights(checkpoint, setup.recipe is not None)}."
+        )
+    changes = [*_order(saved, now, setup), *_data(past["data"], now)]
     changes += _judged([*_settings(saved, now, task, setup)], *_other_rate(saved, schedule_of(task)))
     refused = [
         c for c in changes if c.verdict == NEVER or (c.verdict == REFUSED and not _is_in(c.key, accept))
@@ -129,9 +131,7 @@ def compare(
         {"step": step, "key": c.key, "was": c.was, "is": c.now} for c in changes if c.verdict == REFUSED
     ]
     sentences = [str(c) for c in sorted(changes, key=lambda c: c.verdict != REFUSED)]
-    if not past:
-        sentences.append("its checkpoint is an older version's, so the samples could not be compared")
-    return sentences, replace(now, accepted=(*past.get("accepted", ()), *accepted))
+    return sentences, replace(now, accepted=(*past["accepted"], *accepted))
 
 
 def _described(setup: TrainingSettings, task: Task) -> dict[str, Any]:
@@ -201,17 +201,9 @@ def _settings(
     saved: Mapping[str, Any], now: RunSignature, task: Task, setup: TrainingSettings
 ) -> Iterator[RunChange]:
     """Yields the facts that differ."""
-    facts, past = now.state()["facts"], (saved.get("identity") or {}).get("facts")
-    same_version = past is not None and past.get("package paddle_dp") == facts["package paddle_dp"]
-    if past is None:  # an older version saved it, with its recipe only, if there was one
-        recipe = (saved.get("recipe") or {}) if setup.recipe is not None else {}
-        past = {name: fact for key, value in recipe.items() for name, fact in flat(key, value).items()}
-    past = _todays_keys(past)
-    replaced = {
-        component
-        for component in _COMPONENTS
-        if past and past.get(f"{component}.use") != facts.get(f"{component}.use")
-    }
+    facts, past = now.state()["facts"], saved["identity"]["facts"]
+    same_version = past["package paddle_dp"] == facts["package paddle_dp"]
+    replaced = {c for c in _COMPONENTS if past.get(f"{c}.use") != facts.get(f"{c}.use")}
     for component in sorted(replaced):
         was, value = (side.get(f"{component}.use", side.get(component, _ABSENT)) for side in (past, facts))
         yield RunChange(component, was, value, _verdict(component, was, value, task))
@@ -233,14 +225,6 @@ def _settings(
             verdict = NOTED  # there is no short batch
         if verdict != FREE:
             yield RunChange(key, was, value, verdict)
-
-
-def _todays_keys(facts: Facts) -> dict[str, Any]:
-    """Facts of a recipe from before 0.1.0, under today's keys."""
-    renamed = {RENAMED.get(key, key).partition(",")[0]: value for key, value in facts.items()}
-    if "train.last" in facts:
-        renamed["train.drop_last"] = facts["train.last"] == "drop"
-    return renamed
 
 
 def _verdict(key: str, was: Any, now: Any, task: Task) -> str:
@@ -288,7 +272,7 @@ def _other_rate(saved: Mapping[str, Any], schedule: Any) -> tuple[bool, Sequence
     the next one, or None.
     """
     step = int(saved["progress"]["step"])
-    before = [point for point in (saved.get("identity") or {}).get("rates", []) if point[0] < step]
+    before = [point for point in saved["identity"]["rates"] if point[0] < step]
     if (state := saved.get("schedule")) and state.get("last_epoch") == step:
         before.append([step, state["last_lr"]])
     after = _rates(schedule, [int(point[0]) for point in before])

@@ -30,11 +30,7 @@ class Progress:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Progress:
-        """Restores the result of `state`; a count that an older version did not keep is 0.
-
-        Raises ValueError with the counts that this version does not know: without them it would be another training.
-        """
-        unknown = sorted(state.keys() - {field.name for field in fields(cls)})
-        if unknown:
-            raise ValueError(", ".join(unknown))
+        """Restores the result of `state`. Raises ValueError for other counts: it would be another training."""
+        if (counts := sorted(state)) != (known := sorted(field.name for field in fields(cls))):
+            raise ValueError(f"progress has {', '.join(counts)}, not {', '.join(known)}")
         return cls(**state)

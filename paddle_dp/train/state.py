@@ -29,10 +29,7 @@ from paddle_dp.train.progress import Progress
 from paddle_dp.train.run import Run
 from paddle_dp.version import __version__
 
-# The format of a snapshot's state. Raise it for content that an older version would not restore.
-# 2: with skipped batches (`guard`). 3: with averages (`ema`). 4: without the base of an adapter. 5: with a strategy's
-# extra state. Else 1.
-FORMAT = 5
+FORMAT = 1  # of a snapshot's state; raise it for content that another version would not restore
 _EMA, _MODEL, _EXTRA, _SHARED = "ema/", "model/", "strategy/", "shared"
 
 
@@ -52,8 +49,6 @@ def snapshot(  # noqa: PLR0913 - the parts of a checkpoint
     must not hold a snapshot that is needed."""
     tensors = _extra_shards(learner, memory)
     state = _state(learner, progress, run, loader) | ({"guard": guard} if guard else {})
-    contents = [(2, guard), (3, averages is not None), (4, base), (5, tensors)]
-    state["format"] = max([1, *(number for number, content in contents if content)])
     with learner.weights.averaged(states=True):
         tensors |= model_shards(learner, memory) | optimizer_shards(learner, memory)
     if averages is not None:
@@ -130,7 +125,7 @@ def placed_digest(tensors: Iterable[Placed], mesh: Mesh) -> str:
         )
         for name, dtype, shape, offset, size, tensor_sum in all_rows
     )
-    return digests_of(tensor_sums(infos) or {}).get("model", "")
+    return digests_of(tensor_sums(infos)).get("model", "")
 
 
 def optimizer_states(learner: Learner) -> list[tuple[str, Any, Any]]:
@@ -176,7 +171,7 @@ def _parameter(name: str) -> str:
 
 def _state(learner: Learner, progress: Progress, run: Run, loader: Loader) -> dict[str, Any]:
     return {
-        "format": 1,
+        "format": FORMAT,
         "progress": progress.state(),
         "schedule": learner.rate.schedule.state_dict() if learner.rate.schedule else None,
         "loss_scale": learner.mixed.scale.state() if learner.mixed.scale else None,
@@ -223,8 +218,8 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
         learner.rate.apply()
     if learner.mixed.scale is not None and state["loss_scale"] is not None:
         learner.mixed.scale.load(state["loss_scale"])
-    axes = state.get("axes", {"data": checkpoint.ranks})
-    rank_state = checkpoint.rank_state(learner.mesh.rank) if Degrees(**axes) == learner.mesh.axes else None
+    same_layout = Degrees(**state["axes"]) == learner.mesh.axes
+    rank_state = checkpoint.rank_state(learner.mesh.rank) if same_layout else None
     if rank_state:  # empty for a rank that was lost when the checkpoint was saved
         load_rng_state(rank_state["rng"])
     else:
@@ -235,28 +230,24 @@ def _restore(checkpoint: Checkpoint, learner: Learner) -> Progress:
 def progress_of(checkpoint: Checkpoint) -> Progress:
     """The progress of a checkpoint's training. Call it before anything else of the state is read.
 
-    Raises CheckpointError for the state of a newer version, which this one would restore in part, and for a damaged
-    one.
+    Raises CheckpointError for the state of another version's format, which this one would restore in part, and for a
+    damaged one.
     """
     state = checkpoint.state
     with content_of(checkpoint.folder):
-        format_number = natural(state.get("format", 1), "format")
+        identity = mapping(state.get("identity") or {}, "identity")
+        if (number := natural(state["format"], "format")) != FORMAT:
+            by = mapping(identity.get("facts", {}), "facts").get("package paddle_dp", "of unknown version")
+            raise CheckpointError(
+                f"{checkpoint.folder} was saved by paddle_dp {by} in format {number}. This version, {__version__}, "
+                f"reads format {FORMAT}: install that version to resume it. Commands that need the weights alone "
+                "(evaluate, generate, export, merge) take it as it is."
+            )
         for name, count in mapping(state["progress"], "progress").items():
             natural(count, f"progress.{name}")
-        for name in ("identity", "recipe", "schedule"):
-            mapping(state.get(name) or {}, name)
-    try:
-        if format_number > FORMAT:
-            raise ValueError(f"format {format_number}")
+        for name in ("axes", "recipe", "schedule"):
+            mapping(state[name] or {}, name)
         return Progress.restored(state["progress"])
-    except ValueError as unknown:
-        facts = (state.get("identity") or {}).get("facts", {})
-        by = facts.get("package paddle_dp", "of unknown version")
-        raise CheckpointError(
-            f"{checkpoint.folder} was saved by a newer paddle_dp, {by}. This version, {__version__}, reads states of "
-            f"format {FORMAT} and would lose its new content ({unknown}): install that version to resume it. "
-            "Commands that need the weights alone (evaluate, generate, export, merge) take it as it is."
-        ) from None
 
 
 def _load_averages(checkpoint: Checkpoint, averages: Averages) -> None:

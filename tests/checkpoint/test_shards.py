@@ -95,9 +95,8 @@ def test_an_impossible_piece_is_refused(shape, offset, array, dtype, words):
 
 def _indexes(folder, *ranks):
     for rank, shards in enumerate(ranks):
-        (folder / f"rank-{rank:05d}.json").write_bytes(
-            json_codec.encode({"pieces": index_of(shards)[1], "own": {}})
-        )
+        pieces = {key: {**row, "sum": "0"} for key, row in index_of(shards)[1].items()}
+        (folder / f"rank-{rank:05d}.json").write_bytes(json_codec.encode({"pieces": pieces, "own": {}}))
     return [read_index(folder, rank) for rank in range(len(ranks))]
 
 
@@ -136,10 +135,26 @@ def test_ranks_that_disagree_about_a_tensor_are_named(tmp_path, other):
 
 
 @pytest.mark.parametrize(
-    "change", [{"offset": [0]}, {"offset": [-1, 0]}, {"dtype": "object"}, {"shape": None}, {"size": ["x", 1]}]
+    "change",
+    [
+        {"offset": [0]},
+        {"offset": [-1, 0]},
+        {"dtype": "object"},
+        {"shape": None},
+        {"size": ["x", 1]},
+        {"sum": "x"},
+    ],
 )
 def test_a_table_that_makes_no_sense_is_refused(tmp_path, change):
-    row = {"name": "w", "dtype": "float32", "shape": [6, 2], "offset": [0, 0], "size": [6, 2], **change}
+    row = {
+        "name": "w",
+        "dtype": "float32",
+        "shape": [6, 2],
+        "offset": [0, 0],
+        "size": [6, 2],
+        "sum": "0",
+        **change,
+    }
     (tmp_path / "rank-00000.json").write_bytes(json_codec.encode({"pieces": {"w": row}, "own": {}}))
     with pytest.raises((ValueError, TypeError)):
         read_index(tmp_path, 0)

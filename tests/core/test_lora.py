@@ -132,7 +132,7 @@ def test_only_the_adapter_is_trained_and_saved_and_merged_it_is_the_model(tmp_pa
     path = saved(trainer)
     kept = checkpoints.load(path)
     assert {n.rpartition(".")[2] for n in kept.names if not n.startswith("optimizer/")} == {A, B}
-    assert kept.state["format"] == 4 and checkpoints.is_adapter(path)
+    assert checkpoints.is_adapter(path)
     now = {name: p.numpy() for name, p in trainer.learner.placed.named_parameters()}
     for name, p in pretrained.learner.placed.named_parameters():
         np.testing.assert_array_equal(now[name], p.numpy(), err_msg=name)

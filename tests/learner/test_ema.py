@@ -80,7 +80,7 @@ def test_averages_are_evaluated_saved_merged_and_resumed(tmp_path: Path) -> None
         "ema/body.0.weight",
         "ema/body.0.bias",
     }
-    assert saved.state["format"] == 3 and set(saved.digests() or ()) == {"model", "optimizer", "ema"}
+    assert set(saved.digests()) == {"model", "optimizer", "ema"}
 
     assert checkpoints.merge(path, tmp_path / "all.safetensors", ema=True) == 4
     merged = read_header(tmp_path / "all.safetensors")

@@ -91,9 +91,10 @@ def test_a_changed_state_is_an_error_with_a_name(original: Path, tmp_path: Path,
 @pytest.mark.parametrize(
     ("state", "why"),
     [
-        ({}, "'progress' is missing"),
-        ({"progress": {"step": -3}}, "progress.step is '-3'"),
-        ({"progress": {"step": True}}, "progress.step is 'True'"),
+        ({}, "'format' is missing"),
+        ({"format": 1}, "'progress' is missing"),
+        ({"format": 1, "progress": {"step": -3}}, "progress.step is '-3'"),
+        ({"format": 1, "progress": {"step": True}}, "progress.step is 'True'"),
         ({"progress": {"step": 3}, "identity": 7}, "identity is no group of values"),
     ],
 )
