@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -45,30 +45,10 @@ if TYPE_CHECKING:
 
 _UNKNOWN_LENGTH = Length(1, "epochs")  # a placeholder in the made-up recipe if only `fit` will get a length
 OWNER = ErrorContext(subject="Trainer.of", prefix="Trainer.of")
-RENAMED = {
-    "micros": "micro_batches",
-    "last": "drop_last, True or False",
-    "out": "folder",
-    "attends": "attention_methods",
-}
-P = ParamSpec("P")
-R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T", bound=TrainingState)
 NameOrSettings = str | Mapping[str, Any]
 """A part as a recipe names it: "adamw", or {"use": "adamw", "clip": 1.0}."""
-
-
-def refuse_old_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: a keyword from before 0.1.0 raises a UsageError with its new name."""
-
-    @wraps(function)
-    def called(*arguments: P.args, **named: P.kwargs) -> R:
-        if old := [name for name in named if name in RENAMED]:
-            raise UsageError("\n".join(f"Trainer.of: {name}= is now {RENAMED[name]}." for name in old))
-        return function(*arguments, **named)
-
-    return called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +64,6 @@ class ResumeOptions:
         return [self.accept] if isinstance(self.accept, str) else self.accept
 
 
-@refuse_old_keywords
 def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     kind: Callable[..., T],
     *,

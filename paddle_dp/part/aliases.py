@@ -1,7 +1,7 @@
 """A table of other tools' words: the tool, and the recipe's key for each.
 
 A hint that leads to a different training is worse than none, so a row states where meanings differ, such as multiplying
-and splitting a batch. Words of recipes before 0.1.0 are included.
+and splitting a batch.
 """
 
 from __future__ import annotations
@@ -306,25 +306,6 @@ VERBS = {
     "torchrun": "launch", "spawn": "launch", "env": "doctor", "info": "doctor", "init": "new", "create": "new",
     "help": "--help", "list": "parts", "convert": "export", "save": "export", "chat": "generate", "profile": "why",
 }  # fmt: skip
-# Keys of recipes before 0.1.0, and today's keys.
-RENAMED = {
-    "out": "output_dir",
-    "schedule.peak": "schedule.learning_rate",
-    "train.micros": "train.micro_batches",
-    "train.last": "train.drop_last, true or false",
-    "loader.workers": "loader.num_workers",
-    "model.attends": "model.attention_methods",
-    "strategy.bucket": "strategy.comm_buffer_size",
-    "strategy.last_bucket": "strategy.last_comm_buffer_size",
-    "strategy.find_unused": "strategy.find_unused_parameters",
-    "strategy.stage": "strategy.sharding_stage",
-    "strategy.schedule": "strategy.pipeline_schedule",
-    "strategy.stages_each": "strategy.virtual_stages",
-    "strategy.split": "strategy.partition",
-}
-
-# The same for values.
-RENAMED_VALUES = {"columns": "colwise", "rows": "rowwise", "vocabulary": "vocab"}
 
 
 def find_alias(name: str, exactly: bool = False) -> Alias | None:

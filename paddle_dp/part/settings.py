@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic.errors import PydanticUserError
 
 from paddle_dp.errors import Mistake, RecipeError, did_you_mean, near
-from paddle_dp.part.aliases import RENAMED, RENAMED_VALUES, find_alias
+from paddle_dp.part.aliases import find_alias
 from paddle_dp.part.config import Keys, adapter, fields_of, setting_at, show
 from paddle_dp.units import Quantity
 
@@ -116,8 +116,6 @@ def _mistake(detail: dict[str, Any], path: Keys, kind: Any, owner: ErrorContext)
         return [replace(m, path=(*path, *m.path)) for m in cause.mistakes]
     group, name = path[:-1], path[-1] if path else ""
     if detail["type"] in UNKNOWN:
-        if new := RENAMED.get(owner.dotted(path)):
-            return [Mistake(where="", message=f"{owner.dotted(path)} is now {new}.", path=path)]
         text = f"{owner.subject_at(group)} has no setting '{name}'.{_known_elsewhere(path, owner, _takes(kind, group))}"
     elif detail["type"] == "missing" and isinstance(detail["loc"][-1], str):
         text = f"{owner.subject_at(group)} needs '{name}'{_for_example(kind, path)}"
@@ -169,10 +167,7 @@ def complaint(detail: dict[str, Any], key: str) -> str:
 
 def _hint(kind: str, value: Any, context: dict[str, Any]) -> str:
     if kind == "literal_error":
-        options = re.findall(r"'([^']*)'", context["expected"])
-        if (new := RENAMED_VALUES.get(str(value))) in options:
-            return f". It is now '{new}'"
-        guess = near(str(value), options) or RENAMED_VALUES.get(near(str(value), RENAMED_VALUES) or "")
+        guess = near(str(value), re.findall(r"'([^']*)'", context["expected"]))
         return f". Did you mean '{guess}'?" if guess else ""
     if kind == "string_type" and not isinstance(value, list | dict):
         return f": write '{json.dumps(value)}', in quotes"

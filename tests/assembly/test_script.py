@@ -308,9 +308,6 @@ def test_what_a_strategy_refuses_in_a_recipe_it_refuses_in_a_script(
         ({"callbacks": "console"}, "Trainer.of.callbacks: 'console' is not a list"),
         ({"cuts": 5}, "Trainer.of.cuts: 5 is not a mapping"),
         ({"batch": 16.0, "seed": "0"}, "batch: 16.0 (.|\n)*seed: '0'"),
-        ({"micros": 2}, "Trainer.of: micros= is now micro_batches"),
-        ({"last": "drop", "out": "x"}, "last= is now drop_last(.|\n)*out= is now folder"),
-        ({"attends": {}}, "Trainer.of: attends= is now attention_methods"),
     ],
 )
 def test_a_keyword_is_read_as_a_recipe_reads_it(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:

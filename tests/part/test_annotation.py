@@ -94,8 +94,8 @@ def test_each_mistake_names_its_pattern(said, mistake):
 
 
 def test_a_way_that_there_is_not_has_a_near_miss():
-    with pytest.raises(RecipeError, match=r"model.cuts.fc: 'colums' is not one of .* Did you mean 'colwise'"):
-        read_part("models", {"use": RESNET, "cuts": {"fc": "colums"}})
+    with pytest.raises(RecipeError, match=r"model.cuts.fc: 'colwse' is not one of .* Did you mean 'colwise'"):
+        read_part("models", {"use": RESNET, "cuts": {"fc": "colwse"}})
 
 
 def test_a_setting_of_the_models_own_stays_its_own(tmp_path: Path, monkeypatch):
