@@ -19,8 +19,8 @@ from tests.certificate.proven import assert_proven
 from tests.house.forked_commands import run_command
 from tests.house.programs import ROOT, run_program, run_python, shell_variables
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-CHINESE = sorted(ROOT.glob("docs/**/*.zh.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+CHINESE = [page for page in PAGES if page.name.endswith(".zh.md")]
 ENGLISH = sorted({*PAGES} - {*CHINESE, ROOT / "README_zh.md", ROOT / "CHANGELOG.md"})
 # The English page lists every key and every part: tools/document.py writes them, and the Chinese page leads there.
 WITHOUT_LISTS = ROOT / "docs/recipes.zh.md"
@@ -75,6 +75,7 @@ def test_the_map_shows_every_package() -> None:
     folders = {f.parent.name for f in ROOT.glob("paddle_dp/*/__init__.py")} | {
         "models",
         "configs",
+        "examples",
         "tools",
         "tests",
         "docs",

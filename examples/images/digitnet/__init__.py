@@ -1,0 +1,1 @@
+"""The project's own code. A recipe names its classes: `use: digitnet.model.DigitNet`."""
