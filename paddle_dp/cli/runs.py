@@ -48,8 +48,8 @@ def _last(run: Path) -> dict[str, Any]:
     if measurement is None:
         raise UsageError(
             f"{path} has no measurement of a step's parts, after {steps} steps. {NOT_MEASURED} Other trainings measure "
-            "their steps 11 to 30 first, or, if shorter, those after a third of them; going back to a checkpoint discards "
-            "later measurements: train on, or watch it live, paddle-dp train RECIPE --why."
+            "their steps 11 to 30 first, or, if shorter, those after a third of them; going back to a checkpoint "
+            "discards later measurements: train on, or watch it live, paddle-dp train RECIPE --why."
         )
     return measurement
 

@@ -84,10 +84,6 @@ class Row:
     count: int
     worst: ProofDifference
 
-    @property
-    def same(self) -> bool:
-        return self.worst.same
-
 
 @dataclass
 class TraceComparison:

@@ -138,10 +138,8 @@ class Rehearsals:
             )  # fmt: skip
 
     def _near(self, reference: float, candidate: float, noisy: list[float], rounded: float = 0.0) -> bool:
-        if not (
-            np.isfinite(reference) or np.isfinite(candidate)
-        ):  # a sum over ranks may turn infinities into NaN
-            return True
+        if not (np.isfinite(reference) or np.isfinite(candidate)):
+            return True  # a sum over ranks may turn infinities into NaN
         noise, eps = max(abs(other - reference) for other in noisy), EPS[self.reference["dtype"]]
         return bool(abs(reference - candidate) <= LARGEST_R * unit_of(noise, abs(reference), eps, rounded))
 

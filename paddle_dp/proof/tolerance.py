@@ -1,8 +1,7 @@
 """The tolerance of a proof: the distance of two sides that rounding explains. Does not import paddle.
 
 Nothing in it is chosen for a model: the noise of a quantity is measured (proof.noise), and `LARGEST_R` times it is the
-tolerance. compare has the formulas for the first step, steps for the later ones, rehearsed for rehearsals, retrain
-and certified for certificates; all of them judge by `is_same`.
+tolerance. compare has the formulas.
 """
 
 from __future__ import annotations
@@ -28,16 +27,12 @@ def is_same(r: float) -> bool:
 
 
 def unit_of(noise: float, size: float, eps: float, rounded: float = 0.0) -> float:
-    """The unit of r for a quantity of this size: one process's noise, or one unit in the last place, and the part of
-    the rounding bound that K times it must hold."""
+    """The unit of r for a quantity of this size: noise, or one unit in the last place, plus rounding bound / K."""
     return max(noise, eps * size) + rounded / LARGEST_R
 
 
 def least_of_a_score(dtype: str, samples: int) -> float:
-    """The smallest floor of a score: rounding may swap two tied classes, except in float64.
-
-    K times it is the share of two samples in a score over `samples`.
-    """
+    """The smallest floor of a score over `samples`: rounding may swap two tied classes, except in float64."""
     return 0.0 if dtype == "float64" else 2.0 / (LARGEST_R * max(samples, 1))
 
 
