@@ -1,7 +1,7 @@
-"""Refuses, before training, a callback with a method that looks like a moment's and that the trainer would never call.
+"""Refuses, before training, a callback with a method whose name resembles a moment's: the trainer would never call it.
 
 Keras, Lightning and Paddle's `Model.fit` call `on_epoch_end(epoch, logs)`; a callback written for them would be
-accepted and never run. A callback's further methods are private, or take no moment.
+accepted and never run. A callback's further methods have names that resemble no moment's, or are private.
 """
 
 from __future__ import annotations
@@ -23,26 +23,17 @@ _CALLS = {
 }
 MOMENTS = {name: arguments for name, arguments in _CALLS.items() if arguments[0] == "moment"}
 
-# A moment, its names in other tools or in plain English, and further words in such names; the first row decides.
-_OTHER_NAMES = (
-    ("failed", "exception error failure crashed", "fail interrupt crash"),
-    ("start", "loaded", "load"),
-    ("saved", "saving checkpoint checkpointed", "save"),
-    ("evaluated", "evaluating validate validated validation", "eval evaluation val test predict"),
-    ("epoch", "every_epoch each_epoch", "epoch"),
-    ("step", "batch iter iterate iteration update updated every_step each_step log logged logging", "step backward"),
-    ("start", "begin begun beginning started setup set_up", "start before"),
-    ("end", "finish finished done close closed stop stopped teardown tear_down", "end"),
-)  # fmt: skip
-_UNITS = {
-    "train", "training", "run", "fit", "epoch", "step", "batch", "iter", "iteration", "update", "evaluation", "eval",
-    "val", "validation", "validate", "test", "backward", "checkpoint",
+# Words in the names of other trainers' moments, and the moment here.
+_ALIASES = {
+    "begin": "start", "load": "start", "batch": "step", "iter": "step", "iteration": "step", "eval": "evaluated",
+    "validate": "evaluated", "validation": "evaluated", "test": "evaluated", "predict": "evaluated",
+    "checkpoint": "saved", "exception": "failed",
 }  # fmt: skip
 
 
 def refuse_overrides(callback: Any) -> None:
-    """Raises UsageError for an object that is no Callback, for a method that looks like a moment's and would never be
-    called, for a moment's method that does not take the moment's arguments, and for settings of another type.
+    """Raises UsageError for an object that is no Callback, for a method whose name resembles a moment's, for a moment's
+    method that does not take the moment's arguments, and for settings of another type.
     """
     kind = type(callback)
     label = f"callback {kind.__module__}.{kind.__qualname__}"
@@ -68,38 +59,27 @@ def refuse_overrides(callback: Any) -> None:
 
 
 def _check_name(method: Any, name: str, label: str) -> None:
-    """Refuses `on_epoch_end` and its like; also `evaluate`, `finish` and others that may be written for a moment."""
-    signature, hint, after = _signature(method), "", ""
-    first = next(iter(signature.parameters.values()), None) if signature else None
-    for_moment = first is not None and (first.name == "moment" or _type_of(first) == "Moment")
-    by_name = {other: moment for moment, names, _ in _OTHER_NAMES for other in names.split()}
-    if is_foreign := _is_foreign(name):
-        hint = _meant(name)
-        if hint in ("epoch", "step") and any(token in name for token in ("begin", "start", "before")):
-            after = (
-                f" (it is called after the {'update' if hint == 'step' else 'epoch'}; none is called before)"
-            )
-    elif for_moment or _takes_anything(method, first):
-        hint = by_name.get(name) or near(name, MOMENTS) or ""
-    if not (hint or for_moment):
+    """Refuses other trainers' names (`on_epoch_ended`, `train_batch_end`), and a near miss (`epochs`) that has an
+    argument for the moment.
+    """
+    first, *tokens = name.split("_")
+    if first in ("on", "before", "after"):
+        names = ["_".join(tokens), *tokens]
+    elif tokens and tokens[-1] in ("begin", "start", "end"):
+        names = [first, *tokens[:-1]]
+    else:
+        names = [] if _takes(method, 0) else [name]
+    aliases = {} if names == [name] else _ALIASES
+    meant = next(filter(None, (near(each, MOMENTS) or aliases.get(each) for each in names)), "")
+    if not meant and first != "on":
         return
-    meant = f" Did you mean {_written(hint)}{after}?" if hint else ""
-    calls = f" The trainer calls {_listed(MOMENTS)} (docs/add-a-part.md)." if is_foreign or not hint else ""
+    hint = f" Did you mean {_written(meant)}?" if meant else ""
+    if meant in ("epoch", "step") and not {"before", "begin", "start"}.isdisjoint([first, *tokens]):
+        hint += f" It is called after the {'update' if meant == 'step' else 'epoch'}; none is called before."
     raise UsageError(
-        f"{label}: its method {name} is never called.{meant}{calls} If you call it yourself, rename it to _{name}."
+        f"{label}: its method {name} is never called.{hint} The trainer calls {_listed(MOMENTS)} "
+        f"(docs/add-a-part.md). If you call {name} yourself, rename it to _{name}."
     )
-
-
-def _is_foreign(name: str) -> bool:
-    """True for a name that other trainers' callbacks have: `on_train_end`, `epoch_end`, `after_train_iter`."""
-    affixed = name.startswith(("before_", "after_")) or name.endswith(("_begin", "_start", "_end"))
-    return name.startswith("on_") or (affixed and not _UNITS.isdisjoint(name.split("_")))
-
-
-def _meant(name: str) -> str:
-    """The moment that a foreign name probably means."""
-    tokens = {*name.split("_")}
-    return next((row[0] for row in _OTHER_NAMES if tokens & {*row[1].split(), *row[2].split()}), "end")
 
 
 # Functions whose call runs nothing until the result is awaited or iterated.
@@ -132,28 +112,6 @@ def is_overridden(callback: Callback, name: str) -> bool:
     return _unbound(getattr(callback, name)) is not vars(Callback)[name]
 
 
-def _takes_anything(method: Any, first: inspect.Parameter | None) -> bool:
-    """True if it needs one argument, of no declared type, or begins with a trainer."""
-    if first is None or first.name == "trainer":
-        return first is not None
-    return _takes(method, 1) and not _takes(method, 0) and _type_of(first) in ("", "Any")
-
-
-def _type_of(parameter: inspect.Parameter) -> str:
-    """The last word of a parameter's annotation; "" without one."""
-    if parameter.annotation is parameter.empty:
-        return ""
-    return inspect.formatannotation(parameter.annotation).strip("'\"").rpartition(".")[2]
-
-
-def _signature(method: Any) -> inspect.Signature | None:
-    """The arguments without self; None if Python knows none."""
-    try:
-        return inspect.signature(method)
-    except (TypeError, ValueError):
-        return None
-
-
 def _unbound(method: Any) -> Any:
     """The function of a bound, class or static method; anything else unchanged."""
     return method.__func__ if isinstance(method, (MethodType, classmethod, staticmethod)) else method
@@ -165,7 +123,9 @@ def _function(method: Any) -> Any:
 
 def _takes(method: Any, number: int) -> bool:
     """True if it can be called with `number` arguments, or Python knows no signature."""
-    if not callable(method) or (signature := _signature(method)) is None:
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
         return callable(method)
     try:
         signature.bind(*[None] * number)

@@ -173,7 +173,7 @@ def test_lines_fit_80_columns_for_many_ranks_and_long_names():
     assert max(map(len, shown)) <= 80 and "(4 ranks with less" in "\n".join(shown)
     assert Measured.from_fields(measured(ranks).as_fields()).report() == shown
     assert "A rank sends 25.2 MB a step." in measured(ranks, sent=25.17e6).report()
-    assert not [line for line in shown if "sends" in line]  # of earlier versions, and accelerators
+    assert not [line for line in shown if "sends" in line]  # on accelerators
 
 
 def test_advice_is_of_a_job_that_the_strategy_takes():
