@@ -45,7 +45,7 @@ def quick_blocks(project: Path) -> list[Block]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("project", filter(quick_blocks, PROJECTS), ids=lambda project: project.name)
+@pytest.mark.parametrize("project", [*filter(quick_blocks, PROJECTS)], ids=lambda project: project.name)
 def test_the_quick_commands_run(project: Path, tmp_path: Path) -> None:
     run_project(project, quick_blocks(project), tmp_path)
 
