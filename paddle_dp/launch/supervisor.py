@@ -88,16 +88,16 @@ class Supervision:
     def wait(self, follower: logs.Follower) -> Failure | int:
         """Returns the job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
         signals = self.outside.signals
-        patience, failed, asked = 0.0, False, False  # asked: the ranks, to stop in good order
+        patience, failed, stop_requested = 0.0, False, False
 
         def at_once() -> bool:
-            return signals.times > (1 if asked else 0)
+            return signals.times > (1 if stop_requested else 0)
 
         try:
             written = follower.size
             while not self._over():
-                if not asked and (line := self._stop_line()) and self._stops():
-                    asked = True
+                if not stop_requested and (line := self._stop_line()) and self._stops():
+                    stop_requested = True
                     write(line)
                     send(
                         self.watch.living, signals.number or signal.SIGUSR1
@@ -108,7 +108,7 @@ class Supervision:
                 self.watch.rest(INTERVAL)
                 written = follower.size
             if at_once():
-                patience = 0.0 if asked else GRACE
+                patience = 0.0 if stop_requested else GRACE
                 return 128 + signals.number
             self._shown = follower.shown
             outcome = self._outcome(signals)
