@@ -326,6 +326,12 @@ def test_an_evaluation_that_the_audit_cut_off_is_not_blamed_for_what_would_have_
     assert not evaluation(record(*held_out(SHARED, [[], []], reason="limit"))).findings
 
 
+@pytest.mark.parametrize("reason", ["limit", "script"])
+def test_an_evaluation_after_the_audits_end_is_not_called_absent(record, reason):
+    looked = evaluation(record([Ended(reason=reason)], [Ended(reason=reason)])).looked
+    assert ("the audit ended the script after two epochs" in looked) == (reason == "limit")
+
+
 def test_a_mean_of_means_in_evaluation_has_both_numbers(record):
     (finding,) = evaluation(record(*held_out(SHARED, [[reduced(0.8)], [reduced(0.5)]]))).findings
     assert (

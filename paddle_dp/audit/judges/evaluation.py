@@ -29,7 +29,11 @@ def evaluation(trace: EventTrace) -> Section:
                 *_reads(trace, loader_event, known, managed),
                 *_numbers(trace, loader_event, known, managed),
             ]
-    return Section("evaluation", "; ".join(looked) or "no loader was read without training", tuple(findings))
+    if not looked:
+        looked = ["no loader was read without training"]
+        if any(rank.ended and rank.ended.reason == "limit" for rank in trace.ranks):
+            looked += ["the audit ended the script after two epochs and saw no later one"]
+    return Section("evaluation", "; ".join(looked), tuple(findings))
 
 
 def _reads(
