@@ -126,9 +126,10 @@ def block_runs_twice(init, stages, blocks, bounds, *more):
 )
 def stages_keyed_by_local_numbers(state, stages):
     """Each stage saves its blocks under numbers that begin at 0."""
-    first = min(stages.blocks)
+    blocks = dict(stages.elements())
+    first = min(blocks)
     return {
         f"blocks.{number - first}.{name}": tensor
-        for number, block in stages.blocks.items()
+        for number, block in blocks.items()
         for name, tensor in block.state_dict().items()
     }
