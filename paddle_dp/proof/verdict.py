@@ -294,8 +294,8 @@ class Verdict:
             yield (
                 f"Without a true gradient: {', '.join(names)}{and_more(noisy, 3)}. Their gradient is rounding (a "
                 "bias before a norm, the key's bias in attention), so they are judged apart, by their own noise. Adam "
-                "makes steps of it: a bias before a BatchNorm drifts, on one process too, and held-out numbers with its "
-                "running mean. bias_attr=False removes it."
+                "makes steps of it: a bias before a BatchNorm drifts, on one process too, and held-out numbers with "
+                "its running mean. bias_attr=False removes it."
             )
         turned = self.native.turned
         if turned:
