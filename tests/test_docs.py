@@ -260,7 +260,7 @@ def _assert_it_learned(printed: str, held_out: int) -> None:
 def test_both_scripts_of_the_readme_run_on_two_ranks(tmp_path: Path) -> None:
     """The plain loop, and the six lines that replace its own, by `paddle-dp launch`, as the README says it."""
     (diff,) = [text.splitlines() for lang, text in blocks("README.md") if lang == "diff"]
-    assert sum(line.startswith("+") for line in diff) == 6, "the README speaks of six lines"
+    assert sum(line.startswith("+") for line in diff) == 6, "the README speaks of six lines in"
     assert {line[0] for line in diff} == set("+- ")
     launcher = [*RUN[1:], "launch", "--ranks", "2"]
     for sign, folder in (("-", tmp_path / "plain"), ("+", tmp_path / "own")):
