@@ -20,6 +20,8 @@ from typing import Any
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Signals by which a person or a scheduler ends a job: interrupt, terminate, hang up, and schedulers' SIGUSR1.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD of /proc/pid/stat's flags
+EXEC_TIME = 1.0  # seconds that a process may take for replacing its program on a busy machine
 
 
 def die_with_parent(sign: int = signal.SIGKILL) -> None:
@@ -91,13 +93,28 @@ def exit_of(pid: int) -> tuple[bool, int | None]:
 def variable(pid: int, name: str) -> str | None:
     """Returns the environment variable `name` with which `pid` was started, or None."""
     try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        deadline = time.monotonic() + EXEC_TIME
+        while not environ and _in_exec(pid) and time.monotonic() < deadline:
+            time.sleep(0.001)
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return None
-    start = name.encode() + b"="
+    entries, start = environ.split(b"\0"), name.encode() + b"="
     return next(
         (entry[len(start) :].decode(errors="replace") for entry in entries if entry.startswith(start)), None
     )
+
+
+def _in_exec(pid: int) -> bool:
+    """True while `pid` replaces its program: /proc has the old memory no more, and no environment of the new one yet.
+
+    A process that is looked for by its mark would be missed then, and left behind.
+    """
+    fields = _stat(pid)
+    if fields is None or fields[0] in "ZX" or int(fields[6]) & KERNEL_THREAD:
+        return False
+    return fields[47] == "0"  # env_start
 
 
 def descendants(root: int) -> list[int]:

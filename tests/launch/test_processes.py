@@ -61,6 +61,18 @@ def test_orphans_are_found_by_their_mark(family):
     assert not alive(child)
 
 
+def test_a_process_that_has_just_begun_is_found_by_its_mark():
+    """Popen returns while the child still replaces its program, and its environment is empty: every second time."""
+    environment = {**os.environ, "TEST_MARK": "begun"}
+    for _ in range(40):
+        process = subprocess.Popen(["sleep", "60"], env=environment)
+        try:
+            assert variable(process.pid, "TEST_MARK") == "begun"
+        finally:
+            process.kill()
+            process.wait()
+
+
 @pytest.mark.parametrize(
     ("code", "status"), [("exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9), ("0", 0)]
 )
