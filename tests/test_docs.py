@@ -61,6 +61,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not dead, f"{page.name} links to what is not there: {dead}"
 
 
+def test_modules_that_the_map_names_exist() -> None:
+    """A reader who looks for what the map names finds it: `learner/update.py` is paddle_dp/learner/update.py."""
+    text = (ROOT / "docs/map.md").read_text()
+    named = set(re.findall(r"(?<![\w/.])((?:[\w-]+/)+\w+\.py)\b", text))
+    folders = (ROOT, ROOT / "paddle_dp", ROOT / "paddle_dp/strategies")
+    missing = [
+        path
+        for path in named
+        if "NAME" not in path and not any((folder / path).exists() for folder in folders)
+    ]
+    assert len(named) > 30 and not missing, f"the map names modules that are not there: {missing}"
+
+
 def test_pages_that_the_code_names_exist() -> None:
     named = {
         m for f in ROOT.glob("paddle_dp/**/*.py") for m in re.findall(r"docs/[\w/.-]+\.md", f.read_text())

@@ -60,8 +60,8 @@ def why(
 ) -> None:
     """Show where the time of a run's steps goes, on each rank, and what would make them shorter.
 
-    Reads the run's record, while it runs or afterwards: every training measures a few of its steps, after 10, 100,
-    1000, … (docs/why-slow.md). `paddle-dp train --why` shows it every 50 steps.
+    Reads the run's record, while it runs or afterwards: every training measures a few of its steps, ever more
+    rarely (docs/why-slow.md). `paddle-dp train --why` shows it every 50 steps.
     """
     typer.echo(report(run, json=json))
 

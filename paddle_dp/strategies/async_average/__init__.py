@@ -1,7 +1,7 @@
 """Ranks learn without waiting for each other, while their weights are averaged in the background (EASGD).
 
-`elastic_worker` computes a rank's shares, and `elastic_average` is the center towards which the ranks' weights are
-pulled (Zhang et al. 2015). Ranks that meet after a period are `strategies._rounds`.
+In `elastic_worker`, `ElasticWorker` computes a rank's shares, and `ElasticAverage` is the center towards which the
+ranks' weights are pulled (Zhang et al. 2015). Ranks that meet after a period are `strategies._rounds`.
 """
 
 from __future__ import annotations
