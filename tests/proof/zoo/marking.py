@@ -118,7 +118,7 @@ def _job(names: Sequence[str], ranks: int, folder: Path, number: int) -> str:
     said = io.StringIO()
     with redirect_stderr(said), redirect_stdout(said):
         try:
-            run_in_forks(job, timeout=120 * len(names))
+            run_in_forks(job, timeout=300 * len(names))
         except TimeoutError as error:  # of the first case without an answer
             print(error)
     return said.getvalue()
