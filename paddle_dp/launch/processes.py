@@ -95,7 +95,7 @@ def variable(pid: int, name: str) -> str | None:
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
         deadline = time.monotonic() + EXEC_TIME
-        while not environ and _in_exec(pid) and time.monotonic() < deadline:
+        while not environ and _has_environment(pid) and time.monotonic() < deadline:
             time.sleep(0.001)
             environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -106,15 +106,16 @@ def variable(pid: int, name: str) -> str | None:
     )
 
 
-def _in_exec(pid: int) -> bool:
-    """True while `pid` replaces its program: /proc has the old memory no more, and no environment of the new one yet.
+def _has_environment(pid: int) -> bool:
+    """True if `pid` has an environment, or is replacing its program: for that time /proc shows none.
 
     A process that is looked for by its mark would be missed then, and left behind.
     """
     fields = _stat(pid)
     if fields is None or fields[0] in "ZX" or int(fields[6]) & KERNEL_THREAD:
         return False
-    return fields[47] == "0"  # env_start
+    env_start, env_end = int(fields[47]), int(fields[48])  # both 0 while the program is replaced
+    return env_start == 0 or env_start < env_end
 
 
 def descendants(root: int) -> list[int]:
