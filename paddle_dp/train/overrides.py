@@ -1,7 +1,7 @@
 """Refuses, before training, a callback with a method whose name resembles a moment's: the trainer would never call it.
 
 Keras, Lightning and Paddle's `Model.fit` call `on_epoch_end(epoch, logs)`; a callback written for them would be
-accepted and never run. A callback's further methods have names that resemble no moment's, or are private.
+accepted and never run. A callback's further methods have names that resemble no moment's and take none, or are private.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def refuse_overrides(callback: Any) -> None:
 
 
 def _check_name(method: Any, name: str, label: str) -> None:
-    """Refuses other trainers' names (`on_epoch_ended`, `train_batch_end`), and a near miss (`epochs`) that has an
-    argument for the moment.
+    """Refuses other trainers' names (`on_epoch_ended`, `train_batch_end`), a near miss (`epochs`) that has an argument
+    for the moment, and any name whose first argument is a moment (`finish(self, moment)`).
     """
     first, *tokens = name.split("_")
     if first in ("on", "before", "after"):
@@ -71,7 +71,7 @@ def _check_name(method: Any, name: str, label: str) -> None:
         names = [] if _takes(method, 0) else [name]
     aliases = {} if names == [name] else _ALIASES
     meant = next(filter(None, (near(each, MOMENTS) or aliases.get(each) for each in names)), "")
-    if not meant and first != "on":
+    if not meant and first != "on" and not _takes_moment(method):
         return
     hint = f" Did you mean {_written(meant)}?" if meant else ""
     if meant in ("epoch", "step") and not {"before", "begin", "start"}.isdisjoint([first, *tokens]):
@@ -80,6 +80,16 @@ def _check_name(method: Any, name: str, label: str) -> None:
         f"{label}: its method {name} is never called.{hint} The trainer calls {_listed(MOMENTS)} "
         f"(docs/add-a-part.md). If you call {name} yourself, rename it to _{name}."
     )
+
+
+def _takes_moment(method: Any) -> bool:
+    """True if the first argument has the name or the type of a moment: the method is written for the trainer."""
+    try:
+        first = next(iter(inspect.signature(method).parameters.values()), None)
+    except (TypeError, ValueError):
+        return False
+    kind = "" if first is None else inspect.formatannotation(first.annotation).strip("'\"").rpartition(".")[2]
+    return first is not None and (first.name == "moment" or kind == "Moment")
 
 
 # Functions whose call runs nothing until the result is awaited or iterated.

@@ -139,6 +139,30 @@ def test_a_setting_of_a_wrong_type_is_refused(name: str, value: Any, words: str)
         refuse_overrides(type("Mine", (Callback,), {name: value})())
 
 
+def test_a_method_for_a_moment_that_nobody_names_is_refused() -> None:
+    words = r"its method note is never called\. The trainer calls refuse, start, step, .*rename it to _note\."
+
+    class Named(Callback):
+        def note(self, moment): ...  # type: ignore[no-untyped-def]
+
+    class Annotated(Callback):
+        def note(self, now: Moment, more: Any) -> None: ...
+
+    class Repeats(Callback):
+        def note(self, moment: Moment) -> None:
+            self.note(moment)
+
+    class Calls(Callback):  # only its code would say so, and that is not read
+        def step(self, moment: Moment) -> None:
+            self.note(moment)
+
+        def note(self, moment: Moment) -> None: ...
+
+    for kind in (Named, Annotated, Repeats, Calls):
+        with pytest.raises(UsageError, match=words):
+            refuse_overrides(kind())
+
+
 def test_a_foreign_name_that_resembles_no_moment_is_refused_with_all_of_them() -> None:
     words = (
         r"its method on_log is never called\. The trainer calls refuse, start, step, .*rename it to _on_log\."
@@ -170,8 +194,6 @@ def test_methods_of_ones_own_and_optional_arguments_are_let_be() -> None:
         def log(self, text: str) -> None: ...
 
         def update(self, key: str, value: float) -> None: ...
-
-        def note(self, moment: Moment) -> None: ...
 
         def save(self) -> None: ...
 
