@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import paddle_dp
-from tests.house.programs import ROOT, run_program, shell_variables
-from tests.test_how_to import Block, marked_blocks
+from tests.house.programs import ROOT, shell_variables
+from tests.test_how_to import Block, marked_blocks, run_block
 
 PROJECTS = sorted(page.parent for page in ROOT.glob("examples/*/README.md"))
 LINES_OF_CODE = 120
@@ -27,13 +27,7 @@ def run_project(project: Path, blocks: list[Block], folder: Path) -> None:
     shutil.copytree(project, copy, ignore=shutil.ignore_patterns("runs", "__pycache__"))
     environment = {**shell_variables(folder / "bin"), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     for block in blocks:
-        shell = ["bash", "-eo", "pipefail", "-c", block.command]
-        done = run_program(*shell, folder=copy, env=environment, timeout=600, status=block.status)
-        printed = [without_numbers(line) for line in (done.stdout + done.stderr).splitlines()]
-        if block.same_output:
-            assert block.output, f"no output stands below {block.command}"
-            missing = [line for line in block.output if without_numbers(line) not in printed]
-            assert not missing, f"{block.command} does not print {missing}, but\n{done.stdout}{done.stderr}"
+        run_block(block, copy, environment, timeout=600, compared=without_numbers)
 
 
 def without_numbers(line: str) -> str:

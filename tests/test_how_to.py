@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +58,27 @@ def marked_blocks(page: Path) -> list[Block]:
     return found
 
 
+def run_block(
+    block: Block,
+    folder: Path,
+    environment: dict[str, str],
+    timeout: int,
+    compared: Callable[[str], str] = str,
+) -> None:
+    """Runs a block; `compared` returns the part of a line that the page and the command have in common."""
+    shell = ["bash", "-eo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
+    done = run_program(
+        *shell, block.command, folder=folder, env=environment, timeout=timeout, status=block.status
+    )
+    if not block.same_output:
+        return
+    printed = done.stdout + done.stderr
+    lines = {compared(line) for line in printed.splitlines()}
+    assert block.output, f"no output stands below {block.command}"
+    missing = [line for line in block.output if compared(line) not in lines]
+    assert not missing, f"{block.command} does not print {missing}, but\n{printed}"
+
+
 def run_blocks(page: Path, blocks: list[Block], folder: Path, timeout: int = 280) -> None:
     for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", page.read_text(), re.S | re.M):
         (folder / name).write_text(code)
@@ -64,14 +86,7 @@ def run_blocks(page: Path, blocks: list[Block], folder: Path, timeout: int = 280
     shutil.copytree(ROOT / "models", folder / "models", ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**shell_variables(folder / "bin"), "OMP_NUM_THREADS": "1"}
     for block in blocks:
-        shell = ["bash", "-eo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
-        done = run_program(
-            *shell, block.command, folder=folder, env=environment, timeout=timeout, status=block.status
-        )
-        printed = done.stdout + done.stderr
-        if block.same_output:
-            missing = [line for line in block.output if line not in printed.splitlines()]
-            assert not missing, f"{block.command} does not print {missing}, but\n{printed}"
+        run_block(block, folder, environment, timeout)
 
 
 def pages_with(long: bool) -> list[Path]:

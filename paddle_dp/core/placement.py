@@ -29,6 +29,8 @@ from typing import Any
 
 import paddle
 
+from paddle_dp.mesh.degrees import REPLICA_AXES
+
 Coordinates = Mapping[str, int]  # a rank's coordinate on each axis: `mesh.coords`
 Shape = tuple[int, ...]
 
@@ -94,7 +96,7 @@ class Placement:
             return self.first_copy and at["server"] == (self.server or 0)
         return (
             self.first_copy
-            and at["data"] == at["sequence"] == 0
+            and not any(at[axis] for axis in REPLICA_AXES)
             and at["sharding"] == (self.owner or 0)
             and (self.shard is not None or at["tensor"] == self.only_at)
         )

@@ -92,12 +92,10 @@ def exit_of(pid: int) -> tuple[bool, int | None]:
 
 def variable(pid: int, name: str) -> str | None:
     """Returns the environment variable `name` with which `pid` was started, or None."""
+    path, deadline = Path(f"/proc/{pid}/environ"), time.monotonic() + EXEC_TIME
     try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
-        deadline = time.monotonic() + EXEC_TIME
-        while not environ and _has_environment(pid) and time.monotonic() < deadline:
+        while not (environ := path.read_bytes()) and _has_environment(pid) and time.monotonic() < deadline:
             time.sleep(0.001)
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return None
     entries, start = environ.split(b"\0"), name.encode() + b"="

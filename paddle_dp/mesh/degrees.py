@@ -14,12 +14,12 @@ AXES = ("data", "pipeline", "sharding", "sequence", "tensor")
 # The same axes by the work of their ranks. A new axis is in one of the first two; docs/map.md lists its other files.
 SAMPLE_AXES = ("data", "sharding")  # ranks read different samples
 MODEL_AXES = ("pipeline", "sequence", "tensor")  # ranks work on the same samples
-GRADIENT_AXES = (
+# A parameter's gradient is the sum of the gradients of the ranks along these.
+GRADIENT_AXES = ("data", "sharding", "sequence")
+REPLICA_AXES = (
     "data",
-    "sharding",
     "sequence",
-)  # a parameter's gradient is the sum of these ranks' gradients
-REPLICA_AXES = ("data", "sequence")  # … and ranks update the same parameters, also under ZeRO
+)  # those of them along which ranks update the same parameters, also under ZeRO
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from paddle_dp.mesh.degrees import REPLICA_AXES
@@ -213,7 +214,7 @@ def _gradients(
         yield moved("parameters", "first forward", 1, True, trained)
     for axis in REPLICA_AXES:  # one exchange covers both; each axis lists its share
         if degrees[axis] > 1:
-            together = degrees.data * degrees.sequence
+            together = prod(degrees[axis] for axis in REPLICA_AXES)
             share = (degrees[axis] - 1) / sum(degrees[a] - 1 for a in REPLICA_AXES)
             count = share * 2 * (together - 1) / together * local_trained
             if layout.averaged_every:
