@@ -88,10 +88,10 @@ class Supervision:
     def wait(self, follower: logs.Follower) -> Failure | int:
         """Returns the job's exit status, or the failure that ended it. Afterwards none of its processes is left."""
         signals = self.outside.signals
-        patience, failed, stop_requested = 0.0, False, False
+        patience, times, failed, stop_requested = 0.0, 0, False, False
 
-        def at_once() -> bool:
-            return signals.times > (1 if stop_requested else 0)
+        def at_once(times: int) -> bool:
+            return times > (1 if stop_requested else 0)
 
         try:
             written = follower.size
@@ -102,23 +102,26 @@ class Supervision:
                     send(
                         self.watch.living, signals.number or signal.SIGUSR1
                     )  # the ranks inform other nodes' ranks
-                if at_once():
+                if at_once(signals.times):
                     break
                 follower.copy(written)  # the size from before the check: nothing printed after a failure
                 self.watch.rest(INTERVAL)
                 written = follower.size
-            if at_once():
-                patience = 0.0 if stop_requested else GRACE
+            times = (
+                signals.times
+            )  # a signal that comes from now on, also while the ranks get theirs, is another one
+            if at_once(times):
+                patience = 0.0 if stop_requested or times > 1 else GRACE
                 return 128 + signals.number
             self._shown = follower.shown
             outcome = self._outcome(signals)
             failed = isinstance(outcome, Failure)
             if not failed:
                 self.lost.tell_all()
-            patience = GRACE if self._has_stopped() else 0.0
+            patience, times = GRACE if self._has_stopped() else 0.0, signals.times
             return outcome
         finally:
-            self._end(signals, patience)
+            self._end(signals, patience, times)
             self.steps = {rank: beat.step for rank in self.plan.numbers if (beat := self._beat(rank))}
             follower.copy(self._size_before_failure()) if failed else follower.finish()
 
@@ -302,14 +305,15 @@ class Supervision:
     def log_of(self, rank: int) -> Path:
         return logs.worker_log(self.attempt, rank - self.first_rank)
 
-    def _end(self, signals: Signals, patience: float) -> None:
-        """Sends SIGTERM to the ranks and waits for `patience` seconds, or a second signal; then kills everything.
+    def _end(self, signals: Signals, patience: float, times: int) -> None:
+        """Sends SIGTERM to the ranks and waits for `patience` seconds, or a signal after the first `times`; then kills
+        everything.
 
         Only ranks get SIGTERM: a loader's processes must live until their rank has finished its work.
         """
         if patience and signals.number and not self._has_stopped():
             send(self.watch.living, signal.SIGTERM)
-        times, end = signals.times, time.monotonic() + patience
+        end = time.monotonic() + patience
         while self.watch.living and signals.times == times and time.monotonic() < end:
             self.watch.rest(INTERVAL)
             self.watch.look()

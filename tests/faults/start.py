@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path[0] = os.getcwd()
@@ -17,5 +18,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     supervisor.GRACE = float(os.environ.get("GRACE", supervisor.GRACE))
+    if pause := float(os.environ.get("PAUSE_AFTER_SEND", "0")):  # another signal may come in it
+        send = supervisor.send
+        supervisor.send = lambda pids, sign: (send(pids, sign), time.sleep(pause))
     words = json.loads(sys.argv[1])
     sys.exit(run(Job(**{**words, "recipe": Path(words["recipe"])})))
