@@ -107,9 +107,8 @@ class Supervision:
                 follower.copy(written)  # the size from before the check: nothing printed after a failure
                 self.watch.rest(INTERVAL)
                 written = follower.size
-            times = (
-                signals.times
-            )  # a signal that comes from now on, also while the ranks get theirs, is another one
+            # A signal that comes from now on, also while the ranks get theirs, is another one.
+            times = signals.times
             if at_once(times):
                 patience = 0.0 if stop_requested or times > 1 else GRACE
                 return 128 + signals.number
