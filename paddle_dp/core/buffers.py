@@ -11,7 +11,7 @@ without any exchange.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import paddle
@@ -102,16 +102,50 @@ class Buffers:
 
 @paddle.no_grad()
 def copies(buffers: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor | None]:
-    """Copies of layers' buffers, for another forward; a buffer that several layers share has one copy.
+    """Copies of layers' buffers, for another forward. They share memory as the buffers do: a buffer that several layers
+    share has one copy, and copies of a tensor and of its views, or of views of one tensor, are views of one copy.
 
     Two kinds stay as they are: `_dropout_state` of Paddle's LSTM and GRU, which has no memory on a CPU, and a weight
     that a layer's hook has computed (spectral_norm), for a gradient flows through it to the trained one.
     """
+    copied = {id(buffer): buffer for buffer in buffers if buffer is not None and _is_copied(buffer)}
     copy_by_id: dict[int, paddle.Tensor] = {}
-    for buffer in buffers:
-        if buffer is not None and buffer._is_initialized() and buffer.stop_gradient:
-            copy_by_id.setdefault(id(buffer), buffer.detach().clone())
-    return [copy_by_id.get(id(buffer), buffer) for buffer in buffers]
+    for sharing in _by_memory(copied.values()):
+        if len(sharing) == 1:
+            copy_by_id[id(sharing[0])] = sharing[0].detach().clone()
+            continue
+        start, end = sharing[0].data_ptr(), max(_end(buffer) for buffer in sharing)
+        memory = paddle.as_strided(sharing[0], [(end - start) // sharing[0].element_size()], [1]).clone()
+        for buffer in sharing:
+            offset = buffer.data_ptr() - start  # in bytes, as `as_strided` of Paddle 3.3.1 reads it
+            typed = memory if buffer.dtype == memory.dtype else memory.view(buffer.dtype)
+            copy = paddle.as_strided(typed, buffer.shape, buffer.strides, offset)
+            assert copy.data_ptr() == memory.data_ptr() + offset, "as_strided counts its offset in elements"
+            copy_by_id[id(buffer)] = copy
+    return [None if buffer is None else copy_by_id.get(id(buffer), buffer) for buffer in buffers]
+
+
+def _is_copied(buffer: paddle.Tensor) -> bool:
+    return buffer._is_initialized() and buffer.stop_gradient and bool(buffer.size)
+
+
+def _by_memory(tensors: Iterable[paddle.Tensor]) -> list[list[paddle.Tensor]]:
+    """Tensors in groups, in the order of their addresses; those of different groups share no byte."""
+    groups: list[list[paddle.Tensor]] = []
+    end = 0
+    for tensor in sorted(tensors, key=lambda tensor: tensor.data_ptr()):
+        if tensor.data_ptr() < end:
+            groups[-1].append(tensor)
+        else:
+            groups.append([tensor])
+        end = max(end, _end(tensor))
+    return groups
+
+
+def _end(tensor: paddle.Tensor) -> int:
+    """The address of the byte after a tensor's last element."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def bits_of(tensor: paddle.Tensor) -> paddle.Tensor:

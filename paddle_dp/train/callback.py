@@ -117,7 +117,8 @@ class Callback:
 
     `every` limits `step` and `epoch`; None: each of them. `reads`: whether `step` needs `moment.numbers`: the loss, its
     scores, `lr`, `gradient_norm` and the speed since the last reading, at the cost of one small all-reduce. `step` is
-    then called after the last update, too, regardless of `every`.
+    then called after the last update, too, regardless of `every`; where ranks do not wait for each other, once this
+    rank knows a loss.
 
     `weights`: whether `step` may read the model's parameters. Set it to False if not: with sharding on accelerators the
     gather of new parameters then overlaps the next forward.

@@ -8,7 +8,8 @@ an epoch and of the training, and when a rank was asked to stop.
 
 Callbacks that read are called on each rank when its progress passes their step. On the main rank their numbers are
 means over the shares of this and earlier steps reported until then; on other ranks, over the rank's shares. Without new
-shares they are the last known numbers; before the first, a line has no loss. Callbacks may do collective work only when
+shares they are the last known numbers. Before a rank knows any, its callbacks are not called; where the ranks have met,
+it gets the main rank's, as a second server does, which computes no share. Callbacks may do collective work only when
 the ranks have met (`Moment.together`).
 """
 
@@ -326,21 +327,27 @@ class RoundDriver:
         heartbeat.step = training.progress.step
         if met and self._check_every is not None and self._check_every.due_at_step(step):
             training.check(f"after step {step}")
-        if due:
-            reads = any(callback.reads for callback in due)
-            numbers = self._line(number, rate, claims) if reads else {}
+        reads = any(callback.reads for callback in due)
+        numbers = self._line(number, rate, claims, met) if reads else {}
+        if due and (met or numbers):
             moment = Moment(
                 name="step", progress=training.progress, trainer=training, numbers=numbers, together=met
             )  # fmt: skip
             training.call(moment, due)
 
-    def _line(self, number: int, rate: float, claims: WorkQueue) -> Numbers:
-        """The numbers of a step, as far as this rank knows them."""
+    def _line(self, number: int, rate: float, claims: WorkQueue, met: bool) -> Numbers:
+        """The numbers of a step; {} while this rank knows none. Collective if the ranks have met: all know some
+        then."""
         if self._training.mesh.is_main:
             numbers = claims.reported(number)
         else:
             numbers, self._local_sums = means(self._local_sums), []
         self._known = numbers or self._known
+        if met:
+            main_numbers: Numbers = self._training.mesh.gather(self._known)[KEEPER]
+            self._known = self._known or main_numbers
+        if not self._known:
+            return {}
         self._speed = self._speed or self._training.meter.read(self._batch)
         speed, known = dict(self._speed), dict(self._known)
         if length := known.pop("tokens", 0.0):

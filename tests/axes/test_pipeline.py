@@ -189,6 +189,40 @@ def test_a_buffer_that_layers_share_has_one_copy_in_a_forward():
     assert first.scale is second.scale is shared and shared.tolist() == [0, 0]
 
 
+def test_a_buffer_that_is_a_view_of_another_is_one_in_a_forward():
+    layer, table = nn.Layer(), paddle.zeros([2, 3])
+    layer.register_buffer("row", table[1])
+    layer.register_buffer("table", table)
+    with separate_buffers([("layer", layer)]):
+        layer.row.set_value(paddle.ones([3]))
+        assert layer.table[1].tolist() == [1, 1, 1]
+        assert table.tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert layer.table is table and table[1].tolist() == layer.row.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda table: [table[:2], table[1:]],  # of one tensor that is no buffer
+        lambda table: [table.transpose([1, 0]), table[1]],
+        lambda table: [table[:, 0], table[:, 1]],  # which share no number
+        lambda table: [table[1].view("int32"), table],
+    ],
+)
+def test_buffers_that_share_memory_do_so_in_a_forward(views):
+    layers = [nn.Layer(), nn.Layer()]
+    for layer in layers:
+        for number, view in enumerate(views(paddle.arange(12, dtype="float32").reshape([3, 4]))):
+            layer.register_buffer(f"view_{number}", view)
+    here, copied = layers
+    here.view_0.set_value(here.view_0 + 5)
+    with separate_buffers([("copied", copied)]):
+        copied.view_0.set_value(copied.view_0 + 5)
+        np.testing.assert_array_equal(copied.view_1, here.view_1)
+    for number in (0, 1):
+        np.testing.assert_array_equal(getattr(copied, f"view_{number}"), getattr(here, f"view_{number}"))
+
+
 def test_with_other_axes(one):
     check(4, {"pipeline": 2, "tensor": 2}, FEW[:1], one)
 

@@ -12,6 +12,7 @@ from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train.ledger import Assignments
 from paddle_dp.train.meter import Meter
+from paddle_dp.train.progress import Progress
 from paddle_dp.train.rounds import RoundDriver
 
 
@@ -62,7 +63,7 @@ def test_lines_that_are_due_at_once_have_one_speed() -> None:
     """A rank that computes a long share passes several steps in a moment: no line says millions of samples a second."""
     meter = Meter(Mesh())
     rounds: Any = RoundDriver.__new__(RoundDriver)
-    rounds._waited, rounds._batch, rounds._known, rounds._local_sums = 0.0, None, {}, []
+    rounds._waited, rounds._batch, rounds._known, rounds._local_sums = 0.0, None, {"loss": 1.0}, []
     progress = SimpleNamespace(batch=0)
     loader = SimpleNamespace(sampler=SimpleNamespace(size=lambda number: 64))
     rounds._training = SimpleNamespace(
@@ -73,7 +74,7 @@ def test_lines_that_are_due_at_once_have_one_speed() -> None:
     def passed(claims: Any) -> None:
         progress.batch += 1
         if progress.batch % 10 == 0:
-            lines.append(rounds._line(progress.batch, 0.1, claims))
+            lines.append(rounds._line(progress.batch, 0.1, claims, met=False))
 
     rounds._pass = passed
     meter.began -= 2.0
@@ -82,3 +83,28 @@ def test_lines_that_are_due_at_once_have_one_speed() -> None:
     meter.began -= 1.0
     rounds._come_to(30, None)
     assert lines[2]["samples_per_second"] == pytest.approx(640, rel=0.05)
+
+
+def test_callbacks_that_read_are_called_once_their_rank_knows_a_loss() -> None:
+    """A second server computes no share, and a worker's first one may be of a later global batch."""
+    losses: list[float] = []
+    training: Any = SimpleNamespace(
+        mesh=SimpleNamespace(is_main=False, gather=lambda numbers: [{"loss": 2.0}, numbers]),
+        meter=SimpleNamespace(read=lambda batch: {}),
+        progress=Progress(),
+        total_steps=9,
+        callbacks=SimpleNamespace(due_at_step=lambda step, last: [SimpleNamespace(reads=True)]),
+        learner=SimpleNamespace(
+            optimizer=SimpleNamespace(get_lr=lambda: 0.1), rate=SimpleNamespace(step=lambda: None)
+        ),
+        loader=SimpleNamespace(sampler=SimpleNamespace(size=lambda number: 64)),
+        call=lambda moment, due: losses.append(moment.numbers["loss"]),
+    )
+    rounds = RoundDriver(training, worker=None, requests=None, check_every=None)  # type: ignore[arg-type]
+    rounds._batch, rounds._local_sums, rounds._speed = None, [], {}
+    rounds._pass(None)  # type: ignore[arg-type]
+    assert losses == []
+    rounds._pass(None, met=True)  # type: ignore[arg-type]
+    rounds._local_sums = [{"loss": 12.0, "count": 4, "gradient_norm": 1.0}]
+    rounds._pass(None)  # type: ignore[arg-type]
+    assert losses == [2.0, 3.0]
