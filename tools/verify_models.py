@@ -274,14 +274,17 @@ def told(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def claim(rows: Iterable[Row]) -> str:
-    """The line of the page and of README.md: by family, how many of its models are the same in every layout."""
+def claims(rows: Iterable[Row]) -> tuple[str, str]:
+    """The line of the page and of README.md, and of README_zh.md: by family, how many of its models are the same in
+    every layout."""
     verdicts: dict[str, dict[str, bool]] = {}
     for row in rows:
         of_model = verdicts.setdefault(row.family, {})
         of_model[row.model] = of_model.get(row.model, True) and row.verdict == "same"
-    counts = [f"{sum(m.values())} of {len(m)} models of {family}" for family, m in sorted(verdicts.items())]
-    return f"{', '.join(counts)} are SAME on two ranks"
+    counts = [(family, sum(models.values()), len(models)) for family, models in sorted(verdicts.items())]
+    english = ", ".join(f"{same} of {tried} models of {family}" for family, same, tried in counts)
+    chinese = "，".join(f"{family} {same}/{tried}" for family, same, tried in counts)
+    return f"{english} are SAME on two ranks", f"两个 rank 下与单进程一致的模型：{chinese}"
 
 
 def page(rows: Mapping[str, Row], cases: Iterable[Case]) -> str:
@@ -293,7 +296,7 @@ def page(rows: Mapping[str, Row], cases: Iterable[Case]) -> str:
     versions = ", ".join(sorted({row.paddle for row in rows.values() if row.paddle}))
     sections = [f"## {family}\n\n{HEAD}\n" + "\n".join(lines) for family, lines in tables.items()]
     return PAGE.format(
-        claim=claim(rows.values()), batch=BATCH, classes=CLASSES, vision=STEPS, foreign=STEPS_OF_FOREIGN,
+        claim=claims(rows.values())[0], batch=BATCH, classes=CLASSES, vision=STEPS, foreign=STEPS_OF_FOREIGN,
         paddle=versions, tables="\n\n".join(sections),
     )  # fmt: skip
 
@@ -301,9 +304,10 @@ def page(rows: Mapping[str, Row], cases: Iterable[Case]) -> str:
 def write_pages(rows: Mapping[str, Row]) -> None:
     """Writes docs/verified_models.md, and its first line into both READMEs."""
     (ROOT / "docs" / "verified_models.md").write_text(page(rows, [*vision_cases(), *foreign_cases()]))
-    for readme in (ROOT / "README.md", ROOT / "README_zh.md"):
-        text, line = readme.read_text(), f"> {claim(rows.values())}"
-        readme.write_text(re.sub(r"^> \d+ of \d+ models of .*$", line, text, flags=re.M))
+    lines = ("README.md", r"> \d+ of \d+ models of"), ("README_zh.md", "> 两个 rank 下与单进程一致的模型：")
+    for (name, beginning), line in zip(lines, claims(rows.values()), strict=True):
+        text = (ROOT / name).read_text()
+        (ROOT / name).write_text(re.sub(rf"^{beginning}.*$", f"> {line}", text, flags=re.M))
 
 
 def main() -> int:
