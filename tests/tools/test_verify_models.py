@@ -1,7 +1,6 @@
 """The table of models that others wrote: each has a recipe, and what verify said becomes its line."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -104,7 +103,5 @@ def test_the_page_and_the_readmes_are_what_the_kept_rows_say():
     assert written == verify_models.page(
         rows, [*verify_models.vision_cases(), *verify_models.foreign_cases()]
     )
-    for readme, line in zip(
-        ("README.md", "README_zh.md"), verify_models.claims(rows.values()), strict=True
-    ):
+    for readme, line in zip(("README.md", "README_zh.md"), verify_models.claims(rows.values()), strict=True):
         assert f"> {line}\n" in (ROOT / readme).read_text(), readme
