@@ -110,7 +110,8 @@ def _key(group: Any, segment: str, path: Keys) -> str | int:
     if segment not in uses:
         present = ", ".join(str(use) for use in uses if use) or f"{len(group)} of them"
         meant = near(segment, [str(use) for use in uses if use])
-        how = f"Did you mean '{meant}'?" if meant else f"To add one: {here}.{len(group)}.use={segment}"
+        added = "NAME" if segment.isdecimal() else segment
+        how = f"Did you mean '{meant}'?" if meant else f"To add one: {here}.{len(group)}.use={added}"
         raise _UnknownKeyError(f"{here} has no '{segment}' (it has {present}). {how}")
     return uses.index(segment)
 

@@ -94,6 +94,7 @@ def test_mistakes_are_placed_at_the_override() -> None:
         ("train.precision.level=O2", "train.precision is 'float16', which has no settings"),
         ("callbacks.cosole.every=3", "callbacks has no 'cosole' (it has console, metrics). Did you mean 'console'?"),
         ("callbacks.profile.steps=3", "(it has console, metrics). To add one: callbacks.2.use=profile"),
+        ("callbacks.3.use=profile", "(it has console, metrics). To add one: callbacks.2.use=NAME"),
         ("milestones.5=1", "milestones has no '5' (it has 2 of them)"),
     ],
 )  # fmt: skip
