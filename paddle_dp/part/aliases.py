@@ -189,7 +189,9 @@ max_seq_length max_seq_len seq_length block_size max_length seqlen | HF, PaddleN
 input_dir data_dir data_path dataset_path train_file image_root train_dataset_path | HF, PaddleNLP, PaddleClas | dataset.path |
 split                                     | PaddleNLP, Megatron | dataset.held_out    | a share of the files, such as 0.05: '949,50,1' is about 0.05, and there is no third part
 packing zero_padding                      | PaddleNLP        | -                      | data set text_files cuts texts into windows of dataset.length and pads none; to pack samples is a data set's of your own (docs/add-a-part.md)
-cls_label_path file_list class_id_map_file | PaddleClas      | -                      | image_folder reads train/CLASS and val/CLASS; lists are for a data set of your own (docs/add-a-part.md)
+cls_label_path file_list                  | PaddleClas       | dataset.train          | of data set image_list; the list to evaluate on is dataset.test
+class_id_map_file label_list              | PaddleClas, PaddleX | dataset.names       | of data set image_list
+delimiter                                 | PaddleClas       | dataset.separator      | space, tab or comma, of data set image_list
 transform_ops                             | PaddleClas       | -                      | flip, crop, jitter, resize, mean and std are settings of dataset image_folder; others are a data set's of your own (docs/add-a-part.md)
 batch_transform_ops mixup cutmix          | PaddleClas       | -                      | augmentation that mixes samples is a data set's of your own with loader.collate: batch (docs/add-a-part.md)
 class_num num_classes class_dim           | PaddleClas, torch | model.classes         |
