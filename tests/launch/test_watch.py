@@ -15,10 +15,12 @@ from tests.eventually import eventually
 
 LAUNCHER = """
 import os, subprocess, sys, time
-subprocess.Popen(["sleep", "60"])  # a child that is no rank
+# As Paddle's launcher it keeps its children: Popen waits for an ended one that nobody keeps, and its code is lost.
+children = [subprocess.Popen(["sleep", "60"])]  # no rank
 for rank, code in enumerate(sys.argv[1:]):
-    subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PADDLE_TRAINER_ID": str(rank)})
-subprocess.Popen(["sleep", "60"])
+    env = {**os.environ, "PADDLE_TRAINER_ID": str(rank)}
+    children.append(subprocess.Popen([sys.executable, "-c", code], env=env))
+children.append(subprocess.Popen(["sleep", "60"]))
 time.sleep(60)
 """
 
