@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from paddle_dp.assembly.script import trainer_of
+from paddle_dp.core.optimizer import check_counts_updates
 from paddle_dp.data import Loader
 from paddle_dp.errors import StoppedError, UsageError
 from paddle_dp.identity import consistency
@@ -77,6 +78,7 @@ class Trainer(TrainingState):
         until = Length(self.run.total_steps, "steps") if until is None else until
         until = until if isinstance(until, Length) else Length.parse(until)
         self.total_steps = until.steps(self.loader.batches)
+        check_counts_updates(self.learner.rate.schedule, self.total_steps, self.loader.batches)
         with on_board():
             try:
                 self._train_to_the_end()

@@ -30,8 +30,9 @@ class Views:
     size: Positive = 224
     """Height and width of the model's input, in pixels."""
 
-    resize: Positive = 256
-    """Evaluation: the shorter side is resized to this before the centre crop, in pixels."""
+    resize: Positive | None = None
+    """Evaluation: the shorter side is resized to this before the centre crop, in pixels. null: 8/7 of `size`, as 256 is
+    of 224."""
 
     crop: tuple[float, float] = (0.08, 1.0)
     """Training: smallest and largest share of the area of the random crop."""
@@ -49,7 +50,7 @@ class Views:
     """Divisor of each channel."""
 
     def __post_init__(self) -> None:
-        if self.resize < self.size:
+        if self.resize is not None and self.resize < self.size:
             raise ValueError(f"resize: {self.resize} is less than size {self.size}, which is cropped from it")
         if not 0 < self.crop[0] <= self.crop[1] <= 1:
             raise ValueError(
@@ -83,7 +84,8 @@ class Views:
     def _test_view(self) -> View:
         from paddle.vision import transforms
 
-        view: View = transforms.Compose([transforms.Resize(self.resize), transforms.CenterCrop(self.size)])
+        shorter = round(self.size * 8 / 7) if self.resize is None else self.resize
+        view: View = transforms.Compose([transforms.Resize(shorter), transforms.CenterCrop(self.size)])
         return view
 
     def _normalised(self, image: Image) -> Array:

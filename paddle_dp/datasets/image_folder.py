@@ -1,4 +1,7 @@
-"""Images in folders named after their classes, laid out as ImageNet: train/<class>/*.jpg and val/<class>/*.jpg."""
+"""Images in folders named after their classes, laid out as ImageNet: train/<class>/*.jpg and val/<class>/*.jpg.
+
+With `held_out` the class folders lie in `path` itself.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from paddle_dp.datasets._arrays import checked_split
+from paddle_dp.datasets._arrays import checked_split, stratified
 from paddle_dp.datasets._images import Images, Views
-from paddle_dp.datasets._paths import existing_path, inside
+from paddle_dp.datasets._paths import MissingDataError, existing_path, inside
 from paddle_dp.errors import DataError
+from paddle_dp.units import Probability
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _TEST = ("val", "valid", "validation", "test")
@@ -22,9 +26,21 @@ class Config(Views):
     path: str | None = None
     """The folder that holds train/ and val/ (or valid/, validation/, test/)."""
 
+    held_out: Probability = 0.0
+    """Share of each class's images to evaluate on, if `path` holds the class folders themselves. The choice depends on
+    the files alone."""
+
     def build(self, split: str) -> Images:
         """Classes are numbered in the order of their folders' names; both splits must have the same classes."""
         root = existing_path(self.path, "a folder with train/<class>/ and val/<class>/ inside")
+        if self.held_out:
+            return self._split(root, checked_split(split) == "test")
+        names = _class_names(root)
+        if len(names) > 1 and all(_holds_images(root / name) for name in names):
+            raise MissingDataError(
+                f"dataset.path: {root} holds class folders, and no train/ and val/: set dataset.held_out=0.2 to "
+                "evaluate on a fifth of each class"
+            )
         train = inside(root, ("train",), "the images to train on")
         folder = (
             train if checked_split(split) == "train" else inside(root, _TEST, "the images to evaluate on")
@@ -36,13 +52,31 @@ class Config(Views):
         files, labels = _files(folder, classes)
         return self.images(split, files, labels, classes)
 
+    def _split(self, root: Path, test: bool) -> Images:
+        classes = _classes(root)
+        if "train" in classes:
+            raise DataError(f"dataset.held_out is for class folders in path itself, and {root} holds train/")
+        files, labels = _files(root, classes)
+        chosen = np.flatnonzero(stratified(labels, self.held_out, seed=0) == test)
+        return self.images("test" if test else "train", [files[i] for i in chosen], labels[chosen], classes)
+
 
 def _classes(folder: Path) -> tuple[str, ...]:
     """The names of the class folders, sorted."""
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
-    if not names:
+    if not (names := _class_names(folder)):
         raise DataError(f"{folder} has no class folders: put the images of each class into a separate folder")
-    return tuple(names)
+    return names
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        return ()
+    entries = os.scandir(folder)
+    return tuple(sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != "."))
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(entry.name.lower().endswith(_SUFFIXES) for entry in os.scandir(folder))
 
 
 def _files(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], np.ndarray]:

@@ -306,7 +306,7 @@ VERBS = {
     "infer": "predict", "inference": "predict", "test": "evaluate", "eval": "evaluate", "validate": "evaluate",
     "val": "evaluate", "fit": "train", "finetune": "train", "pretrain": "train", "run": "launch",
     "torchrun": "launch", "spawn": "launch", "env": "doctor", "info": "doctor", "init": "new", "create": "new",
-    "help": "--help", "list": "parts", "convert": "export", "save": "export", "chat": "generate", "profile": "why",
+    "help": "--help", "version": "--version", "list": "parts", "convert": "export", "save": "export", "chat": "generate", "profile": "why",
 }  # fmt: skip
 
 

@@ -50,6 +50,12 @@ class _TooMuchError(Exception):
 
 def read_page(path: Path) -> YamlDocument:
     """Reads the recipe file as a page. Raises RecipeError if it is not one group of settings."""
+    if path.suffix == ".py":
+        raise _refuse(
+            path,
+            "is a script, and this command takes a recipe. For scripts there are `paddle-dp launch` and `paddle-dp "
+            "audit`; a recipe can name the script's model and data (docs/start/your-model.md)",
+        )
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)

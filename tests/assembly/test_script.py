@@ -257,6 +257,17 @@ def test_a_training_without_a_length_is_not_fitted_by_guess(tmp_path: Path) -> N
         Trainer.of(**described(tmp_path / "run")).fit()
 
 
+def test_a_schedule_of_epochs_is_refused_before_the_first_update(tmp_path: Path) -> None:
+    given = described(tmp_path / "run", batch=8)
+    rate = paddle.optimizer.lr.CosineAnnealingDecay(0.1, T_max=5)
+    given["optimizer"] = paddle.optimizer.SGD(rate, parameters=given["model"].parameters())
+    updates = -(-len(given["train"]) // given["batch"])
+    trainer = Trainer.of(**given)
+    with pytest.raises(UsageError, match=f"T_max=5, .* An epoch has {updates}: multiply T_max by {updates}"):
+        trainer.fit("5 epochs")
+    assert trainer.progress.step == 0
+
+
 def test_an_optimizer_of_something_else_is_refused(tmp_path: Path) -> None:
     centre = paddle.create_parameter([4], "float32")
     given = described(tmp_path / "run")

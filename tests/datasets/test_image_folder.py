@@ -4,8 +4,10 @@ import random
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from paddle_dp.data import Loader, Sampler
+from paddle_dp.datasets._images import IMAGENET_MEAN, IMAGENET_STD
 from paddle_dp.datasets.image_folder import Config
 from paddle_dp.errors import DataError
 
@@ -131,3 +133,38 @@ def test_nothing_to_see_is_an_error(tmp_path):
 def test_nonsense_is_refused_by_name(settings, word):
     with pytest.raises(ValueError, match=f"^{word}: "):
         Config(**SMALL | settings)
+
+
+def test_class_folders_alone_are_split_by_a_share(tmp_path, save_image):
+    for name, colour in COLOURS.items():
+        for i in range(10):
+            save_image(tmp_path / name / f"{i}.png", colour)
+    with pytest.raises(
+        DataError, match=r"holds class folders, and no train/ and val/: set dataset\.held_out=0\.2"
+    ):
+        config(tmp_path).build("train")
+    train, test = (config(tmp_path, held_out=0.2).build(split) for split in ("train", "test"))
+    assert train.classes == test.classes == ("cat", "dog", "eel")
+    assert train.labels.tolist() == [0] * 8 + [1] * 8 + [2] * 8 and test.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    files = [*train.files, *test.files]
+    assert len({*files}) == len(files) == 30
+    assert test.files == config(tmp_path, held_out=0.2).build("test").files
+
+
+def test_a_share_beside_folders_of_both_splits_is_refused(root):
+    with pytest.raises(DataError, match="held_out is for class folders in path itself"):
+        config(root, held_out=0.2).build("train")
+
+
+def test_evaluation_sees_most_of_a_picture_of_any_size(tmp_path, save_image):
+    """The share of the shorter side is that of 224 of 256, unless `resize` is set."""
+    for split in ("train", "val"):
+        save_image(tmp_path / split / "cat" / "0.png", (0, 0, 0), 40, 40)
+    seen = Config(path=str(tmp_path), size=35).build("test")._view
+    view = seen(Image.fromarray(np.arange(40 * 40 * 3, dtype=np.uint8).reshape(40, 40, 3)))
+    assert view.shape == (3, 35, 35)
+    expected = (np.arange(40 * 40 * 3, dtype=np.uint8).reshape(40, 40, 3)[2:37, 2:37] / 255).transpose(
+        2, 0, 1
+    )
+    mean, std = np.array(IMAGENET_MEAN)[:, None, None], np.array(IMAGENET_STD)[:, None, None]
+    assert np.abs(view - (expected - mean) / std).max() < 1e-4

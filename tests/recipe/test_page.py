@@ -100,6 +100,14 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, said: str) -> 
     assert str(caught.value).startswith(f"{tmp_path}/{said}") and "\n" not in str(caught.value)
 
 
+def test_a_script_in_place_of_a_recipe_is_told(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import paddle\n")
+    with pytest.raises(
+        RecipeError, match=r"own\.py: is a script, .* `paddle-dp launch` and `paddle-dp audit`"
+    ):
+        read_page(tmp_path / "own.py")
+
+
 def test_a_file_that_is_not_there_is_told_with_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "digits_mlp.yaml").touch()
     with pytest.raises(RecipeError, match=r"no such file. Did you mean 'digits_mlp.yaml'\?$"):
