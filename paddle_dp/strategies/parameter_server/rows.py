@@ -77,11 +77,11 @@ def row_layers(model: nn.Layer) -> tuple[dict[str, nn.Embedding], dict[str, str]
     embeddings = {
         f"{name}.weight".lstrip("."): layer for name, layer in layers if isinstance(layer, nn.Embedding)
     }
-    names = [p for layer in model.sublayers(include_self=True) for p in map(id, layer._parameters.values())]
+    users = [id(p) for layer in model.sublayers(include_self=True) for p in layer.parameters(False)]
     dense = {
         name: reason
         for name, layer in embeddings.items()
-        if (reason := _reason(layer, names.count(id(layer.weight))))
+        if (reason := _reason(layer, users.count(id(layer.weight))))
     }
     by_rows = {name: layer for name, layer in embeddings.items() if name not in dense}
     if not by_rows:
