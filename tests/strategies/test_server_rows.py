@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from paddle_dp.errors import UsageError
+from tests import parity
 from tests.house.training import build_trainer
 from tests.parity import weights
 from tests.ranks import run_ranks
@@ -94,6 +95,17 @@ def test_rows_give_the_bits_of_whole_tables_in_other_layouts(
     tmp_path: Path, ranks: int, servers: int, optimizer: str
 ) -> None:
     assert_equal(tmp_path, ranks, servers, optimizer)
+
+
+@pytest.mark.long
+def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
+    by_rows = strategy(1, "rows")
+    once = run_ranks(parity.train, 3, str(tmp_path / "once"), by_rows, timeout=300)
+    run_ranks(parity.train, 3, str(tmp_path / "cut"), by_rows, "4 steps", timeout=300)
+    resumed = run_ranks(parity.train, 3, str(tmp_path / "cut"), by_rows, resume=True, timeout=300)
+    assert once[0]["rows"][4:] == resumed[0]["rows"]
+    first, second = weights(once[0]["saved"]), weights(resumed[0]["saved"])
+    assert all(np.array_equal(value, second[name]) for name, value in first.items())
 
 
 def watch(folder: str) -> Found:
