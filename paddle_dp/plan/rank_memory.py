@@ -61,7 +61,8 @@ class Layout:
     compression of gradients between data ranks. `reduce_dtype`: the dtype in which gradients are sent; None: theirs.
     `averaged_every`: weights are sent once in so many steps, instead of each step's gradients (0: gradients are sent);
     with `averaged_states` the optimizer states, too. `copies`: further copies of the trained weights that a rank keeps.
-    `asynchronous`: no rank waits for another one to compute. `exchange`: data_parallel's exchange by name; "": this
+    `asynchronous`: no rank waits for another one to compute. `pulls_rows`: of some tables servers and workers exchange
+    only the rows that a batch reads: less than a plan's bytes. `exchange`: data_parallel's exchange by name; "": this
     package's. `bucket`: bytes of Paddle's buckets. `branches`: the tensor ranks have branches of layers, and no slices.
     `replicas`: of the whole model in each process; `separate_devices`: each on an accelerator, if any.
     `widths`, the bytes per element, follow from optimizer and precision.
@@ -83,6 +84,7 @@ class Layout:
     averaged_states: bool = False
     copies: float = 0.0
     asynchronous: bool = False
+    pulls_rows: bool = False
     branches: BranchTraffic | None = None
     replicas: int = 1
     separate_devices: bool = False

@@ -228,8 +228,11 @@ def _with_servers(layout: Layout, blocks: Blocks, wire: Wire | None) -> Iterator
             " and ".join(f"{amount(size)} of {each.payload}" for each in transfers if (size := size_of(each)))
             for size_of in (lambda each: each.bytes, lambda each: each.received_bytes)
         )
-        yield f"a step: {sender} sends {out} and takes {into}"
-    if wire is None:
+        at_most = " at most" if layout.pulls_rows else ""
+        yield f"a step: {sender} sends{at_most} {out} and takes{at_most} {into}"
+    if layout.pulls_rows:
+        yield "of a table that is pulled by rows a step moves the rows that its samples read: less than these bytes"
+    if wire is None or layout.pulls_rows:
         return
     speed = wire.link.bytes_per_second
     compute = Compute.from_seconds(0.0 if wire.compute is None else wire.compute.seconds)

@@ -2,11 +2,13 @@
 
 Li et al. 2014 (OSDI). `served` has the parts of a learner for synchronous updates: owners, exchange, norm, weights.
 `async_worker` computes shares without waiting for other workers, and an `async_server` answers it. From an accelerator
-gradients are sent by `copied_gradients`. `host_group` exchanges tensors of the workers' layers through server 0.
+gradients are sent by `copied_gradients`. `host_group` exchanges tensors of the workers' layers through server 0. With
+`pulls: rows`, `rows` exchanges the rows of embedding tables that a batch reads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -19,6 +21,7 @@ from paddle_dp.strategies._base import StrategyConfig
 from paddle_dp.units import Positive
 
 if TYPE_CHECKING:
+    from paddle_dp.exchange.gradient_exchange import GradientExchange
     from paddle_dp.learner import Learner, Task
     from paddle_dp.mesh import Mesh
     from paddle_dp.recipe import Recipe
@@ -35,6 +38,9 @@ class Config(StrategyConfig):
     mode: Literal["sync", "async"] = "sync"
     """`sync`: each update is one process's. `async`: no worker waits for another, or for one that died."""
 
+    pulls: Literal["rows", "all"] = "all"
+    """`rows`: of an embedding's table a worker pulls and pushes the rows that its samples read; on CPUs, in step."""
+
     staleness: Positive = 4
     """Global batches by which a worker may be ahead of the slowest living one, under `mode: async`."""
 
@@ -44,13 +50,21 @@ class Config(StrategyConfig):
     def layout(self, ranks: int) -> Layout:
         degrees = Degrees(data=max(ranks - self.servers, 1), servers=self.servers)
         asynchronous = self.mode == "async"
-        return Layout(degrees=degrees, recompute=self.recompute, asynchronous=asynchronous)
+        by_rows = self.pulls == "rows"
+        return Layout(
+            degrees=degrees, recompute=self.recompute, asynchronous=asynchronous, pulls_rows=by_rows
+        )
 
     def __post_init__(self) -> None:
         if self.mode == "async" and self.sync_batch_norm:
             raise ValueError(
                 "sync_batch_norm: true lets workers wait for one another in every BatchNorm, and mode: async does not: "
                 "leave it out, or set mode to sync"
+            )
+        if self.mode == "async" and self.pulls == "rows":
+            raise ValueError(
+                "pulls: rows brings rows of one update, and workers of mode: async pull parameters as they are: set "
+                "pulls to all, or mode to sync"
             )
 
     @property
@@ -74,7 +88,7 @@ class Config(StrategyConfig):
     def refuse(self, recipe: Recipe, ranks: int, device: str = "cpu") -> None:
         """Raises UsageError if there is no worker, for weights of 16 bits on accelerators, and for recipes that no
         strategy can train."""
-        from paddle_dp.checks.preflight import preflight_check
+        from paddle_dp.checks.preflight import built_without_memory, preflight_check
 
         self._check_workers(ranks)
         requested = recipe.train.device
@@ -91,6 +105,12 @@ class Config(StrategyConfig):
         if self.mode == "async":
             self._refuse_waiting(recipe)
         preflight_check(recipe, self.layout(ranks), splits=True)
+        if self.pulls == "rows":
+            from paddle_dp.strategies.parameter_server.rows import row_layers
+
+            self._check_rows(device if requested == "auto" else requested)
+            if (model := built_without_memory(recipe.build_model)) is not None:
+                row_layers(model)
 
     def _refuse_waiting(self, recipe: Recipe) -> None:
         """Raises UsageError for settings that let workers wait for one another, or need all of them."""
@@ -105,6 +125,13 @@ class Config(StrategyConfig):
         if why:
             raise UsageError(f"strategy parameter_server with mode=async: {why}, or set strategy.mode=sync.")
 
+    def _check_rows(self, device: str) -> None:
+        if self.pulls == "rows" and device != "cpu":
+            raise UsageError(
+                "strategy.pulls=rows is for CPUs: in each embedding's forward an accelerator would wait for its host, "
+                "and the host for a server. Set strategy.pulls=all, or train.device=cpu."
+            )
+
     def _check_workers(self, ranks: int) -> None:
         if ranks <= self.servers:
             least = self.servers + 1
@@ -118,6 +145,7 @@ class Config(StrategyConfig):
         from paddle_dp.mesh.heartbeat import heartbeat
 
         self._check_workers(mesh.ranks)
+        self._check_rows(mesh.device)
         if mesh.rank < self.servers and mesh.device != "cpu":
             raise UsageError(
                 f"rank {mesh.rank} is a server, which computes on its host, and it has joined with {mesh.device}: call "
@@ -150,6 +178,7 @@ class ParameterServer:
         from paddle_dp.model.initial_weights import check_lendable, draw, reads_weights
         from paddle_dp.model.recompute import recomputed
         from paddle_dp.strategies.parameter_server.async_worker import AsyncServerWeights, AsyncServerWorker
+        from paddle_dp.strategies.parameter_server.rows import PushedRows, RowTables, RowWeights
         from paddle_dp.strategies.parameter_server.served import (
             HostGroup,
             SamplesOfWorkers,
@@ -186,14 +215,23 @@ class ParameterServer:
             known_differences.append(
                 "updates are made from shares as they come, with parameters that may be old"
             )
+        params = ServerParams(self.mesh, deal.parameters, deal.owners)
+        weights: Callable[..., ServerWeights] = partial(
+            AsyncServerWeights if asynchronous else ServerWeights, params=params
+        )
+        if self.config.pulls == "rows":
+            tables = RowTables(self.mesh, prepared.model, deal)
+            exchange: GradientExchange = PushedRows(tables, deal, self.mesh)
+            weights = partial(
+                RowWeights, mesh=self.mesh, deal=deal, params=params, tables=tables, rate=prepared.rate
+            )
+        else:
+            exchange = server_exchange(deal, self.mesh)
         learner = prepared.learner(
             placed,
-            exchange=server_exchange(deal, self.mesh),
+            exchange=exchange,
             norm=None if asynchronous else ServerNorm(placed, clips),  # workers clip by their shares' norms
-            weights=partial(
-                AsyncServerWeights if asynchronous else ServerWeights,
-                params=ServerParams(self.mesh, deal.parameters, deal.owners),
-            ),
+            weights=weights,
             statistics=ServerStatistics(placed, buffers),
             buffers=buffers,
             gathered=lambda placed: SamplesOfWorkers(placed.mesh),

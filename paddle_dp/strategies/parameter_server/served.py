@@ -247,7 +247,8 @@ class ServerParams:
             return
         with self._push.waiting("the parameters of the servers"):
             for owner in self._push.peers:
-                self._take([parameter for parameter, server in self._owned if server == owner], owner)
+                if parameters := [parameter for parameter, server in self._owned if server == owner]:
+                    self._take(parameters, owner)
 
     def _take(self, parameters: Sequence[paddle.Tensor], owner: int) -> None:
         """Receives the values of one server's parameters; to an accelerator they are copied together."""
