@@ -38,8 +38,8 @@ _TOKEN = re.compile(r"expected >= 0 and < (\d+), but got (-?\d+)")
 _KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
-class _TooLongError(Exception):
-    """A recipe takes longer than `SECONDS`."""
+class _TooLongError(BaseException):
+    """A recipe takes longer than `SECONDS`. No `except Exception` around a model takes it for the model's error."""
 
 
 def tried(recipe: Recipe) -> list[str]:

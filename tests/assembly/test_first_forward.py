@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from paddle import nn
 
-from paddle_dp.assembly.first_forward import explained, tried, user_frame
+from paddle_dp.assembly import first_forward
+from paddle_dp.assembly.first_forward import answer, explained, tried, user_frame
 from paddle_dp.errors import UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.failures import TRACEBACK, Failure, describe
@@ -67,6 +70,15 @@ def test_a_right_recipe_passes_and_what_is_not_tried_is_said() -> None:
 
 
 @pytest.mark.processes
+def test_a_model_that_takes_too_long_is_not_said_to_refuse_the_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the time is over within the model's forward: a busy machine is no mistake of the recipe."""
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: time.sleep(30))
+    monkeypatch.setattr(first_forward, "SECONDS", 3)
+    assert answer(DIGITS, []) == {"lines": ["not tried to the end: it took more than 3 s"]}
+
+
 def test_a_training_s_first_update_says_it_in_the_same_sentence(tmp_path: Path) -> None:
     """A traceback of Paddle's ended it."""
     words = ("model.inputs=100", "train.length=2 steps", f"output_dir={tmp_path / 'run'}")
