@@ -31,7 +31,10 @@ COLLATING = "collating"
 UNREAD = "cannot be read"
 RANDOM = "is another one each time it is read"
 SECONDS = 0.2  # time for samples; names and sizes of files get another quarter of it
-_PATIENCE = 5  # times SECONDS at most, on a busy machine
+_PATIENCE, _STALL = (
+    5,
+    50,
+)  # times SECONDS at most: of this thread's processor time, and in all, on a busy machine
 _COLLATED_SAMPLES = 8  # samples that are collated together, to test if a row depends on the others
 _TAKE_BYTES = 2**22  # bytes of samples per call of `take`
 
@@ -129,14 +132,15 @@ def _walk(
 ) -> dict[str, str]:
     """Calls `text_of` for one group after another, while the next is likely to finish in time.
 
-    The estimate uses the median group's time per sample: on a busy machine one group may take as long as all others.
+    The estimate uses the median group's time per sample: on a busy machine one group may take as long as all others,
+    and a process may stand for a second. A small data set is read to its end all the same.
     """
     texts: dict[str, str] = {}
-    began, done = time.perf_counter(), 0
+    began, cpu_began, done = time.perf_counter(), time.thread_time(), 0
     rates: list[float] = []
     for indices in groups:
         begun = time.perf_counter()
-        late = begun - began > _PATIENCE * seconds
+        late = time.thread_time() - cpu_began > _PATIENCE * seconds or begun - began > _STALL * seconds
         if done >= 4 and (late or statistics.median(rates) * (done + len(indices)) > seconds):
             break
         text = texts[_key(unit, indices)] = text_of(indices)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.errors import DataError, InstallError
@@ -16,6 +17,7 @@ from paddle_dp.units import Positive, Probability, Rate
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Strength = Annotated[int, Ge(0), Le(30)]
 View = Callable[["Image"], Any]
 # The allowed decoders of Pillow; some others run programs, or follow paths in the file.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
@@ -43,6 +45,18 @@ class Views:
     jitter: Rate = 0.0
     """Training: largest relative change of brightness, contrast and saturation."""
 
+    augment: Literal["none", "rand", "trivial"] = "none"
+    """Training: `rand` is RandAugment, `trivial` TrivialAugment (wide), with torchvision's operations and ranges."""
+
+    augment_count: Positive = 2
+    """Training, `rand`: operations for each image."""
+
+    augment_strength: Strength = 9
+    """Training, `rand`: strength of the operations, 0 to 30."""
+
+    erase: Probability = 0.0
+    """Training: probability that a random rectangle of 2 to 33 % of the image gets the `mean`'s colour."""
+
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Subtracted from each channel, whose values are 0..1."""
 
@@ -61,8 +75,15 @@ class Views:
 
     def images(self, split: str, files: Sequence[Path], labels: Array, classes: tuple[str, ...]) -> Images:
         """The data set of these files with the transforms of `split`."""
-        view = self._train_view() if checked_split(split) == "train" else self._test_view()
-        return Images(files, labels, classes, lambda image: self._normalised(view(image)))
+        if checked_split(split) == "test":
+            view = self._test_view()
+            return Images(
+                files, labels, classes, lambda image: _channels_first(self._normalised(view(image)))
+            )
+        train, erased = self._train_view(), self._erased()
+        return Images(
+            files, labels, classes, lambda image: _channels_first(erased(self._normalised(train(image))))
+        )
 
     def read_file(self, path: Path) -> list[tuple[Array, None]]:
         """The image as a held-out sample's input. Raises DataError with the path of a file that is no image."""
@@ -76,6 +97,11 @@ class Views:
             transforms.RandomResizedCrop(self.size, scale=self.crop),
             transforms.RandomHorizontalFlip(self.flip),
         ]
+        if self.augment != "none":
+            from paddle_dp.datasets._augment import RandAugment, TrivialAugment
+
+            rand = self.augment == "rand"
+            steps.append(RandAugment(self.augment_count, self.augment_strength) if rand else TrivialAugment())
         if self.jitter:
             steps.append(transforms.ColorJitter(self.jitter, self.jitter, self.jitter))
         view: View = transforms.Compose(steps)
@@ -88,11 +114,22 @@ class Views:
         view: View = transforms.Compose([transforms.Resize(shorter), transforms.CenterCrop(self.size)])
         return view
 
+    def _erased(self) -> Callable[[Array], Array]:
+        """A function of a normalised image, for training."""
+        from paddle.vision import transforms
+
+        return transforms.RandomErasing(self.erase) if self.erase else lambda pixels: pixels
+
     def _normalised(self, image: Image) -> Array:
-        """Normalises to float32 [3, size, size] with NumPy: `transforms.ToTensor` would make a tensor in a worker."""
+        """Normalises to float32 [size, size, 3] with NumPy: `transforms.ToTensor` would make a tensor in a worker."""
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        pixels = (np.asarray(image, np.float32) - 255 * mean) / (255 * std)
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        pixels: Array = (np.asarray(image, np.float32) - 255 * mean) / (255 * std)
+        return pixels
+
+
+def _channels_first(pixels: Array) -> Array:
+    """float32 [3, size, size] of [size, size, 3]."""
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 class Images:

@@ -192,7 +192,7 @@ packing zero_padding                      | PaddleNLP        | -                
 cls_label_path file_list                  | PaddleClas       | dataset.train          | of data set image_list; the list to evaluate on is dataset.test
 class_id_map_file label_list              | PaddleClas, PaddleX | dataset.names       | of data set image_list
 delimiter                                 | PaddleClas       | dataset.separator      | space, tab or comma, of data set image_list
-transform_ops                             | PaddleClas       | -                      | flip, crop, jitter, resize, mean and std are settings of dataset image_folder; others are a data set's of your own (docs/add-a-part.md)
+transform_ops                             | PaddleClas       | -                      | flip, crop, jitter, augment (rand, trivial), erase, resize, mean and std are settings of dataset image_folder and image_list; others are a data set's of your own (docs/add-a-part.md)
 batch_transform_ops mixup cutmix          | PaddleClas       | -                      | augmentation that mixes samples is a data set's of your own with loader.collate: batch (docs/add-a-part.md)
 class_num num_classes class_dim           | PaddleClas, torch | model.classes         |
 topk                                      | PaddleClas       | -                      | a classifier's evaluations give acc1 and acc5

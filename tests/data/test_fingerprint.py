@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paddle_dp.data.fingerprint import RANDOM, common, fingerprint, order
+from paddle_dp.data.fingerprint import RANDOM, SECONDS, common, fingerprint, order
 
 
 class Points:
@@ -75,6 +75,21 @@ def test_two_samples_that_changed_places_are_noticed(kind: Callable[..., Points]
     one, other = kind(), kind()
     other.x[[3, 20]] = other.x[[20, 3]]  # of one group
     assert fingerprint(one, 0) != fingerprint(other, 0)
+
+
+def test_a_stall_of_the_process_leaves_no_sample_of_a_small_data_set_out() -> None:
+    """As on a busy machine: with fewer samples, one that was replaced would not be noticed."""
+
+    class Stalls(Points):
+        def __getitem__(self, index: int) -> Any:
+            if index == 99 and not self.stalled:
+                self.stalled = True
+                time.sleep(6 * SECONDS)
+            return super().__getitem__(index)
+
+        stalled = False
+
+    assert len(fingerprint(Stalls(100), 0)) == len(list(order(100)))
 
 
 def test_a_slow_data_set_takes_its_time_and_no_more_and_has_the_same_text_under_fewer_keys() -> None:

@@ -85,7 +85,7 @@ def test_every_part_option_and_verb_is_one_of_ours() -> None:
         assert {here for here in rows.values() if here[0] != ":"} <= set(names(shelf))
         assert not set(rows) & set(names(shelf))
     verbs = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert set(VERBS.values()) <= {*verbs, "--help"} and not set(VERBS) & verbs
+    assert set(VERBS.values()) <= {*verbs, "--help", "--version"} and not set(VERBS) & verbs
     assert all(option[0] == "-" for option in OPTIONS)
 
 

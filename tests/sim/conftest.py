@@ -16,6 +16,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker("sim")
+            item.add_marker(
+                pytest.mark.timeout(900)
+            )  # a first one builds the device's library, minutes under load
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,119 @@
+"""RandAugment and TrivialAugment of images: operations of Pillow, drawn from Python's `random`, which the loader seeds.
+
+The operations and their ranges are those of torchvision 0.20 (`RandAugment`, `TrivialAugmentWide`), in 31 steps of
+strength; an area that an operation moves into the image is black.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+STRENGTHS = 31  # from 0 to 30
+_SIGNED = (
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+    "rotate",
+    "brightness",
+    "color",
+    "contrast",
+    "sharpness",
+)
+Operation = Callable[["Image", float], "Image"]
+
+
+def operations() -> Mapping[str, Operation]:
+    """By name: a function of an image and the operation's amount, such as degrees, or 0.3 for 1.3 × the contrast."""
+    from PIL import Image, ImageEnhance, ImageOps
+
+    def moved(*matrix: Callable[[float], float]) -> Operation:
+        return lambda image, amount: image.transform(
+            image.size, Image.Transform.AFFINE, [entry(amount) for entry in matrix], fillcolor=0
+        )
+
+    def enhanced(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+        return lambda image, amount: kind(image).enhance(1.0 + amount)
+
+    one, zero = (lambda amount: 1.0), (lambda amount: 0.0)
+    itself, back = (lambda amount: amount), (lambda amount: -amount)
+    return {
+        "identity": lambda image, amount: image,
+        "shear_x": moved(one, itself, zero, zero, one, zero),
+        "shear_y": moved(one, zero, zero, itself, one, zero),
+        "translate_x": moved(one, zero, back, zero, one, zero),
+        "translate_y": moved(one, zero, zero, zero, one, back),
+        "rotate": lambda image, amount: image.rotate(amount, fillcolor=0),
+        "brightness": enhanced(ImageEnhance.Brightness),
+        "color": enhanced(ImageEnhance.Color),
+        "contrast": enhanced(ImageEnhance.Contrast),
+        "sharpness": enhanced(ImageEnhance.Sharpness),
+        "posterize": lambda image, amount: ImageOps.posterize(image, int(amount)),
+        "solarize": lambda image, amount: ImageOps.solarize(image, int(amount)),
+        "autocontrast": lambda image, amount: ImageOps.autocontrast(image),
+        "equalize": lambda image, amount: ImageOps.equalize(image),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """The largest amounts. `translate`: pixels of an image of this width or height."""
+
+    shear: float
+    translate: Callable[[int], float]
+    rotate: float
+    enhance: float
+    bits: int  # that posterize takes away
+
+    def amount(self, name: str, strength: int, size: tuple[int, int]) -> float:
+        """The amount of an operation at a strength, without its sign."""
+        share = strength / (STRENGTHS - 1)
+        if name == "posterize":
+            return 8 - round(share * self.bits)
+        if name == "solarize":
+            return 255 * (1 - share)
+        largest = {
+            "shear_x": self.shear, "shear_y": self.shear, "rotate": self.rotate,
+            "translate_x": self.translate(size[0]), "translate_y": self.translate(size[1]),
+        }.get(name, self.enhance)  # fmt: skip
+        return largest * share
+
+
+RAND = Ranges(shear=0.3, translate=lambda pixels: 150 / 331 * pixels, rotate=30.0, enhance=0.9, bits=4)
+TRIVIAL = Ranges(shear=0.99, translate=lambda pixels: 32.0, rotate=135.0, enhance=0.99, bits=6)
+
+
+class RandAugment:
+    """`count` operations, one after the other, each at the same strength (Cubuk et al. 2020, arXiv:1909.13719)."""
+
+    def __init__(self, count: int, strength: int):
+        self._operations = operations()
+        self._count, self._strength = count, strength
+
+    def __call__(self, image: Image) -> Image:
+        for _ in range(self._count):
+            name = random.choice(list(self._operations))
+            image = self._applied(image, name, RAND.amount(name, self._strength, image.size))
+        return image
+
+    def _applied(self, image: Image, name: str, amount: float) -> Image:
+        if name in _SIGNED and random.random() < 0.5:
+            amount = -amount
+        return self._operations[name](image, amount)
+
+
+class TrivialAugment(RandAugment):
+    """One operation at a random strength (Müller and Hutter 2021, arXiv:2103.10158)."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 0)
+
+    def __call__(self, image: Image) -> Image:
+        name, strength = random.choice(list(self._operations)), random.randrange(STRENGTHS)
+        return self._applied(image, name, TRIVIAL.amount(name, strength, image.size))
