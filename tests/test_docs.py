@@ -180,6 +180,17 @@ def test_an_english_page_quotes_with_english_marks(page: Path) -> None:
     assert not re.findall(r".*[«»].*", text)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_begins_with_its_question_its_task_or_its_answer(page: Path) -> None:
+    """In the title or below it: a question, a bold task, or a claim that a tool has written."""
+    if page.parent.name == "decisions" or "docs" not in page.parts:
+        return
+    title, first = [
+        text for text in re.split(r"\n\s*\n", page.read_text()) if not text.startswith(("<", "[English]"))
+    ][:2]
+    assert re.search(r"[?？]", title + first) or first.startswith(("**", "> ")), first
+
+
 def test_the_readme_translates_words_as_a_recipe_does() -> None:
     """Each row of its table: as many words of another tool as keys, and the hint for a word is that key."""
     rows = re.findall(r"^\| [\w ]+ \| (`.*) \| (`.*) \|$", (ROOT / "README.md").read_text(), re.M)
