@@ -57,7 +57,7 @@ LINES_TODAY: dict[str, int] = {
 # (module, module); rows may only go.
 CORE_IMPORTS: set[tuple[str, str]] = {
     ("assembly.assemble", "certificate.certificate"), ("assembly.assemble", "assembly.initial"),
-    ("assembly.trainer", "train.rounds"), ("assembly.trainer", "train.measured"),
+    ("assembly.trainer", "train.rounds"), ("assembly.trainer", "train.measurements"),
 }  # fmt: skip
 STDLIB_ONLY = ("errors", "units", "text", "files")  # and what a quantity needs to be a pydantic field
 NO_PADDLE = (*STDLIB_ONLY, "part", "recipe", "plan", "cli", "", *(s for s in SHELVES if s != "models"))

@@ -18,6 +18,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ("place", "function", "strategies"): "the verb of placement: `strategy.place(task)` returns a learner",
     ("place", "function", "learner/task.py"): "the same in the contract",
     ("place_alone", "function", "strategies"): "the same on one process",
+    ("held_out", "", "datasets"): "the recipe's word, as in the data sets of texts",
     ("in_place", "", ""): "`in place` is the field's word for an update without a copy",
     ("dropout_in_place", "", ""): "the same",
     ("Part", "class", "part"): "the shelf's noun: what a recipe names",
@@ -30,7 +31,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
 # How many declared names still have a pronoun in them, by package. A number may only fall;
 # `python tools/house.py --names` lists them.
 NAMES_LEFT: dict[str, int] = {
-    "audit": 3, "cli": 1, "datasets": 4, "doctor": 1, "ground": 2, "launch": 1, "core": 2, "axes": 1, "plan": 2,
+    "audit": 3, "cli": 1, "datasets": 1, "doctor": 1, "ground": 2, "launch": 1, "core": 2, "axes": 1, "plan": 2,
     "proof": 2, "train": 1, "assembly": 1,
 }  # fmt: skip
 DOUBLE_CLASSES = 0  # `python tools/house.py --doubles` lists them; may only fall, too

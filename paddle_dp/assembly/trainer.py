@@ -17,7 +17,7 @@ from paddle_dp.mesh.heartbeat import heartbeat, on_board
 from paddle_dp.recipe import Guard
 from paddle_dp.recipe.folder import release
 from paddle_dp.train.callback import Callback
-from paddle_dp.train.measured import Measurements
+from paddle_dp.train.measurements import Measurements
 from paddle_dp.train.progress import Progress
 from paddle_dp.train.refusals import Refusals
 from paddle_dp.train.rounds import RoundDriver

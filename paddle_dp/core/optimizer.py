@@ -286,7 +286,9 @@ class Rate:
 _SPANS = ("T_max", "T_0", "step_size", "milestones", "boundaries", "decay_steps", "total_steps")
 
 
-MANY = 10  # updates of an epoch; with fewer, a schedule of as many updates as there are epochs may be meant
+LEAST_UPDATES = (
+    10  # updates of an epoch; with fewer, a schedule of as many updates as there are epochs may be meant
+)
 
 
 def check_counts_updates(schedule: Any, steps: int, steps_per_epoch: int) -> None:
@@ -298,7 +300,7 @@ def check_counts_updates(schedule: Any, steps: int, steps_per_epoch: int) -> Non
     for name in _SPANS:
         value = getattr(schedule, name, None)
         span = max(value, default=0) if isinstance(value, (list, tuple)) else value
-        if isinstance(span, (int, float)) and 1 < span <= epochs and steps_per_epoch >= MANY:
+        if isinstance(span, (int, float)) and 1 < span <= epochs and steps_per_epoch >= LEAST_UPDATES:
             raise UsageError(
                 f"schedule: {type(schedule).__name__} has {name}={value}, and is stepped after every update, not after "
                 f"every epoch: it would be over after {span:g} of {steps} updates. An epoch has {steps_per_epoch}: "

@@ -41,14 +41,14 @@ def operations() -> Mapping[str, Operation]:
     def enhanced(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
         return lambda image, amount: kind(image).enhance(1.0 + amount)
 
-    one, zero = (lambda amount: 1.0), (lambda amount: 0.0)
+    unit, zero = (lambda amount: 1.0), (lambda amount: 0.0)
     itself, back = (lambda amount: amount), (lambda amount: -amount)
     return {
         "identity": lambda image, amount: image,
-        "shear_x": moved(one, itself, zero, zero, one, zero),
-        "shear_y": moved(one, zero, zero, itself, one, zero),
-        "translate_x": moved(one, zero, back, zero, one, zero),
-        "translate_y": moved(one, zero, zero, zero, one, back),
+        "shear_x": moved(unit, itself, zero, zero, unit, zero),
+        "shear_y": moved(unit, zero, zero, itself, unit, zero),
+        "translate_x": moved(unit, zero, back, zero, unit, zero),
+        "translate_y": moved(unit, zero, zero, zero, unit, back),
         "rotate": lambda image, amount: image.rotate(amount, fillcolor=0),
         "brightness": enhanced(ImageEnhance.Brightness),
         "color": enhanced(ImageEnhance.Color),

@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from paddle_dp.train.measured import AFTER, STEPS
+from paddle_dp.train.measurements import AFTER, STEPS
 from tests.house.training import build_trainer, settle
 from tests.ranks import ROOT, run_ranks
 from tests.sim.recipes import GPT

@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from paddle_dp.plan.bound import Compute
-from paddle_dp.train import measured
+from paddle_dp.train import measurements
 from tests.sim.build import built, why_not
 from tools.benchmark.compute import variables
 from tools.benchmark.forecast import Forecast
@@ -121,7 +121,7 @@ def compute(layout: Layout, device: dict[str, str]) -> Compute:
 
 def step(layout: Layout, device: dict[str, str], steps: int) -> float:
     """Seconds of a step of a job in this layout, the median of means over 4 steps. Neither the first ones count nor
-    those that are measured (`train.measured`), whose forward, backward and update wait for each other's exchanges."""
+    those that are measured (`train.measurements`), where forward, backward and update wait for exchanges."""
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
         words = [*layout.words, f"train.length={steps} steps"]
         run_job(
@@ -132,8 +132,8 @@ def step(layout: Layout, device: dict[str, str], steps: int) -> float:
 
 
 def windows(metrics: Path, steps: int) -> Iterator[float]:
-    began = min(measured.AFTER, steps // 3)
-    left_out = {*range(1, EVERY + 1), *range(began + 1, began + measured.STEPS + 2)}
+    began = min(measurements.AFTER, steps // 3)
+    left_out = {*range(1, EVERY + 1), *range(began + 1, began + measurements.STEPS + 2)}
     for line in map(json.loads, metrics.read_text().splitlines()):
         if line["event"] == "step" and left_out.isdisjoint(range(line["step"] - EVERY + 1, line["step"] + 1)):
             yield line["seconds_per_step"]
