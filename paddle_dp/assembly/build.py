@@ -13,7 +13,6 @@ from paddle_dp.assembly.assemble import TrainerBuilder, TrainerSpec, begin, find
 from paddle_dp.assembly.trainer import Trainer
 from paddle_dp.checkpoint import Checkpoint
 from paddle_dp.core.loss import loss_of
-from paddle_dp.core.optimizer import check_counts_updates
 from paddle_dp.core.parameter_groups import base_of, group
 from paddle_dp.data.prepared import prepared
 from paddle_dp.data.stream import as_dataset
@@ -80,7 +79,6 @@ def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: i
     group(model, recipe.optimizer.groups, before)
     base, added = base_of(model, before)
     schedule = recipe.schedule.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=recipe.train.batch)
-    check_counts_updates(schedule, steps, steps_per_epoch)
     return Task(
         model=model,
         loss=loss_of(recipe.loss, model, recipe.model.name),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from paddle_dp.assembly.script import trainer_of
-from paddle_dp.core.optimizer import check_counts_updates
 from paddle_dp.data import Loader
 from paddle_dp.errors import StoppedError, UsageError
 from paddle_dp.identity import consistency
+from paddle_dp.identity.same_run import schedule_line
 from paddle_dp.identity.unsaved import changes_printed
 from paddle_dp.learner import Learner
 from paddle_dp.mesh.heartbeat import heartbeat, on_board
@@ -78,7 +79,9 @@ class Trainer(TrainingState):
         until = Length(self.run.total_steps, "steps") if until is None else until
         until = until if isinstance(until, Length) else Length.parse(until)
         self.total_steps = until.steps(self.loader.batches)
-        check_counts_updates(self.learner.rate.schedule, self.total_steps, self.loader.batches)
+        line = schedule_line(self.learner.rate.schedule, self.total_steps, self.loader.batches)
+        if line and self.mesh.is_main:
+            print(line, file=sys.stderr)
         with on_board():
             try:
                 self._train_to_the_end()

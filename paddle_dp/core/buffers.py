@@ -19,6 +19,7 @@ import paddle.distributed as dist
 from paddle import nn
 
 from paddle_dp.core.consistency import digests
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import Mesh
 from paddle_dp.tensors import dtype_of
 from paddle_dp.text import and_more
@@ -106,7 +107,8 @@ def copies(buffers: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor | None
     share has one copy, and copies of a tensor and of its views, or of views of one tensor, are views of one copy.
 
     Two kinds stay as they are: `_dropout_state` of Paddle's LSTM and GRU, which has no memory on a CPU, and a weight
-    that a layer's hook has computed (spectral_norm), for a gradient flows through it to the trained one.
+    that a layer's hook has computed (spectral_norm), for a gradient flows through it to the trained one. Raises
+    UsageError for buffers of two dtypes that share memory.
     """
     copied = {id(buffer): buffer for buffer in buffers if buffer is not None and _is_copied(buffer)}
     copy_by_id: dict[int, paddle.Tensor] = {}
@@ -114,15 +116,28 @@ def copies(buffers: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor | None
         if len(sharing) == 1:
             copy_by_id[id(sharing[0])] = sharing[0].detach().clone()
             continue
+        if len({buffer.dtype for buffer in sharing}) > 1:
+            shapes = " and ".join(f"{buffer.dtype} {buffer.shape}" for buffer in sharing[:2])
+            raise UsageError(
+                f"buffers of the model share memory with two dtypes, {shapes}: give one a clone()."
+            )
         start, end = sharing[0].data_ptr(), max(_end(buffer) for buffer in sharing)
-        memory = paddle.as_strided(sharing[0], [(end - start) // sharing[0].element_size()], [1]).clone()
+        memory = _strided(sharing[0], [(end - start) // sharing[0].element_size()], [1], start).clone()
         for buffer in sharing:
-            offset = buffer.data_ptr() - start  # in bytes, as `as_strided` of Paddle 3.3.1 reads it
-            typed = memory if buffer.dtype == memory.dtype else memory.view(buffer.dtype)
-            copy = paddle.as_strided(typed, buffer.shape, buffer.strides, offset)
-            assert copy.data_ptr() == memory.data_ptr() + offset, "as_strided counts its offset in elements"
-            copy_by_id[id(buffer)] = copy
+            address = memory.data_ptr() + buffer.data_ptr() - start
+            copy_by_id[id(buffer)] = _strided(memory, buffer.shape, buffer.strides, address)
     return [None if buffer is None else copy_by_id.get(id(buffer), buffer) for buffer in buffers]
+
+
+def _strided(
+    tensor: paddle.Tensor, shape: Sequence[int], strides: Sequence[int], address: int
+) -> paddle.Tensor:
+    """A view of a tensor's memory that begins at an address."""
+    # Paddle 3.3.1 counts the offset in bytes, from the beginning of the memory, not from the tensor's.
+    offset = address - paddle.as_strided(tensor, [1], [1]).data_ptr()
+    view = paddle.as_strided(tensor, shape, strides, offset)
+    assert view.data_ptr() == address, "as_strided counts its offset in another way"
+    return view
 
 
 def _is_copied(buffer: paddle.Tensor) -> bool:

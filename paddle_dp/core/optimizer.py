@@ -282,33 +282,6 @@ class Rate:
             self._current = rate
 
 
-# Attributes of Paddle's schedulers that say after how many calls of `step` the last change comes.
-_SPANS = ("T_max", "T_0", "step_size", "milestones", "boundaries", "decay_steps", "total_steps")
-
-
-LEAST_UPDATES = (
-    10  # updates of an epoch; with fewer, a schedule of as many updates as there are epochs may be meant
-)
-
-
-def check_counts_updates(schedule: Any, steps: int, steps_per_epoch: int) -> None:
-    """Raises UsageError for a scheduler of Paddle's that seems to count epochs: here it is stepped after every update,
-    so the rate would fall, or swing, within the first few."""
-    if not isinstance(schedule, LRScheduler) or type(schedule).__module__ != LRScheduler.__module__:
-        return
-    epochs = -(-steps // max(steps_per_epoch, 1))
-    for name in _SPANS:
-        value = getattr(schedule, name, None)
-        span = max(value, default=0) if isinstance(value, (list, tuple)) else value
-        if isinstance(span, (int, float)) and 1 < span <= epochs and steps_per_epoch >= LEAST_UPDATES:
-            raise UsageError(
-                f"schedule: {type(schedule).__name__} has {name}={value}, and is stepped after every update, not after "
-                f"every epoch: it would be over after {span:g} of {steps} updates. An epoch has {steps_per_epoch}: "
-                f"multiply {name} by {steps_per_epoch}."
-            )
-    check_counts_updates(getattr(schedule, "learning_rate", None), steps, steps_per_epoch)  # of LinearWarmup
-
-
 def check_rate(optimizer: paddle.optimizer.Optimizer, schedule: LRScheduler | None) -> None:
     """Raises UsageError if an optimizer does not have the schedule's rate, with which it was to be built."""
     if schedule is not None and optimizer.get_lr() != schedule():

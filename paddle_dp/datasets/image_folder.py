@@ -15,6 +15,7 @@ from paddle_dp.datasets._arrays import checked_split, stratified
 from paddle_dp.datasets._images import Images, Views
 from paddle_dp.datasets._paths import MissingDataError, existing_path, inside
 from paddle_dp.errors import DataError
+from paddle_dp.text import and_more
 from paddle_dp.units import Probability
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -33,10 +34,15 @@ class Config(Views):
     def build(self, split: str) -> Images:
         """Classes are numbered in the order of their folders' names; both splits must have the same classes."""
         root = existing_path(self.path, "a folder with train/<class>/ and val/<class>/ inside")
-        if self.held_out:
-            return self._split(root, checked_split(split) == "test")
         names = _class_names(root)
-        if len(names) > 1 and all(_holds_images(root / name) for name in names):
+        is_split = "train" in names and any(name in names for name in _TEST)
+        if self.held_out:
+            if is_split:
+                raise DataError(
+                    f"dataset.held_out is for class folders in path itself, and {root} holds train/"
+                )
+            return self._split(root, checked_split(split) == "test")
+        if not is_split and len(names) > 1 and all(_holds_images(root / name) for name in names):
             raise MissingDataError(
                 f"dataset.path: {root} holds class folders, and no train/ and val/: set dataset.held_out=0.2 to "
                 "evaluate on a fifth of each class"
@@ -54,10 +60,14 @@ class Config(Views):
 
     def _split(self, root: Path, test: bool) -> Images:
         classes = _classes(root)
-        if "train" in classes:
-            raise DataError(f"dataset.held_out is for class folders in path itself, and {root} holds train/")
         files, labels = _files(root, classes)
-        chosen = np.flatnonzero(stratified(labels, self.held_out, seed=0) == test)
+        is_test = stratified(labels, self.held_out, seed=0)
+        if lacking := sorted({*range(len(classes))} - {*labels[~is_test].tolist()}):
+            raise DataError(
+                f"dataset.held_out={self.held_out:g} leaves no image to train on of class {classes[lacking[0]]}"
+                f"{and_more(lacking)} in {root}: give each class two images or more, or set a smaller share"
+            )
+        chosen = np.flatnonzero(is_test == test)
         return self.images("test" if test else "train", [files[i] for i in chosen], labels[chosen], classes)
 
 

@@ -5,6 +5,7 @@ Reads the lists of PaddleClas (`train_list.txt` of ImageNet: `n01440764/a.JPEG 0
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from paddle_dp.datasets._paths import existing_path
 from paddle_dp.errors import DataError
 from paddle_dp.text import and_more
 
+MOST_CLASSES = 1_000_000  # a larger number is a date or an identifier
 _SEPARATORS = {"space": " ", "tab": "\t", "comma": ","}
 
 
@@ -58,10 +60,10 @@ class Config(Views):
         labels: list[int] = []
         for number, line in _lines(path):
             file, _, label = line.rpartition(_SEPARATORS[self.separator])
-            if not file.strip() or not label.isdecimal():
+            if not file.strip() or not label.isdecimal() or len(label) > 9 or int(label) >= MOST_CLASSES:
                 raise DataError(
-                    f"{path}:{number}: '{line[:80]}' is not a path, a {self.separator} and the number of one class "
-                    "(dataset.separator: space, tab or comma)"
+                    f"{path}:{number}: '{line[:80]}' is not a path, a {self.separator} and the number of one class, "
+                    f"0 to {MOST_CLASSES - 1:,} (dataset.separator: space, tab or comma)"
                 )
             files.append(file.strip())
             labels.append(int(label))
@@ -74,10 +76,14 @@ class Config(Views):
         if self.names is None:
             return tuple(map(str, range(count)))
         path = existing_path(str(root / self.names), "the file with the classes' names", "names")
-        names: list[str] = []
-        for _, line in _lines(path):
-            first, _, rest = line.partition(" ")
-            names.append(rest.strip() if rest and first == str(len(names)) else line)
+        lines = [line for _, line in _lines(path)]
+        numbered = [re.fullmatch(r"(\d+)\s+(.+)", line) for line in lines]
+        names = lines
+        if lines and all(numbered):
+            by_number = {int(match[1]): match[2] for match in numbered if match}
+            if sorted(by_number) != list(range(len(lines))):
+                raise DataError(f"{path} numbers its classes, and not each from 0 to {len(lines) - 1} once")
+            names = [by_number[number] for number in range(len(lines))]
         if len(names) < count:
             raise DataError(f"{path} names {len(names)} classes, and the lists have {count}")
         return tuple(names)

@@ -250,6 +250,29 @@ def _rates(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
     return rates
 
 
+# Attributes of Paddle's schedulers that say after how many calls of `step` a change comes.
+_SPANS = ("T_max", "T_0", "step_size", "milestones", "boundaries", "decay_steps", "total_steps")
+
+
+def schedule_line(schedule: Any, steps: int, steps_per_epoch: int) -> str:
+    """A line on a scheduler that a user has given: loops often step one after every epoch, and here it is stepped after
+    every update, so its rate may swing, or be over within the first epoch. "" for the schedules of the shelf."""
+    function = getattr(schedule, "lr_lambda", None)
+    shelf = (getattr(function, "__module__", None) or "").startswith("paddle_dp.schedules")
+    if shelf or not isinstance(schedule, lr.LRScheduler) or steps_per_epoch < 2 or steps < 2:
+        return ""
+    points = _rates(schedule, [0, min(steps_per_epoch, steps - 1), steps - 1])
+    names = ("at first", "after an epoch", "at the end")
+    rates = ", ".join(f"{rate:.3g} {name}" for (_, rate), name in zip(points, names, strict=False))
+    spans = {
+        name: value for name in _SPANS if isinstance(value := getattr(schedule, name, None), (int, list))
+    }
+    counts = ", ".join(f"{name}={value}" for name, value in spans.items())
+    hint = f" If {counts} counts epochs, multiply by {steps_per_epoch}." if counts else ""
+    often = f"{type(schedule).__name__} steps after every update, {steps_per_epoch} times an epoch"
+    return f"{often}{rates and ': '}{rates}.{hint}"
+
+
 def _copied(schedule: Any) -> Any:
     """A copy of a schedule, and of schedules within it, that can be stepped; their functions are shared."""
     copied = copy.copy(schedule)

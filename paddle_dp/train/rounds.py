@@ -329,24 +329,26 @@ class RoundDriver:
             training.check(f"after step {step}")
         reads = any(callback.reads for callback in due)
         numbers = self._line(number, rate, claims, met) if reads else {}
-        if due and (met or numbers):
+        if due and (
+            met or numbers
+        ):  # without a target that counts there is no loss where they have met, either
             moment = Moment(
                 name="step", progress=training.progress, trainer=training, numbers=numbers, together=met
             )  # fmt: skip
             training.call(moment, due)
 
     def _line(self, number: int, rate: float, claims: WorkQueue, met: bool) -> Numbers:
-        """The numbers of a step; {} while this rank knows none. Collective if the ranks have met: all know some
-        then."""
+        """The numbers of a step; {} while this rank knows none. Collective if the ranks have met: a rank without a new
+        share gets the main rank's then."""
         if self._training.mesh.is_main:
             numbers = claims.reported(number)
         else:
             numbers, self._local_sums = means(self._local_sums), []
-        self._known = numbers or self._known
+        main_numbers: Numbers = {}
         if met:
-            main_numbers: Numbers = self._training.mesh.gather(self._known)[KEEPER]
-            self._known = self._known or main_numbers
-        if not self._known:
+            main_numbers = self._training.mesh.gather(numbers or self._known)[KEEPER]
+        self._known = numbers or main_numbers or self._known
+        if not (self._known or met):
             return {}
         self._speed = self._speed or self._training.meter.read(self._batch)
         speed, known = dict(self._speed), dict(self._known)

@@ -257,15 +257,18 @@ def test_a_training_without_a_length_is_not_fitted_by_guess(tmp_path: Path) -> N
         Trainer.of(**described(tmp_path / "run")).fit()
 
 
-def test_a_schedule_of_epochs_is_refused_before_the_first_update(tmp_path: Path) -> None:
+def test_a_scheduler_says_how_often_it_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Loops of Paddle's step one after every epoch; here that would swing the rate within an epoch."""
     given = described(tmp_path / "run", batch=8)
-    rate = paddle.optimizer.lr.CosineAnnealingDecay(0.1, T_max=5)
+    rate = paddle.optimizer.lr.CosineAnnealingDecay(0.1, T_max=2)
     given["optimizer"] = paddle.optimizer.SGD(rate, parameters=given["model"].parameters())
-    updates = -(-len(given["train"]) // given["batch"])
-    trainer = Trainer.of(**given)
-    with pytest.raises(UsageError, match=f"T_max=5, .* An epoch has {updates}: multiply T_max by {updates}"):
-        trainer.fit("5 epochs")
-    assert trainer.progress.step == 0
+    Trainer.of(**given).fit("2 epochs")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "CosineAnnealingDecay" in line]
+    assert line == (
+        "CosineAnnealingDecay steps after every update, 13 times an epoch: 0.1 at first, 0.05 after an epoch, 0.05 at "
+        "the end. If T_max=2 counts epochs, multiply by 13."
+    )
+    assert rate.last_epoch == 26  # the line was made of a copy
 
 
 def test_an_optimizer_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.axes.pipeline.runner import separate_buffers
+from paddle_dp.errors import UsageError
 from paddle_dp.plan.pipeline_schedule import orders
 from tests.proof.zoo.models import Scaling
 from tests.ranks import run_ranks
@@ -206,7 +207,9 @@ def test_a_buffer_that_is_a_view_of_another_is_one_in_a_forward():
         lambda table: [table[:2], table[1:]],  # of one tensor that is no buffer
         lambda table: [table.transpose([1, 0]), table[1]],
         lambda table: [table[:, 0], table[:, 1]],  # which share no number
-        lambda table: [table[1].view("int32"), table],
+        lambda table: [table[1:], table[1:]],  # which do not begin where their memory begins
+        lambda table: [table[2], table[1:]],
+        lambda table: [table[1:, 1], table[1:, 1:]],
     ],
 )
 def test_buffers_that_share_memory_do_so_in_a_forward(views):
@@ -215,12 +218,26 @@ def test_buffers_that_share_memory_do_so_in_a_forward(views):
         for number, view in enumerate(views(paddle.arange(12, dtype="float32").reshape([3, 4]))):
             layer.register_buffer(f"view_{number}", view)
     here, copied = layers
+    with separate_buffers([("copied", copied)]):
+        for number in (0, 1):
+            np.testing.assert_array_equal(getattr(copied, f"view_{number}"), getattr(here, f"view_{number}"))
     here.view_0.set_value(here.view_0 + 5)
     with separate_buffers([("copied", copied)]):
         copied.view_0.set_value(copied.view_0 + 5)
         np.testing.assert_array_equal(copied.view_1, here.view_1)
     for number in (0, 1):
         np.testing.assert_array_equal(getattr(copied, f"view_{number}"), getattr(here, f"view_{number}"))
+
+
+def test_buffers_of_two_dtypes_in_one_memory_are_refused():
+    layer, table = nn.Layer(), paddle.zeros([4])
+    layer.register_buffer("bits", table.view("int32"))
+    layer.register_buffer("table", table)
+    with (
+        pytest.raises(UsageError, match="share memory with two dtypes"),
+        separate_buffers([("layer", layer)]),
+    ):
+        pass
 
 
 def test_with_other_axes(one):

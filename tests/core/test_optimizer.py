@@ -12,14 +12,12 @@ import pytest
 from paddle import nn
 from paddle.incubate.optimizer import LarsMomentumOptimizer
 from paddle.nn import ClipGradByGlobalNorm as Clip
-from paddle.optimizer import lr
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.optimizer import (
     Rate,
     bound_of,
     check_by_parameter,
-    check_counts_updates,
     check_elementwise,
     check_not_wrapper,
     take_clips,
@@ -242,29 +240,3 @@ def test_only_one_clip_has_a_bound_of_all_gradients() -> None:
         return bound_of(SimpleNamespace(mode=SimpleNamespace(norm=norm), optimizer=None))
 
     assert (bound(), bound(0.5), bound(0.5, 0.25)) == (None, 0.5, None)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        (
-            lambda: lr.CosineAnnealingDecay(0.1, 5),
-            "CosineAnnealingDecay has T_max=5, .* after 5 of 120 updates",
-        ),
-        (lambda: lr.StepDecay(0.1, 3), "multiply step_size by 24"),
-        (lambda: lr.MultiStepDecay(0.1, [2, 4]), r"milestones=\[2, 4\]"),
-        (lambda: lr.OneCycleLR(0.1, 5), "total_steps=5"),
-        (lambda: lr.LinearWarmup(lr.PiecewiseDecay([3], [1.0, 0.1]), 48, 0.0, 1.0), r"boundaries=\[3\]"),
-    ],
-)
-def test_a_schedule_that_counts_epochs_is_refused(schedule: Any, message: str) -> None:
-    """Loops of Paddle's call `schedule.step()` once an epoch; here it is called after every update."""
-    with pytest.raises(UsageError, match=message):
-        check_counts_updates(schedule(), steps=120, steps_per_epoch=24)
-
-
-def test_a_schedule_that_counts_updates_is_not_refused() -> None:
-    for schedule in (lr.CosineAnnealingDecay(0.1, 120), lr.StepDecay(0.1, 24), lr.NoamDecay(64, 4), None):
-        check_counts_updates(schedule, steps=120, steps_per_epoch=24)
-    check_counts_updates(lr.StepDecay(0.1, 1, 0.999), steps=120, steps_per_epoch=24)  # a rate for each update
-    check_counts_updates(lr.CosineAnnealingDecay(0.1, 5), steps=5, steps_per_epoch=1)  # an epoch is an update

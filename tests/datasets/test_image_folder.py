@@ -151,6 +151,23 @@ def test_class_folders_alone_are_split_by_a_share(tmp_path, save_image):
     assert test.files == config(tmp_path, held_out=0.2).build("test").files
 
 
+def test_each_class_keeps_an_image_to_train_on(tmp_path, save_image):
+    for name in ("train", "bus", "car"):  # a class may be called train
+        for i in range(1 if name == "car" else 9):
+            save_image(tmp_path / name / f"{i}.png")
+    with pytest.raises(DataError, match=r"set dataset\.held_out=0\.2"):
+        config(tmp_path).build("train")
+    with pytest.raises(DataError, match=r"held_out=0.5 leaves no image to train on of class car"):
+        config(tmp_path, held_out=0.5).build("train")
+    assert config(tmp_path, held_out=0.2).build("train").classes == ("bus", "car", "train")
+
+
+def test_a_stray_image_beside_class_folders_is_no_class(root, save_image):
+    save_image(root / "train" / "thumb.png")
+    save_image(root / "val" / "thumb.png")
+    assert len(config(root).build("train")) == 12
+
+
 def test_a_share_beside_folders_of_both_splits_is_refused(root):
     with pytest.raises(DataError, match="held_out is for class folders in path itself"):
         config(root, held_out=0.2).build("train")

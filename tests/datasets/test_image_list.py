@@ -1,6 +1,7 @@
 """Lists of images: what a line says, and what is wrong with one, by its number."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,12 +62,32 @@ def test_names_stand_alone_too(root: Path) -> None:
         ("images/a.png -1", "is not a path, a space and the number"),
         ("images/a.png\t1", "dataset.separator: space, tab or comma"),
         (" 3", "is not a path"),
+        ("images/a.png 20260101", "the number of one class, 0 to 999,999"),
+        ("images/a.png 99999999999999999999", "the number of one class"),
     ],
 )
 def test_a_line_of_another_form_is_named(root: Path, line: str, message: str) -> None:
     (root / "train_list.txt").write_text(f"images/a.png 0\n{line}\n")
     with pytest.raises(DataError, match=message):
         config(root).build("train")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("2 cat\n0 dog\n1 cow\n", ("dog", "cow", "cat")),
+        ("0\tdog\n1\tcow\n2\tcat\n", ("dog", "cow", "cat")),
+        ("1 dog\n2 cow\n3 cat\n", None),
+        ("0 dog\n0 cow\n2 cat\n", None),
+    ],
+)
+def test_numbered_names_are_in_the_order_of_their_numbers(root: Path, text: str, names: Any) -> None:
+    (root / "labels.txt").write_text(text)
+    if names is not None:
+        assert config(root, names="labels.txt").build("train").classes == names
+        return
+    with pytest.raises(DataError, match=r"labels.txt numbers its classes, and not each from 0 to 2 once"):
+        config(root, names="labels.txt").build("train")
 
 
 def test_what_is_missing_is_named(root: Path) -> None:

@@ -295,11 +295,14 @@ class Views(nn.Layer):
         self.register_buffer("row", table[1])
         self.register_buffer("table", table)
         self.register_buffer("column", table[0][::2])
+        positions = paddle.randn([8])
+        self.register_buffer("positions", positions[1:7])
+        self.register_buffer("positions_again", positions[1:7])
 
     def forward(self, x):
         with paddle.no_grad():
             self.table.set_value(self.table + 1)
-        return self.linear(x) * self.column + self.row[3:9]
+        return self.linear(x) * self.column * self.positions + self.row[3:9] * self.positions_again
 
 
 @pytest.mark.parametrize("block", [Scales, Views])

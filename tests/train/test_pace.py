@@ -87,9 +87,10 @@ def test_lines_that_are_due_at_once_have_one_speed() -> None:
 
 def test_callbacks_that_read_are_called_once_their_rank_knows_a_loss() -> None:
     """A second server computes no share, and a worker's first one may be of a later global batch."""
-    losses: list[float] = []
+    losses: list[float | None] = []
+    main_numbers = {"loss": 2.0}
     training: Any = SimpleNamespace(
-        mesh=SimpleNamespace(is_main=False, gather=lambda numbers: [{"loss": 2.0}, numbers]),
+        mesh=SimpleNamespace(is_main=False, gather=lambda numbers: [main_numbers, numbers]),
         meter=SimpleNamespace(read=lambda batch: {}),
         progress=Progress(),
         total_steps=9,
@@ -98,7 +99,7 @@ def test_callbacks_that_read_are_called_once_their_rank_knows_a_loss() -> None:
             optimizer=SimpleNamespace(get_lr=lambda: 0.1), rate=SimpleNamespace(step=lambda: None)
         ),
         loader=SimpleNamespace(sampler=SimpleNamespace(size=lambda number: 64)),
-        call=lambda moment, due: losses.append(moment.numbers["loss"]),
+        call=lambda moment, due: losses.append(moment.numbers.get("loss")),
     )
     rounds = RoundDriver(training, worker=None, requests=None, check_every=None)  # type: ignore[arg-type]
     rounds._batch, rounds._local_sums, rounds._speed = None, [], {}
@@ -108,3 +109,9 @@ def test_callbacks_that_read_are_called_once_their_rank_knows_a_loss() -> None:
     rounds._local_sums = [{"loss": 12.0, "count": 4, "gradient_norm": 1.0}]
     rounds._pass(None)  # type: ignore[arg-type]
     assert losses == [2.0, 3.0]
+    main_numbers = {"loss": 5.0}
+    rounds._pass(None, met=True)  # type: ignore[arg-type]
+    assert losses == [2.0, 3.0, 5.0]
+    rounds._known, main_numbers = {}, {}  # no target has counted so far
+    rounds._pass(None, met=True)  # type: ignore[arg-type]
+    assert losses == [2.0, 3.0, 5.0, None]

@@ -5,15 +5,15 @@ the forward's own indices, so the layer cannot read a row that was not pulled. A
 the gradients of the rows that it has read. A server adds them into one dense gradient, in the order of ranks, so its
 update is that of `pulls: all`, bit for bit: AdamW also moves the rows without a gradient.
 
-Any other use of a table is loud. An update overwrites the rows on the workers with NaN until they are pulled again, so
-whoever reads the table without `WeightSync.wait` computes NaN; and a gradient in a row that the layer has not read is
-an error (`push`).
+A forward that reads the layer's `weight` itself gets the whole table first (`_pulling`). Any other use is an error or
+NaN: a gradient in a row that the layer has not read ends the training (`push`), and an update overwrites the rows on
+the workers with NaN until they are pulled again, for a tensor that was kept aside and is read without a gradient.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -59,6 +59,7 @@ class Table:
     owner: int
     fresh: Array = field(init=False)
     reads: Array = field(init=False)
+    is_read_by_layer: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         count = self.parameter.shape[0]
@@ -106,6 +107,19 @@ def _reason(layer: nn.Embedding, uses: int) -> str:
     return ""
 
 
+def _pulling(
+    kind: type[nn.Embedding], table: Table, pull: Callable[[Table, Array], None]
+) -> type[nn.Embedding]:
+    """The class of a layer whose `weight` is the whole fresh table for everybody but its own forward."""
+
+    def attribute(layer: nn.Embedding, name: str) -> Any:
+        if name == "weight" and not table.is_read_by_layer:
+            pull(table, np.flatnonzero(~table.fresh))
+        return kind.__getattr__(layer, name)
+
+    return type(kind.__name__, (kind,), {"__getattr__": attribute, "__module__": kind.__module__})
+
+
 class RowTables:
     """The tables that travel by rows: a worker asks their servers for rows, which answer from a thread that reads
     messages.
@@ -128,6 +142,8 @@ class RowTables:
             table = self.tables[index] = Table(name, layer.weight, index, deal.owners[index])
             if mesh.reads:
                 layer.register_forward_pre_hook(partial(self._before_forward, table), with_kwargs=True)
+                layer.register_forward_post_hook(partial(self._after_forward, table))
+                layer.__class__ = _pulling(type(layer), table, self._pull)
         if not mesh.reads:
             transport.endpoint().answer(CHANNELS["rows"], self._answer)
         if mesh.is_main:
@@ -138,10 +154,14 @@ class RowTables:
         self, table: Table, _: nn.Layer, inputs: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
         indices = inputs[0] if inputs else keywords.get("x", keywords.get("input"))
+        table.is_read_by_layer = True
         rows = np.unique(indices.numpy())
         rows = rows[(rows >= 0) & (rows < len(table.fresh))]  # Paddle refuses the others
         table.reads[rows] = True
         self._pull(table, rows[~table.fresh[rows]])
+
+    def _after_forward(self, table: Table, *_: Any) -> None:
+        table.is_read_by_layer = False
 
     def _pull(self, table: Table, rows: Array) -> None:
         if not rows.size:
