@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -55,6 +56,7 @@ def commands(page: Path) -> Iterator[list[str]]:
                 yield words[:end]
 
 
+GROUP: Any = typer.main.get_command(app)
 COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
 
 
@@ -64,9 +66,8 @@ COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
 def test_a_command_of_a_page_can_be_typed(page: Path, words: list[str]) -> None:
     if any(word.startswith("[--") or word in ("R", "HOST:PORT") for word in words):
         return  # a synopsis
-    group = typer.main.get_command(app)
-    with group.make_context("paddle-dp", with_resume_value(words)) as context:
-        name, verb, rest = group.resolve_command(context, with_resume_value(words))  # type: ignore[attr-defined]
+    with GROUP.make_context("paddle-dp", with_resume_value(words)) as context:
+        name, verb, rest = GROUP.resolve_command(context, with_resume_value(words))
         typed = verb.make_context(name, rest, parent=context).params
     recipe, text = typed.get("recipe"), " ".join(words)
     if recipe is None or text.startswith(MISTAKES) or "$" in text:
