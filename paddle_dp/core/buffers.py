@@ -126,7 +126,7 @@ def copies(buffers: Sequence[paddle.Tensor | None]) -> list[paddle.Tensor | None
         for buffer in sharing:
             address = memory.data_ptr() + buffer.data_ptr() - start
             copy_by_id[id(buffer)] = _strided(memory, buffer.shape, buffer.strides, address)
-    return [None if buffer is None else copy_by_id.get(id(buffer), buffer) for buffer in buffers]
+    return [copy_by_id.get(id(buffer), buffer) for buffer in buffers]
 
 
 def _strided(

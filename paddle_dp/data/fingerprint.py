@@ -31,10 +31,8 @@ COLLATING = "collating"
 UNREAD = "cannot be read"
 RANDOM = "is another one each time it is read"
 SECONDS = 0.2  # time for samples; names and sizes of files get another quarter of it
-_PATIENCE, _STALL = (
-    5,
-    50,
-)  # times SECONDS at most: of this thread's processor time, and in all, on a busy machine
+_PATIENCE = 5  # times SECONDS of this thread's processor time at most
+_STALL = 50  # times SECONDS at most in all, on a busy machine
 _COLLATED_SAMPLES = 8  # samples that are collated together, to test if a row depends on the others
 _TAKE_BYTES = 2**22  # bytes of samples per call of `take`
 

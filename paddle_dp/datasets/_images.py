@@ -75,15 +75,15 @@ class Views:
 
     def images(self, split: str, files: Sequence[Path], labels: Array, classes: tuple[str, ...]) -> Images:
         """The data set of these files with the transforms of `split`."""
-        if checked_split(split) == "test":
-            view = self._test_view()
-            return Images(
-                files, labels, classes, lambda image: _channels_first(self._normalised(view(image)))
-            )
-        train, erased = self._train_view(), self._erased()
-        return Images(
-            files, labels, classes, lambda image: _channels_first(erased(self._normalised(train(image))))
-        )
+        is_train = checked_split(split) == "train"
+        view = self._train_view() if is_train else self._test_view()
+        erase = self._erasing() if is_train else None
+
+        def array(image: Image) -> Array:
+            pixels = self._normalised(view(image))
+            return _channels_first(pixels if erase is None else erase(pixels))
+
+        return Images(files, labels, classes, array)
 
     def read_file(self, path: Path) -> list[tuple[Array, None]]:
         """The image as a held-out sample's input. Raises DataError with the path of a file that is no image."""
@@ -114,11 +114,11 @@ class Views:
         view: View = transforms.Compose([transforms.Resize(shorter), transforms.CenterCrop(self.size)])
         return view
 
-    def _erased(self) -> Callable[[Array], Array]:
-        """A function of a normalised image, for training."""
+    def _erasing(self) -> Callable[[Array], Array] | None:
+        """A function of a normalised image, for training; None without `erase`."""
         from paddle.vision import transforms
 
-        return transforms.RandomErasing(self.erase) if self.erase else lambda pixels: pixels
+        return transforms.RandomErasing(self.erase) if self.erase else None
 
     def _normalised(self, image: Image) -> Array:
         """Normalises to float32 [size, size, 3] with NumPy: `transforms.ToTensor` would make a tensor in a worker."""

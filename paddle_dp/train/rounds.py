@@ -329,9 +329,8 @@ class RoundDriver:
             training.check(f"after step {step}")
         reads = any(callback.reads for callback in due)
         numbers = self._line(number, rate, claims, met) if reads else {}
-        if due and (
-            met or numbers
-        ):  # without a target that counts there is no loss where they have met, either
+        # Without a target that counts there is no loss where they have met, either.
+        if due and (met or numbers):
             moment = Moment(
                 name="step", progress=training.progress, trainer=training, numbers=numbers, together=met
             )  # fmt: skip

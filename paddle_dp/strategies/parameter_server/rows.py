@@ -268,9 +268,8 @@ class PushedRows(PushedGradients):
         )
 
     def finish(self) -> list[int]:
-        lacking = (
-            self._tables.push() if self._reads else []
-        )  # before the end of the gradients, over the same link
+        # Before the end of the gradients, over the same link.
+        lacking = self._tables.push() if self._reads else []
         lacking += [self._dense[position] for position in super().finish()]
         if not self._reads:
             self._tables.add_up()
@@ -309,9 +308,8 @@ class RowWeights(ServerWeights):
         self._tables.expire()
 
     def wait(self) -> None:
-        if (
-            self._open != self._rate.steps + 1
-        ):  # else `Learner.update` calls, whose optimizer has no table of a worker
+        # Else `Learner.update` calls, whose optimizer has no table of a worker.
+        if self._open != self._rate.steps + 1:
             self._tables.pull_all()
 
     def share(self) -> None:
