@@ -261,7 +261,11 @@ def schedule_line(schedule: Any, steps: int, steps_per_epoch: int) -> str:
     shelf = (getattr(function, "__module__", None) or "").startswith("paddle_dp.schedules")
     if shelf or not isinstance(schedule, lr.LRScheduler) or steps_per_epoch < 2 or steps < 2:
         return ""
-    points = _rates(schedule, [0, min(steps_per_epoch, steps - 1), steps - 1])
+    # A user's function may remember its calls: one more would change the training.
+    calls_function = any(
+        isinstance(each, lr.LambdaDecay) for each in (schedule, getattr(schedule, "learning_rate", None))
+    )
+    points = [] if calls_function else _rates(schedule, [0, min(steps_per_epoch, steps - 1), steps - 1])
     names = ("at first", "after an epoch", "at the end")
     rates = ", ".join(f"{rate:.3g} {name}" for (_, rate), name in zip(points, names, strict=False))
     spans = {
