@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 import paddle
+from paddle import nn
 
 from paddle_dp.errors import LossError, TargetError, UsageError
 from paddle_dp.structure import leaves
+from paddle_dp.tensors import holds_nan
 
 if TYPE_CHECKING:
     from paddle_dp.core.gathered_samples import GatheredSamples
@@ -119,6 +122,8 @@ class WrappedLoss(Loss):
         except IndexError as error:  # Paddle's cross-entropies raise it without naming the target
             raise _wrong_target(outputs, targets) or error from None
         total, count = total_and_count(result, samples)
+        if isinstance(self.function, nn.CrossEntropyLoss) and holds_nan(outputs):
+            total = total + math.nan  # its kernel takes NaN for a very small number: losses/_classes.py
         if self.counted == "samples" and count != samples:
             raise LossError(
                 f"the loss {self.name} has counts_samples = True, but counts {number(count):g} in {samples} "

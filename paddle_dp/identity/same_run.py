@@ -36,6 +36,7 @@ from paddle_dp.identity.facts import (
     threads,
     unsaved_tensors,
 )  # fmt: skip
+from paddle_dp.identity.function_copy import UncopiedError, copied_function
 from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
@@ -239,10 +240,14 @@ def _verdict(key: str, was: Any, now: Any, task: Task) -> str:
 
 
 def _rates(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
-    """[[step, rate], …] of a schedule that is a function of the step, as a recipe's are; [] for others."""
+    """[[step, rate], …] of a schedule that is a function of the step, as a recipe's are; [] for others, and for one
+    whose function cannot be copied: a call of the function itself could change the training, if it counts its calls."""
     if not _is_function_of_step(schedule):
         return []
-    copied = _copied(schedule)
+    try:
+        copied = _copied(schedule)
+    except UncopiedError:
+        return []
     rates = []
     for step in steps:
         copied.step(step)
@@ -261,11 +266,7 @@ def schedule_line(schedule: Any, steps: int, steps_per_epoch: int) -> str:
     shelf = (getattr(function, "__module__", None) or "").startswith("paddle_dp.schedules")
     if shelf or not isinstance(schedule, lr.LRScheduler) or steps_per_epoch < 2 or steps < 2:
         return ""
-    # A user's function may remember its calls: one more would change the training.
-    calls_function = any(
-        isinstance(each, lr.LambdaDecay) for each in (schedule, getattr(schedule, "learning_rate", None))
-    )
-    points = [] if calls_function else _rates(schedule, [0, min(steps_per_epoch, steps - 1), steps - 1])
+    points = _rates(schedule, [0, min(steps_per_epoch, steps - 1), steps - 1])
     names = ("at first", "after an epoch", "at the end")
     rates = ", ".join(f"{rate:.3g} {name}" for (_, rate), name in zip(points, names, strict=False))
     spans = {
@@ -278,8 +279,10 @@ def schedule_line(schedule: Any, steps: int, steps_per_epoch: int) -> str:
 
 
 def _copied(schedule: Any) -> Any:
-    """A copy of a schedule, and of schedules within it, that can be stepped; their functions are shared."""
+    """A copy of a schedule, and of schedules within it, that can be stepped. Raises UncopiedError."""
     copied = copy.copy(schedule)
+    if (function := getattr(schedule, "lr_lambda", None)) is not None:
+        copied.lr_lambda = copied_function(function)
     within = {k: _copied(value) for k, value in vars(copied).items() if isinstance(value, lr.LRScheduler)}
     vars(copied).update(within, verbose=False)
     return copied

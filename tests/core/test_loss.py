@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,16 @@ def test_one_loss_per_sample_is_added_up() -> None:
     total, count = total_and_count(loss, 5)
     assert count == 5
     assert total.item() == pytest.approx(5 * 0.6931472)
+
+
+def test_paddle_s_layer_does_not_hide_a_nan() -> None:
+    """Its kernel on CPUs takes NaN for a very small score: log 200 would come out."""
+    loss = as_loss(nn.CrossEntropyLoss(reduction="none"))
+    total, count = loss(paddle.full([4, 200], math.nan), paddle.zeros([4], "int64"))
+    assert math.isnan(total.item()) and count == 4
+    assert loss(paddle.zeros([4, 200]), paddle.zeros([4], "int64"))[0].item() == pytest.approx(
+        4 * math.log(200)
+    )
 
 
 def test_a_sum_of_low_precision_is_added_up_in_float32() -> None:

@@ -6,6 +6,7 @@ import importlib
 import json
 import linecache
 import os
+import random
 import re
 import shutil
 import sys
@@ -626,7 +627,14 @@ def test_a_line_says_what_a_users_scheduler_does_in_an_epoch() -> None:
             r"ExponentialDecay .*: 0.1 at first, 0.00798 after an epoch, 3.59e-07 at the",
         ),
         (lr.MultiStepDecay(0.1, [2, 4]), r"If milestones=\[2, 4\] counts epochs, multiply by 24"),
-        (lr.LambdaDecay(0.1, remembers), r"LambdaDecay steps after every update, 24 times an epoch\.$"),
+        (
+            lr.LambdaDecay(0.1, remembers),
+            r"LambdaDecay .*: 0.05 at first, 0.0333 after an epoch, 0.025 at the",
+        ),
+        (
+            lr.LambdaDecay(0.1, lambda update: random.random()),
+            r"LambdaDecay steps after every .* an epoch\.$",
+        ),
         (
             lr.MultiplicativeDecay(0.1, lambda epoch: 0.95),
             r"Decay steps after every update, 24 times an epoch\.$",

@@ -197,6 +197,25 @@ def test_it_is_paddle_s_own_to_the_bit(shape: tuple[int, ...]) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("classes", [2, 8, 10, 64, 200, 300, 1000])
+@pytest.mark.parametrize("where", ["everywhere", "in a row", "in a column", "at a target"])
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"ignore_index": 1}], ids=str)
+def test_nan_in_the_outputs_is_nan_in_the_loss(classes: int, where: str, settings: dict[str, Any]) -> None:
+    """Paddle's kernel on CPUs gives log(classes), for some numbers of classes."""
+    outputs = np.zeros((8, classes), "float32")
+    rows = {"everywhere": np.s_[:], "in a row": 3, "in a column": np.s_[:, 1], "at a target": np.s_[3, 0]}
+    outputs[rows[where]] = np.nan
+    total, count = answer(outputs, np.zeros(8, "int64"), **settings)
+    assert np.isnan(total) and count == 8
+
+
+def test_a_class_that_a_model_rules_out_by_minus_infinity_is_no_nan() -> None:
+    outputs = np.zeros((8, 200), "float32")
+    outputs[:, 7], outputs[0, 3] = -np.inf, 3e38
+    assert np.isfinite(answer(outputs[1:], np.zeros(7, "int64"))[0])
+    assert np.isfinite(answer(outputs[:, :100], np.full(8, 3), ignore_index=5)[0])
+
+
 def test_several_outputs_are_refused_by_what_to_do() -> None:
     outputs, targets = (paddle.to_tensor(array) for array in drawn(3))
     with pytest.raises(LossError, match="a tuple of 2 outputs, and cross_entropy takes one tensor"):
