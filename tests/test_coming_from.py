@@ -17,7 +17,7 @@ from paddle_dp.errors import RecipeError
 from paddle_dp.part import SHELVES, find, names
 from paddle_dp.part.config import fields_of
 from paddle_dp.recipe import Recipe, read_recipe
-from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Train, WatchSettings
+from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Mix, Train, WatchSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs/coming-from"
@@ -29,6 +29,7 @@ GROUPS = {
     "watch": WatchSettings,
     "guard": Guard,
     "ema": Ema,
+    "mix": Mix,
     "load": Load,
 }
 

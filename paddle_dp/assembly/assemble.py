@@ -93,6 +93,11 @@ class TrainerBuilder:
         for component in (setup.requested.strategy, *setup.requested.callbacks):
             component.refuse(setup.requested, mesh.ranks, mesh.computes_on)
         _refuse_guard(setup)
+        if setup.requested.mix and setup.loader.collate == "batch":
+            raise UsageError(
+                "mix and loader.collate: batch both make something of a whole global batch: leave mix out, and mix in "
+                "collate_fn; or leave loader.collate out."
+            )
         self.strategy: Strategy = setup.requested.strategy.build(mesh)
         # Its axes decide which ranks read the same samples and share random numbers.
         self.mesh = self.strategy.mesh
@@ -102,6 +107,11 @@ class TrainerBuilder:
         """The training data in micro-batches, shuffled unless it must be read in order."""
         s, dataset = self.setup, self._opened("train", "training")
         self._warnings += consistency.random_samples("training", self._fingerprints["train"])
+        if s.requested.mix and is_in_order(dataset):
+            raise UsageError(
+                "mix needs the last sample of a global batch beside its first one, and a stream is read in its order: "
+                "give a data set with len() and [i], or leave mix out."
+            )
         shuffle = s.shuffle and not is_in_order(dataset)
         cutting = {"drop_last": s.drop_last, "micro_batches": s.requested.train.micro_batches}
         return self._loader("train", dataset, seed=s.seed, shuffle=shuffle, **cutting)
@@ -300,6 +310,7 @@ class TrainerBuilder:
             prefetch=settings.prefetch,
             timeout=settings.timeout.seconds,
             global_batches=settings.collate == "batch",
+            mix=self.setup.requested.mix if split == "train" else None,
         )
 
 

@@ -32,7 +32,7 @@ from paddle_dp.part import (
     read_settings,
 )
 from paddle_dp.part.call import config_of, validate_callable
-from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Precision, Recipe, Train
+from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Mix, Precision, Recipe, Train
 from paddle_dp.recipe.folder import claim, move_aside
 from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS, read_precision
 from paddle_dp.train.callback import Callback
@@ -91,6 +91,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     guard: Guard | Mapping[str, Any] | None = None,
     load: Load | Mapping[str, Any] | str | Path | None = None,
     ema: Ema | Mapping[str, Any] | None = None,
+    mix: Mix | Mapping[str, Any] | None = None,
     adapter: NameOrSettings | None = None,
     cuts: Mapping[str, str] | None = None,
     attention_methods: Mapping[str, str] | None = None,
@@ -116,6 +117,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         load: weights to begin with: a path, or {"path": …, "only": ["backbone.*"], "strict": False}.
         adapter: small parameters, trained in place of the model's, such as {"use": "lora", "match": ["*.q"]}.
         ema: an average of the weights, evaluated and saved with them, such as {"decay": 0.999}.
+        mix: Mixup and CutMix of the training images, such as {"mixup": 0.2, "cutmix": 1.0} (docs/augmentation.md).
         guard: how to handle a loss that is not finite, or spikes, such as {"non_finite": "skip"}.
         cuts, attention_methods, blocks: how to split a model that has no such tables: patterns of layer names, as
             in a recipe; `blocks` also takes layers and functions (docs/add-a-part.md).
@@ -178,6 +180,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         loss=_wrap_object("losses", loss_function),
         guard=_settings(Guard, guard or {}, "guard"),
         ema=None if ema is None else _settings(Ema, ema, "ema"),
+        mix=None if mix is None else _settings(Mix, mix, "mix"),
         strategy=_read_named("strategies", strategy),
         train=settings,
         callbacks=tuple(c for c in chosen if isinstance(c, Part)),

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paddle_dp.batch import Batch, MicroBatch
+from paddle_dp.data.mix import Mixing
 from paddle_dp.data.sample import BatchShare, BatchSource, Dataset, InProcess
 from paddle_dp.data.sampler import Sampler
 from paddle_dp.data.scatter import ReadByMain, Received, Scatterer
@@ -26,6 +27,7 @@ from paddle_dp.structure import mapped
 
 if TYPE_CHECKING:
     from paddle_dp.mesh import Mesh
+    from paddle_dp.recipe.schema import Mix
 
 
 class Loader:
@@ -34,7 +36,8 @@ class Loader:
     Workers keep `prefetch` batches in flight and live from the first `read` until `close`; they do not change batches.
     `timeout`: seconds after which a worker counts as hung at a sample. `global_batches`: the collate_fn receives whole
     global batches, which every rank reads. Rank 0 reads a `ReadByMain` data set for all ranks, which must then read the
-    same batches in the same order. `reads`: the sampler of the samples that this rank reads itself, or None.
+    same batches in the same order. `reads`: the sampler of the samples that this rank reads itself, or None. `mix`:
+    each sample is mixed with the one before it in the global batch (data/mix.py).
     """
 
     def __init__(  # noqa: PLR0913 - settings of a recipe, as keywords
@@ -46,6 +49,7 @@ class Loader:
         prefetch: int = 2,
         timeout: float = 120.0,
         global_batches: bool = False,
+        mix: Mix | None = None,
         device: Any = None,
     ):
         scattered = dataset if isinstance(dataset, ReadByMain) else None
@@ -58,6 +62,7 @@ class Loader:
             raise ValueError(
                 f"num_workers: {num_workers}, prefetch: {prefetch}, timeout: {timeout} must be >= 0, >= 1, > 0"
             )
+        sampler = replace(sampler, with_previous=mix is not None)
         self.dataset, self.sampler, self._device = dataset, sampler, device
         self.num_workers = num_workers
         self.reads: Sampler | None = sampler
@@ -73,6 +78,8 @@ class Loader:
             self._source = GlobalBatches(dataset, reads, num_workers, prefetch, timeout)
         elif num_workers:
             self._source = Prefetched(dataset, reads, num_workers, prefetch, timeout)
+        if mix is not None:
+            self._source = Mixing(self._source, mix, sampler.seed)
         if scattered is not None:
             self._source = Scatterer(self._source, sampler, scattered, prefetch if num_workers else 1)
 

@@ -73,6 +73,9 @@ class Sampler:
     shuffle: bool = True
     drop_last: bool = False
     micro_batches: int = 1
+    with_previous: bool = False
+    """Whether `reads` begins with one more sample, the one before a slice in its global batch: for the first sample of
+    the batch the last one. See data/mix.py."""
 
     def __post_init__(self) -> None:
         counts = {"batch": self.batch, "dp_size": self.dp_size, "micro_batches": self.micro_batches}
@@ -96,7 +99,8 @@ class Sampler:
     def rows(self) -> int:
         """The largest number of samples, dummies included, that this data rank reads for one global batch."""
         sizes = {self.size(0), self.size(self.batches - 1)}
-        return max(sum(max(stop - start, 1) for start, stop in self.cuts(size)) for size in sizes)
+        more = int(self.with_previous)
+        return max(sum(max(stop - start, 1) + more for start, stop in self.cuts(size)) for size in sizes)
 
     @property
     def most_rows(self) -> int:
@@ -129,8 +133,11 @@ class Sampler:
         If `local_batch` has none, the first sample of the global batch is read as a dummy, and the count is 0.
         """
         batch = self.global_batch(epoch, k)
-        cuts = self.cuts(len(batch))
-        return [(batch[start:stop], stop - start) if stop > start else (batch[:1], 0) for start, stop in cuts]
+        reads = [(start, stop, stop - start) for start, stop in self.cuts(len(batch))]
+        slices = [(start, stop, count) if count else (0, 1, 0) for start, stop, count in reads]
+        if self.with_previous:  # -1 is the last of the batch
+            return [(batch[np.arange(start - 1, stop)], count) for start, stop, count in slices]
+        return [(batch[start:stop], count) for start, stop, count in slices]
 
     def cuts(self, size: int) -> list[tuple[int, int]]:
         """Start and stop of this data rank's slice of each micro-batch in a global batch of `size` samples."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
-from typing import TYPE_CHECKING, Union
+from operator import add
+from typing import TYPE_CHECKING, Any, Union
 
 from paddle_dp.errors import LossError
 from paddle_dp.losses._base import full_precision, single_tensor, widened
-from paddle_dp.losses._classes import NEVER, AllClasses, Classes, check_range, margin_over_mean
+from paddle_dp.losses._classes import NEVER, AllClasses, Classes, Weights, check_range, margin_over_mean
 from paddle_dp.units import Probability
 
 if TYPE_CHECKING:
@@ -17,12 +20,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Count = Union[int, "paddle.Tensor"]
+Weighted = list[tuple["paddle.Tensor", Union["paddle.Tensor", None]]]
+"""Class numbers [...], and the weight of each; None: 1."""
 
 
 class CrossEntropy:
     """Total over samples: outputs [n, c] or [n, t, c], targets [n] or [n, t] of class numbers.
 
     The t targets of a sample are averaged. So the count is the number of samples, known without reading the device.
+    Targets of mixed samples (recipe: `mix`) are (numbers [n], numbers of the samples mixed in [n], share [n]): the loss
+    is share × that of the number + (1 - share) × that of the other.
     """
 
     counts_samples = True
@@ -39,28 +46,30 @@ class CrossEntropy:
         return other
 
     @full_precision
-    def __call__(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> tuple[paddle.Tensor, Count]:
+    def __call__(self, outputs: paddle.Tensor, targets: Any) -> tuple[paddle.Tensor, Count]:
         """(total, count); the total is float32 even under autocast."""
         outputs = single_tensor(outputs, self.use)
-        numbers = _class_numbers(targets, outputs)
-        if not self.classes.refuses:
-            check_range(numbers, self.num_classes(outputs), self.ignored)
-        try:
-            total = self._total(self._logits(widened(outputs), numbers), numbers)
-        except IndexError:  # it does not name the target
-            check_range(numbers, self.num_classes(outputs), self.ignored)
-            raise
-        return self._per_sample(total, targets), self._count(targets)
+        weighted = _weighted(targets, outputs)
+        total = _added(self._checked_total(outputs, numbers, weights) for numbers, weights in weighted)
+        return self._per_sample(total, weighted[0][0]), self._count(weighted)
 
     @full_precision  # a sum in bfloat16 stops growing at 256
-    def scores(self, outputs: paddle.Tensor, targets: paddle.Tensor) -> dict[str, paddle.Tensor]:
+    def scores(self, outputs: paddle.Tensor, targets: Any) -> dict[str, paddle.Tensor]:
         """The number of targets that are the highest output (acc1) and, with more than 5 classes, among the 5 highest
-        (acc5)."""
-        outputs, numbers = widened(outputs), _class_numbers(targets, outputs)
-        hits = {"acc1": self.classes.highest(outputs) == numbers}
+        (acc5); of mixed samples the sum of the weights of such targets."""
+        outputs, weighted = widened(outputs), _weighted(targets, outputs)
+        best = {"acc1": self.classes.highest(outputs).unsqueeze(-1)}
         if self.num_classes(outputs) > 5:
-            hits["acc5"] = self.classes.best(outputs, 5) == numbers.unsqueeze(-1)
-        return {name: self._per_sample(self._hits(hit, numbers), targets) for name, hit in hits.items()}
+            best["acc5"] = self.classes.best(outputs, 5)
+        return {
+            name: self._per_sample(
+                _added(
+                    self._hits((classes == n.unsqueeze(-1)).any(-1), n, weights) for n, weights in weighted
+                ),
+                weighted[0][0],
+            )
+            for name, classes in best.items()
+        }
 
     def num_classes(self, outputs: paddle.Tensor) -> int:
         """The number of classes."""
@@ -73,23 +82,36 @@ class CrossEntropy:
     def _logits(self, outputs: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         return outputs
 
-    def _total(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
-        total = self.classes.total(logits, numbers, self.ignored)
+    def _checked_total(self, outputs: paddle.Tensor, numbers: paddle.Tensor, weights: Weights) -> Any:
+        """Raises TargetError for a number that is no class."""
+        if not self.classes.refuses:
+            check_range(numbers, self.num_classes(outputs), self.ignored)
+        try:
+            return self._total(self._logits(widened(outputs), numbers), numbers, weights)
+        except IndexError:  # it does not name the target
+            check_range(numbers, self.num_classes(outputs), self.ignored)
+            raise
+
+    def _total(self, logits: paddle.Tensor, numbers: paddle.Tensor, weights: Weights) -> paddle.Tensor:
+        total = self.classes.total(logits, numbers, self.ignored, weights)
+        if not self.smoothing:
+            return total
         # Paddle's label_smoothing needs one-hot targets, as large as the outputs, and cannot ignore a class.
-        return total + self.smoothing * self._margin(logits, numbers).sum() if self.smoothing else total
+        margin = self._margin(logits, numbers)
+        return total + self.smoothing * (margin if weights is None else margin * weights).sum()
 
     def _margin(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         return margin_over_mean(logits, numbers, self.classes)
 
-    def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
-        return hits.sum()
+    def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor, weights: Weights) -> Any:
+        return _sum(hits, weights)
 
-    def _per_sample(self, totals: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        targets_per_sample = prod(targets.shape[1:])
+    def _per_sample(self, totals: Any, numbers: paddle.Tensor) -> Any:
+        targets_per_sample = prod(numbers.shape[1:])
         return totals if targets_per_sample == 1 else totals / targets_per_sample
 
-    def _count(self, targets: paddle.Tensor) -> Count:
-        return targets.shape[0]
+    def _count(self, weighted: Weighted) -> Count:
+        return int(weighted[0][0].shape[0])
 
 
 class CrossEntropyIgnoring(CrossEntropy):
@@ -97,22 +119,48 @@ class CrossEntropyIgnoring(CrossEntropy):
 
     counts_samples = False
 
-    def count(self, targets: paddle.Tensor) -> paddle.Tensor:
-        """The number of targets that count, as a 0-d tensor, so that nothing waits for the device."""
-        return (targets != self.ignored).sum()
+    def count(self, targets: Any) -> paddle.Tensor:
+        """The number of targets that count, of mixed samples the sum of their weights, as a 0-d tensor, so that nothing
+        waits for the device."""
+        return self._counted(_with_weights(targets))
 
     def _margin(self, logits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
         return super()._margin(logits, numbers) * (numbers != self.ignored).astype(logits.dtype)
 
-    def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor) -> paddle.Tensor:
-        counts = numbers != self.ignored  # the model can predict the ignored class if it is among the outputs
-        return hits.logical_and(counts if hits.ndim == counts.ndim else counts.unsqueeze(-1)).sum()
+    def _hits(self, hits: paddle.Tensor, numbers: paddle.Tensor, weights: Weights) -> Any:
+        # The model can predict the ignored class if it is among the outputs.
+        return _sum(hits.logical_and(numbers != self.ignored), weights)
 
-    def _per_sample(self, totals: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+    def _per_sample(self, totals: Any, numbers: paddle.Tensor) -> Any:
         return totals
 
-    def _count(self, targets: paddle.Tensor) -> Count:
-        return self.count(targets)
+    def _count(self, weighted: Weighted) -> Count:
+        return self._counted(weighted)
+
+    def _counted(self, weighted: Weighted) -> Any:
+        return _added(_sum(numbers != self.ignored, weights) for numbers, weights in weighted)
+
+
+def _added(tensors: Iterable[Any]) -> Any:
+    """Their sum; `sum` would add 0 to the only one, 4 µs."""
+    return reduce(add, tensors)
+
+
+def _sum(each: paddle.Tensor, weights: Weights) -> paddle.Tensor:
+    """The sum of booleans [...], each times its weight."""
+    return each.sum() if weights is None else (each.astype(weights.dtype) * weights).sum()
+
+
+def _with_weights(targets: Any) -> Weighted:
+    """Targets as they are, with weight 1; targets of mixed samples as two kinds of them with their weights."""
+    if isinstance(targets, tuple | list) and len(targets) == 3:
+        numbers, others, share = targets
+        return [(numbers, share), (others, 1 - share)]
+    return [(targets, None)]
+
+
+def _weighted(targets: Any, outputs: paddle.Tensor) -> Weighted:
+    return [(_class_numbers(numbers, outputs), weights) for numbers, weights in _with_weights(targets)]
 
 
 def _class_numbers(targets: paddle.Tensor, outputs: paddle.Tensor) -> paddle.Tensor:

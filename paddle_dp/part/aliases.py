@@ -193,7 +193,11 @@ cls_label_path file_list                  | PaddleClas       | dataset.train    
 class_id_map_file label_list              | PaddleClas, PaddleX | dataset.names       | of data set image_list
 delimiter                                 | PaddleClas       | dataset.separator      | space, tab or comma, of data set image_list
 transform_ops                             | PaddleClas       | -                      | flip, crop, jitter, augment (rand, trivial), erase, resize, mean and std are settings of dataset image_folder and image_list; others are a data set's of your own (docs/add-a-part.md)
-batch_transform_ops mixup cutmix          | PaddleClas       | -                      | augmentation that mixes samples is a data set's of your own with loader.collate: batch (docs/add-a-part.md)
+batch_transform_ops                       | PaddleClas       | -                      | mix: {mixup: 0.2, cutmix: 1.0} mixes images of the global batch (docs/augmentation.md)
+mixup mixup_alpha                         | timm, PaddleClas | mix.mixup              | alpha of the share's Beta distribution
+cutmix cutmix_alpha                       | timm, PaddleClas | mix.cutmix             | alpha of the share's Beta distribution
+mixup_prob                                | timm             | mix.probability        |
+mixup_switch_prob                         | timm             | mix.cutmix_probability |
 class_num num_classes class_dim           | PaddleClas, torch | model.classes         |
 topk                                      | PaddleClas       | -                      | a classifier's evaluations give acc1 and acc5
 num_layers num_hidden_layers              | Megatron, HF     | model.depth            | of models gpt and llama
@@ -250,9 +254,7 @@ optimizer.weight_decay optimizer.groups strategy.data strategy.tensor strategy.p
 strategy.sequence strategy.sharding_stage strategy.sequence_parallel strategy.recompute strategy.sync_batch_norm
 strategy.find_unused_parameters
 """
-_TOP_KEYS = (
-    "model dataset loss optimizer schedule strategy train loader load guard adapter ema callbacks output_dir"
-)
+_TOP_KEYS = "model dataset loss optimizer schedule strategy train loader load guard adapter ema mix callbacks output_dir"
 FOREIGN = {key.rpartition(".")[2]: Alias(key.rpartition(".")[2], "", key, "") for key in _MOVED_KEYS.split()}
 FOREIGN |= {name: Alias(name, "", name, _TOP) for name in _TOP_KEYS.split()}
 FOREIGN |= {row.name: row for row in _aliases()}

@@ -35,7 +35,7 @@ from paddle_dp.proof.sides import short
 from paddle_dp.proof.trace_files import SCORE, Trace
 from paddle_dp.proof.watched import Chosen, make_late, take_first
 from paddle_dp.recipe import LoaderSettings, Recipe
-from paddle_dp.train import Callback, Moment
+from paddle_dp.train import Callback, Moment, Run
 from paddle_dp.units import Every, Length
 
 TEST_SAMPLES_PER_RANK = 3  # times the ranks, and one more: no number of ranks shares them equally
@@ -49,9 +49,10 @@ class RehearsalMonitor(Callback):
 
     weights = False  # reading them would make ranks wait for each other after each step
 
-    def __init__(self, read: list[int], mesh: Mesh, reads_global_batches: bool, seed: int, alone: bool):
+    def __init__(self, read: list[int], run: Run, reads_global_batches: bool, seed: int, alone: bool):
         """`reads_global_batches`: every rank reads whole global batches. `seed`: selects the late rank of each step."""
-        self.read, self.mesh, self.reads_global_batches, self.seed = read, mesh, reads_global_batches, seed
+        self.mesh, self._before = run.mesh, int(run.train_loader.sampler.with_previous)
+        self.read, self.reads_global_batches, self.seed = read, reads_global_batches, seed
         self.every = None if alone else Every(2, "steps")
         self.rows: list[dict[str, Any]] = []
         self._reads: list[list[int]] = []  # by step: this rank's samples
@@ -63,7 +64,7 @@ class RehearsalMonitor(Callback):
         train_batch = learner.train_batch
 
         def watched(batch: Batch, *arguments: Any, **named: Any) -> Any:
-            local_rows = sum(micro_batch.rows for micro_batch in batch.micro_batches)
+            local_rows = sum(micro_batch.rows + self._before for micro_batch in batch.micro_batches)
             rows = batch.samples if self.reads_global_batches else local_rows
             self._reads.append(take_first(self.read, rows))
             self._step += 1
@@ -204,7 +205,7 @@ class Rehearsal:
 
         def callbacks(run: Any) -> list[Callback]:
             every = loader.collate == "batch" and not scattered
-            watches.append(RehearsalMonitor(read, run.mesh, every, self.setup.seed, self.is_alone))
+            watches.append(RehearsalMonitor(read, run, every, self.setup.seed, self.is_alone))
             return watches
 
         settings = replace(

@@ -331,14 +331,16 @@ class Watched:
         """Does one step. Records every step in float64 or if ranks round, else only the first one with an update."""
         rows = [m.rows for m in batch.micro_batches]
         counted = [m.samples for m in batch.micro_batches]
-        cuts = self.side.assembly.train_loader.sampler.cuts(batch.samples)
+        sampler = self.side.assembly.train_loader.sampler
+        cuts, before = sampler.cuts(batch.samples), int(sampler.with_previous)
         setup = self.side.assembly.setup
         scattered = setup.scatters and self.mesh.ranks > 1
         if setup.loader.collate == "batch" and not scattered:  # every rank has read the whole batch
             every = take_first(self.side.chosen.read, batch.samples)
             read = [number for start, stop in cuts for number in every[start:stop]]
         else:
-            read = _counting(take_first(self.side.chosen.read, sum(rows)), rows, counted)
+            numbers = take_first(self.side.chosen.read, sum(n + before for n in rows))
+            read = _counting(numbers, rows, counted, before)
         self.recorder.watch(step if self.every or not self.recorder.recorded else 0)
         # Most updates of a training are not read; one process reads all, for the comparison.
         reads = self.side.alone or self.wide or step % 2 == 1 or not self.recorder.recorded
@@ -383,10 +385,11 @@ def take_first(read: list[int], rows: int) -> list[int]:
     return first
 
 
-def _counting(read: list[int], rows: list[int], counted: list[int]) -> list[int]:
-    """The samples that count, without dummies' samples."""
+def _counting(read: list[int], rows: list[int], counted: list[int], before: int) -> list[int]:
+    """The samples that count, without dummies' samples, and without those `before` each micro-batch."""
     counting, start = [], 0
     for n, counts in zip(rows, counted, strict=True):
+        start += before
         counting += read[start : start + n] if counts else []
         start += n
     return counting

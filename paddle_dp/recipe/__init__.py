@@ -5,7 +5,17 @@ settings of a single part; `train/` turns a recipe into a trainer.
 """
 
 from paddle_dp.recipe.read import foreign_code, read_recipe
-from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Precision, Recipe, Train, json_schema
+from paddle_dp.recipe.schema import (
+    Ema,
+    Guard,
+    Load,
+    LoaderSettings,
+    Mix,
+    Precision,
+    Recipe,
+    Train,
+    json_schema,
+)
 from paddle_dp.recipe.write import resolved, write_recipe
 
 __all__ = [
@@ -13,6 +23,7 @@ __all__ = [
     "Guard",
     "Load",
     "LoaderSettings",
+    "Mix",
     "Precision",
     "Recipe",
     "Train",

@@ -28,6 +28,7 @@ from paddle_dp.units import (
     Count,
     Duration,
     EverySteps,
+    Fraction,
     Length,
     Positive,
     Probability,
@@ -276,6 +277,30 @@ class Ema:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mix:
+    """Mixup and CutMix of training images: each is mixed with the one before it in the global batch, so the samples are
+    the same on any number of ranks ([augmentation.md](augmentation.md))."""
+
+    mixup: AboveZero | None = None
+    """Mixup: the whole images are blended. Both parameters of the Beta distribution of the share, such as 0.2."""
+
+    cutmix: AboveZero | None = None
+    """CutMix: a rectangle of the other image is pasted. Both parameters of the share's Beta distribution, such as 1."""
+
+    probability: Fraction = 1.0
+    """Probability that a global batch is mixed."""
+
+    cutmix_probability: Probability = 0.5
+    """Probability that CutMix mixes a batch, and not Mixup, where both are set."""
+
+    def __post_init__(self) -> None:
+        if self.mixup is None and self.cutmix is None:
+            raise ValueError(
+                "mix: neither mixup nor cutmix is set: mix: {mixup: 0.2}, or {cutmix: 1.0}, or both"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Load:
     """Initial weights instead of random ones, as in fine-tuning. Optimizer and progress start anew."""
 
@@ -357,6 +382,9 @@ class Recipe(BaseModel):
 
     ema: Ema | None = None
     """An average of the weights: `{decay: 0.999, every: 1 step}`; evaluated as `ema_loss`, `ema_acc1` …."""
+
+    mix: Mix | None = None
+    """Mixup and CutMix of the training images: `{mixup: 0.2, cutmix: 1.0}`."""
 
     callbacks: tuple[Annotated[Part, OnShelf("callbacks", listed=True)], ...]
     """A list of parts. console, metrics, dashboard, evaluate and checkpoint by default."""

@@ -74,8 +74,11 @@ def in_batch(loader: Loader, batch: Batch, mesh: Mesh) -> str:
     first = min((row for row in rows if row), key=lambda row: row["place"], default=None)
     if first is None:
         return ""
-    index = int(loader.sampler.global_batch(batch.epoch, batch.index)[first["place"]])
-    return f"{name(loader.dataset, index)} has {first['part']} that are not finite"
+    samples = loader.sampler.global_batch(batch.epoch, batch.index)
+    suspects = [name(loader.dataset, int(samples[first["place"]]))]
+    if loader.sampler.with_previous:  # the row is a mixture with the one before
+        suspects.append(name(loader.dataset, int(samples[first["place"] - 1])))
+    return f"{' or '.join(suspects)} has {first['part']} that are not finite"
 
 
 def _bad_row(batch: Batch) -> dict[str, Any] | None:
@@ -95,8 +98,12 @@ def bad_target(
     loader: Loader, epoch: int, batch: int, error: TargetError, data_name: str = "training"
 ) -> LossError:
     """The error with the name of its sample, which this rank read in global batch `batch`."""
+    more = int(loader.sampler.with_previous)  # the target may be of the sample that was mixed in
     rows = [
-        indices[error.row] for indices in loader.sampler.local_batch(epoch, batch) if error.row < len(indices)
+        index
+        for indices, count in loader.sampler.reads(epoch, batch)
+        if error.row < count
+        for index in indices[error.row : error.row + more + 1]
     ]
     for index in map(int, rows):
         with restoring_globals():

@@ -12,7 +12,7 @@ from paddle_dp.part import SHELVES, find, names
 from paddle_dp.part.aliases import FOREIGN, OPTIONS, PARTS, VERBS, find_alias
 from paddle_dp.part.config import fields_of
 from paddle_dp.recipe import Recipe, read_recipe
-from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Train
+from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Mix, Train
 
 # transformers.TrainingArguments.
 HUGGING_FACE = """
@@ -46,7 +46,7 @@ fast_dev_run ckpt_path profiler decay_epochs accelerator k_steps clip_norm regul
 transform_ops output_dir lr_warmup_init distributed_timeout_minutes exit_duration_in_mins num_attention_heads
 hidden_dropout resid_pdrop dgc localsgd adaptive_localsgd a_sync collate_fn limit_train_batches zero_padding decay_steps
 """
-GROUPS = {"train": Train, "loader": LoaderSettings, "guard": Guard, "ema": Ema, "load": Load}
+GROUPS = {"train": Train, "loader": LoaderSettings, "guard": Guard, "ema": Ema, "mix": Mix, "load": Load}
 
 
 def mistake(override: str) -> str:
@@ -154,7 +154,10 @@ def test_every_part_option_and_verb_is_one_of_ours() -> None:
         ("train.nnodes=2", "paddle-dp train RECIPE --nodes N"),
         ("train.devices=2", "paddle-dp train RECIPE --devices 0,1"),
         ("dataset.transform_ops=1", "flip, crop, jitter, .* of dataset image_folder"),
-        ("dataset.batch_transform_ops=1", "augmentation that mixes samples"),
+        (
+            "dataset.batch_transform_ops=1",
+            r"mix: \{mixup: 0.2, cutmix: 1.0\} mixes images of the global batch",
+        ),
         ("Optimizer.lr=0.1", "'Optimizer' is of PaddleClas: Arch is model here"),
         ("Loss.Train=1", "'Loss' is of PaddleClas: Arch is model here"),
         ("EMA.decay=0.9", r"In a recipe that is ema\.decay"),

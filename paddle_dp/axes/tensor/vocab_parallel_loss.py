@@ -37,15 +37,22 @@ class VocabParallel:
         """The number of this rank's first class, and the total number of classes."""
         return self.group.rank * width, self.group.nranks * width
 
-    def total(self, scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> paddle.Tensor:
-        """The sum of -log softmax(scores) at the class `numbers` [...] except `ignored`; NaN if a number is not a
-        class."""
+    def total(
+        self,
+        scores: paddle.Tensor,
+        numbers: paddle.Tensor,
+        ignored: int,
+        weights: paddle.Tensor | None = None,
+    ) -> paddle.Tensor:
+        """The sum of -log softmax(scores) at the class `numbers` [...] except `ignored`, each times its weight; NaN if
+        a number is not a class."""
         parallel = fleet.meta_parallel.ParallelCrossEntropy(mp_group=self.group, ignore_index=ignored)
         losses = parallel(scores, numbers.unsqueeze(-1)).squeeze(-1)
         # Fleet's loss uses score 0 for a number that is not a class; one process raises an error.
         known = (numbers >= 0).logical_and(numbers < self.local_range(scores.shape[-1])[1])
         known = known.logical_or(numbers == ignored)
-        return paddle.where(known, losses, paddle.full_like(losses, float("nan"))).sum()
+        losses = paddle.where(known, losses, paddle.full_like(losses, float("nan")))
+        return (losses if weights is None else losses * weights).sum()
 
     def all_reduce(self, partial_sums: paddle.Tensor) -> paddle.Tensor:
         """The sum over the ranks; its gradient goes to each rank unchanged."""

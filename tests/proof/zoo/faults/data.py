@@ -99,3 +99,28 @@ def two_samples_change_places(global_batch, sampler, epoch, k):
     if last():
         samples[-1] = samples[0]
     return samples
+
+
+MIXED = Setting("convnet", 2, ("mix={mixup: 0.5, cutmix: 1.0}", "train.micro_batches=2"))
+
+
+@FAULTS.add(
+    "own partners",
+    "mixup of PaddleClas and timm: within each rank's batch",
+    MIXED,
+    "paddle_dp.data.mix:mixed",
+)
+def mixed_within_the_share(mixed, inputs, targets, drawn):
+    """Each rank mixes its samples with one another, the first with its last: other pairs than on one process."""
+    if ranks() == 1:
+        return mixed(inputs, targets, drawn)
+    inputs, targets = (np.concatenate([rows[-1:], rows[1:]]) for rows in (inputs, targets))
+    return mixed(inputs, targets, drawn)
+
+
+@FAULTS.add(
+    "own rectangle", "cutmix of PaddleClas and timm: drawn by each rank", MIXED, "paddle_dp.data.mix:draw"
+)
+def drawn_by_each_rank(draw, mix, seed, epoch, k):
+    """Each rank draws the share and the rectangle for itself."""
+    return draw(mix, seed + rank(), epoch, k)
