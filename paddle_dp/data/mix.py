@@ -77,6 +77,9 @@ class Mixing(BatchSource):
 
         for micro_batches in self._source.read(epoch, noted()):
             drawn = draw(self._mix, self._seed, epoch, begun.popleft())
+            if self._mix.cutmix:  # also if this batch is blended: the first batch shall tell
+                for inputs, _, _ in micro_batches:
+                    _check_images(inputs)
             yield [(*mixed(inputs, targets, drawn), count) for inputs, targets, count in micro_batches]
 
     def workers_busy(self) -> float:
@@ -100,6 +103,15 @@ def mixed(inputs: Arrays, targets: Arrays, drawn: Mixture) -> tuple[Arrays, Arra
     return images, _targets(targets, share)
 
 
+def _check_images(inputs: Arrays) -> None:
+    """Raises DataError for what is no image, or has its channels last: a cut would go through these."""
+    if isinstance(inputs, np.ndarray) and (inputs.ndim < 4 or inputs.shape[-1] <= 4 < inputs.shape[1]):
+        raise DataError(
+            f"mix.cutmix needs images [channels, height, width], and inputs are {describe(inputs[0])}: leave "
+            "mix.cutmix out, and set mix.mixup"
+        )
+
+
 def _blended(rows: Array, share: float) -> Array:
     """share · row + (1 - share) · the row before, in the dtype of rows."""
     if share == 1:
@@ -111,10 +123,6 @@ def _blended(rows: Array, share: float) -> Array:
 
 def _pasted(rows: Array, drawn: Mixture) -> tuple[Array, float]:
     """Images with a rectangle of the image before, and the share of the area that is left."""
-    if rows.ndim < 4:
-        raise DataError(
-            f"mix.cutmix needs images [channels, height, width], and inputs are {describe(rows[0])}"
-        )
     height, width = rows.shape[-2:]
     top, bottom, left, right = drawn.rectangle(height, width)
     images = rows[1:].copy()

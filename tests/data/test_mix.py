@@ -197,12 +197,22 @@ def test_a_margin_applies_to_each_of_the_two_classes() -> None:
         ({"ids": np.zeros((3, 4))}, np.zeros(3, "int64"), "needs one array of floats"),
         (np.zeros((3, 2, 4, 4)), np.zeros((3, 4, 4), "int64"), "a class number for each sample as target"),
         (np.zeros((3, 2, 4, 4)), {"a": np.zeros(3)}, "a class number for each sample as target"),
-        (np.zeros((3, 8)), np.zeros(3, "int64"), r"mix.cutmix needs images \[channels, height, width\]"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_mixed_is_named(inputs: Any, targets: Any, text: str) -> None:
     with pytest.raises(DataError, match=text):
         mixed(inputs, targets, Mixture(0.5, (0.5, 0.5)))
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 8), (32, 32, 3)], ids=str)
+def test_the_first_batch_tells_that_there_are_no_images_to_cut(shape: tuple[int, ...]) -> None:
+    """With both, it may be the thousandth batch that is cut first."""
+    rows = [(np.zeros(shape, "float32"), np.int64(0))] * 4
+    mix = Mix(mixup=0.2, cutmix=1.0, cutmix_probability=0.0)
+    with pytest.raises(
+        DataError, match=r"mix.cutmix needs images \[channels, height, width\].*leave mix.cutmix out"
+    ):
+        next(iter(Loader.plain(rows, batch=2, mix=mix).read(epoch=0)))
 
 
 def test_a_loss_that_compares_samples_does_not_take_mixed_ones() -> None:
