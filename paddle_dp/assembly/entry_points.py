@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def report(result: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> None:
-    """Prints the held-out numbers and the table per class, and writes them to <run>/evaluation.json."""
+    """Prints the held-out numbers and the table per class, and writes them, with the confusion matrix, to
+    <run>/evaluation.json."""
     numbers = "  ".join(f"{name} {value:.6g}" for name, value in result.numbers.items())
     print(f"{checkpoint}: {numbers}", flush=True)
     on = f"{ranks} ranks" if ranks > 1 else "1 process"
@@ -35,7 +36,10 @@ def report(result: Evaluation, checkpoint: Path, folder: Path, ranks: int) -> No
         name, support = row["class"], row["support"]
         print(f"{name:>12}  {row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}  {support:7d}")
     content = {"checkpoint": checkpoint.name, "samples": result.samples, **result.numbers, "per_class": rows}
+    if result.confusion is not None:
+        content["confusion"] = result.confusion.tolist()
     (folder / "evaluation.json").write_text(as_json(content, indent=1))
+    print(f"written to {folder / 'evaluation.json'}", flush=True)
 
 
 BEYOND = 60.0  # seconds after the watch's longest limit, for a busy machine

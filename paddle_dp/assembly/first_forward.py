@@ -21,11 +21,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 from paddle_dp.axes.meta_init import describe_weights
 from paddle_dp.checks.preflight import built_without_memory
 from paddle_dp.data.arrays import describe
 from paddle_dp.data.randomness import restoring_globals
-from paddle_dp.data.sample import read_sample
+from paddle_dp.data.sample import name, read_sample
 from paddle_dp.errors import PaddleDPError, UsageError, gist, near
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import read_part
@@ -95,11 +97,19 @@ def _refuse_classes(trainer: Any, recipe: Recipe) -> None:
     """Raises UsageError if a classifier has fewer outputs than the data set has names of classes."""
     classes = getattr(trainer.loader.dataset, "classes", None)
     size = getattr(recipe.model.config, "classes", None)
-    if classes is not None and isinstance(size, int) and size < len(classes):
-        raise UsageError(
-            f"model.classes is {size}, and dataset {recipe.dataset.name} has {len(classes)} classes: set "
-            f"model.classes={len(classes)}."
+    if classes is None or not isinstance(size, int) or size >= len(classes):
+        return
+    which = f"dataset {recipe.dataset.name} has {len(classes)} classes"
+    remedy = f"set model.classes={len(classes)}"
+    labels = getattr(trainer.loader.dataset, "labels", None)
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and (count := int((labels >= size).sum())) > 0:
+        first = int((labels >= size).argmax())
+        which += (
+            f", of which the model lacks those of {count} of {len(labels)} samples: "
+            f"{name(trainer.loader.dataset, first)} has class {labels[first]}"
         )
+        remedy += ", or correct the labels"
+    raise UsageError(f"model.classes is {size}, and {which}: {remedy}.")
 
 
 def _sample(dataset: Any) -> str:

@@ -127,6 +127,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     rate of 1e-3.
     Raises UsageError if these do not fit each other, the ranks, or the run in `folder` that is resumed.
     """
+    _refuse_wrapped(model)
     check_collections(
         {"callbacks": callbacks, "blocks": blocks},
         {"cuts": cuts or {}, "attention_methods": attention_methods or {}},
@@ -260,6 +261,17 @@ def _annotate(model: Any, *, blocks: Sequence[Any], **tables: dict[str, str]) ->
     if blocks or any(tables.values()):
         annotation = read_settings(Annotation, tables, ErrorContext(subject="Trainer.of"))
         annotate(model, replace(annotation, blocks=tuple(blocks)), "Trainer.of")
+
+
+def _refuse_wrapped(model: Any) -> None:
+    """Raises UsageError for a model that exchanges its gradients itself."""
+    import paddle
+
+    if isinstance(model, paddle.DataParallel) or type(model).__module__.startswith("paddle.distributed"):
+        raise UsageError(
+            f"Trainer.of.model: it is wrapped in {type(model).__name__}. Give the model itself, and the "
+            "optimizer its parameters: the trainer makes the exchange."
+        )
 
 
 def _which(resume_options: ResumeOptions, mesh: Mesh) -> str | None:

@@ -79,8 +79,9 @@ class Trainer(TrainingState):
         until = Length(self.run.total_steps, "steps") if until is None else until
         until = until if isinstance(until, Length) else Length.parse(until)
         self.total_steps = until.steps(self.loader.batches)
-        line = schedule_line(self.learner.rate.schedule, self.total_steps, self.loader.batches)
-        if line and self.mesh.is_main:
+        lines = [schedule_line(self.learner.rate.schedule, self.total_steps, self.loader.batches)]
+        lines += [self.learner.micro_batches_line(self.loader.sampler.micro_batches)]
+        for line in filter(None, lines if self.mesh.is_main else ()):
             print(line, file=sys.stderr)
         with on_board():
             try:

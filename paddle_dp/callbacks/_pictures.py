@@ -61,7 +61,7 @@ def add_legend(figure: Any, patches: Sequence[Any], fontsize: float) -> None:
 def draw_confusion(evaluation: Evaluation, title: str) -> bytes:
     """A PNG of `evaluation.confusion`: true classes down, predicted across, shaded by the share of the true class."""
     counts = np.asarray(evaluation.confusion)
-    names = evaluation.classes or tuple(map(str, range(len(counts))))
+    names = evaluation.names_of_classes
     side = min(3.0 + 0.28 * len(counts), 14.0)
     figure = new_figure(side, side * 0.9, dpi=100)
     axes = figure.add_subplot()

@@ -193,8 +193,13 @@ def as_dataset(
     A stream is a paddle.io.IterableDataset, an object with `__iter__` alone, or a generator function. It has `samples`
     samples; if that is None, they are counted. `name` is its name in messages. `recreate` makes a new iterator, because
     one can be read only once; `once`: a single process reads it, once. Raises UsageError for an iterator with neither,
-    for one to be read once without `samples`, and for an endless stream without `samples`.
+    for one to be read once without `samples`, for an endless stream without `samples`, and for a loader.
     """
+    if hasattr(source, "batch_sampler") and hasattr(source, "dataset"):  # Paddle's or PyTorch's DataLoader
+        raise UsageError(
+            f"{name}: a {type(source).__name__} makes batches, which would count as samples. Give its data set "
+            f"({type(source.dataset).__name__}) and the global batch size: ranks share the batches by themselves."
+        )
     if not is_stream(source):
         return source
     if inspect.isgeneratorfunction(source):

@@ -192,7 +192,9 @@ def next_point(plan: Plan, attempt: Path) -> ResumePoint:
     from paddle_dp.launch import resume  # imports NumPy, which few jobs need here
 
     if plan.job.script:
-        return resume.ResumePoint(label="where the script itself continues")
+        return resume.ResumePoint(
+            label='its newest checkpoint, with Trainer.of(…, resume="auto"), or else from the beginning,'
+        )
     return resume.next_point(plan.job, attempt.parent.parent, plan.began, console.write)
 
 

@@ -52,6 +52,9 @@ def next_point(job: Job, folder: Path, began: float, report: Callable[[str], obj
     return ResumePoint(resume=resume, label=f"--resume {resume}" if resume else "the beginning")
 
 
+SCRIPT = 'started again, a script with Trainer.of(…, resume="auto") goes on from its newest checkpoint'
+
+
 def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     """Returns the last line on the screen of a job that failed or was ended; `folder` is the run's.
 
@@ -59,7 +62,9 @@ def how_to_resume(job: Job, folder: Path, began: float = 0.0) -> str | None:
     then belong to an abandoned training. Returns None if the job does not train, or this node does not keep the
     checkpoints.
     """
-    if job.entry_point != "train" or job.script or job.node_rank or holds(folder, job.extra.get("older")):
+    if job.script and not job.node_rank:
+        return SCRIPT
+    if job.entry_point != "train" or job.node_rank or holds(folder, job.extra.get("older")):
         return None
     try:
         # Only manifests are read here: `--resume` checks every byte.

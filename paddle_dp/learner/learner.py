@@ -236,6 +236,17 @@ class Learner:
         masks = "exact dropout masks" if exact else "each rank's own dropout masks"
         return [*facts, masks, self.weights.description or self.exchange.description]
 
+    def micro_batches_line(self, micro_batches: int) -> str:
+        """A line on BatchNorm where a batch is computed in parts, which changes what is learned; "" otherwise.
+        Collective; the same on every rank."""
+        here = bool(self.statistics.synchronized or self.local_norms.watched)
+        if micro_batches == 1 or not any(self.mesh.gather(here)):
+            return ""
+        return (
+            f"BatchNorm takes the statistics of each of the {micro_batches} micro-batches: with another "
+            "train.micro_batches another model is learned."
+        )
+
     def differences(self) -> list[str]:
         """Differences from one process's training beyond rounding: a sentence for each cause, with its remedy.
 

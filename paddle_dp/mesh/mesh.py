@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from paddle_dp.errors import UsageError
 from paddle_dp.mesh import late_ranks
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.mesh.device import choose
@@ -229,12 +230,18 @@ def join(
     The first `servers` ranks compute on the CPU, independent of `device`. There are then no process groups: workers
     exchange only with servers, from host to host.
 
-    Raises UsageError if there is no `device` ("auto", "cpu", "gpu", "xpu" or the type of a custom device).
+    Raises UsageError if there is no `device` ("auto", "cpu", "gpu", "xpu" or the type of a custom device), and after
+    `paddle.distributed.init_parallel_env()`.
     """
     import paddle
 
     if "mesh" not in _joined:
         here = Environment.read()
+        if here.ranks > 1 and paddle.distributed.is_initialized():
+            raise UsageError(
+                "the parallel environment was made before, by paddle.distributed.init_parallel_env() or fleet.init(): "
+                "leave that call out. join(), and every Trainer, makes it."
+            )
         servers = servers if servers < here.ranks else 0
         device_name = choose("cpu" if here.rank < servers else device)
         connections = Connections(int(here.master.rpartition(":")[2]) if here.master else 0)

@@ -218,7 +218,10 @@ def _without_config(shelf: str, use: str, target: Any) -> str:
 def _hint(shelf: str, use: str, kind: type[Any], prefix: str, home: Path | None, name: str) -> str:
     """The hint for a setting that the part `use` lacks: the training provides it, or other parts have it."""
     if issubclass(kind, Call) and name in kind.training_arguments:
-        hint = " A loss factory takes its settings by name: def make(*, …)." if shelf == "losses" else ""
+        hint = {
+            "losses": " A loss factory takes its settings by name: def make(*, …).",
+            "datasets": " The first argument of a data set's class or function gets the split, 'train' or 'test'.",
+        }.get(shelf, "")
         return f" '{name}' is given by the training.{hint}"
     known = [other for other in names(shelf, home) if other != use and has_config(shelf, other, home)]
     alternatives = [other for other in known if name in _settings(shelf, other, home)]

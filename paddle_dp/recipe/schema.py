@@ -123,8 +123,8 @@ class Train:
     """Samples per update, over **all** ranks: the optimizer sees the same batch on any number of ranks."""
 
     micro_batches: Positive = 1
-    """Number of parts in which each batch is computed, one after the other, to save memory; the update stays the
-    same."""
+    """Number of parts in which each batch is computed, one after the other, to save memory; the update stays the same,
+    except that BatchNorm takes the statistics of each part."""
 
     precision: PrecisionSetting = FLOAT32
     """`float32`, `bfloat16`, `float16` or `float64`, or a mapping of `dtype`, `level` and `scale`."""

@@ -60,12 +60,17 @@ class Evaluation:
         """ "loss nan, perplexity inf"."""
         return ", ".join(f"{name} {self.numbers[name]}" for name in self.not_finite)
 
+    @property
+    def names_of_classes(self) -> list[str]:
+        """A name for each row of `confusion`: its number for a class that the model has and the data set does not."""
+        names, rows = list(self.classes or ()), 0 if self.confusion is None else len(self.confusion)
+        return [*names[:rows], *map(str, range(len(names), rows))]
+
     def per_class(self) -> list[dict[str, Any]]:
         """Precision, recall, F1 and support of each class; 0 where a denominator is 0, as in scikit-learn."""
         if self.confusion is None:
             return []
         hits, true, predicted = np.diag(self.confusion), self.confusion.sum(1), self.confusion.sum(0)
-        names = self.classes or tuple(map(str, range(len(hits))))
         return [
             {
                 "class": name,
@@ -74,5 +79,5 @@ class Evaluation:
                 "f1": float(2 * hits[i] / max(predicted[i] + true[i], 1)),
                 "support": int(true[i]),
             }
-            for i, name in enumerate(names)
+            for i, name in enumerate(self.names_of_classes)
         ]

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 from paddle import nn
+from PIL import Image
 
 from paddle_dp.assembly import first_forward
 from paddle_dp.assembly.first_forward import answer, explained, tried, user_frame
@@ -46,6 +47,22 @@ def bad(outputs, targets):
 def test_what_train_would_refuse_is_refused(override: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         tried(read_recipe(DIGITS, [override]))
+
+
+def test_a_sample_with_a_class_too_many_is_named(tmp_path: Path) -> None:
+    """The advice to enlarge the model hid a wrong label."""
+    for name in ("a.png", "b.png", "c.png"):
+        Image.new("RGB", (20, 20)).save(tmp_path / name)
+    (tmp_path / "train_list.txt").write_text("a.png 0\nb.png 9\nc.png 1\n")
+    (tmp_path / "val_list.txt").write_text("a.png 0\n")
+    data = f"dataset={{use: image_list, path: {tmp_path}, size: 16}}"
+    model = "model={use: convnet, classes: 2, widths: [4], channels: 3}"
+    said = (
+        r"model.classes is 2, and dataset image_list has 10 classes, of which the model lacks those of 1 of 3 samples: "
+        r"sample 1 \(.*b.png\) has class 9: set model.classes=10, or correct the labels"
+    )
+    with pytest.raises(UsageError, match=said):
+        tried(read_recipe(DIGITS, [data, model]))
 
 
 def test_a_vocabulary_that_is_too_small_is_a_sentence(tmp_path: Path) -> None:

@@ -271,6 +271,36 @@ def test_a_scheduler_says_how_often_it_steps(tmp_path: Path, capsys: pytest.Capt
     assert rate.last_epoch == 26  # the line was made of a copy
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_line_says_that_batch_norm_sees_micro_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], parts: int
+) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1D(8), nn.Linear(8, 4))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    Trainer.of(
+        **described(tmp_path / "run", model=model, optimizer=optimizer, batch=24, micro_batches=parts)
+    ).fit("2 steps")
+    assert ("BatchNorm takes the statistics of each of the 3 micro-batches" in capsys.readouterr().err) == (
+        parts > 1
+    )
+
+
+def test_a_loader_is_no_data_set(tmp_path: Path) -> None:
+    """Its batches would count as samples: 40 of them for 1280."""
+    loader = paddle.io.DataLoader(Points(), batch_size=8)
+    with pytest.raises(
+        UsageError, match=r"Trainer.of.train: a DataLoader makes batches.* its data set \(Points\)"
+    ):
+        Trainer.of(**described(tmp_path / "run", train=loader))
+
+
+def test_a_wrapped_model_is_refused(tmp_path: Path) -> None:
+    given = described(tmp_path / "run")
+    given["model"] = paddle.DataParallel(given["model"])
+    with pytest.raises(UsageError, match=r"it is wrapped in DataParallel\. Give the model itself"):
+        Trainer.of(**given)
+
+
 def test_an_optimizer_of_something_else_is_refused(tmp_path: Path) -> None:
     centre = paddle.create_parameter([4], "float32")
     given = described(tmp_path / "run")

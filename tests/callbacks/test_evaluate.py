@@ -77,6 +77,12 @@ def test_other_ranks_evaluate_and_write_nothing(
     assert trainer.asked == ["evaluate"] and not run.folder.exists()
 
 
+def test_a_model_may_have_more_classes_than_the_data_has_names() -> None:
+    evaluation = Evaluation(numbers={}, samples=3, confusion=np.diag([1, 2, 0, 0]), classes=("dark", "light"))
+    assert [row["class"] for row in evaluation.per_class()] == ["dark", "light", "2", "3"]
+    assert draw_confusion(evaluation, "step 1").startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("classes", [2, 30, 102])
 def test_a_confusion_matrix_of_any_size_is_a_picture(classes: int) -> None:
     import io

@@ -31,6 +31,25 @@ def test_three_ranks_exchange_sums_and_values():
         assert result["drawn"] == results[0]["drawn"]
 
 
+def joined_late():
+    import paddle
+
+    from paddle_dp.errors import UsageError
+    from paddle_dp.mesh import join
+
+    paddle.distributed.init_parallel_env()
+    try:
+        join()
+    except UsageError as error:
+        return str(error)
+
+
+def test_a_parallel_environment_that_was_made_before_is_named():
+    """Paddle's store is open by then: it was taken for another program's."""
+    for said in run_ranks(joined_late, 2):
+        assert "init_parallel_env() or fleet.init(): leave that call out" in said
+
+
 def test_a_mesh_of_one_needs_no_group():
     alone = run_ranks(exchanges, 1)[0]
     assert alone["place"] == [0, 1, 0, 1, True]

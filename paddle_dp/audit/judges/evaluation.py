@@ -32,7 +32,10 @@ def evaluation(trace: EventTrace) -> Section:
     if not looked:
         looked = ["no loader was read without training"]
         if any(rank.ended and rank.ended.reason == "limit" for rank in trace.ranks):
-            looked += ["the audit ended the script after two epochs and saw no later one"]
+            looked += [
+                "the audit ended the script after two epochs and saw no later one: to audit an evaluation at the "
+                "end, let the script train two epochs only"
+            ]
     return Section("evaluation", "; ".join(looked), tuple(findings))
 
 
