@@ -133,11 +133,11 @@ class Sampler:
         If `local_batch` has none, the first sample of the global batch is read as a dummy, and the count is 0.
         """
         batch = self.global_batch(epoch, k)
-        reads = [(start, stop, stop - start) for start, stop in self.cuts(len(batch))]
-        slices = [(start, stop, count) if count else (0, 1, 0) for start, stop, count in reads]
-        if self.with_previous:  # -1 is the last of the batch
-            return [(batch[np.arange(start - 1, stop)], count) for start, stop, count in slices]
-        return [(batch[start:stop], count) for start, stop, count in slices]
+        cuts = self.cuts(len(batch))
+        if self.with_previous:  # index -1 is the last of the batch
+            rows = [np.arange(start - 1, stop) if stop > start else np.arange(-1, 1) for start, stop in cuts]
+            return [(batch[each], stop - start) for each, (start, stop) in zip(rows, cuts, strict=True)]
+        return [(batch[start:stop], stop - start) if stop > start else (batch[:1], 0) for start, stop in cuts]
 
     def cuts(self, size: int) -> list[tuple[int, int]]:
         """Start and stop of this data rank's slice of each micro-batch in a global batch of `size` samples."""

@@ -99,9 +99,9 @@ def softmax_over_some_classes(total, loss, scores, numbers, ignored):
 
 
 @FAULTS.add("classes twice", "silent-fault catalogue: cross-entropy of gathered scores", TENSOR2, LOSS)
-def classes_counted_twice(total, loss, scores, numbers, ignored):
+def classes_counted_twice(total, loss, scores, numbers, *settings):
     """The loss counts every class once per rank: log 2 too high, with gradients that are right."""
-    return total(loss, scores, numbers, ignored) + numbers.size * math.log(loss.group.nranks)
+    return total(loss, scores, numbers, *settings) + numbers.size * math.log(loss.group.nranks)
 
 
 @FAULTS.add("norm without slices", "Megatron-LM #7452 (8), #5916, #7530", TENSOR2, NORMS)
