@@ -296,7 +296,8 @@ def test_a_loader_is_no_data_set(tmp_path: Path) -> None:
 
 def test_a_wrapped_model_is_refused(tmp_path: Path) -> None:
     given = described(tmp_path / "run")
-    given["model"] = paddle.DataParallel(given["model"])
+    with pytest.warns(UserWarning, match="single-card"):
+        given["model"] = paddle.DataParallel(given["model"])
     with pytest.raises(UsageError, match=r"it is wrapped in DataParallel\. Give the model itself"):
         Trainer.of(**given)
 
