@@ -152,11 +152,17 @@ def _sum(each: paddle.Tensor, weights: Weights) -> paddle.Tensor:
 
 
 def _with_weights(targets: Any) -> Weighted:
-    """Targets as they are, with weight 1; targets of mixed samples as two kinds of them with their weights."""
-    if isinstance(targets, tuple | list) and len(targets) == 3:
-        numbers, others, share = targets
-        return [(numbers, share), (others, 1 - share)]
-    return [(targets, None)]
+    """Targets as they are, with weight 1; targets of mixed samples as two kinds of them with their weights. Raises
+    LossError for other structures of targets."""
+    if not isinstance(targets, dict | tuple | list):
+        return [(targets, None)]
+    if isinstance(targets, dict) or len(targets) != 3 or not targets[2].is_floating_point():
+        raise LossError(
+            f"cross_entropy takes one array of class numbers as targets, and these are a {type(targets).__name__} of "
+            f"{len(targets)}: give the model a method loss(outputs, targets), or write a loss of your own."
+        )
+    numbers, others, share = targets
+    return [(numbers, share), (others, 1 - share)]
 
 
 def _weighted(targets: Any, outputs: paddle.Tensor) -> Weighted:

@@ -16,7 +16,7 @@ from paddle_dp.losses.contrastive import Config as Contrastive
 from paddle_dp.losses.cross_entropy import Config as CrossEntropy
 from paddle_dp.losses.margin_softmax import Config as MarginSoftmax
 from paddle_dp.recipe.schema import Mix
-from paddle_dp.structure import leaves
+from paddle_dp.structure import leaves, mapped
 
 BOTH = Mix(mixup=0.5, cutmix=1.0)
 SAMPLES, BATCH, SIZE = 23, 10, 6
@@ -213,6 +213,14 @@ def test_the_first_batch_tells_that_there_are_no_images_to_cut(shape: tuple[int,
         DataError, match=r"mix.cutmix needs images \[channels, height, width\].*leave mix.cutmix out"
     ):
         next(iter(Loader.plain(rows, batch=2, mix=mix).read(epoch=0)))
+
+
+@pytest.mark.parametrize("targets", [(1, 2, 3), (1, 2), {"a": 1}], ids=str)
+def test_other_structures_of_targets_are_no_mixed_samples(targets: Any) -> None:
+    """Three tasks' class numbers would be taken for two classes and a share."""
+    made = mapped(lambda number: paddle.to_tensor([number]), targets)
+    with pytest.raises(LossError, match="takes one array of class numbers as targets, and these are a"):
+        CrossEntropy().build()(paddle.rand([1, 5]), made)
 
 
 def test_a_loss_that_compares_samples_does_not_take_mixed_ones() -> None:
