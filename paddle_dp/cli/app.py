@@ -13,7 +13,7 @@ import typer
 import paddle_dp
 from paddle_dp.cli.help import Verb, Verbs
 from paddle_dp.cli.proofs import audit, certificate, verify
-from paddle_dp.cli.recipes import check, doctor, new, parts, schema
+from paddle_dp.cli.recipes import check, doctor, import_, new, parts, schema
 from paddle_dp.cli.runs import dashboard, export, generate, merge, predict, why
 from paddle_dp.cli.training import evaluate, launch, train
 from paddle_dp.errors import InstallError, PaddleDPError, UsageError
@@ -36,6 +36,7 @@ VERBS = (
     parts,
     check,
     new,
+    import_,
     doctor,
     schema,
 )

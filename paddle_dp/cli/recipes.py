@@ -125,6 +125,40 @@ def new(
     print(f"{where}{shipped.command(copies[0])}")
 
 
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A training configuration of PaddleClas.")],
+    ranks: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="For how many cards it is written: its batch size is that of one."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="RECIPE", help="The recipe to write; NAME.yaml here without it."),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Write nothing if a key that decides what is learned has no counterpart."
+        ),
+    ] = False,
+) -> None:
+    """Make a recipe of another tool's configuration, with every key accounted for (docs/coming-from/paddleclas.md).
+
+    Comments in the recipe name each key without a counterpart. The screen names those that are not honoured, so that
+    something else is learned.
+    """
+    from paddle_dp.coming_from.importer import import_recipe
+
+    if ranks is None or ranks < 1:
+        raise UsageError(
+            f"{file}: its batch size is that of one card. Say for how many it is written: --ranks 4."
+        )
+    print(*import_recipe(file, ranks, out, strict).lines(), sep="\n")
+
+
+import_.__name__ = "import"  # the verb's name, which Python allows no function
+
+
 def doctor(
     ranks: Annotated[
         int | None,

@@ -57,6 +57,9 @@ class Views:
     erase: Probability = 0.0
     """Training: probability that a random rectangle of 2 to 33 % of the image gets the `mean`'s colour."""
 
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """How images are resized, for training and evaluation."""
+
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Subtracted from each channel, whose values are 0..1."""
 
@@ -94,7 +97,7 @@ class Views:
         from paddle.vision import transforms
 
         steps = [
-            transforms.RandomResizedCrop(self.size, scale=self.crop),
+            transforms.RandomResizedCrop(self.size, scale=self.crop, interpolation=self.interpolation),
             transforms.RandomHorizontalFlip(self.flip),
         ]
         if self.augment != "none":
@@ -111,7 +114,8 @@ class Views:
         from paddle.vision import transforms
 
         shorter = round(self.size * 8 / 7) if self.resize is None else self.resize
-        view: View = transforms.Compose([transforms.Resize(shorter), transforms.CenterCrop(self.size)])
+        resize = transforms.Resize(shorter, self.interpolation)
+        view: View = transforms.Compose([resize, transforms.CenterCrop(self.size)])
         return view
 
     def _erasing(self) -> Callable[[Array], Array] | None:

@@ -1,0 +1,461 @@
+"""Training configurations of PaddleClas (release 2.6) as recipes.
+
+What a key does there was read in its sources: `ppcls/optimizer`, `ppcls/data`, `ppcls/loss`, `ppcls/engine`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from paddle_dp.coming_from.configuration import Configuration
+
+Section = dict[str, Any]
+TRAIN = "DataLoader.Train.dataset"
+OPS = f"{TRAIN}.transform_ops"
+IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+# Architectures that paddle.vision.models has under the same name, by their name there.
+VISION = {
+    **{f"ResNet{depth}": f"resnet{depth}" for depth in (18, 34, 50, 101, 152)},
+    **{f"DenseNet{depth}": f"densenet{depth}" for depth in (121, 161, 169, 201, 264)},
+    **{f"VGG{depth}": f"vgg{depth}" for depth in (11, 13, 16, 19)},
+    "AlexNet": "alexnet", "MobileNetV1": "mobilenet_v1", "MobileNetV2": "mobilenet_v2",
+    "MobileNetV3_small_x1_0": "mobilenet_v3_small", "MobileNetV3_large_x1_0": "mobilenet_v3_large",
+    "SqueezeNet1_0": "squeezenet1_0", "SqueezeNet1_1": "squeezenet1_1", "InceptionV3": "inception_v3",
+    "ShuffleNetV2_x1_0": "shufflenet_v2_x1_0", "ResNeXt50_32x4d": "resnext50_32x4d",
+}  # fmt: skip
+_EVALUATION = "every held-out sample counts once, on any number of ranks"
+_UNUSED = (
+    ("Infer*", "of prediction: paddle-dp predict"),
+    ("Global.save_inference_dir", "paddle-dp export names its folder"),
+    ("Global.image_shape", "the size is dataset.size"),
+    ("Global.image_channel", "images have three channels"),
+    ("Global.device", "train.device is auto"),
+    ("Global.output_dir", "the run's folder is runs/NAME, or --output-dir"),
+    ("Global.use_dali", "images are read by loader.num_workers"),
+    ("Global.eval_mode", "the loss decides the scores"),
+    ("Global.start_eval_epoch", "evaluations begin with the first epoch"),
+    ("Global.train_mode", "the loss decides"),
+    ("Global.checkpoints", "paddle-dp train RECIPE --resume"),
+    ("*.use_shared_memory", "workers always share memory"),
+    ("DataLoader.Eval.sampler.*", _EVALUATION),
+    ("DataLoader.Eval.loader.*", _EVALUATION),
+    ("DataLoader.Eval.dataset.*", "held-out images are read as the training's"),
+    ("DataLoader.Train.sampler.name", "ranks share each global batch"),
+    ("Metric*", "a classifier's scores are acc1 and acc5"),
+    ("Loss.Eval*", "evaluations use the loss of the training"),
+    ("Arch.infer*", "of prediction"),
+    ("Arch.use_sync_bn", "strategy.sync_batch_norm is true by default"),
+    ("AMP.use_dynamic_loss_scaling", "the scale always adapts"),
+    ("Optimizer.clip_grad", "PaddleClas does not read it"),
+    ("Optimizer.lr.by_epoch", "the rate changes after each update"),
+    ("AMP*", "train.precision decides"),
+    ("EMA*", "no average of the weights"),
+    ("Optimizer.multi_precision", "weights of 16 bits always have float32 masters"),
+    ("Optimizer.lr.verbose", "the console prints the rate"),
+    ("Optimizer.lr.last_epoch", "a resume continues the schedule by itself"),
+    (f"{OPS}.*.backend", "images are read with Pillow"),
+    (f"{OPS}.*.use_log_aspect", "the logarithm of the ratio is uniform"),
+    (f"{OPS}.*.img_size", "the size of the image itself"),
+    (f"{OPS}.TimmAutoAugment.mean", "an area that moves in is black"),
+    (f"{OPS}.DecodeImage*", "images are RGB, channels first"),
+    (f"{OPS}.ToCHWImage*", "images are channels first"),
+)  # fmt: skip
+
+_SAMPLERS = ("DistributedBatchSampler", "BatchSampler")
+_SWITCHES = ("Arch.", "Global.", "Slim", f"{OPS}.RandomErasing.", f"{OPS}.TimmAutoAugment.")
+Used = Callable[[Configuration], bool]
+_LOST: tuple[tuple[str, Used, str], ...] = (
+    ("Arch.pretrained*", lambda c: bool(c.values.get("Arch.pretrained")),
+     "weights are not downloaded: give their file as load: {path: …}"),
+    ("Optimizer.clip_norm", lambda c: True,
+     "theirs clips each parameter by its own norm; optimizer.clip is by that of all"),
+    ("Optimizer.lr.by_epoch", lambda c: c.values.get("Optimizer.lr.by_epoch") is True,
+     "the rate changes after each update"),
+    ("DataLoader.Train.sampler.shuffle", lambda c: True, "training samples are always shuffled"),
+    ("DataLoader.Train.sampler.*",
+     lambda c: c.values.get("DataLoader.Train.sampler.name", "BatchSampler") not in _SAMPLERS,
+     "ranks share each global batch, and samples have one size"),
+    (f"{OPS}.RandomErasing.*", lambda c: bool(c.values.get(f"{OPS}.RandomErasing.EPSILON")),
+     "a rectangle of 2 to 33 % of the area gets the mean's colour"),
+    ("DataLoader.Eval.dataset.transform_ops.CropImage.size", lambda c: True,
+     "held-out images have the training's size"),
+)  # fmt: skip
+
+
+def recipe(configuration: Configuration, ranks: int) -> Section:
+    """The recipe of a configuration that is meant for `ranks` cards. Raises UsageError for what no recipe expresses."""
+    c = configuration
+    if not c.has("Arch") or not c.has("DataLoader.Train"):
+        c.refuse("Arch and DataLoader.Train", "missing, so this is no training of PaddleClas")
+    epochs = c.take("Global.epochs", 120)
+    size = _size(c)
+    sections: Section = {
+        "model": _model(c), "dataset": _dataset(c, size), "loss": _loss(c), "optimizer": _optimizer(c),
+        "schedule": _schedule(c, epochs), "strategy": {"use": "data_parallel"}, "train": _train(c, epochs, ranks),
+        "loader": {"num_workers": c.take("DataLoader.Train.loader.num_workers", 0)},
+    }  # fmt: skip
+    if mix := _mix(c):
+        sections["mix"] = mix
+    if c.has("EMA.decay"):
+        sections["ema"] = {"decay": c.take("EMA.decay")}
+    if weights := c.take("Global.pretrained_model"):
+        sections["load"] = {"path": weights if weights.endswith(".pdparams") else f"{weights}.pdparams"}
+    sections["callbacks"] = _callbacks(c)
+    _notes(c)
+    return sections
+
+
+def _model(c: Configuration) -> Section:
+    name = c.take("Arch.name")
+    if name in ("RecModel", "DistillationModel", "AttentionModel"):
+        c.refuse("Arch.name", "models that are put together there (recognition, distillation) have no recipe")
+    classes = c.take("Arch.class_num")
+    settings = {
+        key.removeprefix("Arch."): c.take(key) for key in list(c.values) if _is_setting(key, c.values[key])
+    }
+    if name in VISION and not settings:
+        return {
+            "use": f"paddle.vision.models.{VISION[name]}",
+            **({} if classes is None else {"num_classes": classes}),
+        }
+    return {
+        "use": f"ppcls.arch.backbone.{name}",
+        **({} if classes is None else {"class_num": classes}),
+        **settings,
+    }
+
+
+def _is_setting(key: str, value: Any) -> bool:
+    """True for a further argument of the architecture's function."""
+    outer = ("name", "class_num", "pretrained", "use_sync_bn", "use_ssld", "use_ml_decoder")
+    simple = key.startswith("Arch.") and key.count(".") == 1 and value is not None
+    return simple and key.removeprefix("Arch.") not in outer and not key.startswith("Arch.infer")
+
+
+def _size(c: Configuration) -> int:
+    """The side of the model's square input, in pixels."""
+    crops = [
+        f"{OPS}.{name}.size"
+        for name in ("RandCropImage", "RandomResizedCrop", "RandCropImageV2", "RandomCropImage")
+    ]
+    for key in (*crops, f"{OPS}.ResizeImage.size"):
+        if (side := c.take(key)) is not None:
+            sides = side if isinstance(side, list) else [side, side]
+            if len({*sides}) > 1:
+                c.refuse(key, "images are square here")
+            return int(sides[0])
+    return 224
+
+
+def _dataset(c: Configuration, size: int) -> Section:
+    kind = c.take(f"{TRAIN}.name")
+    if kind not in ("ImageNetDataset", "MultiScaleDataset"):
+        c.refuse(f"{TRAIN}.name", "only lists of images (ImageNetDataset) have a recipe")
+    root = c.take(f"{TRAIN}.image_root", ".")
+    c.take("DataLoader.Eval.dataset.image_root")
+    section: Section = {"use": "image_list", "path": root}
+    lists = {"train": TRAIN, "test": "DataLoader.Eval.dataset"}
+    for name, split in lists.items():
+        if file := c.take(f"{split}.cls_label_path"):
+            section[name] = _within(file, root)
+    separators = {" ": "space", "\t": "tab", ",": "comma"}
+    if (between := c.take(f"{TRAIN}.delimiter")) is not None:
+        section["separator"] = separators.get(between) or c.refuse(
+            f"{TRAIN}.delimiter", "space, tab or comma"
+        )
+    section["size"] = size
+    section |= _views(c, size)
+    return section
+
+
+def _within(file: str, folder: str) -> str:
+    """The path of a list from the folder of the images, or an absolute path if that one is absolute."""
+    if os.path.isabs(file) or os.path.isabs(folder):
+        return os.path.abspath(file)
+    return os.path.relpath(file, folder)
+
+
+def _views(c: Configuration, size: int) -> Section:
+    evaluation = "DataLoader.Eval.dataset.transform_ops"
+    section: Section = {}
+    shorter = c.take(f"{evaluation}.ResizeImage.resize_short")
+    if shorter is not None and shorter != round(size * 8 / 7):
+        section["resize"] = max(shorter, size)
+    c.take_if(f"{evaluation}.CropImage.size", size)
+    if scale := c.take(f"{OPS}.RandCropImage.scale", c.take(f"{OPS}.RandomResizedCrop.scale")):
+        section["crop"] = scale
+    flips = c.take_if(f"{OPS}.RandFlipImage.flip_code", 1) or c.take_if(
+        f"{OPS}.RandomHorizontalFlip.prob", 0.5
+    )
+    if not flips:
+        section["flip"] = 0.0
+    section |= {**_augmentation(c), **_jitter(c)}
+    section |= _erasing(c)
+    ways = [f"{OPS}.{name}.interpolation" for name in ("RandCropImage", "ResizeImage")]
+    ways.append(f"{evaluation}.ResizeImage.interpolation")
+    if "bicubic" in [way for way in ("bicubic", "bilinear") for key in ways if c.take_if(key, way)]:
+        section["interpolation"] = "bicubic"
+    return section | _normalisation(c)
+
+
+def _erasing(c: Configuration) -> Section:
+    """A rectangle of 2 to 33 % of the area, at most 3.3 times as long as wide, in the mean's colour."""
+    erasing = f"{OPS}.RandomErasing"
+    chance = c.take(f"{erasing}.EPSILON")
+    if not chance:
+        c.without_counterpart(f"{erasing}.*", "switched off there, too")
+        return {}
+    same: dict[str, list[Any]] = {
+        "sl": [0.02],
+        "sh": ["1.0/3.0", 0.33],
+        "r1": [0.3],
+        "attempt": [10],
+        "use_log_aspect": [True],
+    }
+    for name, values in {**same, "mode": ["const"]}.items():
+        for value in values:
+            c.take_if(f"{erasing}.{name}", value)
+    return {"erase": chance}
+
+
+def _jitter(c: Configuration) -> Section:
+    names = [f"{OPS}.ColorJitter.{name}" for name in ("brightness", "contrast", "saturation")]
+    strengths = [c.values.get(name) for name in names]
+    if not strengths[0] or len({*strengths}) > 1:
+        return {}
+    return {"jitter": min([c.take(name) for name in names])}
+
+
+def _normalisation(c: Configuration) -> Section:
+    section: Section = {}
+    for statistic, usual in IMAGENET.items():
+        for norm in ("NormalizeImage", "Normalize"):
+            numbers = c.values.get(f"{OPS}.{norm}.{statistic}")
+            if numbers is not None and len(numbers) == 3:
+                section |= {} if c.take(f"{OPS}.{norm}.{statistic}") == usual else {statistic: numbers}
+    for scale in ("1.0/255.0", 0.00392157, "0.00392157"):
+        c.take_if(f"{OPS}.NormalizeImage.scale", scale)
+    for order in ("", "hwc", "chw"):
+        c.take_if(f"{OPS}.NormalizeImage.order", order)
+    return section
+
+
+def _augmentation(c: Configuration) -> Section:
+    """RandAugment: theirs has strengths to 10, ours to 30."""
+    if c.has(f"{OPS}.RandAugment"):
+        count, strength = (
+            c.take(f"{OPS}.RandAugment.num_layers", 2),
+            c.take(f"{OPS}.RandAugment.magnitude", 5),
+        )
+    elif c.has(f"{OPS}.TimmAutoAugment"):
+        fields = str(c.take(f"{OPS}.TimmAutoAugment.config_str", "")).split("-")
+        chance = c.take(f"{OPS}.TimmAutoAugment.prob", 0.5)
+        numbers = {
+            match[1]: match[2] for word in fields[1:] if (match := re.fullmatch(r"([a-z]+)([\d.]+)", word))
+        }
+        if fields[0] != "rand" or not chance:
+            return {}
+        count, strength = int(numbers.get("n", 2)), float(numbers.get("m", 10))
+        if chance != 1:
+            c.carried.discard(f"{OPS}.TimmAutoAugment.prob")
+            c.lose(f"{OPS}.TimmAutoAugment.prob", "every image is augmented; their default is half of them")
+    else:
+        return {}
+    return {"augment": "rand", "augment_count": count, "augment_strength": min(round(3 * strength), 30)}
+
+
+def _mix(c: Configuration) -> Section:
+    ops = f"{TRAIN}.batch_transform_ops"
+    alone = {name: c.take(f"{ops}.{name}Operator.alpha") for name in ("Mixup", "Cutmix")}
+    sampled = {name: c.take(f"{ops}.OpSampler.{name}Operator.alpha") for name in ("Mixup", "Cutmix")}
+    chances = {name: c.take(f"{ops}.OpSampler.{name}Operator.prob", 0) for name in ("Mixup", "Cutmix")}
+    alphas = {
+        name: alone[name] or sampled[name]
+        for name in alone
+        if alone[name] or (sampled[name] and chances[name])
+    }
+    section: Section = {name.lower(): alpha for name, alpha in alphas.items()}
+    if section and (together := sum(chances.values())):
+        if together < 1:
+            section["probability"] = together
+        if len(section.keys() & {"mixup", "cutmix"}) == 2 and chances["Cutmix"] != together / 2:
+            section["cutmix_probability"] = round(chances["Cutmix"] / together, 12)
+    return section
+
+
+def _loss(c: Configuration) -> Section:
+    kinds = {key.split(".")[2] for key in c.values if key.startswith("Loss.Train.")}
+    if kinds != {"CELoss"}:
+        c.refuse("Loss.Train", f"{', '.join(sorted(kinds)) or 'no loss'}: only CELoss alone has a recipe")
+    c.take("Loss.Train.CELoss")
+    c.take_if("Loss.Train.CELoss.weight", 1)
+    section: Section = {"use": "cross_entropy"}
+    if smoothing := c.take("Loss.Train.CELoss.epsilon"):
+        section["label_smoothing"] = smoothing
+    return section
+
+
+def _optimizer(c: Configuration) -> Section:
+    kind = c.take("Optimizer.name")
+    decay = c.take("Optimizer.weight_decay", 0.0)
+    if c.has("Optimizer.regularizer.name"):
+        if c.take("Optimizer.regularizer.name") != "L2":
+            c.refuse("Optimizer.regularizer.name", "only L2 has a recipe")
+        decay = c.take("Optimizer.regularizer.coeff", 0.0)
+    rates = {
+        name: c.take(f"Optimizer.{name}")
+        for name in ("beta1", "beta2", "epsilon")
+        if c.has(f"Optimizer.{name}")
+    }
+    if kind in ("Momentum", "SGD", "AdamW"):
+        section: Section = {"use": kind.lower(), **rates}
+        if kind == "Momentum":
+            section["momentum"] = c.take("Optimizer.momentum", 0.9)
+            if c.take("Optimizer.use_nesterov"):
+                section["nesterov"] = True
+        section["weight_decay"] = decay
+        if not c.take("Optimizer.one_dim_param_no_weight_decay"):
+            section["decay_all"] = True
+        if names := c.take("Optimizer.no_weight_decay_name"):
+            section["groups"] = [{"match": f"*{name}*", "weight_decay": 0} for name in names.split()]
+        return section
+    if kind in ("Adam", "RMSProp"):
+        more = {
+            name: c.take(f"Optimizer.{name}") for name in ("momentum", "rho") if c.has(f"Optimizer.{name}")
+        }
+        return {"use": f"paddle.optimizer.{kind}", **rates, **more, "weight_decay": decay}
+    return c.refuse(
+        "Optimizer.name" if kind else "Optimizer", "one Momentum, SGD, Adam, AdamW or RMSProp has a recipe"
+    )
+
+
+def _schedule(c: Configuration, epochs: int) -> Section:
+    kind = c.take("Optimizer.lr.name", "Constant")
+    peak, warmup = c.take("Optimizer.lr.learning_rate"), c.take("Optimizer.lr.warmup_epoch", 0)
+    shapes: dict[str, Any] = {
+        "Cosine": "cosine",
+        "Linear": "polynomial",
+        "Constant": "constant",
+        "ConstLR": "constant",
+    }
+    falls = {"Piecewise": _piecewise, "MultiStepDecay": _milestones, "Step": _steps}
+    if kind in falls:
+        peak, milestones, factor = falls[kind](c, peak, epochs)
+        later = [each + warmup for each in milestones if each + warmup < epochs]
+        section: Section = {"use": "milestones", "learning_rate": peak}
+        if later:
+            section |= {"milestones": [f"{each} epochs" for each in later], "factor": factor}
+        else:
+            section["use"] = "constant"
+    elif kind in shapes:
+        section = {"use": shapes[kind], "learning_rate": peak}
+        floor = c.take("Optimizer.lr.eta_min" if kind == "Cosine" else "Optimizer.lr.end_lr", 0)
+        if floor:
+            section["floor"] = round(floor / peak, 12)
+        if kind == "Linear" and (power := c.take("Optimizer.lr.power", 1.0)) != 1:
+            section["power"] = power
+    else:
+        c.refuse(
+            "Optimizer.lr.name", "Cosine, Linear, Piecewise, MultiStepDecay, Step and ConstLR have a recipe"
+        )
+    start = c.take("Optimizer.lr.warmup_start_lr", 0)
+    if warmup:
+        section["warmup"] = f"{warmup} epochs"
+        if start:
+            section["warmup_from"] = round(start / section["learning_rate"], 12)
+    return section
+
+
+def _piecewise(c: Configuration, rate: Any, epochs: int) -> tuple[float, list[float], float]:
+    """A learning rate beside the values replaces them: a tenth after each 30 epochs."""
+    milestones, values = c.take("Optimizer.lr.decay_epochs", []), c.take("Optimizer.lr.values", [])
+    if rate:
+        return rate, list(range(30, epochs, 30)), 0.1
+    factors = [after / before for before, after in pairwise(values)]
+    if len(values) != len(milestones) + 1 or max(factors) - min(factors) > 1e-9:
+        c.refuse("Optimizer.lr.values", "each has to be the same share of the one before")
+    return values[0], milestones, round(factors[0], 12)
+
+
+def _milestones(c: Configuration, rate: Any, epochs: int) -> tuple[float, list[float], float]:
+    return rate, c.take("Optimizer.lr.milestones", []), c.take("Optimizer.lr.gamma", 0.1)
+
+
+def _steps(c: Configuration, rate: Any, epochs: int) -> tuple[float, list[float], float]:
+    size = c.take("Optimizer.lr.step_size", 30)
+    return (
+        rate,
+        [size * number for number in range(1, 1 + int(epochs / size))],
+        c.take("Optimizer.lr.gamma", 0.1),
+    )
+
+
+def _train(c: Configuration, epochs: int, ranks: int) -> Section:
+    batch = c.take("DataLoader.Train.sampler.batch_size", c.take("DataLoader.Train.sampler.first_bs", 64))
+    together = c.take("Global.update_freq", 1)
+    section: Section = {"length": f"{epochs} epochs", "batch": batch * ranks * together}
+    if together > 1:
+        section["micro_batches"] = together
+    section["seed"] = c.take("Global.seed", 0)
+    if c.take("DataLoader.Train.sampler.drop_last"):
+        section["drop_last"] = True
+    c.take_if("DataLoader.Train.sampler.shuffle", True)
+    if c.take_if("AMP.use_amp", True):
+        section["precision"] = {
+            "dtype": "float16", "level": c.take("AMP.level", "O1"), "scale": float(c.take("AMP.scale_loss", 65536.0)),
+        }  # fmt: skip
+    if c.take("Global.to_static"):
+        section["compile"] = True
+    return section
+
+
+def _callbacks(c: Configuration) -> list[Section]:
+    lines = c.take("Global.print_batch_step", 10)
+    callbacks: list[Section] = [{"use": "console", "every": f"{lines} steps"}, {"use": "metrics"}]
+    if c.take("Global.use_visualdl"):
+        callbacks.append({"use": "dashboard"})
+    if c.take("Global.eval_during_train", True):
+        callbacks.append({"use": "evaluate", "every": _epochs(c.take("Global.eval_interval", 1))})
+    save = {"use": "checkpoint", "every": _epochs(c.take("Global.save_interval", 1)), "keep": 3}
+    callbacks.append({**save, **({"best": "acc1"} if len(callbacks) > 2 else {})})
+    return callbacks
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epoch" if count == 1 else f"{count} epochs"
+
+
+def _notes(c: Configuration) -> None:
+    """Gives each remaining key its reason, and names differences that no key decides."""
+    if not c.values.get("Arch.use_sync_bn"):
+        c.differences.append(
+            "BatchNorm is over all ranks; as theirs, over each: strategy.sync_batch_norm=false."
+        )
+    if c.take(f"{OPS}.TimmAutoAugment.config_str"):
+        c.differences.append(
+            "RandAugment has torchvision's operations at one strength; theirs are timm's, with noise (mstd)."
+        )
+    if c.has(f"{TRAIN}.batch_transform_ops") and not c.values.get("Loss.Train.CELoss.epsilon"):
+        c.differences.append(
+            "Their CELoss without epsilon takes the softmax of mixed targets; here they are as mixed."
+        )
+    for key, is_used, reason in _LOST:
+        if is_used(c):
+            c.lose(key, reason)
+    for key in [key for key in c.values if key.endswith(".interpolation") and not key.startswith("Infer")]:
+        c.lose(
+            key,
+            "images are resized as the training's are" if "Eval" in key else "its result is not interpolated",
+        )
+    for pattern, reason in _UNUSED:
+        c.without_counterpart(pattern, reason)
+    for key in [key for key, value in c.values.items() if value in (None, False, "", 0, 1.0)]:
+        if key.startswith(_SWITCHES):
+            c.without_counterpart(key, "switched off there, too")
+    c.lose(f"{OPS}.*", "this augmentation is not on the shelf")
+    c.lose(f"{TRAIN}.batch_transform_ops.*", "this mixing is not on the shelf")
+    c.lose_the_rest()
