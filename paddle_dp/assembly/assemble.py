@@ -109,7 +109,7 @@ class TrainerBuilder:
         self._warnings += consistency.random_samples("training", self._fingerprints["train"])
         if s.requested.mix and is_in_order(dataset):
             raise UsageError(
-                "mix needs the last sample of a global batch beside its first one, and a stream is read in its order: "
+                "mix needs the last sample of a global batch with its first one, and a stream is read in its order: "
                 "give a data set with len() and [i], or leave mix out."
             )
         shuffle = s.shuffle and not is_in_order(dataset)

@@ -105,7 +105,7 @@ def _refuse_classes(trainer: Any, recipe: Recipe) -> None:
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and (count := int((labels >= size).sum())) > 0:
         first = int((labels >= size).argmax())
         which += (
-            f", of which the model lacks those of {count} of {len(labels)} samples: "
+            f", and {count} of {len(labels)} samples have one that the model lacks: "
             f"{name(trainer.loader.dataset, first)} has class {labels[first]}"
         )
         remedy += ", or correct the labels"

@@ -129,7 +129,7 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A training configuration of PaddleClas.")],
     ranks: Annotated[
         int | None,
-        typer.Option(metavar="N", help="For how many cards it is written: its batch size is that of one."),
+        typer.Option(metavar="N", help="For how many cards it is written: its batch size is for one."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -151,7 +151,7 @@ def import_(
 
     if ranks is None or ranks < 1:
         raise UsageError(
-            f"{file}: its batch size is that of one card. Say for how many it is written: --ranks 4."
+            f"{file}: its batch size is for one card. Say for how many it is written: --ranks 4."
         )
     print(*import_recipe(file, ranks, out, strict).lines(), sep="\n")
 

@@ -72,7 +72,7 @@ _LOST: tuple[tuple[str, Used, str], ...] = (
     ("Arch.pretrained*", lambda c: bool(c.values.get("Arch.pretrained")),
      "weights are not downloaded: give their file as load: {path: …}"),
     ("Optimizer.clip_norm", lambda c: True,
-     "theirs clips each parameter by its own norm; optimizer.clip is by that of all"),
+     "theirs clips each parameter by its own norm; optimizer.clip takes the norm of all"),
     ("Optimizer.lr.by_epoch", lambda c: c.values.get("Optimizer.lr.by_epoch") is True,
      "the rate changes after each update"),
     ("DataLoader.Train.sampler.shuffle", lambda c: True, "training samples are always shuffled"),
@@ -371,7 +371,7 @@ def _schedule(c: Configuration, epochs: int) -> Section:
 
 
 def _piecewise(c: Configuration, rate: Any, epochs: int) -> tuple[float, list[float], float]:
-    """A learning rate beside the values replaces them: a tenth after each 30 epochs."""
+    """A learning rate replaces the values: a tenth after each 30 epochs."""
     milestones, values = c.take("Optimizer.lr.decay_epochs", []), c.take("Optimizer.lr.values", [])
     if rate:
         return rate, list(range(30, epochs, 30)), 0.1

@@ -5,7 +5,7 @@ averages the ranks' statistics with equal weights, which is wrong if one rank ho
 (docs/decisions/0004-own-sync-batch-norm.md).
 
 A model may also have BatchNorms over one rank's samples; a training may freeze and unfreeze them. `RunningStatistics`
-averages those of the ranks.
+averages the ranks' statistics.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def _is_copied(buffer: paddle.Tensor) -> bool:
 
 
 def _by_memory(tensors: Iterable[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Tensors in groups, in the order of their addresses; those of different groups share no byte."""
+    """Tensors in groups, in the order of their addresses; groups share no byte."""
     groups: list[list[paddle.Tensor]] = []
     end = 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.data_ptr()):

@@ -21,7 +21,7 @@ from paddle_dp.data.sample import BatchShare, BatchSource, MicroArrays
 from paddle_dp.errors import DataError
 from paddle_dp.recipe.schema import Mix
 
-_DRAWS = 0x4D6978  # tells the draws of batch k from those of sample k
+_DRAWS = 0x4D6978  # batch k and sample k draw different numbers
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """RandAugment and TrivialAugment of images: operations of Pillow, drawn from Python's `random`, which the loader seeds.
 
-The operations and their ranges are those of torchvision 0.20 (`RandAugment`, `TrivialAugmentWide`), in 31 steps of
+torchvision 0.20 has the same operations and ranges (`RandAugment`, `TrivialAugmentWide`), in 31 steps of
 strength; an area that an operation moves into the image is black.
 """
 

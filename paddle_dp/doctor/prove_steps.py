@@ -189,7 +189,7 @@ def verified_row(step: str, name: str, settings: Sequence[str], result: ChildRes
 
 
 def speed(bench: Bench) -> Iterator[ProofRow]:
-    """Yields a row for the trainer's step beside a bare loop, and for samples per second on one rank and on all."""
+    """Yields a row for the trainer's step and a bare loop, and for samples per second on one rank and on all."""
     sizes = speed_sizes(bench)
     arguments = ("strategy.use=single", f"train.batch={BATCH}", "callbacks=[]", *sizes)
     result = bench.child(MEASUREMENTS, "speed", "speed.json", *arguments, OMP_NUM_THREADS="1")
@@ -241,7 +241,7 @@ def step_events(bench: Bench, ranks: int) -> list[dict[str, Any]]:
 
 
 def memory(bench: Bench) -> Iterator[ProofRow]:
-    """Yields the row of the bytes that `check` foretells for the speed step's training beside the device's."""
+    """Yields the row of the bytes that `check` foretells for the speed step's training, and of the device's."""
     arguments = [*speed_settings(bench, bench.ranks), f"train.device={'cpu' if bench.is_cpu else 'auto'}"]
     result = bench.verb("check", RECIPE, "--ranks", str(bench.ranks), "--no-run", *arguments)
     match = re.search(r": (\S+) (bytes|[kMGT]B) in all$", result.stdout, re.MULTILINE)
@@ -250,9 +250,9 @@ def memory(bench: Bench) -> Iterator[ProofRow]:
         return
     forecast = float(match[1]) * UNITS[match[2]]
     measured = None if bench.is_cpu else max(event["memory"] for event in step_events(bench, bench.ranks))
-    beside = "on CPUs not measured" if measured is None else f"the device had {amount(measured)}"
+    measurement = "on CPUs not measured" if measured is None else f"the device had {amount(measured)}"
     yield ProofRow(
-        step="memory", name="memory", sentence=f"data_parallel: check foretells {amount(forecast)}; {beside}",
+        step="memory", name="memory", sentence=f"data_parallel: check foretells {amount(forecast)}; {measurement}",
         seconds=result.seconds, values={"forecast": forecast, "measured": measured},
     )  # fmt: skip
 

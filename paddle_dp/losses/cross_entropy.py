@@ -29,7 +29,7 @@ class CrossEntropy:
 
     The t targets of a sample are averaged. So the count is the number of samples, known without reading the device.
     Targets of mixed samples (recipe: `mix`) are (numbers [n], numbers of the samples mixed in [n], share [n]): the loss
-    is share × that of the number + (1 - share) × that of the other.
+    is share × CE(number) + (1 - share) × CE(other).
     """
 
     counts_samples = True

@@ -19,7 +19,7 @@ GRADIENT_AXES = ("data", "sharding", "sequence")
 REPLICA_AXES = (
     "data",
     "sequence",
-)  # those of them along which ranks update the same parameters, also under ZeRO
+)  # axes along which ranks update the same parameters, also under ZeRO
 
 
 @dataclass(frozen=True, kw_only=True)

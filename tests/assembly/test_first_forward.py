@@ -58,7 +58,7 @@ def test_a_sample_with_a_class_too_many_is_named(tmp_path: Path) -> None:
     data = f"dataset={{use: image_list, path: {tmp_path}, size: 16}}"
     model = "model={use: convnet, classes: 2, widths: [4], channels: 3}"
     said = (
-        r"model.classes is 2, and dataset image_list has 10 classes, of which the model lacks those of 1 of 3 samples: "
+        r"model.classes is 2, and dataset image_list has 10 classes, and 1 of 3 samples have one that the model lacks: "
         r"sample 1 \(.*b.png\) has class 9: set model.classes=10, or correct the labels"
     )
     with pytest.raises(UsageError, match=said):

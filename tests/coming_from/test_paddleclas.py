@@ -257,7 +257,7 @@ def test_groups_that_the_model_has_no_parameters_for_are_left_out(tmp_path: Path
     ("text", "options", "said"),
     [
         (TRANSFORMER, ["--ranks", "2", "--strict"], "is not honoured whole, and --strict is given"),
-        (CONVNET, [], "its batch size is that of one card. Say for how many it is written: --ranks 4"),
+        (CONVNET, [], "its batch size is for one card. Say for how many it is written: --ranks 4"),
         ("a: 1", ["--ranks", "2"], "has no Arch, so it is no training configuration of PaddleClas"),
         ("a: [", ["--ranks", "2"], "is no YAML"),
         ("[1]", ["--ranks", "2"], "holds no configuration: its content is a list"),

@@ -3,7 +3,7 @@
 A batch reads few rows of a large table. A worker pulls a row when its `nn.Embedding` is about to read it: a hook has
 the forward's own indices, so the layer cannot read a row that was not pulled. After the last backward the worker pushes
 the gradients of the rows that it has read. A server adds them into one dense gradient, in the order of ranks, so its
-update is that of `pulls: all`, bit for bit: AdamW also moves the rows without a gradient.
+update has the bits of `pulls: all`: AdamW also moves the rows without a gradient.
 
 A forward that reads the layer's `weight` itself gets the whole table first (`_pulling`). Any other use is an error or
 NaN: a gradient in a row that the layer has not read ends the training (`push`), and an update overwrites the rows on
@@ -103,7 +103,7 @@ def _reason(layer: nn.Embedding, uses: int) -> str:
     if layer._max_norm is not None:
         return "is scaled by its forward (max_norm)"
     if type(layer).forward is not nn.Embedding.forward:
-        return f"has a forward of its own in {type(layer).__name__}"
+        return f"has another forward, in {type(layer).__name__}"
     return ""
 
 
