@@ -246,6 +246,10 @@ def _normalisation(c: Configuration) -> Section:
 
 def _augmentation(c: Configuration) -> Section:
     """RandAugment: theirs has strengths to 10, ours to 30."""
+    if c.has(f"{OPS}.AutoAugment"):
+        c.take(f"{OPS}.AutoAugment")
+        c.differences.append("AutoAugment: an area that an operation moves in is black; there it is grey.")
+        return {"augment": "auto"}
     if c.has(f"{OPS}.RandAugment"):
         count, strength = (
             c.take(f"{OPS}.RandAugment.num_layers", 2),

@@ -1,7 +1,8 @@
-"""RandAugment and TrivialAugment of images: operations of Pillow, drawn from Python's `random`, which the loader seeds.
+"""AutoAugment, RandAugment and TrivialAugment of images: operations of Pillow, drawn from Python's `random`, which the
+loader seeds.
 
-torchvision 0.20 has the same operations and ranges (`RandAugment`, `TrivialAugmentWide`), in 31 steps of
-strength; an area that an operation moves into the image is black.
+torchvision 0.20 has the same operations and ranges (`RandAugment`, `TrivialAugmentWide`, in 31 steps of strength;
+`AutoAugment`'s ImageNet policy, in 10); an area that an operation moves into the image is black.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Ranges:
     enhance: float
     bits: int  # that posterize takes away
 
-    def amount(self, name: str, strength: int, size: tuple[int, int]) -> float:
+    def amount(self, name: str, strength: float, size: tuple[int, int]) -> float:
         """The amount of an operation at a strength, without its sign."""
         share = strength / (STRENGTHS - 1)
         if name == "posterize":
@@ -93,7 +94,7 @@ class RandAugment:
     """`count` operations, one after the other, each at the same strength (Cubuk et al. 2020, arXiv:1909.13719)."""
 
     def __init__(self, count: int, strength: int):
-        self._operations = operations()
+        self._operations: Mapping[str, Operation] = operations()
         self._count, self._strength = count, strength
 
     def __call__(self, image: Image) -> Image:
@@ -117,3 +118,36 @@ class TrivialAugment(RandAugment):
     def __call__(self, image: Image) -> Image:
         name, strength = random.choice(list(self._operations)), random.randrange(STRENGTHS)
         return self._applied(image, name, TRIVIAL.amount(name, strength, image.size))
+
+
+# Sub-policies of two operations with their probability and strength, 0 to 9, learned on ImageNet.
+POLICY = """
+posterize 0.4 8 rotate 0.6 9       | solarize 0.6 5 autocontrast 0.6 0 | equalize 0.8 0 equalize 0.6 0
+posterize 0.6 7 posterize 0.6 6    | equalize 0.4 0 solarize 0.2 4     | equalize 0.4 0 rotate 0.8 8
+solarize 0.6 3 equalize 0.6 0      | posterize 0.8 5 equalize 1.0 0    | rotate 0.2 3 solarize 0.6 8
+equalize 0.6 0 posterize 0.4 6     | rotate 0.8 8 color 0.4 0          | rotate 0.4 9 equalize 0.6 0
+equalize 0.0 0 equalize 0.8 0      | invert 0.6 0 equalize 1.0 0       | color 0.6 4 contrast 1.0 8
+rotate 0.8 8 color 1.0 2           | color 0.8 8 solarize 0.8 7        | sharpness 0.4 7 invert 0.6 0
+shear_x 0.6 5 equalize 1.0 0       | color 0.4 0 equalize 0.6 0        | equalize 0.4 0 solarize 0.2 4
+solarize 0.6 5 autocontrast 0.6 0  | invert 0.6 0 equalize 1.0 0       | color 0.6 4 contrast 1.0 8
+equalize 0.8 0 equalize 0.6 0
+"""
+
+
+class AutoAugment(RandAugment):
+    """A random one of 25 sub-policies (Cubuk et al. 2019, arXiv:1805.09501, table 9)."""
+
+    def __init__(self) -> None:
+        from PIL import ImageOps
+
+        super().__init__(2, 0)
+        self._operations = {**self._operations, "invert": lambda image, amount: ImageOps.invert(image)}
+        rows = [row.split() for line in POLICY.strip().splitlines() for row in line.split("|")]
+        self._policy = [[(row[i], float(row[i + 1]), int(row[i + 2])) for i in (0, 3)] for row in rows]
+
+    def __call__(self, image: Image) -> Image:
+        for name, probability, level in random.choice(self._policy):
+            if random.random() < probability:
+                strength = level * (STRENGTHS - 1) / 9
+                image = self._applied(image, name, RAND.amount(name, strength, image.size))
+        return image

@@ -45,8 +45,9 @@ class Views:
     jitter: Rate = 0.0
     """Training: largest relative change of brightness, contrast and saturation."""
 
-    augment: Literal["none", "rand", "trivial"] = "none"
-    """Training: `rand` is RandAugment, `trivial` TrivialAugment (wide), with torchvision's operations and ranges."""
+    augment: Literal["none", "rand", "trivial", "auto"] = "none"
+    """Training: `rand` is RandAugment, `trivial` TrivialAugment (wide), `auto` AutoAugment's policy for ImageNet, with
+    torchvision's operations and ranges."""
 
     augment_count: Positive = 2
     """Training, `rand`: operations for each image."""
@@ -101,10 +102,12 @@ class Views:
             transforms.RandomHorizontalFlip(self.flip),
         ]
         if self.augment != "none":
-            from paddle_dp.datasets._augment import RandAugment, TrivialAugment
+            from paddle_dp.datasets._augment import AutoAugment, RandAugment, TrivialAugment
 
-            rand = self.augment == "rand"
-            steps.append(RandAugment(self.augment_count, self.augment_strength) if rand else TrivialAugment())
+            if self.augment == "rand":
+                steps.append(RandAugment(self.augment_count, self.augment_strength))
+            else:
+                steps.append(AutoAugment() if self.augment == "auto" else TrivialAugment())
         if self.jitter:
             steps.append(transforms.ColorJitter(self.jitter, self.jitter, self.jitter))
         view: View = transforms.Compose(steps)

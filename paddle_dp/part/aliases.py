@@ -192,7 +192,7 @@ packing zero_padding                      | PaddleNLP        | -                
 cls_label_path file_list                  | PaddleClas       | dataset.train          | of data set image_list; the list to evaluate on is dataset.test
 class_id_map_file label_list              | PaddleClas, PaddleX | dataset.names       | of data set image_list
 delimiter                                 | PaddleClas       | dataset.separator      | space, tab or comma, of data set image_list
-transform_ops                             | PaddleClas       | -                      | flip, crop, jitter, augment (rand, trivial), erase, resize, mean and std are settings of dataset image_folder and image_list; others are a data set's of your own (docs/add-a-part.md)
+transform_ops                             | PaddleClas       | -                      | flip, crop, jitter, augment (rand, trivial, auto), erase, resize, mean and std are settings of dataset image_folder and image_list; others are a data set's of your own (docs/add-a-part.md)
 batch_transform_ops                       | PaddleClas       | -                      | mix: {mixup: 0.2, cutmix: 1.0} mixes images of the global batch (docs/augmentation.md)
 mixup mixup_alpha                         | timm, PaddleClas | mix.mixup              | alpha of the share's Beta distribution
 cutmix cutmix_alpha                       | timm, PaddleClas | mix.cutmix             | alpha of the share's Beta distribution

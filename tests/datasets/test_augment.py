@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from paddle_dp.data import Loader, Sampler
-from paddle_dp.datasets._augment import RAND, TRIVIAL, RandAugment, TrivialAugment, operations
+from paddle_dp.datasets._augment import RAND, TRIVIAL, AutoAugment, RandAugment, TrivialAugment, operations
 from paddle_dp.datasets.image_folder import Config
 
 PICTURE = Image.fromarray(np.random.default_rng(1).integers(0, 200, (24, 32, 3)).astype(np.uint8))
@@ -54,7 +54,24 @@ def test_operations_do_what_their_names_say() -> None:
         assert (after.size, after.mode) == (PICTURE.size, "RGB"), name
 
 
-@pytest.mark.parametrize("make", [lambda: RandAugment(2, 9), TrivialAugment])
+def test_the_policy_is_torchvisions() -> None:
+    """`AutoAugment._get_policies(AutoAugmentPolicy.IMAGENET)`, 0.20: its first rows, its last, and sums over all."""
+    policy = AutoAugment()._policy
+    assert policy[0] == [("posterize", 0.4, 8), ("rotate", 0.6, 9)]
+    assert policy[1] == [("solarize", 0.6, 5), ("autocontrast", 0.6, 0)]
+    assert policy[13] == [("invert", 0.6, 0), ("equalize", 1.0, 0)]
+    assert policy[18] == [("shear_x", 0.6, 5), ("equalize", 1.0, 0)]
+    assert policy[24] == [("equalize", 0.8, 0), ("equalize", 0.6, 0)]
+    assert len(policy) == 25
+    names = [name for pair in policy for name, _, _ in pair]
+    assert (names.count("equalize"), names.count("rotate"), names.count("color")) == (17, 6, 6)
+    assert sum(probability for pair in policy for _, probability, _ in pair) == pytest.approx(31.0)
+    # Strengths 0 to 9 of `_augmentation_space(10, …)`.
+    assert [RAND.amount("posterize", m * 30 / 9, PICTURE.size) for m in (5, 6, 7, 8)] == [6, 5, 5, 4]
+    assert RAND.amount("rotate", 9 * 30 / 9, PICTURE.size) == 30
+
+
+@pytest.mark.parametrize("make", [lambda: RandAugment(2, 9), TrivialAugment, AutoAugment])
 def test_random_numbers_are_pythons(make: Any) -> None:
     def views() -> list[np.ndarray]:
         random.seed(7)
@@ -119,6 +136,6 @@ def test_workers_and_ranks_see_the_same_images(root: Path) -> None:
 def test_settings_out_of_range_are_refused() -> None:
     from paddle_dp.part import read_part
 
-    for settings in ({"augment": "auto"}, {"augment_strength": 31}, {"augment_count": 0}, {"erase": 1.0}):
+    for settings in ({"augment": "random"}, {"augment_strength": 31}, {"augment_count": 0}, {"erase": 1.0}):
         with pytest.raises(ValueError, match=next(iter(settings))):
             read_part("datasets", {"use": "image_folder", "path": "x", **settings})
