@@ -39,6 +39,11 @@ def holds_nan(numbers: paddle.Tensor) -> bool:
     return not math.isfinite(numbers.sum().item()) and bool(numbers.isnan().any().item())
 
 
+def has_counted_nan(scores: paddle.Tensor, numbers: paddle.Tensor, ignored: int) -> bool:
+    """True if scores [..., classes] hold a NaN for a class number [...] that is not `ignored`."""
+    return bool(scores.detach().isnan().any(-1).logical_and(numbers != ignored).any().item())
+
+
 def moved_gradient(parameter: paddle.Tensor) -> paddle.Tensor:
     """Takes the gradient, contiguous, from a parameter that has one. Copies only what is not contiguous."""
     import paddle

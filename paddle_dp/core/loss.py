@@ -13,7 +13,7 @@ from paddle import nn
 
 from paddle_dp.errors import LossError, TargetError, UsageError
 from paddle_dp.structure import leaves
-from paddle_dp.tensors import holds_nan
+from paddle_dp.tensors import has_counted_nan, holds_nan
 
 if TYPE_CHECKING:
     from paddle_dp.core.gathered_samples import GatheredSamples
@@ -122,8 +122,8 @@ class WrappedLoss(Loss):
         except IndexError as error:  # Paddle's cross-entropies raise it without naming the target
             raise _wrong_target(outputs, targets) or error from None
         total, count = total_and_count(result, samples)
-        if isinstance(self.function, nn.CrossEntropyLoss) and holds_nan(outputs):
-            total = total + math.nan  # its kernel takes NaN for a very small number: losses/_classes.py
+        if type(self.function) is nn.CrossEntropyLoss and _is_nan_hidden(self.function, outputs, targets):
+            total = total + math.nan
         if self.counted == "samples" and count != samples:
             raise LossError(
                 f"the loss {self.name} has counts_samples = True, but counts {number(count):g} in {samples} "
@@ -142,6 +142,16 @@ class WrappedLoss(Loss):
 
     def alone(self) -> AbstractContextManager[None]:
         return nullcontext() if self._samples is None else self._samples.alone()
+
+
+def _is_nan_hidden(loss: nn.CrossEntropyLoss, outputs: Any, targets: Any) -> bool:
+    """True if scores hold NaN that Paddle's kernel took for a very small number (losses/_classes.py)."""
+    if not isinstance(outputs, paddle.Tensor) or not holds_nan(outputs):
+        return False
+    if loss.soft_label or targets.ndim not in (outputs.ndim, outputs.ndim - 1):
+        return True
+    numbers = targets.squeeze(-1) if targets.ndim == outputs.ndim else targets
+    return has_counted_nan(outputs, numbers, loss.ignore_index)
 
 
 def as_loss(function: Any) -> Loss:

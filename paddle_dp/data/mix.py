@@ -60,8 +60,8 @@ def draw(mix: Mix, seed: int, epoch: int, k: int) -> Mixture:
 class Mixing(BatchSource):
     """The batches of `source`, whose sampler reads `with_previous`, mixed as `mix` and `seed` say.
 
-    Integer targets, a class number for each sample, become (numbers, numbers of the samples before, share of the
-    first): each [n]. Targets of floats are mixed as the inputs are, with the same share.
+    Integer targets, a class number for each sample, become {"first": numbers, "second": numbers of the samples before,
+    "share": that of the first}, each [n]. Targets of floats are mixed as the inputs are, with the same share.
     """
 
     def __init__(self, source: BatchSource, mix: Mix, seed: int):
@@ -140,4 +140,8 @@ def _targets(targets: Arrays, share: float) -> Arrays:
         raise DataError(
             f"mix needs a class number for each sample as target, or floats, and targets are {describe(targets)}"
         )
-    return numbers[1:], numbers[:-1], np.full(len(numbers) - 1, share, np.float32)
+    return {
+        "first": numbers[1:],
+        "second": numbers[:-1],
+        "share": np.full(len(numbers) - 1, share, np.float32),
+    }

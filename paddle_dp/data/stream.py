@@ -195,7 +195,8 @@ def as_dataset(
     one can be read only once; `once`: a single process reads it, once. Raises UsageError for an iterator with neither,
     for one to be read once without `samples`, for an endless stream without `samples`, and for a loader.
     """
-    if hasattr(source, "batch_sampler") and hasattr(source, "dataset"):  # Paddle's or PyTorch's DataLoader
+    is_loader = hasattr(source, "batch_sampler") and hasattr(source, "dataset")
+    if is_loader and not hasattr(source, "__getitem__"):  # Paddle's or PyTorch's DataLoader
         raise UsageError(
             f"{name}: a {type(source).__name__} makes batches, which would count as samples. Give its data set "
             f"({type(source.dataset).__name__}) and the global batch size: ranks share the batches by themselves."

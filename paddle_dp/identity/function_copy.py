@@ -41,12 +41,21 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
         return _rebuilt(value, copies)
     if type(value) is np.ndarray and value.nbytes <= _LARGEST_ARRAY:
         return value.copy()
-    if type(value) in (list, set, tuple, frozenset):
+    if type(value) in (set, tuple, frozenset):
         return type(value)(_copied(each, copies) for each in value)
+    copy: Any
+    if type(value) is list:
+        copies[id(value)] = copy = []  # before its content, which may refer to it
+        copy.extend(_copied(each, copies) for each in value)
+        return copy
     if type(value) is dict:
-        return {key: _copied(each, copies) for key, each in value.items()}
+        copies[id(value)] = copy = {}
+        copy.update({key: _copied(each, copies) for key, each in value.items()})
+        return copy
     if type(value) in (SimpleNamespace, argparse.Namespace):
-        return type(value)(**_copied(vars(value), copies))
+        copies[id(value)] = copy = type(value)()
+        vars(copy).update({name: _copied(each, copies) for name, each in vars(value).items()})
+        return copy
     raise UncopiedError(f"{type(value).__name__} is not copied")
 
 
@@ -65,13 +74,16 @@ def _rebuilt(function: FunctionType, copies: dict[int, Any]) -> FunctionType:
     names = set(_names(function.__code__))
     if drawn := names & _DRAWS:
         raise UncopiedError(f"it draws random numbers: {min(drawn)}")
-    cells = tuple(CellType() for _ in function.__closure__ or ())
-    scope = dict(function.__globals__)  # what the function assigns stays in the copy
+    # Functions that share a cell or their globals share the copies, too.
+    cells = tuple(copies.setdefault(id(cell), CellType()) for cell in function.__closure__ or ())
+    scope = copies.setdefault(id(function.__globals__), dict(function.__globals__))
     copy = FunctionType(function.__code__, scope, function.__name__, closure=cells)
     copies[id(function)] = copy
-    scope.update({name: _copied(scope[name], copies) for name in names & scope.keys()})
+    for name in names & scope.keys():
+        if scope[name] is function.__globals__.get(name):
+            scope[name] = _copied(scope[name], copies)
     for cell, original in zip(cells, function.__closure__ or (), strict=True):
-        if original != CellType():  # not assigned yet
+        if original != CellType() and cell == CellType():  # assigned, and not copied yet
             cell.cell_contents = _copied(original.cell_contents, copies)
     copy.__defaults__ = _copied(function.__defaults__, copies)
     copy.__kwdefaults__ = _copied(function.__kwdefaults__, copies)

@@ -36,7 +36,7 @@ from paddle_dp.identity.facts import (
     threads,
     unsaved_tensors,
 )  # fmt: skip
-from paddle_dp.identity.function_copy import UncopiedError, copied_function
+from paddle_dp.identity.function_copy import copied_function
 from paddle_dp.identity.walk import checksum
 from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
@@ -246,12 +246,12 @@ def _rates(schedule: Any, steps: Sequence[int]) -> list[list[float]]:
         return []
     try:
         copied = _copied(schedule)
-    except UncopiedError:
+        rates = []
+        for step in steps:
+            copied.step(step)
+            rates.append([step, copied()])
+    except Exception:  # noqa: BLE001 - a user's function may raise anything, and the training itself will tell
         return []
-    rates = []
-    for step in steps:
-        copied.step(step)
-        rates.append([step, copied()])
     return rates
 
 

@@ -59,6 +59,11 @@ def paired(outputs: paddle.Tensor, targets: paddle.Tensor, loss: str) -> tuple[p
     """Converts both to float32 and one shape. Raises LossError if the sizes differ; it never broadcasts [n, 1] and [n]
     to [n, n]."""
     outputs = single_tensor(outputs, loss)
+    if isinstance(targets, dict | tuple | list):
+        raise LossError(
+            f"{loss} takes one array as targets, and these are a {type(targets).__name__}"
+            + (": mix makes such of class numbers, for cross_entropy." if "share" in targets else ".")
+        )
     if outputs.shape != targets.shape:
         if outputs.size != targets.size or outputs.shape[0] != targets.shape[0]:
             raise LossError(

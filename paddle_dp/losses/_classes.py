@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Protocol, Union
 
 from paddle_dp.errors import TargetError
-from paddle_dp.tensors import holds_nan
+from paddle_dp.tensors import has_counted_nan, holds_nan
 
 if TYPE_CHECKING:
     import paddle
@@ -68,7 +68,8 @@ class AllClasses:
         _, losses = kernel(scores, labels, False, True, True, ignored, -1)
         if weights is not None:
             losses = losses.squeeze(-1) * weights
-        return losses.sum() + math.nan if holds_nan(scores) else losses.sum()
+        is_hidden = holds_nan(scores) and has_counted_nan(scores, numbers, ignored)
+        return losses.sum() + math.nan if is_hidden else losses.sum()
 
     def all_reduce(self, partial_sums: paddle.Tensor) -> paddle.Tensor:
         return partial_sums

@@ -28,8 +28,8 @@ class CrossEntropy:
     """Total over samples: outputs [n, c] or [n, t, c], targets [n] or [n, t] of class numbers.
 
     The t targets of a sample are averaged. So the count is the number of samples, known without reading the device.
-    Targets of mixed samples (recipe: `mix`) are (numbers [n], numbers of the samples mixed in [n], share [n]): the loss
-    is share × CE(number) + (1 - share) × CE(other).
+    Targets of mixed samples (recipe: `mix`) are {"first": numbers [n], "second": numbers of the samples mixed in [n],
+    "share" [n]}: the loss is share × CE(first) + (1 - share) × CE(second).
     """
 
     counts_samples = True
@@ -156,13 +156,12 @@ def _with_weights(targets: Any) -> Weighted:
     LossError for other structures of targets."""
     if not isinstance(targets, dict | tuple | list):
         return [(targets, None)]
-    if isinstance(targets, dict) or len(targets) != 3 or not targets[2].is_floating_point():
+    if not isinstance(targets, dict) or targets.keys() != {"first", "second", "share"}:
         raise LossError(
             f"cross_entropy takes one array of class numbers as targets, and these are a {type(targets).__name__} of "
             f"{len(targets)}: give the model a method loss(outputs, targets), or write a loss of your own."
         )
-    numbers, others, share = targets
-    return [(numbers, share), (others, 1 - share)]
+    return [(targets["first"], targets["share"]), (targets["second"], 1 - targets["share"])]
 
 
 def _weighted(targets: Any, outputs: paddle.Tensor) -> Weighted:

@@ -140,9 +140,19 @@ def test_a_rectangle_has_its_share_of_the_area_and_stays_inside() -> None:
 
 def test_without_a_draw_samples_are_as_they_were() -> None:
     rows = np.random.rand(4, 1, 5, 5).astype("float32")
-    images, (numbers, others, share) = mixed(rows, np.arange(4), Mixture(1.0))
+    images, soft = mixed(rows, np.arange(4), Mixture(1.0))
     np.testing.assert_array_equal(images, rows[1:])
-    assert numbers.tolist() == [1, 2, 3] and others.tolist() == [0, 1, 2] and share.tolist() == [1, 1, 1]
+    assert {name: array.tolist() for name, array in soft.items()} == {
+        "first": [1, 2, 3], "second": [0, 1, 2], "share": [1, 1, 1]
+    }  # fmt: skip
+
+
+def soft(first: np.ndarray, second: np.ndarray, share: np.ndarray) -> dict[str, paddle.Tensor]:
+    """The targets of mixed samples."""
+    return {
+        name: paddle.to_tensor(each)
+        for name, each in (("first", first), ("second", second), ("share", share))
+    }
 
 
 def soft_cross_entropy(outputs: np.ndarray, soft: np.ndarray) -> float:
@@ -155,27 +165,25 @@ def test_cross_entropy_is_that_of_soft_targets(smoothing: float) -> None:
     outputs = np.random.default_rng(0).normal(0, 2, (6, 7)).astype("float32")
     first, other = np.array([0, 1, 2, 3, 4, 5]), np.array([5, 5, 0, 3, 6, 1])
     share = np.float32([0.3, 0.3, 1, 0, 0.5, 0.9])
-    soft = np.eye(7)[first] * share[:, None] + np.eye(7)[other] * (1 - share[:, None])
-    targets = tuple(map(paddle.to_tensor, (first, other, share)))
+    one_hot = np.eye(7)[first] * share[:, None] + np.eye(7)[other] * (1 - share[:, None])
+    targets = soft(first, other, share)
     loss = CrossEntropy(label_smoothing=smoothing).build()
     total, count = loss(paddle.to_tensor(outputs), targets)
     assert total.item() == pytest.approx(
-        soft_cross_entropy(outputs, soft * (1 - smoothing) + smoothing / 7), rel=1e-6
+        soft_cross_entropy(outputs, one_hot * (1 - smoothing) + smoothing / 7), rel=1e-6
     )
     assert count == 6
     hits = loss.scores(paddle.to_tensor(outputs), targets)["acc1"].item()
-    assert hits == pytest.approx(soft[np.arange(6), outputs.argmax(-1)].sum())
+    assert hits == pytest.approx(one_hot[np.arange(6), outputs.argmax(-1)].sum())
 
 
 def test_an_ignored_class_counts_with_the_share_of_the_other() -> None:
     outputs = np.random.default_rng(0).normal(0, 2, (3, 4)).astype("float32")
-    targets = tuple(
-        map(paddle.to_tensor, (np.array([1, 2, -1]), np.array([-1, 0, -1]), np.float32([0.25, 0.5, 0.7])))
-    )
+    targets = soft(np.array([1, 2, -1]), np.array([-1, 0, -1]), np.float32([0.25, 0.5, 0.7]))
     loss = CrossEntropy(ignore_index=-1).build()
     total, count = loss(paddle.to_tensor(outputs), targets)
-    soft = np.float32([[0, 0.25, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 0, 0]])
-    assert total.item() == pytest.approx(soft_cross_entropy(outputs, soft), rel=1e-6)
+    one_hot = np.float32([[0, 0.25, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 0, 0]])
+    assert total.item() == pytest.approx(soft_cross_entropy(outputs, one_hot), rel=1e-6)
     assert count.item() == loss.count(targets).item() == pytest.approx(1.25)  # type: ignore[attr-defined,union-attr]
 
 
@@ -184,7 +192,7 @@ def test_a_margin_applies_to_each_of_the_two_classes() -> None:
     first, other = paddle.to_tensor([0, 1, 2, 3, 0]), paddle.to_tensor([3, 3, 1, 0, 2])
     share = paddle.to_tensor(np.float32([0.4] * 5))
     loss = MarginSoftmax(scale=8.0).build()
-    total = loss(cosines, (first, other, share))[0].item()
+    total = loss(cosines, {"first": first, "second": other, "share": share})[0].item()
     assert total == pytest.approx(
         0.4 * loss(cosines, first)[0].item() + 0.6 * loss(cosines, other)[0].item(), rel=1e-6
     )
@@ -215,7 +223,7 @@ def test_the_first_batch_tells_that_there_are_no_images_to_cut(shape: tuple[int,
         next(iter(Loader.plain(rows, batch=2, mix=mix).read(epoch=0)))
 
 
-@pytest.mark.parametrize("targets", [(1, 2, 3), (1, 2), {"a": 1}], ids=str)
+@pytest.mark.parametrize("targets", [(1, 2, 0.5), (1, 2), {"a": 1}], ids=str)
 def test_other_structures_of_targets_are_no_mixed_samples(targets: Any) -> None:
     """Three tasks' class numbers would be taken for two classes and a share."""
     made = mapped(lambda number: paddle.to_tensor([number]), targets)
@@ -225,7 +233,7 @@ def test_other_structures_of_targets_are_no_mixed_samples(targets: Any) -> None:
 
 def test_a_loss_that_compares_samples_does_not_take_mixed_ones() -> None:
     with pytest.raises(LossError, match="takes one class number for each sample as targets"):
-        Contrastive().build()(paddle.rand([2, 3]), (paddle.to_tensor([0, 1]),) * 2 + (paddle.ones([2]),))
+        Contrastive().build()(paddle.rand([2, 3]), soft(np.array([0, 1]), np.array([1, 0]), np.ones(2)))
 
 
 def test_neither_is_refused() -> None:

@@ -80,6 +80,42 @@ def test_a_copy_computes_the_same_and_leaves_no_trace(function: Callable[[int], 
     assert results == [function(3)] * 2 and several[1:] == [function(3) for _ in range(3)]
 
 
+cache: dict[int, float] = {}
+
+
+def fills(step: int) -> None:
+    cache[step] = 0.9**step
+
+
+def reads(step: int) -> float:
+    if step not in cache:
+        fills(step)
+    return cache[step]
+
+
+def test_functions_that_share_a_table_share_its_copy() -> None:
+    assert copied_function(reads)(3) == pytest.approx(0.729) and not cache
+
+    total = 0
+
+    def adds() -> None:
+        nonlocal total
+        total += 1
+
+    def counts(step: int) -> float:
+        adds()
+        return float(total)
+
+    copy = copied_function(counts)
+    assert [copy(0), copy(0)] == [1, 2] and total == 0
+
+
+def test_what_refers_to_itself_is_copied() -> None:
+    rows: list[Any] = [0.5]
+    rows.append(rows)
+    assert copied_function(lambda step: rows[1][1][0])(0) == 0.5
+
+
 class Remembers:
     calls = 0
 

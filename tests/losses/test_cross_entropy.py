@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_dp.core.loss import as_loss
 from paddle_dp.errors import LossError, TargetError
 from paddle_dp.losses.cross_entropy import Config
 
@@ -207,6 +208,15 @@ def test_nan_in_the_outputs_is_nan_in_the_loss(classes: int, where: str, setting
     outputs[rows[where]] = np.nan
     total, count = answer(outputs, np.zeros(8, "int64"), **settings)
     assert np.isnan(total) and count == 8
+
+
+def test_nan_in_a_row_that_does_not_count_is_none() -> None:
+    outputs = np.zeros((4, 200), "float32")
+    outputs[1] = np.nan
+    total, count = answer(outputs, np.array([0, 7, 0, 0]), ignore_index=7)
+    assert total == pytest.approx(3 * np.log(200)) and count.item() == 3
+    loss = as_loss(paddle.nn.CrossEntropyLoss(reduction="none", ignore_index=7))
+    assert np.isfinite(loss(paddle.to_tensor(outputs), paddle.to_tensor([0, 7, 0, 0]))[0].item())
 
 
 def test_a_class_that_a_model_rules_out_by_minus_infinity_is_no_nan() -> None:
