@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -9,6 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paddle_dp.errors import UsageError
+
+_EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")  # a text in YAML 1.1
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,23 @@ class Configuration:
         from ruamel.yaml.error import YAMLError
 
         try:
-            content = YAML(typ="safe", pure=True).load(file.read_text("utf-8"))
+            yaml = YAML(typ="safe", pure=True)
+            yaml.version = (1, 1)  # PyYAML's, where `no` and `off` are false
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that 1e-8 has no point
+                content = yaml.load(file.read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from error
+        except RecursionError:
+            raise UsageError(f"{file} is nested too deep") from None
         except YAMLError as error:
             raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
         if not isinstance(content, Mapping):
             raise UsageError(f"{file} holds no configuration: its content is a {type(content).__name__}")
-        return cls(file.name, dict(_flat("", content)))
+        try:
+            return cls(file.name, dict(_flat("", content)))
+        except RecursionError:
+            raise UsageError(f"{file} refers to itself, or is nested too deep") from None
 
     def take(self, key: str, default: Any = None) -> Any:
         """The value of a key, which is then carried over; `default` without the key, or if it is null."""
@@ -111,4 +124,5 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         for name, content in value.items():
             yield from _flat(f"{prefix}.{name}" if prefix else str(name), content)
     elif prefix:
-        yield prefix, None if isinstance(value, Mapping) else value
+        is_number = isinstance(value, str) and _EXPONENT.fullmatch(value)
+        yield prefix, None if isinstance(value, Mapping) else float(value) if is_number else value

@@ -49,7 +49,12 @@ def import_recipe(file: Path, ranks: int, out: Path | None = None, strict: bool 
             f"{file} has no Arch, so it is no training configuration of PaddleClas, and others are not read: "
             "docs/coming-from has tables of the keys of PaddleNLP, Hugging Face, Lightning and Megatron."
         )
-    sections = paddleclas.recipe(configuration, ranks)
+    try:
+        sections = paddleclas.recipe(configuration, ranks)
+    except (TypeError, ValueError, ZeroDivisionError, AttributeError, IndexError) as error:
+        raise UsageError(
+            f"{file}: a value is not of the kind that PaddleClas takes there: {error}"
+        ) from error
     out = out if out is not None else Path(re.sub(r"[^\w.-]", "_", f"{file.stem.lower()}.yaml"))
     if strict and configuration.lost:
         keys = "\n".join(f"  {', '.join(each.keys)}: {each.reason}" for each in configuration.lost)

@@ -17,15 +17,10 @@ Section = dict[str, Any]
 TRAIN = "DataLoader.Train.dataset"
 OPS = f"{TRAIN}.transform_ops"
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-# Architectures that paddle.vision.models has under the same name, by their name there.
+# Architectures that paddle.vision.models has under the same name with as many parameters, by their name there.
 VISION = {
-    **{f"ResNet{depth}": f"resnet{depth}" for depth in (18, 34, 50, 101, 152)},
-    **{f"DenseNet{depth}": f"densenet{depth}" for depth in (121, 161, 169, 201, 264)},
-    **{f"VGG{depth}": f"vgg{depth}" for depth in (11, 13, 16, 19)},
-    "AlexNet": "alexnet", "MobileNetV1": "mobilenet_v1", "MobileNetV2": "mobilenet_v2",
-    "MobileNetV3_small_x1_0": "mobilenet_v3_small", "MobileNetV3_large_x1_0": "mobilenet_v3_large",
-    "SqueezeNet1_0": "squeezenet1_0", "SqueezeNet1_1": "squeezenet1_1", "InceptionV3": "inception_v3",
-    "ShuffleNetV2_x1_0": "shufflenet_v2_x1_0", "ResNeXt50_32x4d": "resnext50_32x4d",
+    "ResNet50": "resnet50", "ResNeXt50_32x4d": "resnext50_32x4d", "DenseNet121": "densenet121", "AlexNet": "alexnet",
+    "SqueezeNet1_1": "squeezenet1_1", "InceptionV3": "inception_v3",
 }  # fmt: skip
 _EVALUATION = "every held-out sample counts once, on any number of ranks"
 _UNUSED = (
@@ -100,8 +95,9 @@ def recipe(configuration: Configuration, ranks: int) -> Section:
     }  # fmt: skip
     if mix := _mix(c):
         sections["mix"] = mix
-    if c.has("EMA.decay"):
-        sections["ema"] = {"decay": c.take("EMA.decay")}
+    if c.has("EMA"):
+        sections["ema"] = {"decay": c.take("EMA.decay", 0.9999)}
+        c.take("EMA")
     if weights := c.take("Global.pretrained_model"):
         sections["load"] = {"path": weights if weights.endswith(".pdparams") else f"{weights}.pdparams"}
     sections["callbacks"] = _callbacks(c)
@@ -111,6 +107,8 @@ def recipe(configuration: Configuration, ranks: int) -> Section:
 
 def _model(c: Configuration) -> Section:
     name = c.take("Arch.name")
+    if not isinstance(name, str):
+        c.refuse("Arch.name", "missing, so the model is not known")
     if name in ("RecModel", "DistillationModel", "AttentionModel"):
         c.refuse("Arch.name", "models that are put together there (recognition, distillation) have no recipe")
     classes = c.take("Arch.class_num")
@@ -118,6 +116,9 @@ def _model(c: Configuration) -> Section:
         key.removeprefix("Arch."): c.take(key) for key in list(c.values) if _is_setting(key, c.values[key])
     }
     if name in VISION and not settings:
+        c.differences.append(
+            f"Initial weights are drawn as in paddle.vision; theirs: model.use=ppcls.arch.backbone.{name}."
+        )
         return {
             "use": f"paddle.vision.models.{VISION[name]}",
             **({} if classes is None else {"num_classes": classes}),
@@ -137,17 +138,20 @@ def _is_setting(key: str, value: Any) -> bool:
 
 
 def _size(c: Configuration) -> int:
-    """The side of the model's square input, in pixels."""
-    crops = [
-        f"{OPS}.{name}.size"
-        for name in ("RandCropImage", "RandomResizedCrop", "RandCropImageV2", "RandomCropImage")
-    ]
-    for key in (*crops, f"{OPS}.ResizeImage.size"):
-        if (side := c.take(key)) is not None:
-            sides = side if isinstance(side, list) else [side, side]
-            if len({*sides}) > 1:
-                c.refuse(key, "images are square here")
-            return int(sides[0])
+    """The side of the model's square input, in pixels. Other crops than RandomResizedCrop are lost."""
+    same = [f"{OPS}.{name}.size" for name in ("RandCropImage", "RandomResizedCrop")]
+    others = [f"{OPS}.{name}.size" for name in ("RandCropImageV2", "RandomCropImage", "ResizeImage")]
+    for key in (*same, *others):
+        if (side := c.values.get(key)) is None:
+            continue
+        sides = side if isinstance(side, list) else [side, side]
+        if len({*sides}) != 1:
+            c.refuse(key, "images are square here")
+        if key in same:
+            c.take(key)
+        else:
+            c.lose(key, f"images are random crops to {sides[0]} pixels, of dataset.crop of the area")
+        return int(sides[0])
     return 224
 
 
@@ -205,7 +209,8 @@ def _views(c: Configuration, size: int) -> Section:
 def _erasing(c: Configuration) -> Section:
     """A rectangle of 2 to 33 % of the area, at most 3.3 times as long as wide, in the mean's colour."""
     erasing = f"{OPS}.RandomErasing"
-    chance = c.take(f"{erasing}.EPSILON")
+    chance = c.take(f"{erasing}.EPSILON", 0.5 if c.has(erasing) else 0)
+    c.take(erasing)
     if not chance:
         c.without_counterpart(f"{erasing}.*", "switched off there, too")
         return {}
@@ -232,6 +237,10 @@ def _jitter(c: Configuration) -> Section:
 
 def _normalisation(c: Configuration) -> Section:
     section: Section = {}
+    if not (c.has(f"{OPS}.NormalizeImage") or c.has(f"{OPS}.Normalize")):
+        c.differences.append(
+            "Images are normalised by ImageNet's mean and deviation; theirs are not (dataset.mean, std)."
+        )
     for statistic, usual in IMAGENET.items():
         for norm in ("NormalizeImage", "Normalize"):
             numbers = c.values.get(f"{OPS}.{norm}.{statistic}")
@@ -255,12 +264,14 @@ def _augmentation(c: Configuration) -> Section:
             c.take(f"{OPS}.RandAugment.num_layers", 2),
             c.take(f"{OPS}.RandAugment.magnitude", 5),
         )
-    elif c.has(f"{OPS}.TimmAutoAugment"):
+    elif c.values.get(f"{OPS}.TimmAutoAugment.config_str"):
         fields = str(c.take(f"{OPS}.TimmAutoAugment.config_str", "")).split("-")
         chance = c.take(f"{OPS}.TimmAutoAugment.prob", 0.5)
         numbers = {
             match[1]: match[2] for word in fields[1:] if (match := re.fullmatch(r"([a-z]+)([\d.]+)", word))
         }
+        if fields[0] != "rand":
+            c.carried.discard(f"{OPS}.TimmAutoAugment.config_str")
         if fields[0] != "rand" or not chance:
             return {}
         count, strength = int(numbers.get("n", 2)), float(numbers.get("m", 10))
@@ -273,17 +284,25 @@ def _augmentation(c: Configuration) -> Section:
 
 
 def _mix(c: Configuration) -> Section:
+    """The alpha of an operator is 1 for Mixup and 0.2 for CutMix, if it has none."""
     ops = f"{TRAIN}.batch_transform_ops"
-    alone = {name: c.take(f"{ops}.{name}Operator.alpha") for name in ("Mixup", "Cutmix")}
-    sampled = {name: c.take(f"{ops}.OpSampler.{name}Operator.alpha") for name in ("Mixup", "Cutmix")}
-    chances = {name: c.take(f"{ops}.OpSampler.{name}Operator.prob", 0) for name in ("Mixup", "Cutmix")}
-    alphas = {
-        name: alone[name] or sampled[name]
-        for name in alone
-        if alone[name] or (sampled[name] and chances[name])
+    defaults = {"Mixup": 1.0, "Cutmix": 0.2}
+    alone = {name for name in defaults if c.has(f"{ops}.{name}Operator")}
+    if len(alone) > 1:
+        c.lose(f"{ops}.CutmixOperator*", "both operators mix each batch there, one after the other")
+        alone = {"Mixup"}
+    chances = {
+        name: c.take(f"{ops}.OpSampler.{name}Operator.prob", 0)
+        for name in defaults
+        if c.has(f"{ops}.OpSampler.{name}Operator")
     }
-    section: Section = {name.lower(): alpha for name, alpha in alphas.items()}
-    if section and (together := sum(chances.values())):
+    section: Section = {}
+    for name, alpha in defaults.items():
+        operator = f"{ops}.{name}Operator" if name in alone else f"{ops}.OpSampler.{name}Operator"
+        if name in alone or chances.get(name):
+            c.take(operator)
+            section[name.lower()] = c.take(f"{operator}.alpha", alpha)
+    if section and not alone and (together := sum(chances.values())):
         if together < 1:
             section["probability"] = together
         if len(section.keys() & {"mixup", "cutmix"}) == 2 and chances["Cutmix"] != together / 2:
@@ -298,7 +317,7 @@ def _loss(c: Configuration) -> Section:
     c.take("Loss.Train.CELoss")
     c.take_if("Loss.Train.CELoss.weight", 1)
     section: Section = {"use": "cross_entropy"}
-    if smoothing := c.take("Loss.Train.CELoss.epsilon"):
+    if 0 < (smoothing := c.take("Loss.Train.CELoss.epsilon", 0)) < 1:  # theirs is off otherwise
         section["label_smoothing"] = smoothing
     return section
 
@@ -322,9 +341,11 @@ def _optimizer(c: Configuration) -> Section:
             if c.take("Optimizer.use_nesterov"):
                 section["nesterov"] = True
         section["weight_decay"] = decay
-        if not c.take("Optimizer.one_dim_param_no_weight_decay"):
+        names = c.take("Optimizer.no_weight_decay_name")
+        # Their Momentum looks at one-dimensional parameters only where there are names.
+        if not c.take("Optimizer.one_dim_param_no_weight_decay") or (kind == "Momentum" and not names):
             section["decay_all"] = True
-        if names := c.take("Optimizer.no_weight_decay_name"):
+        if names:
             section["groups"] = [{"match": f"*{name}*", "weight_decay": 0} for name in names.split()]
         return section
     if kind in ("Adam", "RMSProp"):
@@ -399,7 +420,9 @@ def _steps(c: Configuration, rate: Any, epochs: int) -> tuple[float, list[float]
 
 
 def _train(c: Configuration, epochs: int, ranks: int) -> Section:
-    batch = c.take("DataLoader.Train.sampler.batch_size", c.take("DataLoader.Train.sampler.first_bs", 64))
+    batch = int(
+        c.take("DataLoader.Train.sampler.batch_size", c.take("DataLoader.Train.sampler.first_bs", 64))
+    )
     together = c.take("Global.update_freq", 1)
     section: Section = {"length": f"{epochs} epochs", "batch": batch * ranks * together}
     if together > 1:
@@ -408,7 +431,7 @@ def _train(c: Configuration, epochs: int, ranks: int) -> Section:
     if c.take("DataLoader.Train.sampler.drop_last"):
         section["drop_last"] = True
     c.take_if("DataLoader.Train.sampler.shuffle", True)
-    if c.take_if("AMP.use_amp", True):
+    if c.has("AMP") and c.take("AMP.use_amp", True):  # theirs is on if AMP is there
         section["precision"] = {
             "dtype": "float16", "level": c.take("AMP.level", "O1"), "scale": float(c.take("AMP.scale_loss", 65536.0)),
         }  # fmt: skip
@@ -439,7 +462,7 @@ def _notes(c: Configuration) -> None:
         c.differences.append(
             "BatchNorm is over all ranks; as theirs, over each: strategy.sync_batch_norm=false."
         )
-    if c.take(f"{OPS}.TimmAutoAugment.config_str"):
+    if f"{OPS}.TimmAutoAugment.config_str" in c.carried:
         c.differences.append(
             "RandAugment has torchvision's operations at one strength; theirs are timm's, with noise (mstd)."
         )

@@ -56,6 +56,7 @@ DataLoader:
 Infer: {infer_imgs: a.jpg, PostProcess: {name: Topk, topk: 5}}
 Metric: {Eval: [{TopkAcc: {topk: [1, 5]}}]}
 """
+JITTER = "        - ColorJitter: {"
 TRANSFORMER = """
 Global: {epochs: 300, update_freq: 2, print_batch_step: 10, eval_during_train: False, save_interval: 1}
 Arch: {name: Swin_own, class_num: 10, drop_path_rate: 0.2}
@@ -119,7 +120,8 @@ def test_a_convolutional_network(tmp_path: Path) -> None:
         ],
     }  # fmt: skip
     assert c.lost == [] and c.differences == [
-        "BatchNorm is over all ranks; as theirs, over each: strategy.sync_batch_norm=false."
+        "Initial weights are drawn as in paddle.vision; theirs: model.use=ppcls.arch.backbone.ResNet50.",
+        "BatchNorm is over all ranks; as theirs, over each: strategy.sync_batch_norm=false.",
     ]
 
 
@@ -161,6 +163,55 @@ def test_every_key_is_accounted_for_once(tmp_path: Path, text: str) -> None:
     assert len(others) == len({*others}) and c.carried.isdisjoint(others)
     assert c.carried.union(others) == c.values.keys()
     assert ("Surprise.depth", "Surprise.name") in [each.keys for each in c.lost]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "value"),
+    [
+        ("use_amp: True, ", "", ("train", "precision"), {"dtype": "float16", "level": "O1", "scale": 128.0}),
+        ("use_amp: True", "use_amp: yes", ("train", "precision"), {"dtype": "float16", "level": "O1", "scale": 128.0}),
+        ("use_amp: True", "use_amp: off", ("train", "precision"), None),
+        ("momentum: 0.9\n", "momentum: 0.9\n  use_nesterov: no\n", ("optimizer", "nesterov"), None),
+        ("momentum: 0.9\n", "momentum: 0.9\n  one_dim_param_no_weight_decay: True\n", ("optimizer", "decay_all"), True),
+        ("epsilon: 0.1", "epsilon: 1.5", ("loss", "label_smoothing"), None),
+        ("Metric:", "EMA: {}\nMetric:", ("ema", "decay"), 0.9999),
+        ("learning_rate: 0.4", "learning_rate: 4e-1", ("schedule", "learning_rate"), 0.4),
+        (JITTER, "        - RandomErasing: {sl: 0.02}\n" + JITTER, ("dataset", "erase"), 0.5),
+        (JITTER, "        - AutoAugment:\n" + JITTER, ("dataset", "augment"), "auto"),
+        ("    sampler: {name: DistributedBatchSampler, batch_size: 64, drop_last: True",
+         "    sampler: {name: DistributedBatchSampler, batch_size: 64, drop_last: off", ("train", "drop_last"), None),
+        ("        - ColorJitter: {brightness: 0.4, contrast: 0.4, saturation: 0.4}\n",
+         "      batch_transform_ops:\n        - OpSampler: {MixupOperator: {prob: 0.5}, CutmixOperator: {prob: 0.5}}\n",
+         ("mix", "mixup"), 1.0),
+    ],
+)  # fmt: skip
+def test_defaults_and_switches_are_theirs(
+    tmp_path: Path, old: str, new: str, key: tuple[str, str], value: Any
+) -> None:
+    assert old in CONVNET
+    section, name = key
+    assert (
+        recipe(configuration(tmp_path, CONVNET.replace(old, new, 1)), 1).get(section, {}).get(name) == value
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lost"),
+    [
+        ("RandCropImage: {size: 176, interpolation: bicubic, backend: pil}", "ResizeImage: {size: 176}",
+         "images are random crops to 176 pixels, of dataset.crop of the area"),
+        (JITTER, "        - TimmAutoAugment: {config_str: augmix-m5, prob: 1.0}\n" + JITTER,
+         "this augmentation is not on the shelf"),
+        ("        - ColorJitter: {brightness: 0.4, contrast: 0.4, saturation: 0.4}\n",
+         "      batch_transform_ops: [{MixupOperator: {alpha: 0.2}}, {CutmixOperator: {alpha: 1.0}}]\n",
+         "both operators mix each batch there, one after the other"),
+    ],
+)  # fmt: skip
+def test_what_is_not_the_same_is_lost(tmp_path: Path, old: str, new: str, lost: str) -> None:
+    assert old in CONVNET
+    c = configuration(tmp_path, CONVNET.replace(old, new, 1))
+    recipe(c, 1)
+    assert lost in [each.reason for each in c.lost]
 
 
 EPOCHS, STEPS = 90, 7
@@ -260,6 +311,9 @@ def test_groups_that_the_model_has_no_parameters_for_are_left_out(tmp_path: Path
         (CONVNET, [], "its batch size is for one card. Say for how many it is written: --ranks 4"),
         ("a: 1", ["--ranks", "2"], "has no Arch, so it is no training configuration of PaddleClas"),
         ("a: [", ["--ranks", "2"], "is no YAML"),
+        ("&a {b: *a}", ["--ranks", "2"], "refers to itself, or is nested too deep"),
+        ("Arch: ResNet50\nDataLoader: {Train: {dataset: {name: x}}}", ["--ranks", "2"], "Arch.name: missing"),
+        (CONVNET.replace("0.4, warmup", "[0.4], warmup"), ["--ranks", "2"], "a value is not of the kind that"),
         ("[1]", ["--ranks", "2"], "holds no configuration: its content is a list"),
     ],
 )  # fmt: skip
