@@ -47,11 +47,11 @@ class Configuration:
         from ruamel.yaml.error import YAMLError
 
         try:
-            yaml = YAML(typ="safe", pure=True)
-            yaml.version = (1, 1)  # PyYAML's, where `no` and `off` are false
+            parser = YAML(typ="safe", pure=True)
+            parser.version = (1, 1)  # PyYAML's, where `no` and `off` are false
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that 1e-8 has no point
-                content = yaml.load(file.read_text("utf-8"))
+                content = parser.load(file.read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from error
         except RecursionError:

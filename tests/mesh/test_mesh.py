@@ -2,6 +2,9 @@
 
 import time
 
+import pytest
+
+from paddle_dp.errors import UsageError
 from tests.ranks import run_ranks
 
 
@@ -31,23 +34,18 @@ def test_three_ranks_exchange_sums_and_values():
         assert result["drawn"] == results[0]["drawn"]
 
 
-def joined_late():
+def test_a_parallel_environment_that_was_made_before_is_named(monkeypatch):
+    """Paddle's store is open by then: it was taken for another program's."""
     import paddle
 
-    from paddle_dp.errors import UsageError
-    from paddle_dp.mesh import join
+    from paddle_dp.mesh import mesh
 
-    paddle.distributed.init_parallel_env()
-    try:
-        join()
-    except UsageError as error:
-        return str(error)
-
-
-def test_a_parallel_environment_that_was_made_before_is_named():
-    """Paddle's store is open by then: it was taken for another program's."""
-    for said in run_ranks(joined_late, 2):
-        assert "init_parallel_env() or fleet.init(): leave that call out" in said
+    monkeypatch.setattr(mesh, "_joined", {})
+    monkeypatch.setattr(paddle.distributed, "is_initialized", lambda: True)
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
+    with pytest.raises(UsageError, match=r"init_parallel_env\(\) or fleet.init\(\): leave that call out"):
+        mesh.join()
 
 
 def test_a_mesh_of_one_needs_no_group():
