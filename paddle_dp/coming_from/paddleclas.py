@@ -48,7 +48,6 @@ _UNUSED = (
     ("Optimizer.clip_grad", "PaddleClas does not read it"),
     ("Optimizer.lr.by_epoch", "the rate changes after each update"),
     ("AMP*", "train.precision decides"),
-    ("EMA*", "no average of the weights"),
     ("Optimizer.multi_precision", "weights of 16 bits always have float32 masters"),
     ("Optimizer.lr.verbose", "the console prints the rate"),
     ("Optimizer.lr.last_epoch", "a resume continues the schedule by itself"),
@@ -480,7 +479,7 @@ def _notes(c: Configuration) -> None:
         )
     for pattern, reason in _UNUSED:
         c.without_counterpart(pattern, reason)
-    for key in [key for key, value in c.values.items() if value in (None, False, "", 0, 1.0)]:
+    for key in [key for key, value in c.values.items() if not value]:
         if key.startswith(_SWITCHES):
             c.without_counterpart(key, "switched off there, too")
     c.lose(f"{OPS}.*", "this augmentation is not on the shelf")

@@ -205,6 +205,7 @@ def test_defaults_and_switches_are_theirs(
         ("        - ColorJitter: {brightness: 0.4, contrast: 0.4, saturation: 0.4}\n",
          "      batch_transform_ops: [{MixupOperator: {alpha: 0.2}}, {CutmixOperator: {alpha: 1.0}}]\n",
          "both operators mix each batch there, one after the other"),
+        ("class_num: 102", "class_num: 102, use_ml_decoder: True", "has no counterpart that is known here"),
     ],
 )  # fmt: skip
 def test_what_is_not_the_same_is_lost(tmp_path: Path, old: str, new: str, lost: str) -> None:
