@@ -167,6 +167,15 @@ def test_a_chinese_page_says_which_of_its_links_lead_to_english() -> None:
                 assert not there, f"{page.name}: {link} is there in Chinese"
 
 
+def test_no_line_of_a_chinese_paragraph_ends_between_two_chinese_characters() -> None:
+    """A browser shows a line break as a space, which Chinese does not have between words: a paragraph is one line."""
+    wide = r"[\u2026\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
+    for page in (ROOT / "README_zh.md", *CHINESE):
+        prose = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.S | re.M)
+        broken = re.findall(rf".*{wide}\n *{wide}.*", prose)
+        assert not broken, f"{page.relative_to(ROOT)}: join the lines of {broken[0]!r}"
+
+
 @pytest.mark.parametrize("page", ["README.md", "README_zh.md"])
 def test_the_readme_is_short_and_plain(page: str) -> None:
     text = (ROOT / page).read_text()

@@ -28,12 +28,19 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         assert not fetched, f"{page} fetches {fetched}"
     assert '<a href="../recipes.html#the-recipe">English</a>' in (tmp_path / "zh/recipes.html").read_text()
     assert not (dead := dead_anchors(tmp_path)), f"links to anchors that are not there: {dead}"
+    assert menu(tmp_path / "zh/index.html") == menu(tmp_path / "index.html")
     index = json.loads((tmp_path / "search/search_index.js").read_text(encoding="utf-8").partition("=")[2])
     pages_of_word = {entry["location"] for entry in index["docs"] if "参数\u200b服务器" in entry["text"]}
     assert "zh/which-strategy.html" in {location.partition("#")[0] for location in pages_of_word}, (
         "no search for Chinese words"
     )
     assert "start/install.html" in {entry["location"] for entry in index["docs"]}
+
+
+def menu(page: Path) -> list[str]:
+    """Returns the pages that the menu of a page of the site names, in order, relative to the language's folder."""
+    links = re.findall(r'<a href="([^":#]+)" class="md-nav__link', page.read_text(encoding="utf-8"))
+    return [link.removeprefix("../") for link in links]
 
 
 def dead_anchors(site: Path) -> list[str]:

@@ -13,7 +13,8 @@ from typing import Any
 
 FENCE = re.compile(r"(^ *(?:```|~~~).*?^ *(?:```|~~~) *$|`[^`\n]*`(?!\]))", re.S | re.M)
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
-TO_TWIN = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n", re.M)  # the site has a switch of languages
+# The site has a switch of languages.
+TO_TWIN = re.compile(r"^\[(?:中文|English)\]\([^)]*\)\n| *\[(?:中文|English)\]\([^)]*\)$", re.M)
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
