@@ -73,7 +73,7 @@ def keys() -> set[str]:
     for shelf, noun in SHELVES.items():
         known |= {f"{noun}.use"}
         for name in names(shelf):
-            prefix = f"callbacks.{name}" if shelf == "callbacks" else noun
+            prefix = f"{shelf}.{name}" if shelf in ("metrics", "callbacks") else noun
             known |= {prefix, *(f"{prefix}.{field}" for field in fields_of(find(shelf, name)))}
     return known
 
@@ -114,7 +114,8 @@ def test_every_page_has_its_table_and_its_twin() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_are_short(page: Path) -> None:
     lines = page.read_text("utf-8").splitlines()
-    assert len(lines) <= 150 and max(map(len, lines)) < 260
+    longest = 600 if page.name.endswith(".zh.md") else 260  # a Chinese paragraph is one line
+    assert len(lines) <= 150 and max(map(len, lines)) < longest
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -24,6 +24,7 @@ BUILD: dict[str, str] = {  # what a part's build() is called with, after self
     "optimizers": "(learning_rate, named_parameters)",
     "schedules": "(*, steps, steps_per_epoch, batch)",
     "strategies": "(mesh)",
+    "metrics": "()",
     "callbacks": "(run)",
     "adapters": "(model, seed)",
 }

@@ -32,7 +32,8 @@ def recipe_keys() -> Iterator[str]:
     yield from ("\n## mix\n", *table(Mix))
     for shelf, noun in SHELVES.items():
         yield f"\n## {shelf.capitalize()}\n"
-        yield f"`{noun}: {{use: …}}`" if noun != "callback" else "`callbacks: [{use: …}, …]`"
+        listed = shelf in ("metrics", "callbacks")
+        yield f"`{shelf}: [{{use: …}}, …]`" if listed else f"`{noun}: {{use: …}}`"
         if shelf == "models":
             yield from ("", *of_any_model())
         if shelf == "optimizers":

@@ -18,6 +18,7 @@ from paddle_dp.assembly import trial
 from paddle_dp.assembly.initial import initial_weights, other_settings
 from paddle_dp.certificate.certificate import CertificateWriter, with_proof
 from paddle_dp.checks.samplewise import SAMPLES, Findings, is_known
+from paddle_dp.core.metric import Metric, metrics_of
 from paddle_dp.core.optimizer import check_within
 from paddle_dp.data import Loader, Sampler
 from paddle_dp.data.sample import read_samples
@@ -62,8 +63,8 @@ class TrainerSpec(TrainingSettings):
     """The settings of a training, and functions that make its parts.
 
     `dataset(split)` gives a data set or None, `task(steps, steps_per_epoch)` the task, `callbacks(run)` the callbacks
-    of the run. `delivered` is called with the split and the samples that this rank gets from rank 0, if that reads for
-    all.
+    of the run. `metrics`: (setting, metric). `delivered` is called with the split and the samples that this rank gets
+    from rank 0, if that reads for all.
     """
 
     name: str
@@ -73,6 +74,7 @@ class TrainerSpec(TrainingSettings):
     load: Load | None = None
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     callbacks: Callable[[Run], Sequence[Callback]] = lambda run: ()
+    metrics: Sequence[tuple[str, Any]] = ()
     delivered: Callable[[Split, Any], None] | None = None
 
 
@@ -89,6 +91,7 @@ class TrainerBuilder:
         self._fingerprints: dict[str, dict[str, str]] = {}  # by split, of the data sets opened so far
         self._first: dict[Loader, Any] = {}  # inputs of the first samples
         self._findings: Findings | None = None  # of the task's trial
+        self.metrics: tuple[Metric, ...] = ()  # of evaluations, from when the loss is known
         consistency.compare_setups(setup, mesh)
         for component in (setup.requested.strategy, *setup.requested.callbacks):
             component.refuse(setup.requested, mesh.ranks, mesh.computes_on)
@@ -162,6 +165,7 @@ class TrainerBuilder:
         task = replace(task, samples=self._samples, known_differences=tuple(self._warnings))
         check_within(task.optimizer, task.loss.function, task.model)
         consistency.compare_task(task, self.mesh)
+        self.metrics = metrics_of(self.setup.metrics, task.loss.function)
         return task
 
     def _tried(self, task: Task) -> Task:
@@ -279,6 +283,7 @@ class TrainerBuilder:
             layout=requested.strategy.config.layout(self.mesh.ranks),
             identity=identity,
             changes=tuple(changes),
+            metrics=self.metrics,
         )
         run = with_proof(run)
         # Checkpoints do not hold the weights of an adapter's base.

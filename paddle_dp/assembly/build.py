@@ -45,6 +45,7 @@ def setup(recipe: Recipe) -> TrainerSpec:
         load=recipe.load,
         loader=recipe.loader,
         callbacks=lambda run: [component.build(run) for component in recipe.callbacks],
+        metrics=[(f"metrics.{component.name}", component.build()) for component in recipe.metrics],
         requested=recipe,
     )
 

@@ -169,7 +169,7 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
         )
     source = load_trained(recipe, options, learner)
     with test_loader, heartbeat.within("evaluate"):
-        evaluation = evaluate_all(learner, test_loader, mesh)
+        evaluation = evaluate_all(learner, test_loader, mesh, assembly.metrics)
     if mesh.is_main:
         report(evaluation, source.folder, recipe.folder, mesh.ranks)
     if evaluation.not_finite:

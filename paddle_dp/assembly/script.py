@@ -80,6 +80,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     precision: Precision | NameOrSettings = "float32",
     dropout: Dropout = "exact",
     strategy: NameOrSettings = "data_parallel",
+    metrics: Sequence[NameOrSettings | Callable[[Any, Any], Any]] = (),
     callbacks: Sequence[NameOrSettings | Callback] = CALLBACKS,
     folder: str | Path = "runs/script",
     seed: int = 0,
@@ -118,6 +119,8 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         adapter: small parameters, trained in place of the model's, such as {"use": "lora", "match": ["*.q"]}.
         ema: an average of the weights, evaluated and saved with them, such as {"decay": 0.999}.
         mix: Mixup and CutMix of the training images, such as {"mixup": 0.2, "cutmix": 1.0} (docs/augmentation.md).
+        metrics: further scores of evaluations, by name ("auc"), or functions of all (outputs, targets)
+            (docs/metrics.md).
         guard: how to handle a loss that is not finite, or spikes, such as {"non_finite": "skip"}.
         cuts, attention_methods, blocks: how to split a model that has no such tables: patterns of layer names, as
             in a recipe; `blocks` also takes layers and functions (docs/add-a-part.md).
@@ -129,7 +132,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     """
     _refuse_wrapped(model)
     check_collections(
-        {"callbacks": callbacks, "blocks": blocks},
+        {"callbacks": callbacks, "metrics": metrics, "blocks": blocks},
         {"cuts": cuts or {}, "attention_methods": attention_methods or {}},
     )
     if schedule is None and isinstance(optimizer, (str, Mapping, type)):
@@ -154,7 +157,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
             refuse_overrides(callback)
     if test is None:  # the default callbacks include `evaluate`, which needs held-out data
         chosen = [c for c in chosen if not (isinstance(c, Part) and c.name == "evaluate")]
-    loss_function = _loss(loss)
+    loss_function, scored = _loss(loss), [_metric(metric) for metric in metrics]
     _annotate(model, cuts=dict(cuts or {}), attention_methods=dict(attention_methods or {}), blocks=blocks)
 
     groups = _read_named("optimizers", optimizer).groups if isinstance(optimizer, (str, Mapping)) else ()
@@ -217,6 +220,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
             if isinstance(value, (str, Mapping))
         },
         callbacks=lambda run: [c.build(run) if isinstance(c, Part) else c for c in chosen],
+        metrics=scored,
         script_callbacks=[c for c in chosen if not isinstance(c, Part)],
     )
     which = _which(resume_options, mesh)
@@ -304,6 +308,19 @@ def _read_named(shelf: str, value: NameOrSettings) -> Part:
 
 def _loss(value: Any) -> Any:
     return _read_named("losses", value).build() if isinstance(value, (str, Mapping)) else value
+
+
+def _metric(value: Any) -> tuple[str, Any]:
+    """(Its name in messages, the metric.) Raises UsageError for something else."""
+    if isinstance(value, (str, Mapping)):
+        part = _read_named("metrics", value)
+        return f"metrics.{part.name}", part.build()
+    name = getattr(value, "__name__", type(value).__name__)
+    if isinstance(value, type) or not (callable(value) or hasattr(value, "compute")):
+        raise UsageError(
+            f"Trainer.of.metrics: {name} is no function of (outputs, targets), and has no compute (docs/metrics.md)."
+        )
+    return f"Trainer.of.metrics: {name}", value
 
 
 def _optimizer(value: Any) -> Any:

@@ -103,7 +103,10 @@ class Trainer(TrainingState):
             self.mesh, self.run.max_time, stragglers=stragglers, folder=self._folder
         ) as requests:
             self._refusals.begin(self.progress.step)
-            consistency.compare_starts(self.progress.step, self.total_steps, self.callbacks, self.mesh)
+            scores = [name for metric in self.run.metrics for name in metric.names]
+            consistency.compare_starts(
+                self.progress.step, self.total_steps, self.callbacks, scores, self.mesh
+            )
             self.tell_refuse()
             self.begin_run()
             if self._folder is not None:

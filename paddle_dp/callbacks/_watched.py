@@ -10,7 +10,7 @@ from paddle_dp.errors import UsageError, did_you_mean
 from paddle_dp.train import Evaluation, Moment
 
 # A number with one of these words in its name should fall; every other number should rise.
-_COSTS = ("loss", "error", "perplexity", "distance", "mse", "mae", "rmse")
+_COSTS = ("loss", "error", "perplexity", "bits", "distance", "mse", "mae", "rmse")
 
 
 def smaller_is_better(name: str) -> bool:
@@ -50,7 +50,7 @@ def _unknown(name: str, known: Iterable[str], setting: str) -> str:
         hint + f" They have {', '.join(sorted(known))}." if hint else did_you_mean(name, known, "They have")
     )
     why = (
-        " Precision, recall and F1 are numbers of each class, in evaluation.json, and none of them is the model's."
+        " Precision, recall and F1 of the model are the metric classification: metrics: [{use: classification}]."
         if name.lower() in ("f1", "precision", "recall")
         else ""
     )

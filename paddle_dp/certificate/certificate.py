@@ -37,7 +37,7 @@ DONE = "done"
 _BITS = 16  # bytes of a digest
 VARIABLES = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # they decide how products are summed, and so the bits
 # These settings decide no number.
-_UNUSED = ("callbacks", "watch", "train.max_time", "train.patience", "train.device", "arguments")
+_UNUSED = ("callbacks", "metrics", "watch", "train.max_time", "train.patience", "train.device", "arguments")
 Content = dict[str, Any]
 
 

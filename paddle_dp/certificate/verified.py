@@ -39,8 +39,8 @@ FOLDER, FORMAT = ".verified", 1
 _MAX_BYTES, _MAX_FILES = 2**22, 256  # bytes of a verdict; files that are read, the newest first
 # Settings that do not affect learning in the steps that a proof compares.
 _FREE = (
-    "callbacks", "watch", "train.length", "train.max_time", "train.patience", "train.device", "dataset.reading",
-    "strategy.check_every",
+    "callbacks", "metrics", "watch", "train.length", "train.max_time", "train.patience", "train.device",
+    "dataset.reading", "strategy.check_every",
 )  # fmt: skip
 Verdict = dict[str, Any]
 

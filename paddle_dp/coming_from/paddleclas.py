@@ -99,6 +99,8 @@ def recipe(configuration: Configuration, ranks: int) -> Section:
         c.take("EMA")
     if weights := c.take("Global.pretrained_model"):
         sections["load"] = {"path": weights if weights.endswith(".pdparams") else f"{weights}.pdparams"}
+    if further := _further_k(c):
+        sections["metrics"] = [{"use": "top_k", "k": further}]
     sections["callbacks"] = _callbacks(c)
     _notes(c)
     return sections
@@ -437,6 +439,12 @@ def _train(c: Configuration, epochs: int, ranks: int) -> Section:
     if c.take("Global.to_static"):
         section["compile"] = True
     return section
+
+
+def _further_k(c: Configuration) -> list[int]:
+    """The k of TopkAcc beyond acc1 and acc5, which the loss gives, and below the number of classes, where it is 1."""
+    wanted, classes = c.take("Metric.Eval.TopkAcc.topk", ()), c.values.get("Arch.class_num") or 1000
+    return [k for k in dict.fromkeys(wanted) if k not in (1, 5) and k < classes]
 
 
 def _callbacks(c: Configuration) -> list[Section]:

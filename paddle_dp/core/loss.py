@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Union
@@ -37,6 +37,8 @@ class Loss:
     compares: Literal["", "ranks", "rank"] = ""
     """The samples of a micro-batch that it compares: of all `ranks`, after `across`, or of one `rank` only; "": each
     sample has a separate loss."""
+    joins: Callable[[Any], Any] | None = None
+    """Makes whole outputs of this rank's classes; None: it holds all. Collective."""
     splits_outputs: bool = False
     """Whether it can be computed from shards of the outputs: some of the classes (`parallel`), or of the tokens."""
 
@@ -72,6 +74,10 @@ class Loss:
     def predictions(self, outputs: paddle.Tensor) -> paddle.Tensor:
         """The class of the highest score [n]."""
         return outputs.argmax(-1)
+
+    def full_outputs(self, outputs: Any) -> Any:
+        """The outputs of all classes and tokens, if this rank holds some of them. Collective then."""
+        return outputs if self.joins is None else self.joins(outputs)
 
     def parallel(self, classes: Any) -> Loss | None:
         """The same loss for scores of which this rank holds some classes; `classes` computes over all of them.

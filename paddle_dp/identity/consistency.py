@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,11 +157,14 @@ def compare_checkpoints(checkpoint: Checkpoint, mesh: Mesh) -> None:
     compare({"the checkpoint to resume": resumed}, mesh, "Name the same checkpoint on every node.")
 
 
-def compare_starts(step: int, total_steps: int, callbacks: Iterable[Any], mesh: Mesh) -> None:
-    """Compares the first step, the length, and when callbacks are due, since they do collective work. Collective."""
+def compare_starts(
+    step: int, total_steps: int, callbacks: Iterable[Any], metrics: Sequence[str], mesh: Mesh
+) -> None:
+    """Compares the first step, the length, when callbacks are due, and the names of metrics, since they do collective
+    work. Collective."""
     due = [f"{'every ' + str(c.every) if c.every else 'always'}{', reads' * c.reads}" for c in callbacks]
     facts = {"step to begin with": step, "steps in all": total_steps}
-    compare({**facts, "callbacks": due}, mesh, SAME_SCRIPT)
+    compare({**facts, "callbacks": due, "metrics": metrics}, mesh, SAME_SCRIPT)
 
 
 def agreed_folder(folder: Path, mesh: Mesh) -> Path:

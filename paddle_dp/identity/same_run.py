@@ -55,8 +55,8 @@ _ABSENT = "not there"
 FREE, NOTED, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "never"
 VERDICTS = {
     "": REFUSED,
-    "callbacks": FREE, "callback ": NOTED, "train.patience": FREE, "train.max_time": FREE, "watch": FREE,
-    "dataset.reading": FREE,
+    "callbacks": FREE, "metrics": FREE, "callback ": NOTED, "train.patience": FREE, "train.max_time": FREE,
+    "watch": FREE, "dataset.reading": FREE,
     "guard": NOTED, "load": NOTED, "strategy": NOTED, "train.micro_batches": NOTED, "train.device": NOTED,
     "code of": NOTED, "arguments": NOTED,
     "package": NOTED, "python": NOTED, "device": NOTED, "threads": NOTED,

@@ -169,7 +169,7 @@ profiler                                  | Lightning        | callbacks.profile
 overwrite_output_dir                      | HF               | -                      | an earlier run of the name moves to runs/NAME.1; nothing is overwritten
 eval_steps eval_interval evaluation_strategy eval_strategy val_check_interval check_val_every_n_epoch eval_freq eval_delay eval_on_start eval_during_train start_eval_epoch | HF, PaddleClas, Lightning | callbacks.evaluate.every | {_EVERY}
 eval_iters test_iters limit_val_batches eval_do_concat_batches batch_eval_metrics include_inputs_for_metrics include_for_metrics prediction_loss_only eval_use_gather_object | Megatron, HF, Lightning | callbacks.evaluate | every held-out sample is evaluated, each once
-compute_metrics                           | HF               | loss                   | scores are a loss's: a loss of your own may have a method scores (docs/add-a-part.md)
+compute_metrics torchmetrics              | HF, Lightning    | metrics                | by name, [{use: auc}], or functions of all (outputs, targets) (docs/metrics.md)
 logging_steps print_batch_step log_every_n_steps log_interval print_freq logging_first_step logging_strategy | HF, PaddleClas, Lightning | callbacks.console.every | {_EVERY}
 logging_nan_inf_filter detect_anomaly     | HF, Lightning    | guard.non_finite       | stop, skip or rewind
 terminate_on_nan                          | Lightning        | guard.non_finite       | stop
@@ -199,7 +199,7 @@ cutmix cutmix_alpha                       | timm, PaddleClas | mix.cutmix       
 mixup_prob                                | timm             | mix.probability        |
 mixup_switch_prob                         | timm             | mix.cutmix_probability |
 class_num num_classes class_dim           | PaddleClas, torch | model.classes         |
-topk                                      | PaddleClas       | -                      | a classifier's evaluations give acc1 and acc5
+topk                                      | PaddleClas       | metrics.top_k.k        | [{use: top_k, k: [2, 3]}]; a classifier's evaluations give acc1 and acc5 anyway
 num_layers num_hidden_layers              | Megatron, HF     | model.depth            | of models gpt and llama
 hidden_size                               | Megatron, HF     | model.width            | of models gpt and llama
 num_attention_heads                       | Megatron, HF     | model.heads            | of models gpt and llama
@@ -254,7 +254,7 @@ optimizer.weight_decay optimizer.groups strategy.data strategy.tensor strategy.p
 strategy.sequence strategy.sharding_stage strategy.sequence_parallel strategy.recompute strategy.sync_batch_norm
 strategy.find_unused_parameters
 """
-_TOP_KEYS = "model dataset loss optimizer schedule strategy train loader load guard adapter ema mix callbacks output_dir"
+_TOP_KEYS = "model dataset loss optimizer schedule strategy train loader load guard adapter ema mix metrics callbacks output_dir"
 FOREIGN = {key.rpartition(".")[2]: Alias(key.rpartition(".")[2], "", key, "") for key in _MOVED_KEYS.split()}
 FOREIGN |= {name: Alias(name, "", name, _TOP) for name in _TOP_KEYS.split()}
 FOREIGN |= {row.name: row for row in _aliases()}

@@ -44,6 +44,7 @@ BASES = {
 METHODS = {
     "datasets": ("__getitem__", "__iter__"),
     "losses": ("__call__",),
+    "metrics": ("__call__", "sums"),
 }
 # The modules of Paddle with functions that are or make parts; its other functions load files, start processes …
 _OPERATIONS = (
@@ -82,7 +83,8 @@ class ScheduleCall(Call):
 
 
 class LossCall(Call):
-    """The Config of a loss that is a plain function of (outputs, targets, …): build() returns the function itself."""
+    """The Config of a loss, or metric, that is a plain function of (outputs, targets, …): build() returns the function
+    itself."""
 
     def build(self, *arguments: Any, **named: Any) -> Any:
         called, settings = type(self).called, self.recipe_settings()
@@ -131,7 +133,7 @@ def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
     parameters = list(inspect.signature(called).parameters.values())
     parameter_names = {p.name for p in parameters}
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    if shelf == "losses" and _is_loss(called, parameters):
+    if shelf in ("losses", "metrics") and _is_loss(called, parameters):
         return _config(called, parameters, tuple(p.name for p in parameters[:2]), LossCall)
     if shelf == "optimizers" and isinstance(called, type):
         tensors = "parameter_list" if "parameter_list" in parameter_names else "parameters"
@@ -145,8 +147,8 @@ def config_of(called: Callable[..., Any], shelf: str) -> type[Call]:
 
 
 def _is_loss(called: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
-    """True if `called` is itself a loss: a function with two required parameters, outputs and targets. A class, or a
-    function with keyword settings, makes a loss instead."""
+    """True if `called` is itself a loss or metric: a function with two required parameters, outputs and targets. A
+    class, or a function with keyword settings, makes one instead."""
     first = [p for p in parameters[:2] if p.kind in _POSITIONAL and p.default is p.empty]
     return not isinstance(called, type) and len(first) == 2
 

@@ -24,6 +24,7 @@ SHELVES: dict[str, str] = {
     "schedules": "schedule",
     "strategies": "strategy",
     "adapters": "adapter",
+    "metrics": "metric",
     "callbacks": "callback",
 }
 PACKAGE = Path(__file__).resolve().parent.parent

@@ -44,7 +44,12 @@ def part(shelf: str, name: str) -> Group:
         raise UsageError(f"There is no {SHELVES[shelf]} '{name}'.{hint}")
     config = find(shelf, name)
     help_line = summary(shelf, name) if name in known else (config.__doc__ or "").split("\n")[0]
-    title = Text.assemble((f"{SHELVES[shelf]}: {{use: {name}}}", "bold"), f"  {help_line}")
+    key = (
+        f"{shelf}: [{{use: {name}}}]"
+        if shelf in ("metrics", "callbacks")
+        else f"{SHELVES[shelf]}: {{use: {name}}}"
+    )
+    title = Text.assemble((key, "bold"), f"  {help_line}")
     return Group(title, *_notes(config), _settings(config), *_annotations(shelf, config), "")
 
 

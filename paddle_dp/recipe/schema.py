@@ -386,6 +386,9 @@ class Recipe(BaseModel):
     mix: Mix | None = None
     """Mixup and CutMix of the training images: `{mixup: 0.2, cutmix: 1.0}`."""
 
+    metrics: tuple[Annotated[Part, OnShelf("metrics", listed=True)], ...] = ()
+    """Further scores of each evaluation: a list of parts, such as `[{use: auc}]` ([metrics.md](metrics.md))."""
+
     callbacks: tuple[Annotated[Part, OnShelf("callbacks", listed=True)], ...]
     """A list of parts. console, metrics, dashboard, evaluate and checkpoint by default."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -12,9 +12,10 @@ import paddle
 
 from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.loss import Loss
+from paddle_dp.core.metric import Collected, Metric
 from paddle_dp.data import Loader
 from paddle_dp.data.sample import class_names
-from paddle_dp.errors import DataError, TargetError
+from paddle_dp.errors import DataError, TargetError, UsageError
 from paddle_dp.learner import Learner
 from paddle_dp.mesh import Mesh
 from paddle_dp.train.blame import bad_target
@@ -31,12 +32,15 @@ class _Tally:
     count: float = 0.0
     samples: int = 0
     confusion: np.ndarray | None = None
+    collected: Sequence[Collected] = ()
 
-    def add(self, learner: Learner, micro_batch: MicroBatch) -> None:
+    def add(self, learner: Learner, batch: Batch, micro_batch: MicroBatch) -> None:
         score = learner.runner.score(micro_batch)
         if score is None:
             return
         predicted, classes = _predictions(learner.loss, score.outputs, score.targets)
+        collecting = [each for each in self.collected if not each.metric.derives]
+        outputs = learner.loss.full_outputs(score.outputs) if collecting else None
         if not learner.mesh.is_loss_rank:  # the loss rank of the same dp_rank has the same sums
             return
         for name, value in score.sums.items():
@@ -44,6 +48,8 @@ class _Tally:
         self.count, self.samples = self.count + score.count, self.samples + score.samples
         if predicted is not None:
             self._add_confusion(predicted.numpy(), score.targets.numpy().reshape(-1), classes)
+        for each in collecting:
+            each.add((batch.index, micro_batch.first), outputs, score.targets, score.samples)
 
     def _add_confusion(self, predicted: np.ndarray, true: np.ndarray, classes: int) -> None:
         known = (true >= 0) & (true < classes)  # an ignore_index may be outside the classes
@@ -68,19 +74,21 @@ def _predictions(loss: Loss, outputs: Any, targets: Any) -> tuple[Any, int]:
     return loss.predictions(outputs), classes
 
 
-def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
+def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Metric] = ()) -> Evaluation:
     """Evaluates the learner's model on every sample of `loader`, once, over all ranks. Collective.
 
     Raises DataError if the number of samples counted differs from the data set's, since then every result would be
-    wrong, or if no target counted.
+    wrong, or if no target counted; UsageError if a metric fails.
     """
     learner.statistics.sync()
     while True:
         lost = len(mesh.lost)
-        tally = _tallied(learner, loader, loader.batches)
+        tally = _tallied(learner, loader, loader.batches, metrics)
         rows = mesh.gather(
             [tally.sums, tally.count, tally.samples, None if tally.confusion is None else True]
         )
+        confusion = _confusion(tally, mesh) if any(row[3] for row in rows) else None
+        gathered = [each.gathered(mesh) for each in tally.collected]
         if len(mesh.lost) == lost:
             break  # else a rank was lost meanwhile, and its samples were not counted
     samples, count = sum(row[2] for row in rows), sum(row[1] for row in rows)
@@ -95,31 +103,47 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh) -> Evaluation:
         )
     names = list(dict.fromkeys(name for row in rows for name in row[0]))
     numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / count for name in names}
-    confusion = _confusion(tally, mesh) if any(row[3] for row in rows) else None
     if confusion is not None and confusion.any():  # the accuracy, for a loss without scores
         numbers.setdefault("acc1", float(np.trace(confusion) / confusion.sum()))
+    for collected, of_all in zip(tally.collected, gathered, strict=True):
+        _refuse_twice(collected.metric, numbers)
+        numbers |= collected.scores(mesh, of_all, numbers)
     classes = class_names(loader.dataset) or None
     return Evaluation(numbers=numbers, samples=samples, confusion=confusion, classes=classes)
 
 
-def names_of_numbers(learner: Learner, loader: Loader, mesh: Mesh) -> set[str]:
+def names_of_numbers(
+    learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Metric] = ()
+) -> set[str]:
     """The names of the numbers that `evaluate` will give, from the first batch of `loader`. Collective."""
-    tally = _tallied(learner, loader, 1)
+    tally = _tallied(learner, loader, 1, metrics)
     rows = mesh.gather([*tally.sums, *(["acc1"] if tally.confusion is not None else [])])
-    return {name for row in rows for name in row}
+    names = {name for row in rows for name in row}
+    for metric in metrics:
+        _refuse_twice(metric, names)
+        names.update(metric.names)
+    return names
 
 
-def _tallied(learner: Learner, loader: Loader, batches: int) -> _Tally:
+def _refuse_twice(metric: Metric, names: Iterable[str]) -> None:
+    """Raises UsageError for a metric with the name of another number."""
+    if twice := sorted({*metric.names} & {*names}):
+        raise UsageError(
+            f"{metric.setting} gives {twice[0]}, and the loss gives it, too: leave it out of the metric."
+        )
+
+
+def _tallied(learner: Learner, loader: Loader, batches: int, metrics: Sequence[Metric] = ()) -> _Tally:
     """This rank's sums over the first `batches` batches, with the model in evaluation mode."""
     modes = [(layer, layer.training) for layer in learner.model.sublayers(include_self=True)]
     learner.model.eval()
-    tally = _Tally()
+    tally = _Tally(collected=[Collected(metric, loader.sampler.samples) for metric in metrics])
     try:
         with paddle.no_grad():
             for batch in _read(loader, batches, learner.mesh):
                 for micro_batch in batch.micro_batches:
                     if learner.runner.score_is_collective or not micro_batch.is_dummy:
-                        tally.add(learner, micro_batch)
+                        tally.add(learner, batch, micro_batch)
     except TargetError as error:
         raise bad_target(loader, batch.epoch, batch.index, error, "held-out") from None
     finally:

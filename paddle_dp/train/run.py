@@ -14,6 +14,7 @@ from paddle_dp.plan.rank_memory import Layout
 
 if TYPE_CHECKING:
     from paddle_dp.checkpoint import Checkpoint
+    from paddle_dp.core.metric import Metric
     from paddle_dp.identity.facts import RunSignature
     from paddle_dp.recipe import Recipe
 
@@ -34,7 +35,7 @@ class Run:
     `recipe` is None for a training described in Python. `resumed`: the checkpoint that it resumes, and `changes`:
     sentences on the settings that differ from that checkpoint's. `layout`: how the model is split over the ranks.
     `identity`: the facts that its checkpoints keep. `proof` looks for the proof of a recipe that promises one
-    process's result; None if it cannot have one.
+    process's result; None if it cannot have one. `metrics`: further scores of its evaluations.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Run:
     identity: RunSignature | None = None
     changes: tuple[str, ...] = ()
     proof: Callable[[], Proof] | None = None
+    metrics: tuple[Metric, ...] = ()
 
     @property
     def max_time(self) -> float | None:

@@ -225,10 +225,10 @@ class TrainingState:
         with heartbeat.within("evaluate"):
             self.learner.weights.wait()
             with self.learner.weights.averaged():
-                evaluation = evaluate(self.learner, self.run.test_loader, self.mesh)
+                evaluation = evaluate(self.learner, self.run.test_loader, self.mesh, self.run.metrics)
             if self.averages is not None:
                 with self.averages.in_place():
-                    averaged = evaluate(self.learner, self.run.test_loader, self.mesh)
+                    averaged = evaluate(self.learner, self.run.test_loader, self.mesh, self.run.metrics)
                 evaluation = evaluation.with_prefixed(EMA, averaged)
         self.callbacks.tell(self.moment("evaluated"), evaluation)
         if evaluation.not_finite:
@@ -243,7 +243,7 @@ class TrainingState:
             return set()
         self.learner.weights.wait()
         with heartbeat.within("evaluate"):
-            names = names_of_numbers(self.learner, self.run.test_loader, self.mesh)
+            names = names_of_numbers(self.learner, self.run.test_loader, self.mesh, self.run.metrics)
         return names | ({EMA + name for name in names} if self.averages is not None else set())
 
     def look_at_itself(self) -> None:

@@ -70,7 +70,7 @@ def keys() -> set[str]:
     known |= {f"{group}.{name}" for group, kind in GROUPS.items() for name in fields_of(kind)}
     for shelf, noun in SHELVES.items():
         for name in names(shelf) if shelf != "models" else ():
-            prefix = f"callbacks.{name}" if shelf == "callbacks" else noun
+            prefix = f"{shelf}.{name}" if shelf in ("metrics", "callbacks") else noun
             known |= {prefix, *(f"{prefix}.{field}" for field in fields_of(find(shelf, name)))}
     return known | {"optimizer.groups"}
 

@@ -90,6 +90,12 @@ class SequenceShardLoss(Loss):
         share = self.group.nranks if self.counted == "samples" else 1
         return {name: self._added(value.astype("float64") / share) for name, value in scores.items()}
 
+    def full_outputs(self, outputs: paddle.Tensor) -> paddle.Tensor:
+        """The outputs [n, t, …] of all tokens."""
+        outputs, shards = self.loss.full_outputs(outputs), list[paddle.Tensor]()
+        dist.all_gather(shards, outputs.contiguous(), group=self.group)
+        return paddle.concat(shards, axis=1)
+
     def _added(self, value: paddle.Tensor) -> paddle.Tensor:
         """The sum over the ranks; its gradient goes to each rank unchanged."""
         return mp_ops._mp_allreduce(value, group=self.group)

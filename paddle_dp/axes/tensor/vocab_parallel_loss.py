@@ -22,6 +22,7 @@ def vocab_parallel(loss: Loss, group: Group) -> Loss:
             f"strategy.tensor cuts the classes of this model's scores, and {loss.name} cannot be computed "
             "from parts of them. Set loss to {use: cross_entropy} or {use: margin_softmax}, or strategy.tensor=1."
         )
+    parallel.joins = lambda outputs: mp_ops._c_concat(outputs, group=group)
     return parallel
 
 

@@ -1,0 +1,39 @@
+"""R², mean absolute error and root mean squared error of numbers, the mean over columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paddle_dp.errors import UsageError
+
+
+class Regression:
+    """Scores of outputs [n] or [n, columns] with targets of as many numbers, in float64."""
+
+    names = ("r2", "mae", "rmse")
+
+    def __call__(self, outputs: Any, targets: Any) -> dict[str, float]:
+        if (
+            not isinstance(outputs, np.ndarray)
+            or not isinstance(targets, np.ndarray)
+            or outputs.size != targets.size
+        ):
+            raise UsageError("metrics.regression takes outputs and targets of as many numbers.")
+        true = targets.astype("float64").reshape(len(targets), -1)
+        error = outputs.astype("float64").reshape(true.shape) - true
+        squared, spread = (error**2).sum(0), ((true - true.mean(0)) ** 2).sum(0)
+        # As scikit-learn's: of a column without spread R² is 1 if it is predicted exactly, else 0.
+        r2 = np.where(
+            spread > 0, 1 - squared / np.where(spread > 0, spread, 1), np.where(squared > 0, 0.0, 1.0)
+        )
+        rmse = np.sqrt(squared / len(true))
+        return {"r2": float(r2.mean()), "mae": float(np.abs(error).mean()), "rmse": float(rmse.mean())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    def build(self) -> Regression:
+        return Regression()

@@ -1,0 +1,134 @@
+"""Metrics on several ranks with unequal shares, in every kind of layout: one process's scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ranks import run_ranks
+
+METRICS = [
+    "classification",
+    "auc",
+    {"use": "top_k", "k": [2, 4]},
+    {"use": "retrieval", "k": [1, 2]},
+    "perplexity",
+]
+SAMPLES = 17
+
+
+class Rows:
+    """Inputs that are the outputs: one-process numbers, bit by bit, on any ranks."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.int64]:
+        random = np.random.default_rng(i)
+        return random.standard_normal(5).astype("float32"), np.int64(random.integers(5))
+
+
+def evaluated(folder: str) -> dict[str, float]:
+    """In every rank: the held-out numbers of a model that returns its inputs."""
+    import paddle
+    from paddle import nn
+
+    from paddle_dp import Trainer
+    from paddle_dp.mesh import join
+
+    class Same(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = self.create_parameter([1], default_initializer=nn.initializer.Constant(1.0))
+
+        def forward(self, x: Any) -> Any:
+            return x * self.one
+
+    def order(outputs: Any, targets: Any) -> float:
+        """Depends on the order of the samples, and on every bit."""
+        return float((outputs[:, 0].astype("float64") * np.arange(len(outputs))).sum() + targets[-1])
+
+    join(seed=3)
+    paddle.seed(3)
+    trainer = Trainer.of(
+        model=Same(), train=Rows(), test=Rows(), batch=7, loss="cross_entropy", optimizer="sgd", folder=folder,
+        metrics=[*METRICS, order], callbacks=[],
+    )  # fmt: skip
+    return dict(trainer.evaluate().numbers)
+
+
+def test_unequal_shares_give_the_numbers_of_one_process_bit_by_bit(tmp_path: Path) -> None:
+    (one,) = run_ranks(evaluated, 1, str(tmp_path / "1"))
+    assert {"precision", "auc", "acc2", "recall_at_2", "perplexity", "order"} <= set(one)
+    rows = [Rows()[i] for i in range(SAMPLES)]
+    weighted = sum(float(np.float64(x[0])) * i for i, (x, _) in enumerate(rows)) + int(rows[-1][1])
+    assert one["order"] == pytest.approx(weighted, rel=1e-12)
+    own = set(one) - {"loss", "perplexity"}  # sums of float32 over shares
+    for ranks in (2, 3):
+        for several in run_ranks(evaluated, ranks, str(tmp_path / str(ranks))):
+            assert {name: several[name] for name in own} == {name: one[name] for name in own}
+            assert several == pytest.approx(one, rel=1e-6)
+
+
+RECIPES = {
+    "classifier": """
+model: {use: large_classifier, inputs: 6, hidden: [16], width: 8, classes: 24}
+dataset: {use: random_identities, features: 6, classes: 24, seen: 12, samples: 30, test_samples: 11}
+loss: {use: cross_entropy}
+metrics: [{use: top_k, k: [2, 4]}, {use: classification}, {use: average_precision}]
+""",
+    "gpt": """
+model: {use: gpt, vocab: 32, width: 32, depth: 2, heads: 4, length: 16, tied: %s}
+dataset: {use: random_tokens, vocab: 32, length: 16, samples: 30, test_samples: 11}
+loss: {use: cross_entropy}
+metrics: [{use: top_k, k: [2, 4]}, {use: classification}, {use: perplexity}]
+""",
+}
+REST = """
+optimizer: {{use: sgd}}
+strategy: {strategy}
+train: {{length: 1 steps, batch: 8, micro_batches: 2, seed: 3}}
+callbacks: []
+"""
+
+
+def scored(folder: str, texts: dict[str, str]) -> dict[str, dict[str, float]]:
+    """In every rank: the held-out numbers of each recipe with its initial weights."""
+    from paddle_dp.assembly.build import build
+    from paddle_dp.mesh import join
+    from paddle_dp.recipe import read_recipe
+
+    mesh, numbers = join(seed=3), {}
+    for name, text in texts.items():
+        path = Path(folder) / f"{name}-{mesh.rank}.yaml"
+        path.write_text(text)
+        numbers[name] = dict(build(read_recipe(path, [f"output_dir={folder}"]), mesh).evaluate().numbers)
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("ranks", "strategy"),
+    [
+        (2, "{use: hybrid, tensor: 2}"),
+        (2, "{use: hybrid, pipeline: 2}"),
+        (2, "{use: hybrid, sequence: 2}"),
+        pytest.param(4, "{use: hybrid, sequence: 2, tensor: 2}", marks=pytest.mark.long),
+        pytest.param(4, "{use: hybrid, tensor: 2, data: 2}", marks=pytest.mark.long),
+    ],
+)
+def test_every_layout_gives_the_scores_of_one_process(tmp_path: Path, ranks: int, strategy: str) -> None:
+    """Classes or tokens that a rank holds a part of are joined."""
+    tied = "false" if "pipeline" in strategy else "true"
+    texts = {name: text % tied if name == "gpt" else text for name, text in RECIPES.items()}
+    if "tensor: 2}" not in strategy or "sequence" in strategy:
+        del texts["classifier"]
+    alone = {name: text + REST.format(strategy="{use: single}") for name, text in texts.items()}
+    (one,) = run_ranks(scored, 1, str(tmp_path), alone)
+    assert len(one["gpt"]) >= 8
+    cut = {name: text + REST.format(strategy=strategy) for name, text in texts.items()}
+    for several in run_ranks(scored, ranks, str(tmp_path), cut):
+        for name in texts:
+            assert several[name] == pytest.approx(one[name], rel=1e-5), name
