@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -116,6 +117,8 @@ def resolve(dotted: str, code_folder: Path | None = None) -> Any:
         sys.path.append(str(code_folder))
     module, rest = _longest_module(dotted)
     target: Any = module
+    if setup := _SET_UP.get(dotted.partition(".")[0]):
+        setup()
     if not rest and not hasattr(module, "Config"):
         package, _, name = dotted.rpartition(".")
         same = getattr(sys.modules.get(package), name, None)
@@ -125,6 +128,15 @@ def resolve(dotted: str, code_folder: Path | None = None) -> Any:
             raise ImportError(f"{module.__name__} has no '{segment}'", name=dotted)
         target = getattr(target, segment)
     return target
+
+
+@functools.cache
+def _paddleclas() -> None:
+    """PaddleClas's models write to a logger that its trainer makes: without one, many cannot be built."""
+    import_module("ppcls.utils.logger").init_logger(log_level=logging.ERROR)
+
+
+_SET_UP = {"ppcls": _paddleclas}  # by package: what its models need first
 
 
 @functools.cache

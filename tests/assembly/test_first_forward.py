@@ -37,7 +37,7 @@ def bad(outputs, targets):
     ("override", "said"),
     [
         ("model.inputs=100", r"(?s)model mlp and the loss .* digits: .*64.*100.*float32\[64\].*model.inputs"),
-        ("callbacks.checkpoint.best=f1", r"checkpoint\.best: .*numbers of each class.* They have acc1, acc5, loss"),
+        ("callbacks.checkpoint.best=f1", r"checkpoint\.best: .*\[{use: classification}\].* They have acc1, acc5, loss"),
         ("callbacks.5={use: early_stop, watch: val_loss}", r"early_stop\.watch: .* 'val_loss'\. Did you mean 'loss'\?"),
         ("dataset={use: image_folder}", r"dataset\.path is not given"),
         ("dataset={use: text_files, tokenizer: gpt2}", r"dataset\.tokenizer: gpt2 does not exist"),

@@ -192,3 +192,24 @@ def test_an_optimizer_of_paddle_is_named_by_its_class() -> None:
     config = config_of(paddle.optimizer.Lamb, "optimizers")
     made = read_settings(config, {"lamb_weight_decay": 0.02}, NET).build(0.3, [("weight", weight)])
     assert made.get_lr() == 0.3 and made._parameter_list == [weight]
+
+
+def test_paddleclas_gets_the_logger_that_its_models_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An imitation of its package: a constructor fails without the logger."""
+    for folder in ("ppcls", "ppcls/utils"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("")
+    (tmp_path / "ppcls/utils/logger.py").write_text(
+        "import logging\n_logger = None\n"
+        "def init_logger(name='ppcls', log_level=logging.INFO):\n"
+        "    global _logger\n    _logger = logging.getLogger(name)\n    _logger.setLevel(log_level)\n"
+    )
+    (tmp_path / "ppcls/nets.py").write_text(
+        "from paddle.nn import Linear\nfrom ppcls.utils import logger\n"
+        "def Net(class_num=2):\n    logger._logger.warning('lr_mult_list')\n    return Linear(1, class_num)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    model = read_part("models", {"use": "ppcls.nets.Net", "class_num": 3}).build()
+    assert model.weight.shape == [1, 3]
