@@ -108,6 +108,8 @@ class Trainer(TrainingState):
                 self.progress.step, self.total_steps, self.callbacks, scores, self.mesh
             )
             self.tell_refuse()
+            if self.run.metrics and self.run.test_loader is not None:
+                self.evaluation_names()  # refuses metrics that do not fit the first held-out samples
             self.begin_run()
             if self._folder is not None:
                 self._folder.begin()

@@ -10,7 +10,10 @@ from paddle_dp.errors import UsageError, did_you_mean
 from paddle_dp.train import Evaluation, Moment
 
 # A number with one of these words in its name should fall; every other number should rise.
-_COSTS = ("loss", "error", "perplexity", "bits", "distance", "mse", "mae", "rmse")
+_COSTS = (
+    "loss", "error", "perplexity", "ppl", "bits", "nll", "entropy", "distance", "mse", "msle", "mae", "mape",
+    "rmse", "rmsle", "wer", "cer", "ter", "eer", "fpr", "fnr", "ece", "brier",
+)  # fmt: skip
 
 
 def smaller_is_better(name: str) -> bool:

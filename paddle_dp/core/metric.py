@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-import base64
 import inspect
+import json
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import paddle
 
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.mesh import Mesh
-from paddle_dp.structure import leaves, structure_of, unflatten
+from paddle_dp.structure import leaves, mapped, structure_of, unflatten
 
-MAX_BYTES = 4 << 30  # of outputs and targets of all held-out samples, which every rank will hold
-_TARGETS = ("y_true", "true", "truth", "target", "targets", "label", "labels", "y")
+MAX_BYTES = 1 << 30  # of outputs and targets of all held-out samples; every rank holds them some times over
+# Names of first arguments, in lower case, by which a function takes its arguments in the order of scikit-learn.
+_TARGETS = (
+    "y", "y_true", "true", "truth", "target", "targets", "label", "labels", "labels_true", "gt", "ground_truth",
+    "actual", "expected", "reference", "references", "y_test", "label_ids",
+)  # fmt: skip
+_OUTPUTS = (
+    "y_pred", "y_score", "y_prob", "pred", "preds", "prediction", "predictions", "predicted", "labels_pred",
+    "output", "outputs", "logits", "scores",
+)  # fmt: skip
+# Fields of evaluation.json and metrics.jsonl.
+_RESERVED = (
+    "event", "loss", "epoch", "step", "samples", "time", "seconds", "lr", "gradient_norm", "per_class", "confusion",
+    "checkpoint", "not_finite", "batch",
+)  # fmt: skip
 Scores = dict[str, float]
 
 
@@ -25,83 +40,103 @@ class Metric:
 
     A function gets the NumPy arrays of all held-out samples, in the data set's order, and returns a number; one with
     `names` returns {name: number}. An object with `sums(outputs, targets)` gets the tensors of one micro-batch, and
-    returns {name: number or array} to be added up over all of them; `compute` makes its scores of the totals. `compute`
-    without `sums` gets the evaluation's other numbers. A method `refuse(loss)` raises UsageError for a loss with
-    which the scores would be wrong.
+    returns {name: number or array} to be added up over all of them, in float64 or int64; `compute` makes its scores of
+    the totals. `compute` without `sums` gets the evaluation's other numbers. A method `with_loss(loss)` returns the
+    metric for that loss, or raises UsageError.
     """
 
     def __init__(self, function: Any, setting: str):
         self.function, self.setting = function, setting
-        self.adds = hasattr(function, "sums")
-        self.derives = hasattr(function, "compute") and not self.adds
+        self.adds = callable(getattr(function, "sums", None))
+        self.derives = callable(getattr(function, "compute", None)) and not self.adds
         named = getattr(function, "names", None)
-        self.names: tuple[str, ...] = tuple(named) if named else (_name(function),)
+        self.names: tuple[str, ...] = (_name(function),) if named is None else tuple(named)
         self._single = named is None
-        if not self.adds and not self.derives:
-            _refuse_order(function, setting)
-
-    def arrays(self, outputs: Any, targets: Any) -> dict[str, Any]:
-        """The sums of a micro-batch by name, or its rows: {"outputs": …, "targets": …} of arrays [n, …]."""
-        if self.adds:
-            return {name: _array(value) for name, value in self.function.sums(outputs, targets).items()}
-        return {"outputs": _arrays(outputs), "targets": _arrays(targets)}
+        _refuse_kind(self, named)
+        for name in self.names:
+            if name in _RESERVED or name.startswith("ema_"):
+                raise UsageError(
+                    f"{setting} gives {name}, which is the name of another number: name it otherwise."
+                )
 
     def scores(self, collected: Any) -> Scores:
-        """The scores of what all ranks collected. Raises UsageError if they are no numbers."""
-        if self.adds or self.derives:
-            result = self.function.compute(collected)
-        else:
-            result = self.function(collected["outputs"], collected["targets"])
+        """The scores of totals, of {"outputs", "targets"}, or of other numbers. Raises UsageError, which names the
+        metric, if it fails or gives no numbers."""
+        with self.named_errors():
+            if self.adds or self.derives:
+                result = self.function.compute(dict(collected))
+            else:
+                result = self.function(collected["outputs"], collected["targets"])
         result = {self.names[0]: result} if self._single else result
-        if not isinstance(result, Mapping) or set(result) != set(self.names):
-            raise UsageError(
-                f"{self.setting} must return a number for each of {', '.join(self.names)}: {result!r:.200}"
-            )
+        if not isinstance(result, Mapping) or {*result} != {*self.names}:
+            names = ", ".join(self.names)
+            raise UsageError(f"{self.setting} must return a number for each of {names}, not {result!r:.200}.")
         return {name: self._number(name, value) for name, value in result.items()}
 
     def _number(self, name: str, value: Any) -> float:
+        array = np.asarray(value.numpy() if isinstance(value, paddle.Tensor) else value)
+        if array.size != 1 or array.dtype.kind not in "biuf":
+            raise UsageError(f"{self.setting}: {name} must be a number, not {value!r:.200}.")
+        return float(array.reshape(()))
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Turns an error of the metric's function into a UsageError with the metric's setting and the line."""
         try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise UsageError(f"{self.setting}: {name} must be a number, and is {value!r:.200}") from None
+            yield
+        except PaddleDPError as error:
+            raise UsageError(f"{self.setting}: {error}") from error
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{last.filename}, line {last.lineno}"
+            raise UsageError(f"{self.setting} failed: {type(error).__name__}: {error} ({where})") from error
 
 
 def metrics_of(functions: Sequence[tuple[str, Any]], loss: Any) -> tuple[Metric, ...]:
-    """The metrics of (setting, function). Raises UsageError for two with one name, and for one that refuses `loss`."""
-    metrics = tuple(Metric(function, setting) for setting, function in functions)
-    by_name: dict[str, Metric] = {}
-    for metric in metrics:
+    """The metrics of (setting, function) with this loss. Raises UsageError for two with one name, and for one that
+    refuses the loss."""
+    metrics, by_name = [], dict[str, str]()
+    for setting, function in functions:
+        with_loss = getattr(function, "with_loss", None)
+        metric = Metric(function if with_loss is None else with_loss(loss), setting)
         for name in metric.names:
-            if (other := by_name.setdefault(name, metric)) is not metric:
-                raise UsageError(
-                    f"{other.setting} and {metric.setting} both give {name}: leave one of them out."
-                )
-        if (refuse := getattr(metric.function, "refuse", None)) is not None:
-            refuse(loss)
-    return metrics
+            if name in by_name:
+                raise UsageError(f"{by_name[name]} and {setting} both give {name}: leave one of them out.")
+            by_name[name] = setting
+        metrics.append(metric)
+    return tuple(metrics)
 
 
 class Collected:
-    """What this rank collected for one metric."""
+    """What this rank collected for one metric, of `samples` held-out samples over all ranks."""
 
     def __init__(self, metric: Metric, samples: int):
         self.metric, self._samples = metric, samples
         self._sums: dict[str, np.ndarray] = {}
         self._structure: Any = None
-        self._rows: list[tuple[list[int], list[np.ndarray]]] = []
+        self._rows: list[list[np.ndarray]] = []
 
-    def add(self, key: Sequence[int], outputs: Any, targets: Any, samples: int) -> None:
-        """Adds a micro-batch; rows are ordered by `key`. Raises UsageError if the rows of all samples are too large."""
-        arrays = self.metric.arrays(outputs, targets)
+    def add(self, batch: Batch, micro_batch: MicroBatch, outputs: Any, targets: Any) -> None:
+        """Adds a micro-batch. Raises UsageError if the metric fails, or if the rows of all samples are too large."""
         if self.metric.adds:
-            for name, value in arrays.items():
-                self._sums[name] = self._sums[name] + value if name in self._sums else value
+            with self.metric.named_errors():
+                sums = self.metric.function.sums(mapped(_copied, outputs), mapped(_copied, targets))
+            _add(self._sums, {name: _wide(_array(value)) for name, value in sums.items()})
             return
-        if not self._rows:
-            self._structure = structure_of(arrays)
-        rows = [array[:samples] for array in leaves(arrays)]
-        self._refuse_large(sum(array.nbytes for array in rows) / max(samples, 1) * self._samples)
-        self._rows.append(([*key], rows))
+        pair, rows = {"outputs": outputs, "targets": targets}, micro_batch.samples
+        arrays = [_array(leaf) for leaf in leaves(pair)]
+        if any(
+            array.ndim == 0 or len(array) != micro_batch.rows or array.dtype == object for array in arrays
+        ):
+            shapes = ", ".join(f"{array.dtype} {[*array.shape]}" for array in arrays)
+            raise UsageError(
+                f"{self.metric.setting} needs a row for each of {rows} samples; there are {shapes}."
+            )
+        self._refuse_large(sum(array.nbytes for array in arrays) / max(rows, 1) * self._samples)
+        self._structure = structure_of(pair)
+        places = micro_batch.places or range(micro_batch.first, micro_batch.first + rows)
+        keys = np.asarray(places, "int64") + (batch.index << 32)
+        self._rows.append([keys, *(array[:rows] for array in arrays)])
 
     def _refuse_large(self, total: float) -> None:
         if total > MAX_BYTES:
@@ -111,14 +146,20 @@ class Collected:
                 "object with sums(outputs, targets) and compute(sums) (docs/metrics.md)."
             )
 
-    def gathered(self, mesh: Mesh) -> list[Any]:
-        """[rank, content] of each rank that collected something. Collective."""
+    def gathered(self, mesh: Mesh) -> list[bytes]:
+        """The content of every rank, in rank order; b"" of one that saw no outputs. Collective."""
         if self.metric.derives:
             return []
-        held = bool(self._sums or self._rows)
-        return [row for row in mesh.gather([mesh.rank, self._encoded()] if held else None) if row]
+        content = b""
+        if self._sums:
+            content = _packed(self._sums)
+        elif self._rows:
+            content = _packed(
+                {str(i): self._joined(column) for i, column in enumerate(zip(*self._rows, strict=True))}
+            )
+        return mesh.gather_bytes(content)
 
-    def scores(self, mesh: Mesh, gathered: list[Any], numbers: Scores) -> Scores:
+    def scores(self, mesh: Mesh, gathered: list[bytes], numbers: Scores) -> Scores:
         """The scores of all ranks' samples, the same on every rank; `numbers`: the evaluation's others. Collective.
 
         Raises UsageError, on every rank, if the metric fails.
@@ -126,62 +167,85 @@ class Collected:
         if self.metric.derives:
             return self.metric.scores(numbers)
         answer: Any = None
-        if gathered and gathered[0][0] == mesh.rank:  # the first that saw outputs computes for all
-            answer = self._answer([content for _, content in gathered])
+        contents = [content for content in gathered if content]
+        # The first rank that saw outputs computes for all.
+        if contents and (self._sums or self._rows) and self._is_first(mesh, gathered):
+            try:
+                answer = {"scores": {name: repr(value) for name, value in self._computed(contents).items()}}
+            except UsageError as error:
+                answer = {"error": str(error)}
         answers = [each for each in mesh.gather(answer) if each]
         if not answers or "error" in answers[0]:
-            raise UsageError(f"{self.metric.setting} {answers[0]['error'] if answers else 'saw no sample'}")
+            raise UsageError(answers[0]["error"] if answers else f"{self.metric.setting} saw no sample.")
         return {name: float(value) for name, value in answers[0]["scores"].items()}
 
-    def _answer(self, contents: list[Any]) -> dict[str, Any]:
-        try:
-            return {"scores": {name: repr(value) for name, value in self._computed(contents).items()}}
-        except PaddleDPError as error:
-            return {"error": f"cannot be computed: {error}"}
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and all ranks end with it
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-            return {"error": f"failed on the {self._samples} held-out samples: {where}"}
+    def _is_first(self, mesh: Mesh, gathered: list[bytes]) -> bool:
+        first = next(number for number, content in enumerate(gathered) if content)
+        alive = [rank for rank in range(mesh.ranks) if rank not in mesh.lost]
+        return alive[first] == mesh.rank
 
-    def _computed(self, contents: list[Any]) -> Scores:
+    def _computed(self, contents: list[bytes]) -> Scores:
         if self.metric.adds:
             totals: dict[str, np.ndarray] = {}
             for content in contents:
-                for name, value in content.items():
-                    array = _decoded(value)
-                    totals[name] = totals[name] + array if name in totals else array
+                _add(totals, _unpacked(content))
             return self.metric.scores(totals)
-        ordered = sorted((row for content in contents for row in content), key=lambda row: row[0])
-        columns = zip(*([_decoded(array) for array in arrays] for _, arrays in ordered), strict=True)
-        return self.metric.scores(unflatten(self._structure, [np.concatenate(column) for column in columns]))
+        columns = zip(*(_unpacked(content).values() for content in contents), strict=True)
+        keys, *arrays = (self._joined(column) for column in columns)
+        order = np.argsort(keys, kind="stable")
+        return self.metric.scores(unflatten(self._structure, [array[order] for array in arrays]))
 
-    def _encoded(self) -> Any:
-        """JSON; arrays keep every bit."""
-        if self.metric.adds:
-            return {name: _encode(value) for name, value in self._sums.items()}
-        return [[key, [_encode(array) for array in arrays]] for key, arrays in self._rows]
+    def _joined(self, column: Sequence[np.ndarray]) -> np.ndarray:
+        if len(shapes := {array.shape[1:] for array in column}) > 1:
+            one, other = sorted(shapes)[:2]
+            raise UsageError(
+                f"{self.metric.setting} needs samples of one shape, not {[*one]} and {[*other]}: write it as "
+                "an object with sums(outputs, targets) and compute(sums) (docs/metrics.md)."
+            )
+        return np.concatenate(column)
 
 
 def _name(function: Any) -> str:
-    name = getattr(function, "__name__", type(function).__name__)
+    name = getattr(function, "__name__", getattr(function, "func", type(function)))
+    name = getattr(name, "__name__", name)
     return "metric" if name == "<lambda>" else str(name)
 
 
-def _refuse_order(function: Callable[..., Any], setting: str) -> None:
-    """Raises UsageError for a function that takes targets first, as scikit-learn's: the scores would be wrong."""
+def _refuse_kind(metric: Metric, named: Any) -> None:
+    """Raises UsageError for something that is no metric, and for a function that takes targets first, as
+    scikit-learn's: its scores would be wrong."""
+    function, setting = metric.function, metric.setting
+    if isinstance(named, str) or not all(isinstance(name, str) for name in named or ()):
+        raise UsageError(f"{setting}: names must be a tuple of names, not {named!r:.100}.")
+    if metric.adds and not callable(getattr(function, "compute", None)):
+        raise UsageError(f"{setting} has sums, and no compute(sums) that makes its scores of them.")
+    called: Callable[..., Any] = function.compute if metric.adds or metric.derives else function
+    if not callable(called) or isinstance(function, type):
+        raise UsageError(
+            f"{setting} is no metric: write a function of (outputs, targets), or an object (docs/metrics.md)."
+        )
     try:
-        parameters = list(inspect.signature(function).parameters)
+        signature = inspect.signature(called)
     except (TypeError, ValueError):
         return
-    if parameters and parameters[0] in _TARGETS:
+    arguments = 1 if metric.adds or metric.derives else 2
+    try:
+        signature.bind(*range(arguments))
+    except TypeError as error:
         raise UsageError(
-            f"{setting} takes {parameters[0]} first, and a metric is called with (outputs, targets): write a function, "
-            f"such as def score(outputs, targets): return {_name(function)}(targets, outputs.argmax(-1))."
+            f"{setting} is called with {arguments} arguments, and does not take them: {error}."
+        ) from None
+    first, second = ([*map(str.lower, signature.parameters), "", ""])[:2]
+    if arguments == 2 and first not in _OUTPUTS and (first in _TARGETS or second in _OUTPUTS):
+        raise UsageError(
+            f"{setting} takes {first} first, and a metric is called with (outputs, targets): write a function, such as "
+            f"def score(outputs, targets): return {metric.names[0]}(targets, outputs.argmax(-1))."
         )
 
 
-def _arrays(value: Any) -> Any:
-    return unflatten(structure_of(value), [_array(leaf) for leaf in leaves(value)])
+def _copied(tensor: Any) -> Any:
+    """A copy that a metric may change."""
+    return tensor.clone() if isinstance(tensor, paddle.Tensor) else tensor
 
 
 def _array(value: Any) -> np.ndarray:
@@ -192,10 +256,28 @@ def _array(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def _encode(array: np.ndarray) -> list[Any]:
-    return [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]
+def _wide(array: np.ndarray) -> np.ndarray:
+    """A copy in int64 or float64, so that no sum overflows or stops growing."""
+    return array.astype("int64" if array.dtype.kind in "biu" else "float64")
 
 
-def _decoded(row: list[Any]) -> np.ndarray:
-    dtype, shape, content = row
-    return np.frombuffer(base64.b64decode(content), dtype).reshape(shape)
+def _add(totals: dict[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
+    for name, value in sums.items():
+        totals[name] = totals[name] + value if name in totals else value
+
+
+def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The length of a header, the header, and the bytes of each array."""
+    header = json.dumps([[name, array.dtype.str, array.shape] for name, array in arrays.items()]).encode()
+    return b"".join([len(header).to_bytes(8, "big"), header, *(array.tobytes() for array in arrays.values())])
+
+
+def _unpacked(content: bytes) -> dict[str, np.ndarray]:
+    """The arrays, which read `content` and cannot be written."""
+    at = 8 + int.from_bytes(content[:8], "big")
+    arrays = {}
+    for name, dtype, shape in json.loads(content[8:at]):
+        count = int(np.prod(shape))
+        arrays[name] = np.frombuffer(content, dtype, count, at).reshape(shape)
+        at += arrays[name].nbytes
+    return arrays

@@ -55,7 +55,7 @@ _ABSENT = "not there"
 FREE, NOTED, RATES, REFUSED, NEVER = "free", "told", "by its rates", "refused", "never"
 VERDICTS = {
     "": REFUSED,
-    "callbacks": FREE, "metrics": FREE, "callback ": NOTED, "train.patience": FREE, "train.max_time": FREE,
+    "callbacks": FREE, "metrics": NOTED, "callback ": NOTED, "train.patience": FREE, "train.max_time": FREE,
     "watch": FREE, "dataset.reading": FREE,
     "guard": NOTED, "load": NOTED, "strategy": NOTED, "train.micro_batches": NOTED, "train.device": NOTED,
     "code of": NOTED, "arguments": NOTED,

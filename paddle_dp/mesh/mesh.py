@@ -139,10 +139,17 @@ class Mesh:
 
     def gather(self, value: Any) -> list[Any]:
         """Returns every rank's `value` (any JSON), in rank order. No rank waits for its device."""
-        if self.ranks == 1:
-            return [value]
-        rows = self._messages.gather(json.dumps(value).encode(), "an exchange between all ranks")
-        return [json.loads(row) for row in rows]
+        return (
+            [json.loads(row) for row in self.gather_bytes(json.dumps(value).encode())]
+            if self.ranks > 1
+            else [value]
+        )
+
+    def gather_bytes(self, content: bytes) -> list[bytes]:
+        """Returns every rank's bytes, in rank order, without lost ranks'. No rank waits for its device."""
+        return (
+            self._messages.gather(content, "an exchange between all ranks") if self.ranks > 1 else [content]
+        )
 
     def broadcast(self, tensor: paddle.Tensor, source: int = 0) -> paddle.Tensor:
         """Copies `source`'s `tensor` to all ranks, in place, and returns it."""

@@ -1,66 +1,73 @@
-"""Precision, recall and F1 of all classes, or of all labels: macro, micro or weighted means."""
+"""Precision, recall and F1 over all classes, or all labels: macro, micro or weighted means."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from paddle_dp.metrics._base import class_rows, is_multi_label
+from paddle_dp.errors import UsageError
+from paddle_dp.metrics._base import OfClasses, are_labels, check_labels, class_rows
+from paddle_dp.tensors import holds_nan
 
 Average = Literal["macro", "micro", "weighted"]
 
 
-class Classification:
+class Classification(OfClasses):
     """Counts for each class the samples that are of it and predicted (hits), predicted, and of it."""
 
     names = ("precision", "recall", "f1")
 
     def __init__(self, average: Average, ignored: int | None):
-        self._average, self._ignored = average, ignored
+        super().__init__(ignored)
+        self._average = average
 
     def sums(self, outputs: Any, targets: Any) -> dict[str, Any]:
-        """{"counts" int64 [3, classes]: hits, predicted, true; "labels": 1 if they are labels}."""
+        """{"counts" [3, classes]: hits, predicted, true; NaN if a score is; "labels": their number, 0 for classes;
+        "logits": the number of outputs that are no probabilities}."""
         import paddle
 
-        if is_multi_label(outputs, targets):  # yes or no for each label, as binary_cross_entropy takes it
-            predicted, true = outputs > 0, targets > 0.5
-            counted = [(predicted.logical_and(true)), predicted, true]
-            return {
-                "counts": np.stack([c.astype("int64").sum(0).numpy().reshape(-1) for c in counted]),
-                "labels": 1,
-            }
-        scores, numbers = class_rows(outputs, targets, self._ignored, "classification")
-        classes, best = scores.shape[-1], scores.argmax(-1)
-        chosen = [best[best == numbers], best, numbers]
-        counts = [
-            paddle.bincount(c, minlength=classes).numpy() if len(c) else np.zeros(classes, "int64")
-            for c in chosen
-        ]
-        return {"counts": np.stack(counts), "labels": 0}
+        if are_labels(outputs, targets):  # yes or no for each, as binary_cross_entropy takes it
+            rows = outputs.astype("float32").reshape([len(outputs), -1])
+            check_labels(targets.numpy())
+            predicted, true = rows > 0, targets.reshape(rows.shape).astype("float32") == 1
+            chosen = [predicted.logical_and(true), predicted, true]
+            counts = np.stack([c.astype("int64").sum(0).numpy().reshape(-1) for c in chosen])
+            labels, logits = rows.size, (rows < 0).logical_or(rows > 1).astype("int64").sum()
+        else:
+            rows, numbers = class_rows(outputs, targets, self.ignored)
+            best, labels, logits = rows.argmax(-1), 0, 0
+            chosen = [best[best == numbers], best, numbers]
+            size = rows.shape[-1]
+            counts = np.stack(
+                [paddle.bincount(c, minlength=size).numpy() if len(c) else [0] * size for c in chosen]
+            )
+        return {
+            "counts": counts + math.nan if holds_nan(rows) else counts,
+            "labels": labels,
+            "logits": logits,
+        }
 
     def compute(self, sums: Any) -> dict[str, float]:
-        """As scikit-learn's: 0 where a denominator is 0; a class that is neither predicted nor true does not count."""
+        """As scikit-learn's: 0 where a denominator is 0; a class that is neither predicted nor true does not count.
+
+        Raises UsageError if the outputs of labels are probabilities.
+        """
+        if sums["labels"] and not sums["logits"]:
+            raise UsageError(
+                "a label is predicted by an output above 0, and all outputs are from 0 to 1: give logits."
+            )
         hits, predicted, true = sums["counts"].astype("float64")
         if self._average == "micro":
-            hits, predicted, true = (
-                hits.sum(keepdims=True),
-                predicted.sum(keepdims=True),
-                true.sum(keepdims=True),
-            )
+            hits, predicted, true = (c.sum(keepdims=True) for c in (hits, predicted, true))
         elif not sums["labels"]:
-            hits, predicted, true = (c[(predicted + true) > 0] for c in (hits, predicted, true))
+            hits, predicted, true = (c[predicted + true != 0] for c in (hits, predicted, true))
         weights = true if self._average == "weighted" else np.ones_like(true)
-        each = (
-            hits / np.maximum(predicted, 1),
-            hits / np.maximum(true, 1),
-            2 * hits / np.maximum(predicted + true, 1),
-        )
-        return {
-            name: float((s * weights).sum() / max(weights.sum(), 1))
-            for name, s in zip(self.names, each, strict=True)
-        }
+        of = (predicted, true, (predicted + true) / 2)
+        each = [hits / np.where(denominator == 0, 1, denominator) for denominator in of]
+        return {name: float(np.average(s, weights=weights)) for name, s in zip(self.names, each, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +76,7 @@ class Config:
     """The mean: `macro`, over classes; `micro`, over samples; `weighted`, over classes by their samples."""
 
     ignore_index: int | None = None
-    """Class number of targets that do not count."""
+    """Class number of targets that do not count; the loss's by default."""
 
     def build(self) -> Classification:
         return Classification(self.average, self.ignore_index)

@@ -11,19 +11,21 @@ from paddle_dp.units import AboveZero
 
 
 class Perplexity:
-    """Computed from the evaluation's loss, which must be cross-entropy without smoothing."""
+    """Computed from the evaluation's loss, which must be cross-entropy without smoothing. This is a mean over tokens if
+    all texts have the same length, or if padding is an ignored class."""
 
     def __init__(self, bytes_per_token: float | None):
         self._bytes = bytes_per_token
         self.names = ("perplexity",) if bytes_per_token is None else ("perplexity", "bits_per_byte")
 
-    def refuse(self, loss: Any) -> None:
-        """Raises UsageError for another loss."""
+    def with_loss(self, loss: Any) -> Perplexity:
+        """This metric. Raises UsageError for another loss."""
         if getattr(loss, "use", "") != "cross_entropy" or loss.smoothing:
             raise UsageError(
                 "metrics.perplexity is e to the mean cross-entropy of a token, and the loss of this recipe may be "
                 "something else: set loss: {use: cross_entropy} without label_smoothing, or leave perplexity out."
             )
+        return self
 
     def compute(self, numbers: Any) -> dict[str, float]:
         loss = numbers["loss"]

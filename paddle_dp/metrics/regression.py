@@ -16,12 +16,14 @@ class Regression:
     names = ("r2", "mae", "rmse")
 
     def __call__(self, outputs: Any, targets: Any) -> dict[str, float]:
+        both = isinstance(outputs, np.ndarray) and isinstance(targets, np.ndarray)
         if (
-            not isinstance(outputs, np.ndarray)
-            or not isinstance(targets, np.ndarray)
-            or outputs.size != targets.size
+            not both
+            or len({tuple(side for side in each.shape[1:] if side != 1) for each in (outputs, targets)}) > 1
         ):
-            raise UsageError("metrics.regression takes outputs and targets of as many numbers.")
+            raise UsageError("it takes outputs and targets that are numbers of one shape.")
+        if len(targets) < 2:
+            raise UsageError("R² needs two held-out samples.")
         true = targets.astype("float64").reshape(len(targets), -1)
         error = outputs.astype("float64").reshape(true.shape) - true
         squared, spread = (error**2).sum(0), ((true - true.mean(0)) ** 2).sum(0)

@@ -22,17 +22,13 @@ class Retrieval:
         self.names = tuple(f"recall_at_{each}" for each in k)
 
     def __call__(self, outputs: Any, targets: Any) -> dict[str, float]:
-        if (
-            not isinstance(outputs, np.ndarray)
-            or not isinstance(targets, np.ndarray)
-            or outputs.ndim != 2
-            or targets.size != len(outputs)
-        ):
-            raise UsageError("metrics.retrieval takes embeddings [n, d] and class numbers [n].")
+        both = isinstance(outputs, np.ndarray) and isinstance(targets, np.ndarray)
+        if not both or outputs.ndim != 2 or targets.size != len(outputs):
+            raise UsageError("it takes embeddings [n, d] and class numbers [n].")
         if max(self._k) >= len(outputs):
-            raise UsageError(
-                f"metrics.retrieval.k: {max(self._k)} others are wanted, and there are {len(outputs) - 1}."
-            )
+            raise UsageError(f"k: {max(self._k)} others are wanted, and there are {len(outputs) - 1}.")
+        if np.isnan(outputs).any():
+            return dict.fromkeys(self.names, np.nan)
         vectors, classes = outputs.astype("float64"), targets.reshape(-1)
         vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         hits = np.zeros(len(self._k))

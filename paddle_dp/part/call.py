@@ -45,7 +45,7 @@ BASES = {
 METHODS = {
     "datasets": ("__getitem__", "__iter__"),
     "losses": ("__call__",),
-    "metrics": ("__call__", "sums"),
+    "metrics": ("__call__", "sums", "compute"),
 }
 # The modules of Paddle with functions that are or make parts; its other functions load files, start processes …
 _OPERATIONS = (

@@ -49,7 +49,7 @@ class _Tally:
         if predicted is not None:
             self._add_confusion(predicted.numpy(), score.targets.numpy().reshape(-1), classes)
         for each in collecting:
-            each.add((batch.index, micro_batch.first), outputs, score.targets, score.samples)
+            each.add(batch, micro_batch, outputs, score.targets)
 
     def _add_confusion(self, predicted: np.ndarray, true: np.ndarray, classes: int) -> None:
         known = (true >= 0) & (true < classes)  # an ignore_index may be outside the classes
@@ -129,7 +129,7 @@ def _refuse_twice(metric: Metric, names: Iterable[str]) -> None:
     """Raises UsageError for a metric with the name of another number."""
     if twice := sorted({*metric.names} & {*names}):
         raise UsageError(
-            f"{metric.setting} gives {twice[0]}, and the loss gives it, too: leave it out of the metric."
+            f"{metric.setting} gives {twice[0]}, and the evaluation has it already: leave it out of the metric."
         )
 
 

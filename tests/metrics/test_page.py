@@ -11,6 +11,7 @@ import paddle
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.metric import Collected, Metric
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import names
@@ -48,8 +49,9 @@ def test_overlap() -> None:
     outputs, targets = RANDOM.standard_normal((5, 4, 4)).astype("float32"), RANDOM.random((5, 4, 4)) > 0.4
     collected = Collected(Metric(scope["Overlap"](), "metrics.Overlap"), 5)
     for rows in (slice(0, 2), slice(2, 5)):
-        pair = paddle.to_tensor(outputs[rows]), paddle.to_tensor(targets[rows].astype("float32"))
-        collected.add((0, rows.start), *pair, len(pair[0]))
+        true = paddle.to_tensor(targets[rows].astype("float32"))
+        micro_batch = MicroBatch(None, true, len(true), rows.start)
+        collected.add(Batch((micro_batch,), 5, 0, 0), micro_batch, paddle.to_tensor(outputs[rows]), true)
     both, either = (outputs > 0) & targets, (outputs > 0) | targets
     expected = (both.sum((1, 2)) / either.sum((1, 2))).mean()
     alone = Mesh.alone()

@@ -11,6 +11,7 @@ import paddle
 import pytest
 from sklearn import metrics as sklearn
 
+from paddle_dp.batch import Batch, MicroBatch
 from paddle_dp.core.metric import MAX_BYTES, Collected, Metric, metrics_of
 from paddle_dp.errors import UsageError
 from paddle_dp.losses.binary_cross_entropy import Config as BinaryCrossEntropy
@@ -27,16 +28,21 @@ NUMBERS = RANDOM.standard_normal((41, 3)).astype("float32")
 
 
 def scores(
-    settings: dict[str, Any], outputs: Any, targets: Any, cuts: Sequence[int] = (7, 20)
+    settings: dict[str, Any], outputs: Any, targets: Any, cuts: Sequence[int] = (7, 20), loss: Any = None
 ) -> dict[str, float]:
     """The scores of outputs and targets that are collected in micro-batches, in another order than the samples'."""
-    metric = Metric(read_part("metrics", settings).build(), f"metrics.{settings['use']}")
-    collected = Collected(metric, len(outputs))
-    bounds = [0, *cuts, len(outputs)]
+    function = read_part("metrics", settings).build()
+    (metric,) = metrics_of([(f"metrics.{settings['use']}", function)], loss)
+    return collected(metric, outputs, targets, cuts)
+
+
+def collected(metric: Metric, outputs: Any, targets: Any, cuts: Sequence[int] = (7, 20)) -> dict[str, float]:
+    held, bounds = Collected(metric, len(outputs)), [0, *cuts, len(outputs)]
     for first, end in reversed([*pairwise(bounds)]):
         pair = (paddle.to_tensor(outputs[first:end]), paddle.to_tensor(targets[first:end]))
-        collected.add((0, first), *pair, end - first)
-    return collected.scores(Mesh.alone(), collected.gathered(Mesh.alone()), {})
+        micro_batch = MicroBatch(None, pair[1], end - first, first)
+        held.add(Batch((micro_batch,), len(outputs), 0, 0), micro_batch, *pair)
+    return held.scores(Mesh.alone(), held.gathered(Mesh.alone()), {})
 
 
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
@@ -115,16 +121,14 @@ def test_retrieval() -> None:
 
 
 def test_perplexity_is_made_of_the_loss() -> None:
-    metric = Metric(
-        read_part("metrics", {"use": "perplexity", "bytes_per_token": 2}).build(), "metrics.perplexity"
-    )
-    collected = Collected(metric, 3)
-    result = collected.scores(Mesh.alone(), collected.gathered(Mesh.alone()), {"loss": np.log(8)})
+    function = read_part("metrics", {"use": "perplexity", "bytes_per_token": 2}).build()
+    (metric,) = metrics_of([("metrics.perplexity", function)], CrossEntropy(ignore_index=3).build())
+    held = Collected(metric, 3)
+    result = held.scores(Mesh.alone(), held.gathered(Mesh.alone()), {"loss": np.log(8)})
     assert result == pytest.approx({"perplexity": 8, "bits_per_byte": 1.5}, abs=1e-12)
-    for loss in (BinaryCrossEntropy().build(), CrossEntropy(label_smoothing=0.1).build(), lambda o, t: o):
+    for loss in (BinaryCrossEntropy().build(), CrossEntropy(label_smoothing=0.1).build(), distance):
         with pytest.raises(UsageError, match="e to the mean cross-entropy"):
-            metrics_of([("metrics.perplexity", metric.function)], loss)
-    assert metrics_of([("metrics.perplexity", metric.function)], CrossEntropy(ignore_index=3).build())
+            metrics_of([("metrics.perplexity", function)], loss)
 
 
 def distance(outputs: Any, targets: Any, power: int = 1) -> Any:
@@ -155,12 +159,12 @@ def test_a_users_function_and_object() -> None:
     ("settings", "outputs", "targets", "message"),
     [
         ({"use": "top_k", "k": [7]}, SCORES, CLASSES, "7 is more than the 6 classes"),
-        ({"use": "top_k"}, SCORES, LABELS, r"metrics.top_k takes outputs \[n, classes\]"),
-        ({"use": "auc"}, SCORES, NUMBERS, "metrics.auc cannot be computed: metrics.auc takes outputs"),
+        ({"use": "top_k"}, SCORES, LABELS, r"metrics.top_k: it takes outputs \[n, classes\]"),
+        ({"use": "auc"}, SCORES, NUMBERS, "metrics.auc: it takes outputs"),
         ({"use": "auc"}, TWO, YES * 0, "no class has both a held-out sample and one of another class"),
         ({"use": "retrieval", "k": [41]}, SCORES, CLASSES, "41 others are wanted, and there are 40"),
-        ({"use": "regression"}, NUMBERS, CLASSES, "outputs and targets of as many numbers"),
-        ({"use": f"{__name__}.distance"}, NUMBERS, LABELS, r"distance failed on the 41 held-out samples: ValueError"),
+        ({"use": "regression"}, NUMBERS, CLASSES, "numbers of one shape"),
+        ({"use": f"{__name__}.distance"}, NUMBERS, LABELS, r"distance failed: ValueError: .*test_scores.py, line"),
         ({"use": "sklearn.metrics.f1_score"}, SCORES, CLASSES, "takes y_true first, and a metric is called with"),
     ],
 )  # fmt: skip
@@ -176,6 +180,217 @@ def test_two_metrics_with_one_name_are_refused() -> None:
 
 
 def test_outputs_that_no_rank_can_hold_are_refused_at_the_first_batch() -> None:
-    collected = Collected(Metric(distance, "metrics.distance"), 1 + MAX_BYTES // 8)
-    with pytest.raises(UsageError, match=r"of all 536870913 held-out samples on every rank, 4.0 GB"):
-        collected.add((0, 0), paddle.ones([2]), paddle.ones([2]), 2)
+    held, micro_batch = (
+        Collected(Metric(distance, "metrics.distance"), 1 + MAX_BYTES // 8),
+        MicroBatch(None, np.zeros(2), 2),
+    )
+    with pytest.raises(UsageError, match=r"of all 134217729 held-out samples on every rank, 1.0 GB"):
+        held.add(Batch((micro_batch,), 2, 0, 0), micro_batch, paddle.ones([2]), paddle.ones([2]))
+
+
+# Numbers that were wrong without an error, when the metrics were attacked ---------------------------------------------
+
+
+IGNORING = np.where(np.arange(41) % 3 == 0, -100, CLASSES)
+
+
+@pytest.mark.parametrize("use", ["top_k", "classification", "auc", "average_precision"])
+def test_targets_that_the_loss_ignores_do_not_count(use: str) -> None:
+    kept = IGNORING != -100
+    expected = scores({"use": use}, SCORES[kept], CLASSES[kept], (3,))
+    for loss in (CrossEntropy(ignore_index=-100).build(), paddle.nn.CrossEntropyLoss()):
+        assert scores({"use": use}, SCORES, IGNORING, loss=loss) == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(UsageError, match=rf"metrics.{use}: target -100 is no class.*set ignore_index: -100"):
+        scores({"use": use}, SCORES, IGNORING, loss=CrossEntropy().build())
+    with pytest.raises(UsageError, match=rf"metrics.{use}: target 6 is no class: the 6 classes are 0 to 5"):
+        scores({"use": use}, SCORES, CLASSES + 1)
+
+
+@pytest.mark.parametrize("use", ["classification", "auc", "average_precision"])
+@pytest.mark.parametrize("wrong", [-100, 0.3, np.nan])
+def test_labels_are_yes_or_no(use: str, wrong: float) -> None:
+    targets = LABELS.copy()
+    targets[5, 2] = wrong
+    with pytest.raises(UsageError, match="labels are 0 or 1, and one of these targets is"):
+        scores({"use": use}, SCORES, targets)
+
+
+def test_labels_of_probabilities_are_refused_where_a_threshold_decides() -> None:
+    with pytest.raises(UsageError, match="all outputs are from 0 to 1: give logits"):
+        scores({"use": "classification"}, 1 / (1 + np.exp(-SCORES)), LABELS)
+    assert scores({"use": "classification"}, SCORES[:, :1], YES) == scores(
+        {"use": "classification"}, SCORES[:, 0], YES
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use": "top_k"},
+        {"use": "classification"},
+        {"use": "auc"},
+        {"use": "average_precision"},
+        {"use": "retrieval"},
+    ],
+)
+def test_an_output_that_is_nan_makes_the_scores_nan(settings: dict[str, Any]) -> None:
+    outputs = SCORES.copy()
+    outputs[3, 2] = np.nan
+    assert all(np.isnan([*scores(settings, outputs, CLASSES).values()]))
+
+
+@pytest.mark.parametrize("use", ["top_k", "classification", "auc", "average_precision", "retrieval"])
+def test_outputs_of_16_bits_are_scored(use: str) -> None:
+    import paddle as framework
+
+    for dtype in ("float16", "bfloat16"):
+        rounded = framework.to_tensor(SCORES).astype(dtype)
+        pair = rounded.astype("float32").numpy(), CLASSES
+        (metric,) = metrics_of([(use, read_part("metrics", {"use": use}).build())], None)
+        held, micro_batch = Collected(metric, 41), MicroBatch(None, CLASSES, 41)
+        held.add(Batch((micro_batch,), 41, 0, 0), micro_batch, rounded, framework.to_tensor(CLASSES))
+        found = held.scores(Mesh.alone(), held.gathered(Mesh.alone()), {})
+        assert found == pytest.approx(scores({"use": use}, *pair), rel=1e-6)
+
+
+class Sums:
+    """A user's, with what `values` makes of a micro-batch."""
+
+    names = ("total",)
+
+    def __init__(self, values: Any):
+        self.values = values
+
+    def sums(self, outputs: Any, targets: Any) -> dict[str, Any]:
+        return {"total": self.values(outputs)}
+
+    def compute(self, sums: Any) -> dict[str, Any]:
+        return {"total": sums["total"].sum()}
+
+
+BUFFER = np.zeros(1, "float32")
+
+
+def filled(outputs: Any) -> np.ndarray:
+    BUFFER[0] = len(outputs)
+    return BUFFER
+
+
+@pytest.mark.parametrize(
+    ("values", "total"),
+    [
+        (lambda outputs: (outputs < 1e9).all(), 41),
+        (lambda outputs: np.uint8(20), 820),
+        (lambda outputs: np.int32(2**30), 41 * 2**30),
+        (lambda outputs: np.float32(2**24 + 1 - 1), 41 * 2**24),
+        (lambda outputs: paddle.to_tensor(2**24, "float32"), 41 * 2**24),
+        (filled, 41),
+    ],
+)
+def test_sums_are_added_up_in_64_bits(values: Any, total: int) -> None:
+    metric = Metric(Sums(values), "metrics.mine")
+    assert collected(metric, SCORES, CLASSES, range(1, 41))["total"] == total
+
+
+def test_a_metric_that_changes_its_arguments_changes_no_other() -> None:
+    def clearing(outputs: Any) -> Any:
+        outputs.scale_(0.0)
+        return outputs.sum()
+
+    outputs, targets = paddle.to_tensor(SCORES), paddle.to_tensor(CLASSES)
+    micro_batch = MicroBatch(None, targets, 41)
+    Collected(Metric(Sums(clearing), "mine"), 41).add(
+        Batch((micro_batch,), 41, 0, 0), micro_batch, outputs, targets
+    )
+    assert (outputs.numpy() == SCORES).all()
+
+
+@pytest.mark.parametrize("name", ["step", "samples", "lr", "epoch", "ema_loss"])
+def test_names_of_other_numbers_are_refused(name: str) -> None:
+    def score(outputs: Any, targets: Any) -> float:
+        return 1.0
+
+    score.__name__ = name
+    with pytest.raises(UsageError, match=f"gives {name}, which is the name of another number"):
+        Metric(score, "metrics.mine")
+
+
+def targets_first(labels_true: Any, labels_pred: Any) -> float:
+    return 0.0
+
+
+def renamed(x: Any, preds: Any) -> float:
+    return 0.0
+
+
+class WithoutCompute:
+    names = ("a",)
+
+    def sums(self, outputs: Any, targets: Any) -> dict[str, Any]:
+        return {}
+
+
+class NamedByText:
+    names = "iou"
+
+    def compute(self, numbers: Any) -> dict[str, Any]:
+        return {"iou": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (targets_first, "takes labels_true first"),
+        (renamed, "takes x first"),
+        (WithoutCompute(), "has sums, and no compute"),
+        (None, "is no metric"),
+        (lambda outputs: 1, "is called with 2 arguments, and does not take them"),
+        (paddle.metric.Accuracy(), "does not take them|takes pred first|is the name"),
+        (NamedByText(), "names must be a tuple of names, not 'iou'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_metric_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Metric(function, "metrics.mine")
+
+
+@pytest.mark.parametrize("value", ["0.5", None, [0.5, 0.5], {"a": 1}])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"metrics\.mine: score must be a number, not"):
+        collected(
+            Metric(
+                type("M", (), {"names": ("score",), "__call__": lambda s, o, t: {"score": value}})(),
+                "metrics.mine",
+            ),
+            SCORES,
+            CLASSES,
+        )
+
+
+def test_a_number_of_any_kind_is_one() -> None:
+    for value in (np.array([0.5]), paddle.to_tensor(0.5), np.float32(0.5)):
+        assert collected(Metric(lambda outputs, targets, v=value: v, "mine"), SCORES, CLASSES) == {
+            "metric": 0.5
+        }
+
+
+def test_samples_of_different_lengths_are_refused_by_name() -> None:
+    held = Collected(Metric(distance, "metrics.distance"), 4)
+    for first, length in ((0, 3), (2, 5)):
+        targets = paddle.ones([2, length])
+        micro_batch = MicroBatch(None, targets, 2, first)
+        held.add(Batch((micro_batch,), 4, 0, 0), micro_batch, targets, targets)
+    with pytest.raises(UsageError, match=r"metrics.distance needs samples of one shape, not \[3\] and \[5\]"):
+        held.gathered(Mesh.alone())
+
+
+def test_rows_are_in_the_order_of_their_places() -> None:
+    def first(outputs: Any, targets: Any) -> float:
+        return float((outputs * np.arange(4)).sum())
+
+    held = Collected(Metric(first, "mine"), 4)
+    for places in ((2, 0), (3, 1)):
+        values = paddle.to_tensor(places, "float32")
+        micro_batch = MicroBatch(None, values, 2, 0, places)
+        held.add(Batch((micro_batch,), 4, 0, 0), micro_batch, values, values)
+    assert held.scores(Mesh.alone(), held.gathered(Mesh.alone()), {}) == {"first": 0 + 1 + 4 + 9}
