@@ -17,6 +17,12 @@ _NOISE = re.compile(
     rb"|(?m:^)\n*-{38}\nC\+\+ Traceback \(most recent call last\):\n-{38}\n(?:(?!FatalError).*\n)*"
     rb"FatalError: `Termination signal`.*\n(?:  \[.*\n)*"
 )
+# Its first lines, at the end of what was read: Paddle writes line by line.
+_BEGINNING = re.compile(
+    rb"=+ Modified FLAGS detected =+\n(?:FLAGS\(.*\n)*\Z"
+    rb"|(?m:^)\n*-{38}\n(?:C\+\+ Traceback \(most recent call last\):\n(?:(?!FatalError).*\n)*"
+    rb"(?:FatalError: `Termination signal`.*\n(?:  \[.*\n)*)?)?\Z"
+)
 
 
 def fresh(run: Path) -> Path:
@@ -87,7 +93,7 @@ def exit_code(attempt: Path, local_rank: int) -> int | None:
 
 
 class Follower:
-    """Copies new text in `log` to `screen`, in complete lines."""
+    """Copies new text in `log` to `screen`, in complete lines, without Paddle's output about itself."""
 
     def __init__(self, log: Path, screen: BinaryIO | None):
         self.log, self.screen = log, screen
@@ -117,7 +123,10 @@ class Follower:
             return
         self._read += len(new)
         complete, end, self._rest = (self._rest + new).rpartition(b"\n")
-        self._show(complete + end)
+        text = complete + end
+        if begun := _BEGINNING.search(text):
+            self._rest, text = text[begun.start() :] + self._rest, text[: begun.start()]
+        self._show(text)
 
     def finish(self) -> None:
         """Copies all remaining text, also an incomplete last line."""

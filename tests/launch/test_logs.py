@@ -94,9 +94,31 @@ def test_what_paddle_says_of_itself_is_left_out(log, noise):
     assert tail(log).split() == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    "noise", [b"=== Modified FLAGS detected ===\nFLAGS(name='x')\nFLAGS(name='y')\n======\n", SIGTERM]
+)
+def test_it_is_left_out_too_if_it_comes_line_by_line(log, noise):
+    screen = io.BytesIO()
+    follower = Follower(log, screen)
+    with log.open("ab", buffering=0) as file:
+        for line in (b"a\n" + noise + b"b\nc").splitlines(keepends=True):
+            file.write(line)
+            follower.copy(follower.size)
+    assert screen.getvalue().split() == [b"a", b"b"]
+    follower.finish()
+    assert screen.getvalue().split() == [b"a", b"b", b"c"]
+
+
 def test_what_paddle_says_of_a_crash_is_kept(log):
-    log.write_bytes(SIGTERM.replace(b"Termination signal", b"Segmentation fault"))
+    crash = SIGTERM.replace(b"Termination signal", b"Segmentation fault")
+    log.write_bytes(crash)
     assert "Segmentation fault" in tail(log)
+    screen = io.BytesIO()
+    follower = Follower(log, screen)
+    for end in range(0, len(crash) + 1, 7):
+        follower.copy(end)
+    follower.finish()
+    assert screen.getvalue() == crash
 
 
 def test_a_screen_that_is_gone_does_not_stop_anything(log):
