@@ -222,10 +222,11 @@ def _erasing(c: Configuration) -> Section:
         "attempt": [10],
         "use_log_aspect": [True],
     }
+    is_noise = c.take_if(f"{erasing}.mode", "pixel")
     for name, values in {**same, "mode": ["const"]}.items():
         for value in values:
             c.take_if(f"{erasing}.{name}", value)
-    return {"erase": chance}
+    return {"erase": chance, **({"erase_fill": "noise"} if is_noise else {})}
 
 
 def _jitter(c: Configuration) -> Section:
@@ -281,7 +282,15 @@ def _augmentation(c: Configuration) -> Section:
             c.lose(f"{OPS}.TimmAutoAugment.prob", "every image is augmented; their default is half of them")
     else:
         return {}
-    return {"augment": "rand", "augment_count": count, "augment_strength": min(round(3 * strength), 30)}
+    section: Section = {
+        "augment": "rand",
+        "augment_count": count,
+        "augment_strength": min(round(3 * strength), 30),
+    }
+    for interpolation in ("bilinear", "bicubic"):
+        if c.take_if(f"{OPS}.TimmAutoAugment.interpolation", interpolation):
+            section["augment_interpolation"] = interpolation
+    return section
 
 
 def _mix(c: Configuration) -> Section:

@@ -2,7 +2,8 @@
 loader seeds.
 
 torchvision 0.20 has the same operations and ranges (`RandAugment`, `TrivialAugmentWide`, in 31 steps of strength;
-`AutoAugment`'s ImageNet policy, in 10); an area that an operation moves into the image is black.
+`AutoAugment`'s ImageNet policy, in 10); an area that an operation moves into the image is black, and pixels are the
+nearest ones by default.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ _SIGNED = (
 Operation = Callable[["Image", float], "Image"]
 
 
-def operations() -> Mapping[str, Operation]:
-    """By name: a function of an image and the operation's amount, such as degrees, or 0.3 for 1.3 × the contrast."""
+def operations(interpolation: str = "nearest") -> Mapping[str, Operation]:
+    """By name: a function of an image and the operation's amount, such as degrees, or 0.3 for 1.3 × the contrast.
+    `interpolation`: of images that are turned, sheared or moved."""
     from PIL import Image, ImageEnhance, ImageOps
+
+    resample = Image.Resampling[interpolation.upper()]
 
     def moved(*matrix: Callable[[float], float]) -> Operation:
         return lambda image, amount: image.transform(
-            image.size, Image.Transform.AFFINE, [entry(amount) for entry in matrix], fillcolor=0
+            image.size, Image.Transform.AFFINE, [entry(amount) for entry in matrix], resample, fillcolor=0
         )
 
     def enhanced(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
@@ -50,7 +54,7 @@ def operations() -> Mapping[str, Operation]:
         "shear_y": moved(unit, zero, zero, itself, unit, zero),
         "translate_x": moved(unit, zero, back, zero, unit, zero),
         "translate_y": moved(unit, zero, zero, zero, unit, back),
-        "rotate": lambda image, amount: image.rotate(amount, fillcolor=0),
+        "rotate": lambda image, amount: image.rotate(amount, resample, fillcolor=0),
         "brightness": enhanced(ImageEnhance.Brightness),
         "color": enhanced(ImageEnhance.Color),
         "contrast": enhanced(ImageEnhance.Contrast),
@@ -93,8 +97,8 @@ TRIVIAL = Ranges(shear=0.99, translate=lambda pixels: 32.0, rotate=135.0, enhanc
 class RandAugment:
     """`count` operations, one after the other, each at the same strength (Cubuk et al. 2020, arXiv:1909.13719)."""
 
-    def __init__(self, count: int, strength: int):
-        self._operations: Mapping[str, Operation] = operations()
+    def __init__(self, count: int, strength: int, interpolation: str = "nearest"):
+        self._operations: Mapping[str, Operation] = operations(interpolation)
         self._count, self._strength = count, strength
 
     def __call__(self, image: Image) -> Image:
@@ -112,8 +116,8 @@ class RandAugment:
 class TrivialAugment(RandAugment):
     """One operation at a random strength (Müller and Hutter 2021, arXiv:2103.10158)."""
 
-    def __init__(self) -> None:
-        super().__init__(1, 0)
+    def __init__(self, interpolation: str = "nearest") -> None:
+        super().__init__(1, 0, interpolation)
 
     def __call__(self, image: Image) -> Image:
         name, strength = random.choice(list(self._operations)), random.randrange(STRENGTHS)
@@ -137,10 +141,10 @@ equalize 0.8 0 equalize 0.6 0
 class AutoAugment(RandAugment):
     """A random one of 25 sub-policies (Cubuk et al. 2019, arXiv:1805.09501, table 9)."""
 
-    def __init__(self) -> None:
+    def __init__(self, interpolation: str = "nearest") -> None:
         from PIL import ImageOps
 
-        super().__init__(2, 0)
+        super().__init__(2, 0, interpolation)
         self._operations = {**self._operations, "invert": lambda image, amount: ImageOps.invert(image)}
         rows = [row.split() for line in POLICY.strip().splitlines() for row in line.split("|")]
         self._policy = [[(row[i], float(row[i + 1]), int(row[i + 2])) for i in (0, 3)] for row in rows]

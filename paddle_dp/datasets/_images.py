@@ -55,8 +55,14 @@ class Views:
     augment_strength: Strength = 9
     """Training, `rand`: strength of the operations, 0 to 30."""
 
+    augment_interpolation: Literal["nearest", "bilinear", "bicubic"] = "nearest"
+    """Training, `augment`: how an image is resampled when it is turned, sheared or moved; torchvision's is nearest."""
+
     erase: Probability = 0.0
-    """Training: probability that a random rectangle of 2 to 33 % of the image gets the `mean`'s colour."""
+    """Training: probability that a random rectangle of 2 to 33 % of the image is erased."""
+
+    erase_fill: Literal["mean", "noise"] = "mean"
+    """Training, `erase`: the rectangle gets the `mean`'s colour, or normal noise after normalisation."""
 
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """How images are resized, for training and evaluation."""
@@ -105,9 +111,12 @@ class Views:
             from paddle_dp.datasets._augment import AutoAugment, RandAugment, TrivialAugment
 
             if self.augment == "rand":
-                steps.append(RandAugment(self.augment_count, self.augment_strength))
+                steps.append(
+                    RandAugment(self.augment_count, self.augment_strength, self.augment_interpolation)
+                )
             else:
-                steps.append(AutoAugment() if self.augment == "auto" else TrivialAugment())
+                kind = AutoAugment if self.augment == "auto" else TrivialAugment
+                steps.append(kind(self.augment_interpolation))
         if self.jitter:
             steps.append(transforms.ColorJitter(self.jitter, self.jitter, self.jitter))
         view: View = transforms.Compose(steps)
@@ -125,7 +134,17 @@ class Views:
         """A function of a normalised image, for training; None without `erase`."""
         from paddle.vision import transforms
 
-        return transforms.RandomErasing(self.erase) if self.erase else None
+        if self.erase_fill == "mean" or not self.erase:
+            return transforms.RandomErasing(self.erase) if self.erase else None
+        erase = transforms.RandomErasing(self.erase, value="random")
+
+        def with_noise(pixels: Array) -> Array:
+            noise = erase(
+                np.zeros_like(pixels)
+            )  # of standard deviation 255, as of an image that is not normalised
+            return np.where(noise == 0, pixels, noise / 255)
+
+        return with_noise
 
     def _normalised(self, image: Image) -> Array:
         """Normalises to float32 [size, size, 3] with NumPy: `transforms.ToTensor` would make a tensor in a worker."""

@@ -140,6 +140,7 @@ def test_a_transformer_with_mixing(tmp_path: Path) -> None:
     assert sections["dataset"] == {
         "use": "image_list", "path": "/data", "train": "/lists/train.txt", "separator": "tab",
         "size": 224, "flip": 0.0, "augment": "rand", "augment_count": 2, "augment_strength": 27, "erase": 0.25,
+        "erase_fill": "noise",
     }  # fmt: skip
     assert sections["mix"] == {
         "mixup": 0.8,
@@ -154,10 +155,21 @@ def test_a_transformer_with_mixing(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "decay_all" not in sections["optimizer"]
     assert [each["use"] for each in sections["callbacks"]] == ["console", "metrics", "checkpoint"]
-    assert [(each.keys, each.reason) for each in c.lost] == [
-        (("DataLoader.Train.dataset.transform_ops.RandomErasing.mode",),
-         "a rectangle of 2 to 33 % of the area gets the mean's colour")
+    assert c.lost == []
+
+
+def test_what_their_augmentation_has_and_ours_has_not_is_lost(tmp_path: Path) -> None:
+    erasing, augment = "RandomErasing", "TimmAutoAugment"
+    text = TRANSFORMER.replace("mode: pixel", "mode: rand")
+    text = text.replace("prob: 1.0}", "prob: 1.0, interpolation: lanczos}", 1)
+    assert "lanczos" in text and "mode: rand" in text
+    c = configuration(tmp_path, text)
+    assert recipe(c, ranks=8)["dataset"]["erase"] == 0.25
+    assert [key.rpartition("transform_ops.")[2] for each in c.lost for key in each.keys] == [
+        f"{erasing}.mode", f"{augment}.interpolation"
     ]  # fmt: skip
+    c = configuration(tmp_path, text.replace("lanczos", "bicubic"))
+    assert recipe(c, ranks=8)["dataset"]["augment_interpolation"] == "bicubic"
 
 
 @pytest.mark.parametrize("text", [CONVNET, TRANSFORMER], ids=["convnet", "transformer"])
@@ -314,7 +326,7 @@ def test_groups_that_the_model_has_no_parameters_for_are_left_out(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        (TRANSFORMER, ["--ranks", "2", "--strict"], "is not honoured whole, and --strict is given"),
+        (TRANSFORMER.replace("pixel", "rand"), ["--ranks", "2", "--strict"], "is not honoured whole, and --strict"),
         (CONVNET, [], "its batch size is for one card. Say for how many it is written: --ranks 4"),
         ("a: 1", ["--ranks", "2"], "has no Arch, so it is no training configuration of PaddleClas"),
         ("a: [", ["--ranks", "2"], "is no YAML"),

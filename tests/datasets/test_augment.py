@@ -122,9 +122,46 @@ def test_a_rectangle_is_erased_in_training_alone(root: Path) -> None:
     assert not (config.build("test")[0][0] == 0).all(0).any()
 
 
+def test_an_erased_rectangle_is_filled_with_normal_noise(root: Path) -> None:
+    for file in root.rglob("*.png"):
+        Image.new("RGB", (40, 30), (200, 100, 50)).save(file)
+    config = Config(path=str(root), size=32, crop=(1.0, 1.0), erase=0.9, erase_fill="noise", flip=0.0)
+    random.seed(0)
+    np.random.seed(0)
+    train, plain = (
+        config.build("train"),
+        Config(path=str(root), size=32, crop=(1.0, 1.0), flip=0.0).build("test")[0][0],
+    )
+    noise, shares = [], []
+    for _ in range(100):
+        image = train[0][0]
+        assert image.dtype == np.float32
+        changed = image != plain
+        assert (changed.all(0) == changed.any(0)).all()  # all channels of a pixel, or none
+        noise.append(image[changed])
+        shares.append(changed.mean())
+    noise = np.concatenate(noise)
+    assert abs(noise.mean()) < 0.02 and abs(noise.std() - 1) < 0.02
+    assert 75 < sum(share > 0 for share in shares) < 100 and max(shares) < 0.36
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_a_moved_image_is_resampled_as_the_setting_says(interpolation: str) -> None:
+    resample = Image.Resampling[interpolation.upper()]
+    turned = operations(interpolation)["rotate"](PICTURE, 20.0)
+    assert (pixels(turned) == pixels(PICTURE.rotate(20.0, resample, fillcolor=0))).all()
+    sheared = operations(interpolation)["shear_x"](PICTURE, 0.2)
+    affine = PICTURE.transform(
+        PICTURE.size, Image.Transform.AFFINE, [1, 0.2, 0, 0, 1, 0], resample, fillcolor=0
+    )
+    assert (pixels(sheared) == pixels(affine)).all()
+    if interpolation != "nearest":
+        assert (pixels(turned) != pixels(operations()["rotate"](PICTURE, 20.0))).any()
+
+
 @pytest.mark.processes
 def test_workers_and_ranks_see_the_same_images(root: Path) -> None:
-    data = Config(path=str(root), size=16, augment="trivial", erase=0.5).build("train")
+    data = Config(path=str(root), size=16, augment="trivial", erase=0.5, erase_fill="noise").build("train")
     sampler = Sampler(len(data), 4, seed=2)
     expected = [batch.micro_batches[0].inputs.numpy() for batch in Loader(data, sampler).read(1)]
     with Loader(data, sampler, num_workers=2) as loader:
