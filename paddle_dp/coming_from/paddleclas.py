@@ -75,8 +75,9 @@ _LOST: tuple[tuple[str, Used, str], ...] = (
      "ranks share each global batch, and samples have one size"),
     (f"{OPS}.RandomErasing.*", lambda c: bool(c.values.get(f"{OPS}.RandomErasing.EPSILON")),
      "a rectangle of 2 to 33 % of the area gets the mean's colour"),
-    ("DataLoader.Eval.dataset.transform_ops.CropImage.size", lambda c: True,
-     "held-out images have the training's size"),
+    ("DataLoader.Eval.dataset.transform_ops.CropImage.size", lambda c: True, "images are square here"),
+    ("DataLoader.Eval.dataset.transform_ops.ResizeImage.size", lambda c: True,
+     "held-out images keep their proportions, and are cropped in the centre"),
 )  # fmt: skip
 
 
@@ -187,10 +188,14 @@ def _within(file: str, folder: str) -> str:
 def _views(c: Configuration, size: int) -> Section:
     evaluation = "DataLoader.Eval.dataset.transform_ops"
     section: Section = {}
+    test_size = size
+    if isinstance(cropped := c.values.get(f"{evaluation}.CropImage.size"), int):
+        test_size = c.take(f"{evaluation}.CropImage.size")
+        if cropped != size:
+            section["test_size"] = cropped
     shorter = c.take(f"{evaluation}.ResizeImage.resize_short")
-    if shorter is not None and shorter != round(size * 8 / 7):
-        section["resize"] = max(shorter, size)
-    c.take_if(f"{evaluation}.CropImage.size", size)
+    if shorter is not None and shorter != round(test_size * 8 / 7):
+        section["resize"] = max(shorter, test_size)
     if scale := c.take(f"{OPS}.RandCropImage.scale", c.take(f"{OPS}.RandomResizedCrop.scale")):
         section["crop"] = scale
     flips = c.take_if(f"{OPS}.RandFlipImage.flip_code", 1) or c.take_if(

@@ -32,9 +32,12 @@ class Views:
     size: Positive = 224
     """Height and width of the model's input, in pixels."""
 
+    test_size: Positive | None = None
+    """Evaluation: height and width of the input, in pixels. null: `size`."""
+
     resize: Positive | None = None
-    """Evaluation: the shorter side is resized to this before the centre crop, in pixels. null: 8/7 of `size`, as 256 is
-    of 224."""
+    """Evaluation: the shorter side is resized to this before the centre crop, in pixels. null: 8/7 of the input, as 256
+    is of 224."""
 
     crop: tuple[float, float] = (0.08, 1.0)
     """Training: smallest and largest share of the area of the random crop."""
@@ -74,8 +77,8 @@ class Views:
     """Divisor of each channel."""
 
     def __post_init__(self) -> None:
-        if self.resize is not None and self.resize < self.size:
-            raise ValueError(f"resize: {self.resize} is less than size {self.size}, which is cropped from it")
+        if self.resize is not None and self.resize < (size := self.test_size or self.size):
+            raise ValueError(f"resize: {self.resize} is less than the size {size}, which is cropped from it")
         if not 0 < self.crop[0] <= self.crop[1] <= 1:
             raise ValueError(
                 f"crop: {list(self.crop)} is not a range of shares of the area, such as [0.08, 1.0]"
@@ -125,9 +128,10 @@ class Views:
     def _test_view(self) -> View:
         from paddle.vision import transforms
 
-        shorter = round(self.size * 8 / 7) if self.resize is None else self.resize
+        size = self.test_size or self.size
+        shorter = round(size * 8 / 7) if self.resize is None else self.resize
         resize = transforms.Resize(shorter, self.interpolation)
-        view: View = transforms.Compose([resize, transforms.CenterCrop(self.size)])
+        view: View = transforms.Compose([resize, transforms.CenterCrop(size)])
         return view
 
     def _erasing(self) -> Callable[[Array], Array] | None:

@@ -195,6 +195,7 @@ def test_every_key_is_accounted_for_once(tmp_path: Path, text: str) -> None:
         ("Metric:", "EMA: {}\nMetric:", ("ema", "decay"), 0.9999),
         ("learning_rate: 0.4", "learning_rate: 4e-1", ("schedule", "learning_rate"), 0.4),
         (JITTER, "        - RandomErasing: {sl: 0.02}\n" + JITTER, ("dataset", "erase"), 0.5),
+        ("CropImage: {size: 176}", "CropImage: {size: 224}", ("dataset", "test_size"), 224),
         (JITTER, "        - AutoAugment:\n" + JITTER, ("dataset", "augment"), "auto"),
         ("    sampler: {name: DistributedBatchSampler, batch_size: 64, drop_last: True",
          "    sampler: {name: DistributedBatchSampler, batch_size: 64, drop_last: off", ("train", "drop_last"), None),

@@ -185,3 +185,13 @@ def test_evaluation_sees_most_of_a_picture_of_any_size(tmp_path, save_image):
     )
     mean, std = np.array(IMAGENET_MEAN)[:, None, None], np.array(IMAGENET_STD)[:, None, None]
     assert np.abs(view - (expected - mean) / std).max() < 1e-4
+
+
+def test_held_out_images_may_have_another_size(tmp_path, save_image):
+    for split in ("train", "val"):
+        save_image(tmp_path / split / "a" / "0.png")
+    config = Config(path=str(tmp_path), size=16, test_size=24)
+    assert config.build("train")[0][0].shape == (3, 16, 16)
+    assert config.build("test")[0][0].shape == (3, 24, 24)
+    with pytest.raises(ValueError, match="resize: 20 is less than the size 24"):
+        Config(path=str(tmp_path), size=16, test_size=24, resize=20)

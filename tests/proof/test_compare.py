@@ -149,6 +149,19 @@ def test_a_unit_that_turned_over_in_the_first_batch_alone_is_no_fault(part):
 
 
 @pytest.mark.parametrize(
+    ("turns", "noise", "first", "same"),
+    [(True, 1e-5, 1.0, True), (False, 1e-5, 1.0, False), (True, 1e-7, 1.0, False), (True, 1e-5, 1.01, False)],
+)
+def test_a_unit_that_turned_over_in_the_only_probe_is_no_fault_if_the_first_batch_has_none(
+    part, turns, noise, first, same
+):
+    """`verify --steps 2` of PaddleClas's GhostNet was DIFFERENT: it has one probe, in which ReLUs switched."""
+    one = {"gradient": GRADIENT, "probe": GRADIENT}
+    many = {"gradient": GRADIENT * first, "probe": GRADIENT * 1.01}
+    assert part(many, one, noise=noise, turns=turns).same == same
+
+
+@pytest.mark.parametrize(
     ("turns", "noise", "loss"), [(False, 1e-5, 1.0), (True, 1e-7, 1.0), (True, 1e-5, 1.1)]
 )
 def test_nothing_turned_over_in_a_smooth_model_nor_far_beyond_the_noise_nor_beside_a_fault(
