@@ -172,6 +172,8 @@ def evaluate(recipe: Recipe, options: dict[str, Any]) -> None:
         evaluation = evaluate_all(learner, test_loader, mesh, assembly.metrics)
     if mesh.is_main:
         report(evaluation, source.folder, recipe.folder, mesh.ranks)
+    if evaluation.failure:
+        raise UsageError(evaluation.failure)
     if evaluation.not_finite:
         raise NotFiniteError(
             f"the evaluation of {source.folder} gives {evaluation.bad_numbers}: its weights or the data are broken."

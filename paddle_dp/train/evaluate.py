@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -78,7 +79,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Met
     """Evaluates the learner's model on every sample of `loader`, once, over all ranks. Collective.
 
     Raises DataError if the number of samples counted differs from the data set's, since then every result would be
-    wrong, or if no target counted; UsageError if a metric fails.
+    wrong, or if no target counted. The numbers of a metric that fails are NaN, and `failure` says why.
     """
     learner.statistics.sync()
     while True:
@@ -105,11 +106,16 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Met
     numbers = {name: sum(row[0].get(name, 0.0) for row in rows) / count for name in names}
     if confusion is not None and confusion.any():  # the accuracy, for a loss without scores
         numbers.setdefault("acc1", float(np.trace(confusion) / confusion.sum()))
+    failure = ""
     for collected, of_all in zip(tally.collected, gathered, strict=True):
         _refuse_twice(collected.metric, numbers)
-        numbers |= collected.scores(mesh, of_all, numbers)
+        try:
+            numbers |= collected.scores(mesh, of_all, numbers)
+        except UsageError as error:  # on every rank
+            numbers |= dict.fromkeys(collected.metric.names, math.nan)
+            failure = failure or str(error)
     classes = class_names(loader.dataset) or None
-    return Evaluation(numbers=numbers, samples=samples, confusion=confusion, classes=classes)
+    return Evaluation(numbers=numbers, samples=samples, confusion=confusion, classes=classes, failure=failure)
 
 
 def names_of_numbers(

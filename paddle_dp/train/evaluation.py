@@ -28,17 +28,20 @@ def as_json(content: Mapping[str, Any], indent: int | None = None) -> str:
 class Evaluation:
     """The result of an evaluation: `numbers` are means over all that counted, never means of means.
 
-    `confusion` [true class, predicted class] counts samples (classifiers only); `classes` are their names.
+    `confusion` [true class, predicted class] counts samples (classifiers only); `classes` are their names. `failure`:
+    why a metric's numbers are NaN, though the weights may be sound.
     """
 
     numbers: Mapping[str, float]
     samples: int
     confusion: np.ndarray | None = None
     classes: tuple[str, ...] | None = None
+    failure: str = ""
 
     def with_prefixed(self, prefix: str, other: Evaluation) -> Evaluation:
         """Adds the numbers of another evaluation of the same samples, under names with a prefix."""
-        return replace(self, numbers={**self.numbers, **{prefix + n: v for n, v in other.numbers.items()}})
+        numbers = {**self.numbers, **{prefix + n: v for n, v in other.numbers.items()}}
+        return replace(self, numbers=numbers, failure=self.failure or other.failure)
 
     @property
     def not_finite(self) -> list[str]:
