@@ -9,10 +9,13 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.house.programs import run_program
 from tests.test_how_to import marked_blocks, run_blocks
 from tools.notebooks import written
 
@@ -65,22 +68,39 @@ def test_a_notebook_has_a_cell_for_each_block(page: Path) -> None:
     assert not [text for text in code[1:] if "<!--" in text]
 
 
+EXECUTE = """
+import sys, nbclient, nbformat
+book = nbformat.read(sys.argv[1], as_version=4)
+nbformat.validate(book)
+nbclient.NotebookClient(book, timeout=1200, resources={"metadata": {"path": sys.argv[2]}}).execute()
+"""
+
+
+def execute(page: Path) -> None:
+    """Executes the notebook of a page in its folder, as a reader opens it; a cell that fails raises."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = (sys.executable, "-c", EXECUTE, page.with_suffix(".ipynb"), FOLDER)
+    run_program(*map(str, words), env={"PATH": path, "OMP_NUM_THREADS": "1"}, timeout=1200)
+
+
+@pytest.fixture(scope="module")
+def executions(request: pytest.FixtureRequest) -> Iterator[dict[Path, Future[None]]]:
+    """Two notebooks at a time: half of the time one waits for a process that starts."""
+    for name in ("nbformat", "nbclient"):
+        pytest.importorskip(name)
+    chosen = [item.callspec.params for item in request.session.items if "executions" in item.fixturenames]
+    with ThreadPoolExecutor(2) as pool:
+        yield {each["page"]: pool.submit(execute, each["page"]) for each in chosen}
+
+
 @pytest.mark.long
 @pytest.mark.notebooks
 @pytest.mark.processes
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
-def test_the_notebook_executes(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its folder, as a reader opens it; a cell that fails raises. The Chinese ones have the same cells of code."""
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    book = nbformat.read(page.with_suffix(".ipynb"), as_version=4)
-    nbformat.validate(book)
-    client = nbclient.NotebookClient(book, timeout=1200, resources={"metadata": {"path": str(FOLDER)}})
-    client.execute()
-    shown = json.loads(page.with_suffix(".ipynb").read_text())["cells"]
-    assert len(shown) == len(book.cells)
+def test_the_notebook_executes(page: Path, executions: dict[Path, Future[None]]) -> None:
+    """The Chinese ones have the same cells of code."""
+    executions[page].result()
 
 
 def test_each_page_begins_with_its_question_and_is_short() -> None:
