@@ -206,6 +206,13 @@ def test_targets_that_the_loss_ignores_do_not_count(use: str) -> None:
         scores({"use": use}, SCORES, CLASSES + 1)
 
 
+def test_a_switch_of_the_loss_is_no_class() -> None:
+    loss = type("Switched", (), {"ignored": True})()
+    assert scores({"use": "classification"}, SCORES, CLASSES, loss=loss) == scores(
+        {"use": "classification"}, SCORES, CLASSES
+    )
+
+
 @pytest.mark.parametrize("use", ["classification", "auc", "average_precision"])
 @pytest.mark.parametrize("wrong", [-100, 0.3, np.nan])
 def test_labels_are_yes_or_no(use: str, wrong: float) -> None:
