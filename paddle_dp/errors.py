@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 LONGEST = 1 << 16  # characters; longer messages and tracebacks are clipped before they are passed on
 
@@ -160,13 +161,14 @@ def near(typed: str, known: Iterable[str]) -> str | None:
     return min(slips, key=lambda name: _letters(name) != plain, default=None)
 
 
+@lru_cache(maxsize=4096)  # a recipe's unknown keys are compared with the same few hundred words
 def _letters(text: str) -> str:
     return re.sub(r"[\W_]", "", text).lower()
 
 
 def _single_edit(typed: str, other: str) -> bool:
     """True if one edit or one transposition makes `other` of `typed`; for three letters, only a transposition."""
-    if min(len(typed), len(other)) < 3:
+    if min(len(typed), len(other)) < 3 or abs(len(typed) - len(other)) > 1:
         return False
     pairs = enumerate(zip(typed, other, strict=False))
     begin = next((n for n, (a, b) in pairs if a != b), min(len(typed), len(other)))

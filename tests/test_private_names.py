@@ -11,7 +11,7 @@ import ast
 import importlib
 import inspect
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,11 +55,11 @@ def uses(
 
     `ours`: names that another file of the package defines. `bases`: what the file's classes derive from in Paddle.
     """
-    tree = ast.parse(code)
-    imported, own = dict(_imported(tree)), defined(tree)
-    for name, line in _imported_names(tree):
+    nodes = nodes_of(code)
+    imported, own = dict(_imported(nodes)), defined(nodes)
+    for name, line in _imported_names(nodes):
         yield from ((part, line) for part in name.split(".") if private(part))
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and private(node.attr) and not _of_self(node):
             origin = imported.get(_head(node), "")
             if origin.partition(".")[0] == "paddle" or not (origin or node.attr in own or node.attr in ours):
@@ -72,11 +72,17 @@ def uses(
             yield from _shared_with(bases[node.name], node)
 
 
-def defined(tree: ast.AST) -> set[str]:
+@cache
+def nodes_of(code: str) -> tuple[ast.AST, ...]:
+    """All nodes of a file's tree: walking it takes longer than all that is asked of them."""
+    return tuple(ast.walk(ast.parse(code)))
+
+
+def defined(nodes: Iterable[ast.AST]) -> set[str]:
     """The names that a file defines: functions, classes, variables, fields, and what is set on `self`."""
-    named = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    variables = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    stores = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
+    named = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    variables = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    stores = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
     return named | variables | {n.attr for n in stores if _of_self(n)}
 
 
@@ -86,9 +92,9 @@ def _of_self(node: ast.Attribute) -> bool:
     return isinstance(value, ast.Name) and value.id in ("self", "cls", "super")
 
 
-def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
     """The names that imports make, and what they stand for."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.partition(".")[0]
@@ -97,8 +103,8 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
             yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def _imported_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+def _imported_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "paddle":
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
@@ -164,7 +170,7 @@ def found() -> dict[tuple[str, str], list[int]]:
     """(file, private name of Paddle) → lines, of the whole package."""
     made: dict[tuple[str, str], list[int]] = {}
     listed = {name for row in rows() for name in row.names}
-    ours = {name for f in FILES for name in defined(ast.parse(f.read_text()))} - listed
+    ours = {name for f in FILES for name in defined(nodes_of(f.read_text()))} - listed
     for file in FILES:
         code, place = file.read_text(), file.relative_to(ROOT / "paddle_dp").as_posix()
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

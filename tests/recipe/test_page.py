@@ -172,7 +172,7 @@ def test_many_keys_are_told_apart_in_time_that_grows_as_they_do(tmp_path: Path) 
         return time.process_time() - begun
 
     seconds(100)
-    assert seconds(1_600) < 8 * min(seconds(400), seconds(400))
+    assert seconds(800) < 8 * min(seconds(200), seconds(200))
 
 
 def test_brackets_within_brackets_are_bounded() -> None:

@@ -1,6 +1,7 @@
 """The blind mutants: what is drawn, that a mutant is in the ranks, that the proof sees one, that the list is sound."""
 
 import numpy as np
+import pytest
 
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.proof.trace_files import Trace
@@ -68,6 +69,7 @@ def test_a_mutant_is_in_the_rank_that_it_was_put_into_alone():
     assert run_ranks(cut_with_a_mutant, 1) == [[2, 4]]
 
 
+@pytest.mark.long  # .ci/run examines mutants of each commit
 def test_the_exam_tells_a_killer_from_what_changes_nothing(tmp_path):
     exam = Exam("mlp", Setting("mlp", 2, ("train.batch=10",)), tmp_path)
     known = {site for site, _ in exam.sites}
