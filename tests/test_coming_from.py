@@ -17,7 +17,16 @@ from paddle_dp.errors import RecipeError
 from paddle_dp.part import SHELVES, find, names
 from paddle_dp.part.config import fields_of
 from paddle_dp.recipe import Recipe, read_recipe
-from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Mix, Train, WatchSettings
+from paddle_dp.recipe.schema import (
+    Ema,
+    EvaluationSettings,
+    Guard,
+    Load,
+    LoaderSettings,
+    Mix,
+    Train,
+    WatchSettings,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs/coming-from"
@@ -30,6 +39,7 @@ GROUPS = {
     "guard": Guard,
     "ema": Ema,
     "mix": Mix,
+    "evaluation": EvaluationSettings,
     "load": Load,
 }
 

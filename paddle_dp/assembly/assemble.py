@@ -121,9 +121,27 @@ class TrainerBuilder:
 
     @cached_property
     def test_loader(self) -> Loader | None:
-        """Every held-out sample once, in order; None without held-out data."""
-        dataset = self._opened("test", "held-out")
-        return None if dataset is None else self._loader("test", dataset, seed=self.setup.seed, shuffle=False)
+        """The held-out samples to evaluate, each once, in order; None without held-out data."""
+        dataset, requested = self._opened("test", "held-out"), self.setup.requested.evaluation
+        if dataset is None:
+            return None
+        samples, chosen = len(dataset), requested.samples
+        if chosen is None or chosen >= samples:
+            return self._loader("test", dataset, requested.batch, seed=self.setup.seed, shuffle=False)
+        if is_in_order(dataset):
+            raise UsageError(
+                f"evaluation.samples: the {chosen} samples are spread over the held-out data, and a stream is read in "
+                "its order: leave it out, and let the data set end earlier."
+            )
+        return self._loader(
+            "test",
+            dataset,
+            requested.batch,
+            chosen,
+            seed=self.setup.seed,
+            shuffle=False,
+            dataset_samples=samples,
+        )
 
     def _opened(self, split: Split, data_name: str) -> Any:
         """Opens the data set of a split, or its stand-in on ranks that do not read it, and takes its fingerprint.
@@ -303,9 +321,16 @@ class TrainerBuilder:
             trainer.restore(resumed)
         return trainer
 
-    def _loader(self, split: Split, dataset: Any, **sampling: Any) -> Loader:
+    def _loader(
+        self,
+        split: Split,
+        dataset: Any,
+        batch: int | None = None,
+        samples: int | None = None,
+        **sampling: Any,
+    ) -> Loader:
         settings, hook = self.setup.loader, self.setup.delivered
-        sampler = Sampler.for_mesh(len(dataset), self.setup.batch, self.mesh, **sampling)
+        sampler = Sampler.for_mesh(samples or len(dataset), batch or self.setup.batch, self.mesh, **sampling)
         if self._scatters:
             dataset = ReadByMain(dataset, self.mesh, None if hook is None else partial(hook, split))
         return Loader(

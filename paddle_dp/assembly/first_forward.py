@@ -55,7 +55,8 @@ def tried(recipe: Recipe) -> list[str]:
     model = built_without_memory(partial(recipe.build_model))
     small = replace(recipe.train, batch=2, micro_batches=1, device="cpu", compile=False)
     single = read_part("strategies", {"use": "single"})
-    alone = recipe.model_copy(update={"train": small, "strategy": single, "load": None})
+    every = replace(recipe.evaluation, batch=None)
+    alone = recipe.model_copy(update={"train": small, "evaluation": every, "strategy": single, "load": None})
     described = replace(setup(alone), loader=replace(recipe.loader, num_workers=0))
     assembly = TrainerBuilder(described, Mesh.alone())
     loader = assembly.train_loader

@@ -32,7 +32,17 @@ from paddle_dp.part import (
     read_settings,
 )
 from paddle_dp.part.call import config_of, validate_callable
-from paddle_dp.recipe import Ema, Guard, Load, LoaderSettings, Mix, Precision, Recipe, Train
+from paddle_dp.recipe import (
+    Ema,
+    EvaluationSettings,
+    Guard,
+    Load,
+    LoaderSettings,
+    Mix,
+    Precision,
+    Recipe,
+    Train,
+)
 from paddle_dp.recipe.folder import claim, move_aside
 from paddle_dp.recipe.schema import CALLBACKS, DEFAULTS, read_precision
 from paddle_dp.train.callback import Callback
@@ -93,6 +103,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     load: Load | Mapping[str, Any] | str | Path | None = None,
     ema: Ema | Mapping[str, Any] | None = None,
     mix: Mix | Mapping[str, Any] | None = None,
+    evaluation: EvaluationSettings | Mapping[str, Any] | None = None,
     adapter: NameOrSettings | None = None,
     cuts: Mapping[str, str] | None = None,
     attention_methods: Mapping[str, str] | None = None,
@@ -119,6 +130,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         adapter: small parameters, trained in place of the model's, such as {"use": "lora", "match": ["*.q"]}.
         ema: an average of the weights, evaluated and saved with them, such as {"decay": 0.999}.
         mix: Mixup and CutMix of the training images, such as {"mixup": 0.2, "cutmix": 1.0} (docs/augmentation.md).
+        evaluation: how much of `test` is evaluated, such as {"batch": 256, "samples": 10000}.
         metrics: further scores of evaluations, by name ("auc"), or functions of all (outputs, targets)
             (docs/metrics.md).
         guard: how to handle a loss that is not finite, or spikes, such as {"non_finite": "skip"}.
@@ -185,6 +197,7 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
         guard=_settings(Guard, guard or {}, "guard"),
         ema=None if ema is None else _settings(Ema, ema, "ema"),
         mix=None if mix is None else _settings(Mix, mix, "mix"),
+        evaluation=_settings(EvaluationSettings, evaluation or {}, "evaluation"),
         strategy=_read_named("strategies", strategy),
         train=settings,
         callbacks=tuple(c for c in chosen if isinstance(c, Part)),

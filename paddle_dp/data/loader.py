@@ -54,10 +54,9 @@ class Loader:
     ):
         scattered = dataset if isinstance(dataset, ReadByMain) else None
         dataset = dataset.dataset if isinstance(dataset, ReadByMain) else dataset
-        if len(dataset) != sampler.samples:
-            raise ValueError(
-                f"sampler: made for {sampler.samples} samples, but the data set has {len(dataset)}"
-            )
+        expected = sampler.dataset_samples or sampler.samples
+        if len(dataset) != expected:
+            raise ValueError(f"sampler: made for {expected} samples, but the data set has {len(dataset)}")
         if num_workers < 0 or prefetch < 1 or timeout <= 0:
             raise ValueError(
                 f"num_workers: {num_workers}, prefetch: {prefetch}, timeout: {timeout} must be >= 0, >= 1, > 0"

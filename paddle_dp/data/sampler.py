@@ -52,8 +52,8 @@ def _order(samples: int, seed: int, epoch: int) -> Indices:
 
 
 @lru_cache(maxsize=4)
-def _in_order(samples: int) -> Indices:
-    order = np.arange(samples, dtype=np.int64)
+def _in_order(samples: int, dataset_samples: int) -> Indices:
+    order = np.arange(samples, dtype=np.int64) * dataset_samples // samples
     order.setflags(write=False)
     return order
 
@@ -76,6 +76,9 @@ class Sampler:
     with_previous: bool = False
     """Whether `reads` begins with one more sample, the one before a slice in its global batch: for the first sample of
     the batch the last one. See data/mix.py."""
+    dataset_samples: int | None = None
+    """The length of the data set, if only `samples` of it are read: at equal distances, since many data sets are sorted
+    by class. Without `shuffle` only."""
 
     def __post_init__(self) -> None:
         counts = {"batch": self.batch, "dp_size": self.dp_size, "micro_batches": self.micro_batches}
@@ -86,6 +89,10 @@ class Sampler:
             raise ValueError(f"dp_rank: {self.dp_rank} is not one of -1 to {self.dp_size - 1}")
         if self.samples < 1:
             raise DataError("the data set is empty: its len() is 0")
+        if self.dataset_samples is not None and (self.shuffle or self.dataset_samples < self.samples):
+            raise ValueError(
+                f"dataset_samples: {self.dataset_samples} is less than samples, or they are shuffled"
+            )
         if not self.batches:
             problem = f"drop_last: true leaves nothing of {self.samples} samples in batches of {self.batch}"
             raise DataError(f"{problem}; set drop_last: false, or make the batch smaller")
@@ -115,7 +122,9 @@ class Sampler:
 
     def order(self, epoch: int) -> Indices:
         """All samples in this epoch's order, int64 [samples], read-only; depends on (seed, epoch) only."""
-        return _order(self.samples, self.seed, epoch) if self.shuffle else _in_order(self.samples)
+        if self.shuffle:
+            return _order(self.samples, self.seed, epoch)
+        return _in_order(self.samples, self.dataset_samples or self.samples)
 
     def global_batch(self, epoch: int, k: int) -> Indices:
         """The samples of global batch `k` on all ranks."""

@@ -36,7 +36,7 @@ from paddle_dp.learner import Task
 from paddle_dp.mesh import Mesh
 from paddle_dp.part import Part
 from paddle_dp.part.call import Call
-from paddle_dp.recipe import Ema, Guard, Mix, Recipe
+from paddle_dp.recipe import Ema, EvaluationSettings, Guard, Mix, Recipe
 from paddle_dp.units import Length
 from paddle_dp.version import __version__
 
@@ -262,13 +262,14 @@ def setup_facts(setup: TrainingSettings) -> dict[str, Any]:
     settings = {
         "strategy": requested.strategy.settings, "train": train, "guard": _as_texts(requested.guard),
         "ema": _as_texts(requested.ema), "mix": _as_texts(requested.mix),
+        "evaluation": _as_texts(requested.evaluation),
         "dataset.reading": requested.dataset.reading, **setup.named_settings,
     }  # fmt: skip
     facts = {name: fact for key, value in settings.items() for name, fact in flat(key, value).items()}
     return {"code of the script": script_code(), **module_code(), **facts}
 
 
-def _as_texts(settings: Guard | Ema | Mix | None) -> dict[str, str | None] | None:
+def _as_texts(settings: Guard | Ema | Mix | EvaluationSettings | None) -> dict[str, str | None] | None:
     values = {} if settings is None else vars(settings)
     return {name: None if value is None else str(value) for name, value in values.items()} or None
 

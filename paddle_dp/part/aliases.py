@@ -33,7 +33,7 @@ _BEST = (
     "of the evaluations' numbers, such as loss or acc1; costs should fall, all others rise, by their names"
 )
 _NONE = "there is none"
-_EVAL_BATCH = "evaluation takes train.batch samples at a time over all ranks, and has no separate batch"
+_EVAL_BATCH = "of all ranks together, so theirs × ranks; train.batch without it"
 _DEVICE = "a rank takes the device that is there; train.device: cpu or gpu asks for one"
 _LAUNCH = "a command's option, not a recipe's key: paddle-dp train RECIPE"
 _NODES = "run the command on each machine, and --ranks counts the processes of one"
@@ -73,7 +73,9 @@ max_steps iters train_iters num_steps total_steps max_iters steps step | HF, Meg
 batch_size                                | torch, PaddleClas | train.batch           | {_BATCH}
 global_batch_size train_batch_size        | Megatron, DeepSpeed | train.batch         |
 per_device_train_batch_size per_device_batch_size per_gpu_train_batch_size train_micro_batch_size_per_gpu | HF, PaddleNLP, DeepSpeed | train.batch | {_BATCH}. {_PARTS}
-per_device_eval_batch_size per_gpu_eval_batch_size eval_batch_size | HF, PaddleNLP | - | {_EVAL_BATCH}
+per_device_eval_batch_size per_gpu_eval_batch_size eval_batch_size | HF, PaddleNLP | evaluation.batch | {_EVAL_BATCH}
+val_batch_size validation_batch_size      | torch, timm      | evaluation.batch       | of all ranks together
+max_eval_samples limit_val_batches eval_iters test_iters max_evaluate_steps | HF, Lightning, Megatron, PaddleNLP | evaluation.samples | a number of samples, spread over the data set
 gradient_accumulation_steps accumulate_grad_batches update_freq accum_grad accumulation_steps grad_accum | HF, Lightning, PaddleClas | train.micro_batches | {_PARTS}
 micro_batch_size local_batch_size         | Megatron, fleet, torchtitan | train.micro_batches | a number of parts; theirs is the size of one, which splits global_batch_size: train.micro_batches is global_batch_size / (theirs × data-parallel ranks). Without a global batch, train.batch is theirs × data-parallel ranks × accumulate_steps
 rampup_batch_size                         | Megatron         | -                      | train.batch stays the same for the whole training
@@ -168,7 +170,7 @@ fast_dev_run overfit_batches limit_train_batches | Lightning | train.length     
 profiler                                  | Lightning        | callbacks.profile      | or paddle-dp why RUN, after the run
 overwrite_output_dir                      | HF               | -                      | an earlier run of the name moves to runs/NAME.1; nothing is overwritten
 eval_steps eval_interval evaluation_strategy eval_strategy val_check_interval check_val_every_n_epoch eval_freq eval_delay eval_on_start eval_during_train start_eval_epoch | HF, PaddleClas, Lightning | callbacks.evaluate.every | {_EVERY}
-eval_iters test_iters limit_val_batches eval_do_concat_batches batch_eval_metrics include_inputs_for_metrics include_for_metrics prediction_loss_only eval_use_gather_object | Megatron, HF, Lightning | callbacks.evaluate | every held-out sample is evaluated, each once
+eval_do_concat_batches batch_eval_metrics include_inputs_for_metrics include_for_metrics prediction_loss_only eval_use_gather_object | Megatron, HF, Lightning | callbacks.evaluate | every held-out sample is evaluated, each once
 compute_metrics torchmetrics              | HF, Lightning    | metrics                | by name, [{use: auc}], or functions of all (outputs, targets) (docs/metrics.md)
 logging_steps print_batch_step log_every_n_steps log_interval print_freq logging_first_step logging_strategy | HF, PaddleClas, Lightning | callbacks.console.every | {_EVERY}
 logging_nan_inf_filter detect_anomaly     | HF, Lightning    | guard.non_finite       | stop, skip or rewind
@@ -254,7 +256,7 @@ optimizer.weight_decay optimizer.groups strategy.data strategy.tensor strategy.p
 strategy.sequence strategy.sharding_stage strategy.sequence_parallel strategy.recompute strategy.sync_batch_norm
 strategy.find_unused_parameters
 """
-_TOP_KEYS = "model dataset loss optimizer schedule strategy train loader load guard adapter ema mix metrics callbacks output_dir"
+_TOP_KEYS = "model dataset loss optimizer schedule strategy train loader load guard adapter ema mix evaluation metrics callbacks output_dir"
 FOREIGN = {key.rpartition(".")[2]: Alias(key.rpartition(".")[2], "", key, "") for key in _MOVED_KEYS.split()}
 FOREIGN |= {name: Alias(name, "", name, _TOP) for name in _TOP_KEYS.split()}
 FOREIGN |= {row.name: row for row in _aliases()}

@@ -7,6 +7,7 @@ settings of a single part; `train/` turns a recipe into a trainer.
 from paddle_dp.recipe.read import foreign_code, read_recipe
 from paddle_dp.recipe.schema import (
     Ema,
+    EvaluationSettings,
     Guard,
     Load,
     LoaderSettings,
@@ -20,6 +21,7 @@ from paddle_dp.recipe.write import resolved, write_recipe
 
 __all__ = [
     "Ema",
+    "EvaluationSettings",
     "Guard",
     "Load",
     "LoaderSettings",

@@ -277,6 +277,18 @@ class Ema:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """How held-out samples are evaluated: each one once by default, a training's batch at a time."""
+
+    batch: Positive | None = None
+    """Samples that are computed at a time, over all ranks; by default `train.batch`. An evaluation keeps no activations
+    for a backward, and is not cut into `train.micro_batches`."""
+
+    samples: Positive | None = None
+    """Evaluate so many, at equal distances in the data set and the same ones each time; by default all."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mix:
     """Mixup and CutMix of training images: each is mixed with the one before it in the global batch, so the samples are
     the same on any number of ranks ([augmentation.md](augmentation.md))."""
@@ -385,6 +397,9 @@ class Recipe(BaseModel):
 
     mix: Mix | None = None
     """Mixup and CutMix of the training images: `{mixup: 0.2, cutmix: 1.0}`."""
+
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """How much of the held-out data is evaluated, and in which batches: `{batch: 256, samples: 10000}`."""
 
     metrics: tuple[Annotated[Part, OnShelf("metrics", listed=True)], ...] = ()
     """Further scores of each evaluation: a list of parts, such as `[{use: auc}]` ([metrics.md](metrics.md))."""

@@ -94,9 +94,7 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Met
             break  # else a rank was lost meanwhile, and its samples were not counted
     samples, count = sum(row[2] for row in rows), sum(row[1] for row in rows)
     if samples != loader.sampler.samples:
-        raise DataError(
-            f"the evaluation counted {samples} samples, but the data set has {loader.sampler.samples}."
-        )
+        raise DataError(f"the evaluation counted {samples} samples instead of {loader.sampler.samples}.")
     if count == 0:
         raise DataError(
             f"not one target of the {samples} held-out samples counts, so there is no loss: look at the data set's "
@@ -115,7 +113,10 @@ def evaluate(learner: Learner, loader: Loader, mesh: Mesh, metrics: Sequence[Met
             numbers |= dict.fromkeys(collected.metric.names, math.nan)
             failure = failure or str(error)
     classes = class_names(loader.dataset) or None
-    return Evaluation(numbers=numbers, samples=samples, confusion=confusion, classes=classes, failure=failure)
+    return Evaluation(
+        numbers=numbers, samples=samples, available=loader.sampler.dataset_samples, confusion=confusion,
+        classes=classes, failure=failure,
+    )  # fmt: skip
 
 
 def names_of_numbers(

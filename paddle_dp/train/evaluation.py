@@ -26,7 +26,8 @@ def as_json(content: Mapping[str, Any], indent: int | None = None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The result of an evaluation: `numbers` are means over all that counted, never means of means.
+    """The result of an evaluation: `numbers` are means over all that counted, never means of means. `available`: the
+    number of held-out samples, if only `samples` of them were evaluated.
 
     `confusion` [true class, predicted class] counts samples (classifiers only); `classes` are their names. `failure`:
     why a metric's numbers are NaN, though the weights may be sound.
@@ -34,6 +35,7 @@ class Evaluation:
 
     numbers: Mapping[str, float]
     samples: int
+    available: int | None = None
     confusion: np.ndarray | None = None
     classes: tuple[str, ...] | None = None
     failure: str = ""
@@ -50,13 +52,11 @@ class Evaluation:
 
     @property
     def counted(self) -> str:
-        """ "each of the 360 held-out samples counted once"."""
-        which = (
-            f"each of the {self.samples} held-out samples"
-            if self.samples != 1
-            else "the only held-out sample"
-        )
-        return f"{which} counted once"
+        """ "each of the 360 held-out samples counted once", "each of 100 of the 360 …"."""
+        if self.samples == (self.available or 1):
+            return "the only held-out sample counted once"
+        some = f"{self.samples} of the {self.available}" if self.available else f"the {self.samples}"
+        return f"each of {some} held-out samples counted once"
 
     @property
     def bad_numbers(self) -> str:

@@ -133,3 +133,17 @@ def test_a_share_of_a_mesh_takes_its_seat():
 
     assert Sampler.for_mesh(10, 4, Seat(), seed=5) == Sampler(10, 4, dp_rank=1, dp_size=3, seed=5)
     assert Sampler.for_mesh(10, 4) == Sampler(10, 4)
+
+
+def test_some_samples_lie_at_equal_distances_and_are_the_same_for_any_number_of_readers() -> None:
+    chosen = Sampler(4, 3, shuffle=False, dataset_samples=10).order(5)
+    assert chosen.tolist() == [0, 2, 5, 7]
+    for readers in (1, 2, 3):
+        shares = [Sampler(4, 3, rank, readers, shuffle=False, dataset_samples=10) for rank in range(readers)]
+        read = [
+            index for k in (0, 1) for share in shares for part in share.local_batch(0, k) for index in part
+        ]
+        assert read == chosen.tolist()
+    for wrong in ({"shuffle": True, "dataset_samples": 10}, {"shuffle": False, "dataset_samples": 3}):
+        with pytest.raises(ValueError, match="dataset_samples"):
+            Sampler(4, 3, **wrong)

@@ -12,7 +12,7 @@ from paddle_dp.part import SHELVES, find, names
 from paddle_dp.part.aliases import FOREIGN, OPTIONS, PARTS, VERBS, find_alias
 from paddle_dp.part.config import fields_of
 from paddle_dp.recipe import Recipe, read_recipe
-from paddle_dp.recipe.schema import Ema, Guard, Load, LoaderSettings, Mix, Train
+from paddle_dp.recipe.schema import Ema, EvaluationSettings, Guard, Load, LoaderSettings, Mix, Train
 
 # transformers.TrainingArguments.
 HUGGING_FACE = """
@@ -46,7 +46,15 @@ fast_dev_run ckpt_path profiler decay_epochs accelerator k_steps clip_norm regul
 transform_ops output_dir lr_warmup_init distributed_timeout_minutes exit_duration_in_mins num_attention_heads
 hidden_dropout resid_pdrop dgc localsgd adaptive_localsgd a_sync collate_fn limit_train_batches zero_padding decay_steps
 """
-GROUPS = {"train": Train, "loader": LoaderSettings, "guard": Guard, "ema": Ema, "mix": Mix, "load": Load}
+GROUPS = {
+    "train": Train,
+    "loader": LoaderSettings,
+    "guard": Guard,
+    "ema": Ema,
+    "mix": Mix,
+    "evaluation": EvaluationSettings,
+    "load": Load,
+}
 
 
 def mistake(override: str) -> str:
@@ -100,7 +108,10 @@ def test_every_part_option_and_verb_is_one_of_ours() -> None:
             "train.per_device_train_batch_size=8",
             r"train\.batch \(.*multiply it by the data-parallel ranks \(data × sharding, not tensor or pipeline\)",
         ),
-        ("train.per_device_eval_batch_size=8", r"evaluation takes train\.batch samples"),
+        (
+            "train.per_device_eval_batch_size=8",
+            r"evaluation\.batch \(of all ranks together, so theirs × ranks",
+        ),
         ("train.eval_accumulation_steps=8", r"held-out scores are sums"),
         ("strategy.sep_degree=2", r"In a recipe that is strategy\.sequence "),
         ("strategy.context_parallel_degree=2", r"In a recipe that is strategy\.sequence "),

@@ -81,3 +81,83 @@ def test_ranks_count_every_sample_once(alone, ranks):
         assert found["confusion"] == alone["confusion"]
         assert (found["acc1"], found["acc5"]) == (alone["acc1"], alone["acc5"])
         assert found["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+
+
+EVERY_THIRD = {"samples": 8, "batch": 3}
+
+
+def evaluated_in_part(folder, held_out):
+    """A training of no step over Trainer.of, whose evaluation takes some held-out samples."""
+    import paddle
+    from paddle import nn
+
+    from paddle_dp import Trainer
+
+    paddle.seed(3)
+    read = []
+
+    class Noted(Points):
+        def __getitem__(self, i):
+            read.append(int(i))
+            return super().__getitem__(i)
+
+    trainer = Trainer.of(
+        model=nn.Linear(4, CLASSES), train=Points(), loss="cross_entropy", optimizer="sgd", batch=10, test=Noted(),
+        folder=folder, length="1 step", callbacks=["evaluate"], metrics=[row_numbers], evaluation=held_out,
+    )  # fmt: skip
+    read.clear()
+    result = trainer.evaluate()
+    return {
+        **result.numbers, "samples": result.samples, "counted": result.counted, "read": sorted(read),
+        "rows": result.confusion.sum(), "batch": trainer.run.test_loader.sampler.batch,
+    }  # fmt: skip
+
+
+class Lines:
+    """A stream of points, in their order."""
+
+    def __init__(self, split):
+        self.split = split
+
+    def __iter__(self):
+        return iter([Points()[i] for i in range(SAMPLES)])
+
+
+def row_numbers(outputs, targets):
+    """A number that tells the order of the rows."""
+    return float((np.arange(1, len(targets) + 1) * targets).sum() + outputs.shape[0])
+
+
+def test_a_part_of_the_held_out_samples_is_the_same_on_any_number_of_ranks(tmp_path):
+    chosen = [i * SAMPLES // 8 for i in range(8)]
+    (one,) = run_ranks(evaluated_in_part, 1, str(tmp_path / "1"), EVERY_THIRD)
+    assert one["read"] == chosen
+    assert (one["samples"], one["rows"], one["batch"]) == (8, 8, 3)
+    assert one["counted"] == "each of 8 of the 23 held-out samples counted once"
+    assert one["row_numbers"] == sum((n + 1) * (i % CLASSES) for n, i in enumerate(chosen)) + 8
+    for ranks in (2, 3):
+        rows = run_ranks(evaluated_in_part, ranks, str(tmp_path / str(ranks)), EVERY_THIRD)
+        assert sorted({*chosen} & {i for row in rows for i in row["read"]}) == chosen
+        for row in rows:
+            assert row["loss"] == pytest.approx(one["loss"], rel=1e-6)
+            for name in ("acc1", "samples", "rows", "row_numbers", "counted"):
+                assert row[name] == one[name]
+    (all_of_them,) = run_ranks(evaluated_in_part, 1, str(tmp_path / "all"), {"samples": 500, "batch": 100})
+    assert (all_of_them["samples"], all_of_them["batch"]) == (SAMPLES, 100)
+    assert all_of_them["counted"] == "each of the 23 held-out samples counted once"
+
+
+def test_a_part_of_a_stream_is_refused(tmp_path):
+    from paddle_dp.errors import UsageError
+    from tests.house.training import build_trainer
+
+    recipe = """
+model: {use: mlp, inputs: 4, classes: 6}
+dataset: {use: tests.train.test_evaluate.Lines}
+loss: {use: cross_entropy}
+optimizer: {use: sgd}
+train: {length: 1 step, batch: 4}
+evaluation: {samples: 5}
+"""
+    with pytest.raises(UsageError, match=r"evaluation.samples: the 5 samples are .* a stream"):
+        build_trainer(recipe, tmp_path)
