@@ -125,23 +125,15 @@ class TrainerBuilder:
         dataset, requested = self._opened("test", "held-out"), self.setup.requested.evaluation
         if dataset is None:
             return None
-        samples, chosen = len(dataset), requested.samples
-        if chosen is None or chosen >= samples:
-            return self._loader("test", dataset, requested.batch, seed=self.setup.seed, shuffle=False)
-        if is_in_order(dataset):
+        available = len(dataset)
+        samples = min(requested.samples or available, available)
+        if samples < available and is_in_order(dataset):
             raise UsageError(
-                f"evaluation.samples: the {chosen} samples are spread over the held-out data, and a stream is read in "
+                f"evaluation.samples: the {samples} samples are spread over the held-out data, and a stream is read in "
                 "its order: leave it out, and let the data set end earlier."
             )
-        return self._loader(
-            "test",
-            dataset,
-            requested.batch,
-            chosen,
-            seed=self.setup.seed,
-            shuffle=False,
-            dataset_samples=samples,
-        )
+        chosen = {"samples": samples, "dataset_samples": available} if samples < available else {}
+        return self._loader("test", dataset, requested.batch, seed=self.setup.seed, shuffle=False, **chosen)
 
     def _opened(self, split: Split, data_name: str) -> Any:
         """Opens the data set of a split, or its stand-in on ranks that do not read it, and takes its fingerprint.
@@ -321,16 +313,10 @@ class TrainerBuilder:
             trainer.restore(resumed)
         return trainer
 
-    def _loader(
-        self,
-        split: Split,
-        dataset: Any,
-        batch: int | None = None,
-        samples: int | None = None,
-        **sampling: Any,
-    ) -> Loader:
+    def _loader(self, split: Split, dataset: Any, batch: int | None = None, **sampling: Any) -> Loader:
         settings, hook = self.setup.loader, self.setup.delivered
-        sampler = Sampler.for_mesh(samples or len(dataset), batch or self.setup.batch, self.mesh, **sampling)
+        sampling = {"samples": len(dataset), "batch": batch or self.setup.batch, **sampling}
+        sampler = Sampler.for_mesh(mesh=self.mesh, **sampling)
         if self._scatters:
             dataset = ReadByMain(dataset, self.mesh, None if hook is None else partial(hook, split))
         return Loader(
