@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -50,12 +51,15 @@ RanksOrSpan = Annotated[
         help="Processes on each node; without it, one for each visible GPU, or one. MIN:MAX: as many as can be had.",
     ),
 ]
-Nodes = Annotated[int | None, typer.Option(metavar="N", help="Machines; run the command on each of them.")]
+_AUTO = "auto: as Slurm, MPI, Kubernetes, Volcano or PaddleJob say."
+Nodes = Annotated[
+    str | None, typer.Option(metavar="N|auto", help=f"Machines; run the command on each of them. {_AUTO}")
+]
 NodesOrSpan = Annotated[
     str | None,
     typer.Option(
-        metavar="N|MIN:MAX",
-        help="Machines; run the command on each of them. MIN:MAX: continue with fewer while others are lost.",
+        metavar="N|MIN:MAX|auto",
+        help=f"Machines; run the command on each of them. MIN:MAX: continue with fewer while others are lost. {_AUTO}",
     ),
 ]
 Master = Annotated[
@@ -98,6 +102,29 @@ def span(option: str, text: str | None) -> tuple[int | None, int | None]:
             f"{option} {text}: give a number, such as {option} 4, or MIN:MAX, such as {option} 2:4."
         )
     return int(least) if colon else None, int(most)
+
+
+def node_options(
+    nodes: str | None, master: str | None, node_rank: int | None, may_shrink: bool = False
+) -> dict[str, Any]:
+    """Returns the fields of a Job for --nodes, --master and --node-rank; `auto` takes them from the cluster's engine.
+
+    Raises UsageError for a number that is none, and for what contradicts the engine.
+    """
+    from paddle_dp.launch.nodes import engine
+
+    least, colon, most = ("" if nodes is None else nodes).rpartition(":")
+    if nodes is None:
+        engine.refuse_several(os.environ)
+    elif most == "auto":
+        stated = engine.allocated(os.environ, master, node_rank)
+        if stated.nodes == 1:
+            return {"nodes": 1}
+        nodes, master, node_rank = f"{least}{colon}{stated.nodes}", stated.master, stated.node_rank
+    least_nodes, most_nodes = span("--nodes", nodes)
+    if least_nodes is not None and not may_shrink:
+        raise UsageError(f"--nodes {nodes}: give a number, such as --nodes {most_nodes}.")
+    return {"nodes": most_nodes, "least_nodes": least_nodes, "master": master, "node_rank": node_rank}
 
 
 def split_by_comma(text: str) -> list[str]:

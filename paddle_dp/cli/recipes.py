@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from paddle_dp.cli.options import Master, NodeRank, Nodes, recipes_and_settings
+from paddle_dp.cli.options import Master, NodeRank, Nodes, node_options, recipes_and_settings
 from paddle_dp.errors import UsageError
 from paddle_dp.units import Duration, LinkSpeed, Quantity
 
@@ -208,11 +208,9 @@ def doctor(
         raise UsageError(f"--minutes {minutes:g} needs --prove: it is the most time for that proof.")
     job = Job(
         ranks=2 if ranks is None else ranks,
-        nodes=nodes,
-        master=master,
-        node_rank=node_rank,
         output_dir=output_dir or Path("runs"),
         quiet=True,
+        **(node_options(nodes, master, node_rank) if nodes or master else {}),
     )
     raise typer.Exit(examine(job, as_json=json))
 

@@ -22,6 +22,7 @@ from paddle_dp.cli.options import (
     RecipeFile,
     RunFolder,
     averaged,
+    node_options,
     numbers,
     span,
     split_by_comma,
@@ -93,19 +94,15 @@ def train(
             f"--accept {accept} needs --resume: it lists settings that may differ from the run's."
         )
     least_ranks, most_ranks = span("--ranks", ranks)
-    least_nodes, most_nodes = span("--nodes", nodes)
     job = Job(
         recipe=recipe,
         overrides=tuple(overrides or ()),
         ranks=most_ranks,
         least_ranks=least_ranks,
         devices=numbers(devices),
-        nodes=most_nodes,
-        least_nodes=least_nodes,
-        master=master,
-        node_rank=node_rank,
         output_dir=output_dir,
         resume=resume,
+        **node_options(nodes, master, node_rank, may_shrink=True),
         restarts=restarts,
         extra={**({"accept": split_by_comma(accept)} if accept else {}), **({"why": True} if why else {})},
     )
@@ -229,11 +226,9 @@ def launch(
             script=tuple(command),
             ranks=ranks,
             devices=numbers(devices),
-            nodes=nodes,
-            master=master,
-            node_rank=node_rank,
             output_dir=output_dir,
             restarts=restarts,
+            **node_options(nodes, master, node_rank),
             extra={"cpu_bridge": True} if cpu_bridge else {},
         )
     )

@@ -19,6 +19,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Signals by which a person or a scheduler ends a job: interrupt, terminate, hang up, and schedulers' SIGUSR1.
+REPEATED = 5.0  # seconds
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of /proc/pid/stat's flags
 EXEC_TIME = 1.0  # seconds that a process may take for replacing its program on a busy machine
@@ -166,10 +167,15 @@ def remove_shared_memory(pids: Iterable[int], folder: Path = Path("/dev/shm")) -
 
 @dataclass
 class Signals:
-    """The first signal to this process, 0 without one, and their count: a second Ctrl-C means "now"."""
+    """The first signal to this process, 0 without one, and the count of requests: a second one means "now".
+
+    Engines of clusters send one request twice: Slurm sends SIGTERM to a task, and its srun passes on another one. So a
+    signal that follows the same one within `REPEATED` is no request, unless a person types it (SIGINT).
+    """
 
     number: int = 0
     times: int = 0
+    last: tuple[int, float] = (0, 0.0)  # the last request: its signal, and seconds of the monotonic clock
 
     @property
     def name(self) -> str:
@@ -177,8 +183,11 @@ class Signals:
 
     def record(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal."""
+        now = time.monotonic()
+        if number != signal.SIGINT and number == self.last[0] and now - self.last[1] < REPEATED:
+            return
         self.number = self.number or number
-        self.times += 1
+        self.times, self.last = self.times + 1, (number, now)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from paddle_dp.launch.failures import Failure, first, read_all
 from paddle_dp.launch.lost import LostRanks
 from paddle_dp.launch.machine import KernelKills
 from paddle_dp.launch.processes import (
+    REPEATED,
     Signals,
     is_stopped,
     kill_all,
@@ -60,7 +61,7 @@ class Supervision:
     |----------------------------------------|----------------------------|------------------------|-------------|
     | all ranks train                        | n: they stop in good order | by `checkpoint` if any | 75          |
     | before that, or a rank has no training | SIGTERM, and `GRACE`       | none                   | 128 + n     |
-    | a second time                          | SIGKILL                    | none                   | 128 + n     |
+    | a second time (`Signals`)              | SIGKILL                    | none                   | 128 + n     |
     """
 
     def __init__(
@@ -172,7 +173,8 @@ class Supervision:
     def _stop_line(self) -> str:
         """Returns the line on the request to stop in good order: a signal's, or one from outside; "" without one."""
         name = self.outside.signals.name
-        stopping = f"{name}: stopping after one of the next updates, with a checkpoint (once more: at once)"
+        again = "once more" if name == "SIGINT" else f"once more after {REPEATED:.0f} s"
+        stopping = f"{name}: stopping after one of the next updates, with a checkpoint ({again}: at once)"
         return stopping if name else self.outside.must_stop()
 
     def _stands(self) -> bool:

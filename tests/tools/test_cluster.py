@@ -46,32 +46,37 @@ def played(folder: Path, **programs: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "saved", "requeued"),
-    [(75, True, True), (75, False, True), (1, True, False), (0, False, False)],
-)
-def test_slurm_is_asked_to_go_on_after_75_alone(tmp_path, status, saved, requeued):
+    ("status", "saved", "saves", "turn", "requeued"),
+    [
+        (75, True, False, 1, True), (75, False, True, 1, True), (75, True, True, 100, False),
+        (1, True, False, 1, False), (1, True, True, 1, True), (137, False, True, 1, True),
+        (137, False, False, 1, False),
+        (138, True, False, 1, True), (138, False, False, 1, False),
+        (2, True, True, 1, False), (0, False, True, 1, False),
+    ],
+)  # fmt: skip
+def test_slurm_is_asked_to_go_on_from_a_checkpoint(tmp_path, status, saved, saves, turn, requeued):
+    """After a stop, and after a lost task or the time limit's signal where there is something to go on from."""
     said = tmp_path / "said"
-    listing = f'if [ "$1" = show ]; then echo node7; echo node8; else echo "$@" >> {said}; fi'
+    newer = f'mkdir -p "{tmp_path}/a run/checkpoints/step-00000009"; ' if saves else ""
     environment = played(
         tmp_path / "bin",
-        scontrol=listing,
-        srun=f'SLURM_NODEID=1 "$@"; exit {status}',
+        scontrol=f'echo "$@" >> {said}',
+        srun=f'"$@"; {newer}exit {status}',
         **{"paddle-dp": f'printf "%s " "$@" >> {said}; echo >> {said}'},
     )
     out = tmp_path / "a run"
     (out / "checkpoints" / "step-00000004").mkdir(parents=True) if saved else None
     slurm = {
         "SLURM_JOB_ID": "42",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_JOB_NODELIST": "node[7-8]",
+        "SLURM_RESTART_COUNT": str(turn),
         "OUT": str(out),
     }
     command = ("bash", SCRIPTS[0], "r.yaml", "train.batch=64")
     run_program(*command, env={**environment, **slurm}, timeout=20, status=status)
     lines = said.read_text().splitlines()
     resume = "--resume " if saved else ""
-    wanted = f"train r.yaml train.batch=64 --nodes 2 --master node7:29500 --output-dir {out} {resume}--node-rank 1 "
-    assert lines[0] == wanted
+    assert lines[0] == f"train r.yaml train.batch=64 --nodes auto --output-dir {out} {resume}"
     assert lines[1:] == (["requeue 42"] if requeued else [])
 
 
@@ -98,12 +103,18 @@ def test_kubernetes_has_what_the_nodes_need():
         if "onExitCodes" in rule
     }
     assert rules == {(2,): "FailJob", (75,): "Ignore"}
+    (taken_away,) = [rule for rule in spec["podFailurePolicy"]["rules"] if "onPodConditions" in rule]
+    # Kubernetes before 1.35 requires the status.
+    assert taken_away["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert {mount["name"] for mount in container["volumeMounts"]} == {
         volume["name"] for volume in pod["volumes"]
     }
 
 
-FAKE = 'echo "$@" >> {log}; while [ "$1" = -o ]; do shift 2; done; shift; exec bash -c "$*"'
+FAKE = (
+    'if [ "$1" = -G ]; then echo "hostname 127.0.0.1"; exit; fi; echo "$@" >> {log}; '
+    'while [ "$1" = -o ]; do shift 2; done; shift; exec bash -c "$*"'
+)
 
 
 @pytest.mark.long
@@ -115,7 +126,7 @@ def test_ssh_starts_two_nodes_and_stops_them_with_a_checkpoint(tmp_path):
     words = ["--ranks", "1", "--output-dir", str(out), "train.length=100000 steps"]
     words += ["callbacks=[{use: metrics, every: 100 steps}, {use: checkpoint, every: null}]"]
     process = subprocess.Popen(
-        [str(SCRIPTS[1]), "127.0.0.1 me@127.0.0.1", RECIPE, *words], cwd=ROOT, env=environment,
+        [str(SCRIPTS[1]), "first me@127.0.0.1", RECIPE, *words], cwd=ROOT, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:

@@ -161,6 +161,7 @@ class _Node:
     looked: float = 0.0
     is_warned: bool = False  # a line has reported that node 0 does not answer
     quits: float = 0.0  # when the others were notified of the signal
+    obeyed: int = 0  # signals after which this node's ranks have stopped in good order
     result: AttemptResult | None = None  # of this node's last attempt
     history: list[AttemptResult] = field(default_factory=list)
 
@@ -188,7 +189,7 @@ class _Node:
 
     def _look(self) -> int | None:
         """Handles a moment without messages; returns an exit status to leave with, or None."""
-        if self.signals.number:
+        if self.signals.times > self.obeyed:
             return self._quit()
         waited = self.member.alone
         master = self.node_job.plan.job.master
@@ -284,6 +285,10 @@ class _Node:
         except PaddleDPError as error:
             failure = Failure.from_error(error, numbers.index(self.number) * self.node_job.plan.ranks)
             self.result = AttemptResult(attempt=Path(), status=error.exit_status, cause=failure)
+        if self.result.stopped:
+            self.obeyed = (
+                self.signals.times
+            )  # this node may wait long for the others' ranks, and for the verdict
         end = end_of(self.result, self.number, self.member.must_end())
         self.member.send(say="ended", attempt=self.member.attempt, ranks=self.offer, **end)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import socket
 import threading
 import time
@@ -175,6 +176,36 @@ def test_all_stop_when_one_is_asked_to(play):
     job.start(0, stops, restarts=3)
     job.start(1, stops, restarts=3)
     assert job.end() == {0: 75, 1: 75}
+
+
+def told(number: int, *, wait: float = 0.0, again: int = 0) -> Act:
+    """The ranks stop in good order after a signal; after `wait` seconds. `again`: another signal comes later."""
+
+    def act(play: Play, plan: Plan, outside: Any) -> AttemptResult:
+        if number:
+            outside.signals.record(number, None)
+        if again:
+            threading.Timer(0.1, outside.signals.record, (again, None)).start()
+        time.sleep(wait)
+        return replace(stops(play, plan, outside), signal=outside.signals.name)
+
+    return act
+
+
+def test_a_signal_that_was_obeyed_ends_nobody_who_waits_for_the_others(play):
+    """Slurm requeues a job that ends with 75 alone: a node whose ranks had stopped left with 138 after 0.2 s."""
+    job = play()
+    job.start(0, told(0, wait=0.5))
+    job.start(1, told(signal.SIGUSR1))
+    assert job.end() == {0: 75, 1: 75}
+
+
+def test_a_second_signal_ends_a_node_that_waits_for_the_others(play, monkeypatch):
+    monkeypatch.setattr(nodes, "FAREWELL", 0.1)
+    job = play()
+    job.start(0, told(0, wait=1.0))
+    job.start(1, told(signal.SIGUSR1, again=signal.SIGINT))
+    assert job.end()[1] == 128 + signal.SIGUSR1
 
 
 def test_a_job_grows_when_a_node_comes_later(play, capsys):

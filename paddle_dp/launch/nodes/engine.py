@@ -1,0 +1,143 @@
+"""The nodes of a job as a cluster's engine states them in the environment of its tasks, for `--nodes auto`.
+
+| engine                 | nodes                    | this node's number   | node 0                         |
+|------------------------|--------------------------|----------------------|--------------------------------|
+| Slurm (srun)           | SLURM_STEP_NUM_NODES     | SLURM_NODEID         | the first of SLURM_STEP_NODELIST |
+| Open MPI               | OMPI_COMM_WORLD_SIZE     | OMPI_COMM_WORLD_RANK | –                              |
+| MPICH, Intel MPI       | PMI_SIZE                 | PMI_RANK             | –                              |
+| Volcano (svc, env)     | VC_<TASK>_HOSTS          | VC_TASK_INDEX        | the first of VC_<TASK>_HOSTS   |
+| Kubernetes Indexed Job | PADDLE_DP_NODES          | JOB_COMPLETION_INDEX | –                              |
+| Kubeflow's PaddleJob   | PADDLE_NNODES            | end of HOSTNAME      | PADDLE_MASTER                  |
+
+–: `--master` is needed. PADDLE_* variables may be leftovers of another job, so they count with `--nodes auto` alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from paddle_dp.errors import UsageError
+
+PORT = 29500  # where every node has an address of its own
+# Jobs on one machine meet at ports by their numbers, below those that Linux gives to outgoing connections.
+FIRST_PORT, PORTS = 20_000, 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """The nodes that an engine gives to a job. `master`: node 0's "HOST:PORT"; None if the engine does not say it.
+
+    `tasks`: the number of tasks that it has started on these nodes together.
+    """
+
+    engine: str
+    nodes: int
+    node_rank: int
+    master: str | None = None
+    tasks: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tasks > self.nodes:
+            raise UsageError(
+                f"{self.engine} has started {self.tasks} tasks on {self.nodes} node{'s' * (self.nodes > 1)}, and "
+                "paddle-dp starts the ranks of a node itself (--ranks): ask for one task on each node "
+                f"({_ONE_TASK.get(self.engine, 'as its manual says')}), or give --nodes 1 if each is a job of its own."
+            )
+
+
+_ONE_TASK = {"Slurm": "--ntasks-per-node=1", "Open MPI": "--map-by ppr:1:node", "MPI": "-ppn 1"}
+
+
+def allocation(variables: Mapping[str, str], leftovers: bool = False) -> Allocation | None:
+    """Returns what an engine says, or None without one. `leftovers`: PADDLE_* variables count, too.
+
+    Raises UsageError for several tasks on a node, and for variables that say nothing clear.
+    """
+    try:
+        return _stated(variables, leftovers)
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"the cluster's variables cannot be understood ({type(error).__name__}: {error}): give --nodes, "
+            "--node-rank and --master."
+        ) from error
+
+
+def _stated(env: Mapping[str, str], leftovers: bool) -> Allocation | None:
+    if "OMPI_COMM_WORLD_SIZE" in env:  # first: mpirun's daemons may be tasks of Slurm
+        tasks, of_node = int(env["OMPI_COMM_WORLD_SIZE"]), int(env.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1))
+        rank = int(env["OMPI_COMM_WORLD_RANK"])
+        return Allocation(engine="Open MPI", nodes=-(-tasks // of_node), node_rank=rank, tasks=tasks)
+    if "SLURM_STEP_NODELIST" in env and "SLURM_NODEID" in env:
+        number = int(env["SLURM_JOB_ID"]) + int(env.get("SLURM_STEP_ID", 0))
+        return Allocation(
+            engine="Slurm", nodes=int(env["SLURM_STEP_NUM_NODES"]), node_rank=int(env["SLURM_NODEID"]),
+            master=f"{first_host(env['SLURM_STEP_NODELIST'])}:{FIRST_PORT + number % PORTS}",
+            tasks=int(env["SLURM_STEP_NUM_TASKS"]),
+        )  # fmt: skip
+    if "PMI_SIZE" in env and "PMI_RANK" in env:
+        tasks, of_node = int(env["PMI_SIZE"]), int(env.get("MPI_LOCALNRANKS", 1))
+        return Allocation(
+            engine="MPI", nodes=-(-tasks // of_node), node_rank=int(env["PMI_RANK"]), tasks=tasks
+        )
+    if "VC_TASK_INDEX" in env:
+        lists = {env[name] for name in env if re.fullmatch(r"VC_\w+_HOSTS", name)}
+        if len(lists) != 1:
+            raise ValueError(f"Volcano names {len(lists)} lists of hosts, VC_<TASK>_HOSTS")
+        hosts = lists.pop().split(",")
+        master = f"{hosts[0]}:{PORT}"
+        return Allocation(
+            engine="Volcano", nodes=len(hosts), node_rank=int(env["VC_TASK_INDEX"]), master=master
+        )
+    if "JOB_COMPLETION_INDEX" in env and "PADDLE_DP_NODES" in env:
+        nodes, index = int(env["PADDLE_DP_NODES"]), int(env["JOB_COMPLETION_INDEX"])
+        return Allocation(engine="Kubernetes", nodes=nodes, node_rank=index)
+    if leftovers and "PADDLE_NNODES" in env and "PADDLE_MASTER" in env:
+        index = int(env["HOSTNAME"].rpartition("-")[2])
+        nodes, master = int(env["PADDLE_NNODES"]), env["PADDLE_MASTER"]
+        return Allocation(engine="PaddleJob", nodes=nodes, node_rank=index, master=master)
+    return None
+
+
+def first_host(hosts: str) -> str:
+    """The first of Slurm's list of hosts: "gpu[07-09,12],login" → "gpu07"."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", hosts)
+    if first is None:
+        raise ValueError(f"no host in '{hosts}'")
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0])
+
+
+def allocated(env: Mapping[str, str], master: str | None, node_rank: int | None) -> Allocation:
+    """Returns the nodes for `--nodes auto`. An option `--master` counts more than the engine's.
+
+    Raises UsageError without an engine, if it does not name node 0, and for another `--node-rank` than the engine's.
+    """
+    stated = allocation(env, leftovers=True)
+    if stated is None:
+        index = " (JOB_COMPLETION_INDEX is set: set PADDLE_DP_NODES in the pod, too)"
+        raise UsageError(
+            "--nodes auto: the environment tells of no task of Slurm, MPI, Kubernetes, Volcano or PaddleJob"
+            f"{index * ('JOB_COMPLETION_INDEX' in env)}. Start it by srun or mpirun, or give --nodes N, --node-rank R "
+            "and --master HOST:PORT."
+        )
+    if node_rank not in (None, stated.node_rank):
+        raise UsageError(
+            f"--node-rank {node_rank} contradicts {stated.engine}, which says {stated.node_rank}: leave it out."
+        )
+    if stated.nodes > 1 and master is None and stated.master is None:
+        raise UsageError(
+            f"--nodes auto: {stated.engine} does not say where node 0 is: give --master HOST:PORT, an address of the "
+            "node with number 0."
+        )
+    return replace(stated, master=master or stated.master)
+
+
+def refuse_several(env: Mapping[str, str]) -> None:
+    """Raises UsageError for a job without `--nodes` whose engine has started several tasks: each would train alone."""
+    stated = allocation(env)
+    if stated is not None and stated.nodes > 1:
+        raise UsageError(
+            f"{stated.engine} has started this command on {stated.nodes} nodes, and without --nodes each would train "
+            "alone: give --nodes auto for one job, or --nodes 1 for a job on each."
+        )
