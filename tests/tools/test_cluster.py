@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 import re
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from paddle_dp.checkpoint import checkpoints
-from paddle_dp.launch.network import _is_free
 from tests.house.programs import ROOT, run_program
 
 CLUSTER = ROOT / "tools" / "cluster"
@@ -109,37 +103,3 @@ def test_kubernetes_has_what_the_nodes_need():
     assert {mount["name"] for mount in container["volumeMounts"]} == {
         volume["name"] for volume in pod["volumes"]
     }
-
-
-FAKE = (
-    'if [ "$1" = -G ]; then echo "hostname 127.0.0.1"; exit; fi; echo "$@" >> {log}; '
-    'while [ "$1" = -o ]; do shift 2; done; shift; exec bash -c "$*"'
-)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(180)
-def test_ssh_starts_two_nodes_and_stops_them_with_a_checkpoint(tmp_path):
-    port = next(filter(_is_free, random.sample(range(61_000, 64_000), 100)))
-    environment = played(tmp_path / "bin", ssh=FAKE.format(log=tmp_path / "asked"))
-    out, environment = tmp_path / "run", {**environment, "PORT": str(port), "OMP_NUM_THREADS": "1"}
-    words = ["--ranks", "1", "--output-dir", str(out), "train.length=100000 steps"]
-    words += ["callbacks=[{use: metrics, every: 100 steps}, {use: checkpoint, every: null}]"]
-    process = subprocess.Popen(
-        [str(SCRIPTS[1]), "first me@127.0.0.1", RECIPE, *words], cwd=ROOT, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    try:
-        end = time.monotonic() + 90
-        metrics = out / "metrics.jsonl"
-        while not (metrics.exists() and '"step": 200' in metrics.read_text()):
-            assert process.poll() is None and time.monotonic() < end, process.communicate(timeout=10)[0]
-            time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 75 and "stopped by SIGTERM" in said, said
-    assert len(checkpoints(out / "checkpoints")) == 1
-    asked = (tmp_path / "asked").read_text()
-    assert asked.count("paddle-dp train") == 2 and "me@127.0.0.1" in asked and asked.count("rm -f") == 2
