@@ -29,7 +29,7 @@ check:           ## lint, format, types, shell scripts, recipes
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
-	shellcheck .ci/run tools/cluster/slurm.sbatch tools/cluster/ssh.sh
+	shellcheck .ci/run tools/cluster/ssh.sh tests/cluster/*.sh
 	paddle-dp check --no-run configs/*.yaml
 
 format:          ## mend what can be mended without thinking

@@ -108,6 +108,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "plan/rank_times.py plan/measured.py"
     )),
     "verbs": (1500, "verbs/* export/*"),
+    "cluster": (350, "cluster/*"),
     "certificate": (600, "certificate/* proof/certified.py proof/retrain.py"),
     "assembly": (800, "assembly/* train/run.py"),
     "train": (1700, "train/*"),

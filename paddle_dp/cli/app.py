@@ -15,7 +15,7 @@ from paddle_dp.cli.help import Verb, Verbs
 from paddle_dp.cli.proofs import audit, certificate, verify
 from paddle_dp.cli.recipes import check, doctor, import_, new, parts, schema
 from paddle_dp.cli.runs import dashboard, export, generate, merge, predict, why
-from paddle_dp.cli.training import evaluate, launch, train
+from paddle_dp.cli.training import cluster, evaluate, launch, train
 from paddle_dp.errors import InstallError, PaddleDPError, UsageError
 from paddle_dp.launch.steady import open_standard_files
 
@@ -32,6 +32,7 @@ VERBS = (
     predict,
     export,
     launch,
+    cluster,
     dashboard,
     parts,
     check,

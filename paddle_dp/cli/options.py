@@ -115,7 +115,7 @@ def node_options(
 
     least, colon, most = ("" if nodes is None else nodes).rpartition(":")
     if nodes is None:
-        engine.refuse_several(os.environ)
+        engine.refuse_without_nodes(os.environ)
     elif most == "auto":
         stated = engine.allocated(os.environ, master, node_rank)
         if stated.nodes == 1:

@@ -27,7 +27,7 @@ from paddle_dp.cli.options import (
     span,
     split_by_comma,
 )
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import UsageError, did_you_mean
 from paddle_dp.launch.command import Job, typed
 
 NOTHING_PROVEN = 3  # of `verify`
@@ -232,3 +232,55 @@ def launch(
             extra={"cpu_bridge": True} if cpu_bridge else {},
         )
     )
+
+
+def cluster(
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="slurm, kubernetes, jobset or volcano.")],
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(metavar="N", help="Machines, up to 64.")] = 1,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes on each; by default one for each GPU, or one.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of each machine.")] = 0,
+    cpus: Annotated[int, typer.Option(metavar="N", help="Processors of each machine.")] = 8,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each machine.")] = "16Gi",
+    time: Annotated[str, typer.Option(metavar="HH:MM:SS", help="Slurm's time limit of a turn.")] = "04:00:00",
+    output_dir: OutputDir = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The job's; by default the recipe's.")
+    ] = None,
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="The container's image; .devcontainer has a Containerfile.")
+    ] = "REGISTRY/paddle-dp:latest",
+    claim: Annotated[
+        str, typer.Option(metavar="NAME", help="The volume claim of the run's folder.")
+    ] = "runs",
+    restarts: Annotated[
+        int, typer.Option(metavar="N", help="Restarts after a lost pod (train --restarts).")
+    ] = 3,
+) -> None:
+    """Print a script or manifest that runs a recipe on a cluster: redirect it into a file, read it, submit it.
+
+    The recipe is read first, and refused with its mistakes, or if its layout does not fit nodes × ranks. The job stops
+    with a checkpoint before a time limit or an eviction, is queued again, and goes on (docs/how-to/clusters.md).
+    """
+    import shlex
+    import sys
+    from dataclasses import replace
+
+    from paddle_dp.cluster.kubernetes import jobset, kubernetes, volcano
+    from paddle_dp.cluster.request import ClusterRequest, checked, name_of
+    from paddle_dp.cluster.slurm import slurm
+
+    engines = {"slurm": slurm, "kubernetes": kubernetes, "jobset": jobset, "volcano": volcano}
+    if engine not in engines:
+        raise UsageError(f"cluster {engine}: there is no such engine.{did_you_mean(engine, engines)}")
+    request = ClusterRequest(
+        recipe=recipe, settings=tuple(overrides or ()), nodes=nodes, ranks=ranks, gpus=gpus, cpus=cpus, memory=memory,
+        time=time, folder=str(output_dir or ""), name=name or "job", image=image, claim=claim, restarts=restarts,
+    )  # fmt: skip
+    read = checked(request)
+    words = " ".join(shlex.quote(word).replace("\n", " ") for word in sys.argv[1:])
+    text = engines[engine](replace(request, name=name or name_of(read)), f"Written by paddle-dp {words}")
+    print(text, end="")

@@ -89,10 +89,9 @@ def test_a_job_goes_on_after_its_time_limit(slurm: Run, right: dict[str, np.ndar
     """SIGUSR1 before the limit, a checkpoint, status 75, requeue, --resume: three turns, and the bits of one."""
     out, log = tmp_path / "run", tmp_path / "log"
     limits = ("--time=00:02:00", "--signal=USR1@30", "--cpus-per-task=1")  # 90 s after the begin
-    script = ROOT / "tools" / "cluster" / "slurm.sbatch"
-    sent = slurm(
-        "sbatch", *limits, f"--output={log}", script, RECIPE, "--ranks", "1", OUT=str(out), SLOW="0.5"
-    )
+    script = tmp_path / "job.sbatch"
+    script.write_text(slurm("paddle-dp", "cluster", "slurm", RECIPE, "--nodes", "2", "--ranks", "1").stdout)
+    sent = slurm("sbatch", *limits, f"--output={log}", script, OUT=str(out), SLOW="0.5")
     job = sent.stdout.split()[-1]
 
     def state() -> tuple[str, int]:

@@ -43,11 +43,11 @@ class Allocation:
             raise UsageError(
                 f"{self.engine} has started {self.tasks} tasks on {self.nodes} node{'s' * (self.nodes > 1)}, and "
                 "paddle-dp starts the ranks of a node itself (--ranks): ask for one task on each node "
-                f"({_ONE_TASK.get(self.engine, 'as its manual says')}), or give --nodes 1 if each is a job of its own."
+                f"({_TASK_OPTION.get(self.engine, 'as its manual says')}), or give --nodes 1 if each is a separate job."
             )
 
 
-_ONE_TASK = {"Slurm": "--ntasks-per-node=1", "Open MPI": "--map-by ppr:1:node", "MPI": "-ppn 1"}
+_TASK_OPTION = {"Slurm": "--ntasks-per-node=1", "Open MPI": "--map-by ppr:1:node", "MPI": "-ppn 1"}
 
 
 def allocation(variables: Mapping[str, str], leftovers: bool = False) -> Allocation | None:
@@ -66,9 +66,9 @@ def allocation(variables: Mapping[str, str], leftovers: bool = False) -> Allocat
 
 def _stated(env: Mapping[str, str], leftovers: bool) -> Allocation | None:
     if "OMPI_COMM_WORLD_SIZE" in env:  # first: mpirun's daemons may be tasks of Slurm
-        tasks, of_node = int(env["OMPI_COMM_WORLD_SIZE"]), int(env.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1))
+        tasks, local_tasks = int(env["OMPI_COMM_WORLD_SIZE"]), int(env.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1))
         rank = int(env["OMPI_COMM_WORLD_RANK"])
-        return Allocation(engine="Open MPI", nodes=-(-tasks // of_node), node_rank=rank, tasks=tasks)
+        return Allocation(engine="Open MPI", nodes=-(-tasks // local_tasks), node_rank=rank, tasks=tasks)
     if "SLURM_STEP_NODELIST" in env and "SLURM_NODEID" in env:
         number = int(env["SLURM_JOB_ID"]) + int(env.get("SLURM_STEP_ID", 0))
         return Allocation(
@@ -77,9 +77,9 @@ def _stated(env: Mapping[str, str], leftovers: bool) -> Allocation | None:
             tasks=int(env["SLURM_STEP_NUM_TASKS"]),
         )  # fmt: skip
     if "PMI_SIZE" in env and "PMI_RANK" in env:
-        tasks, of_node = int(env["PMI_SIZE"]), int(env.get("MPI_LOCALNRANKS", 1))
+        tasks, local_tasks = int(env["PMI_SIZE"]), int(env.get("MPI_LOCALNRANKS", 1))
         return Allocation(
-            engine="MPI", nodes=-(-tasks // of_node), node_rank=int(env["PMI_RANK"]), tasks=tasks
+            engine="MPI", nodes=-(-tasks // local_tasks), node_rank=int(env["PMI_RANK"]), tasks=tasks
         )
     if "VC_TASK_INDEX" in env:
         lists = {env[name] for name in env if re.fullmatch(r"VC_\w+_HOSTS", name)}
@@ -133,7 +133,7 @@ def allocated(env: Mapping[str, str], master: str | None, node_rank: int | None)
     return replace(stated, master=master or stated.master)
 
 
-def refuse_several(env: Mapping[str, str]) -> None:
+def refuse_without_nodes(env: Mapping[str, str]) -> None:
     """Raises UsageError for a job without `--nodes` whose engine has started several tasks: each would train alone."""
     stated = allocation(env)
     if stated is not None and stated.nodes > 1:

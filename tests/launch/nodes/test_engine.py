@@ -83,7 +83,7 @@ def test_the_first_host_of_slurms_list(hosts, first):
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "10"}, ("auto", None, None),
          r"Slurm has started 10 tasks on 5 nodes, .*\(--ntasks-per-node=1\)"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, (None, None, None),
-         r"Open MPI has started 4 tasks on 1 node, .*--nodes 1 if each is a job of its own"),
+         r"Open MPI has started 4 tasks on 1 node, .*--nodes 1 if each is a separate job"),
         (SLURM, (None, None, None), r"on 5 nodes, and without --nodes each would train alone: give --nodes auto"),
         (VOLCANO, (None, None, None), r"Volcano has started this command on 2 nodes"),
         ({**VOLCANO, "VC_SERVER_HOSTS": "a,b"}, ("auto", None, None), r"Volcano names 2 lists of hosts"),

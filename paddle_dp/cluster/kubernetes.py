@@ -1,0 +1,161 @@
+"""Manifests of Kubernetes: an Indexed Job with its Service, and the same in a JobSet or a job of Volcano.
+
+Each pod is a node. A pod that is asked to end gets SIGTERM, writes a checkpoint, and leaves with 75.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import PurePosixPath
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
+
+from paddle_dp.cluster.request import ClusterRequest
+from paddle_dp.errors import UsageError
+
+PORT = 29500
+CONTAINER = "train"
+_TRIES = 8  # failed pods, those that were stopped or taken away apart
+Manifest = dict[str, Any]
+
+
+def kubernetes(request: ClusterRequest, title: str) -> str:
+    """Returns an Indexed Job, and the headless Service by which its pods find the first one (1.29 or newer)."""
+    name = request.name
+    service = {
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
+        "spec": {
+            "clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name},
+            "ports": [{"name": "rendezvous", "port": PORT}],
+        },
+    }  # fmt: skip
+    job = {
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name},
+        "spec": _indexed(request, f"{name}-0.{name}", subdomain=name),
+    }  # fmt: skip
+    return _text(title, "kubectl apply -f THIS_FILE", service, job)
+
+
+def jobset(request: ClusterRequest, title: str) -> str:
+    """Returns a JobSet, which makes the Service itself."""
+    name = request.name
+    rule = {"name": "typed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    spec = {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "failurePolicy": {"maxRestarts": _TRIES, "rules": [rule]},
+        "replicatedJobs": [
+            {
+                "name": "node",
+                "replicas": 1,
+                "template": {"spec": _indexed(request, f"{name}-node-0-0.{name}")},
+            }
+        ],
+    }
+    manifest = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+    return _text(title, "kubectl apply -f THIS_FILE, where JobSet is installed", manifest)
+
+
+def volcano(request: ClusterRequest, title: str) -> str:
+    """Returns a job of Volcano: all pods are scheduled together or none."""
+    task = {
+        "name": "node", "replicas": request.nodes,
+        "policies": [{"exitCode": 2, "action": "AbortJob"}, {"exitCode": 75, "action": "RestartJob"}],
+        "template": {"spec": _pod(request, None, [])},
+    }  # fmt: skip
+    spec = {
+        "schedulerName": "volcano", "minAvailable": request.nodes, "maxRetry": _TRIES,
+        "plugins": {"svc": [], "env": []}, "policies": [{"event": "PodEvicted", "action": "RestartTask"}],
+        "tasks": [task],
+    }  # fmt: skip
+    name = {"name": request.name}
+    manifest = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": name, "spec": spec}
+    return _text(title, "kubectl apply -f THIS_FILE, where Volcano is installed", manifest)
+
+
+def _indexed(request: ClusterRequest, first: str, subdomain: str | None = None) -> Manifest:
+    """The spec of an Indexed Job, whose first pod is reached by the name `first`."""
+
+    def rule_of_exit(action: str, status: int) -> Manifest:
+        return {
+            "action": action, "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [status]}
+        }  # fmt: skip
+
+    disruption = [{"type": "DisruptionTarget", "status": DoubleQuotedScalarString("True")}]
+    nodes = {"name": "PADDLE_DP_NODES", "value": DoubleQuotedScalarString(str(request.nodes))}
+    return {
+        "completionMode": "Indexed", "completions": request.nodes, "parallelism": request.nodes,
+        "backoffLimit": _TRIES,
+        "podFailurePolicy": {
+            "rules": [
+                rule_of_exit("FailJob", 2),  # another try would say the same
+                rule_of_exit("Ignore", 75),  # stopped with a checkpoint, and not done: again, not counted
+                {"action": "Ignore", "onPodConditions": disruption},
+            ]
+        },
+        "template": {"spec": {**({"subdomain": subdomain} if subdomain else {}), **_pod(request, first, [nodes])}},
+    }  # fmt: skip
+
+
+def _pod(request: ClusterRequest, first: str | None, variables: list[Manifest]) -> Manifest:
+    folder = PurePosixPath(request.folder or f"/runs/{request.name}")
+    if not folder.is_absolute() or folder.parent == PurePosixPath("/"):
+        raise UsageError(
+            f"--output-dir {folder}: the claim '{request.claim}' is mounted at the folder above it, so give an "
+            f"absolute path such as /runs/{request.name}."
+        )
+    master = ("--master", f"{first}:{PORT}") if first else ()
+    restarts = ("--restarts", str(request.restarts)) if request.restarts else ()
+    command = request.command("--nodes auto", *master, *restarts, '--output-dir "$OUT"', '"${resume[@]}"')
+    script = f"""\
+resume=()
+if compgen -G "$OUT/checkpoints/step-*" > /dev/null; then resume=(--resume); fi
+exec {command}
+"""
+    secret = {"secretKeyRef": {"name": "paddle-dp", "key": "secret", "optional": True}}
+    gpus = {"nvidia.com/gpu": request.gpus} if request.gpus else {}
+    cpus = DoubleQuotedScalarString(str(request.cpus))
+    return {
+        "restartPolicy": "Never", "terminationGracePeriodSeconds": request.grace,
+        "containers": [
+            {
+                "name": CONTAINER, "image": request.image, "workingDir": "/work", "command": ["bash", "-c"],
+                "args": [LiteralScalarString(script)],
+                "env": [
+                    {"name": "OUT", "value": str(folder)}, *variables,
+                    {"name": "PADDLE_DP_SECRET", "valueFrom": secret},
+                ],
+                "resources": {
+                    "requests": {"cpu": cpus, "memory": request.memory},
+                    "limits": {"memory": request.memory, **gpus},
+                },
+                "volumeMounts": [
+                    {"name": "runs", "mountPath": str(folder.parent)}, {"name": "shm", "mountPath": "/dev/shm"},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "runs", "persistentVolumeClaim": {"claimName": request.claim}},
+            # A container's own has 64 MiB, too little for NCCL.
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "4Gi"}},
+        ],
+    }  # fmt: skip
+
+
+def _text(title: str, usage: str, *manifests: Manifest) -> str:
+    """The manifests as YAML, below a comment."""
+    writer = YAML(typ="rt", pure=True)
+    writer.width, writer.default_flow_style = 4096, False
+    writer.indent(mapping=2, sequence=4, offset=2)
+    text = io.StringIO()
+    writer.dump_all(list(manifests), text)
+    claim = (
+        "The claim must be ReadWriteMany: all pods save into one folder. Image and claim are yours to make."
+    )
+    return f"# {title}\n# {usage}. {claim}\n{text.getvalue().rstrip()}\n"

@@ -1,0 +1,92 @@
+"""What is asked of a cluster: a recipe on some nodes, and what each of them has."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddle_dp.errors import UsageError
+from paddle_dp.recipe import Recipe, read_recipe
+
+MOST_NODES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterRequest:
+    """A recipe on `nodes` machines, with `ranks` processes on each of them.
+
+    `time` is the limit "[DAYS-]HH:MM:SS", `memory` a node's, such as "16Gi". `folder` is the run's, on a disk that all
+    nodes share; `claim` that disk's name for Kubernetes. `grace`: seconds from the request to stop until the end.
+    """
+
+    recipe: Path
+    settings: tuple[str, ...] = ()
+    name: str = ""
+    nodes: int = 1
+    ranks: int | None = None
+    gpus: int = 0
+    cpus: int = 8
+    memory: str = "16Gi"
+    time: str = "04:00:00"
+    folder: str = ""
+    image: str = "REGISTRY/paddle-dp:latest"
+    claim: str = "runs"
+    restarts: int = 3
+    grace: int = 120
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= MOST_NODES:
+            raise UsageError(f"--nodes {self.nodes}: give 1 to {MOST_NODES} machines.")
+        for option, number, least in (
+            ("--ranks", 1 if self.ranks is None else self.ranks, 1), ("--gpus", self.gpus, 0), ("--cpus", self.cpus, 1),
+            ("--restarts", self.restarts, 0),
+        ):  # fmt: skip
+            if number < least:
+                raise UsageError(f"{option} {number}: give {least} or more.")
+        for option, text, pattern, example in (
+            ("--time", self.time, r"(\d+-)?\d{1,3}:[0-5]\d:[0-5]\d", "04:00:00"),
+            ("--memory", self.memory, r"[1-9]\d*(Mi|Gi|Ti)", "16Gi"),
+            ("--name", self.name, r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", "digits-mlp"),
+            ("--image", self.image, r"[\w./:@-]+", "registry.example.org/paddle-dp:0.1.0"),
+            ("--claim", self.claim, r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", "runs"),
+        ):  # fmt: skip
+            if not re.fullmatch(pattern, text, re.ASCII):
+                raise UsageError(f"{option} {text}: give it such as {example}.")
+
+    @property
+    def ranks_of_node(self) -> int:
+        return self.ranks or self.gpus or 1
+
+    @property
+    def seconds(self) -> int:
+        """The time limit in seconds."""
+        days, _, clock = self.time.rpartition("-")
+        hours, minutes, seconds = map(int, clock.split(":"))
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    def command(self, *options: str) -> str:
+        """The shell's words of `paddle-dp train` with the recipe, its settings, the ranks and these options."""
+        typed = ["paddle-dp", "train", str(self.recipe), *self.settings, "--ranks", str(self.ranks_of_node)]
+        return " ".join([*map(shlex.quote, typed), *options])
+
+
+def checked(request: ClusterRequest) -> Recipe:
+    """Reads the recipe with its settings. Raises RecipeError for mistakes in it, and UsageError if its strategy does
+    not fit the ranks of all nodes together: the queue would tell it hours later."""
+    recipe = read_recipe(request.recipe, request.settings)
+    total = request.nodes * request.ranks_of_node
+    ranks = recipe.strategy.config.layout(total).degrees.ranks
+    if ranks != total:
+        raise UsageError(
+            f"strategy {recipe.strategy.name} is for {ranks} ranks, and {request.nodes} × {request.ranks_of_node} are "
+            f"{total}: change --nodes or --ranks, or the strategy's degrees."
+        )
+    return recipe
+
+
+def name_of(recipe: Recipe) -> str:
+    """A name for the engine's job, from the recipe's: a label of DNS, at most 40 characters."""
+    label = re.sub(r"[^a-z0-9]+", "-", recipe.name.lower()).strip("-")
+    return (label if label[:1].isalpha() else f"train-{label}".rstrip("-"))[:40].rstrip("-")

@@ -1,0 +1,59 @@
+"""A batch script for Slurm."""
+
+from __future__ import annotations
+
+import shlex
+
+from paddle_dp.cluster.request import ClusterRequest
+
+_SCRIPT = """\
+#!/usr/bin/env bash
+# {title}
+# sbatch THIS_FILE [KEY=VALUE …]. The run's folder must be on a disk that all nodes share.
+# Add what your cluster wants: --partition, --account; some take --gres in place of --gpus-per-node.
+{options}
+set -uo pipefail
+
+out=${{OUT:-{folder}}}
+newest() {{ # the newest checkpoint, "" without one
+    find "$out/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | sort | tail -n 1
+}}
+before=$(newest)
+resume=()
+if [ -n "$before" ]; then
+    resume=(--resume)
+fi
+
+# One task on each node, which starts the node's ranks itself; Slurm says which nodes there are.
+srun {command} "$@" --nodes auto --output-dir "$out" ${{resume[@]+"${{resume[@]}}"}}
+status=$?
+
+again=0
+if [ "$status" = 75 ]; then # stopped with a checkpoint, and not done
+    again=1
+elif [ "$status" = 138 ] && [ -n "$before" ]; then # the time limit came before the first update of this turn
+    again=1
+elif [ "$status" != 0 ] && [ "$status" != 2 ] && [ "$(newest)" != "$before" ]; then
+    again=1 # a task was lost, and srun starts none again; the training had come further
+fi
+if [ "$again" = 1 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt "${{TURNS:-100}}" ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+
+
+def slurm(request: ClusterRequest, title: str) -> str:
+    """Returns a script for `sbatch`: it stops with a checkpoint before the time limit, is requeued, and goes on."""
+    number, unit = request.memory[:-2], request.memory[-2]
+    # Shorter limits leave no time for the first updates.
+    grace = min(request.grace, request.seconds // 2)
+    options = {
+        "job-name": request.name, "nodes": request.nodes, "ntasks-per-node": 1, "cpus-per-task": request.cpus,
+        **({"gpus-per-node": request.gpus} if request.gpus else {}),
+        "mem": f"{number}{unit}", "time": request.time, "signal": f"USR1@{grace}", "requeue": None,
+        "open-mode": "append", "output": "%x-%j.log",
+    }  # fmt: skip
+    lines = [f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in options.items()]
+    folder = shlex.quote(request.folder) if request.folder else f"$PWD/runs/{request.name}-$SLURM_JOB_ID"
+    return _SCRIPT.format(title=title, options="\n".join(lines), folder=folder, command=request.command())

@@ -1,0 +1,68 @@
+"""The script for Slurm: what it asks for, and what it does where Slurm's programs are played."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.cluster.request import ClusterRequest
+from paddle_dp.cluster.slurm import slurm
+from tests.house.programs import run_program
+
+REQUEST = ClusterRequest(recipe=Path("r.yaml"), settings=("name=it's a run",), name="r", nodes=4, gpus=8)
+
+
+def options(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", text, re.M))
+
+
+def test_it_asks_for_the_nodes_and_a_signal_before_the_limit() -> None:
+    asked = options(slurm(REQUEST, "by a test"))
+    assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-node"]) == ("4", "1", "8")
+    assert (asked["signal"], asked["mem"], asked["open-mode"]) == ("USR1@120", "16G", "append")
+    assert "requeue" in asked
+    short = ClusterRequest(recipe=Path("r.yaml"), name="r", time="00:02:00")
+    assert options(slurm(short, ""))["signal"] == "USR1@60"
+    assert "gpus-per-node" not in options(slurm(short, ""))
+    assert ClusterRequest(recipe=Path("r"), name="r", time="1-02:00:30").seconds == 26 * 3600 + 30
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("status", "saved", "saves", "turn", "requeued"),
+    [
+        (75, True, False, 1, True), (75, False, True, 1, True), (75, True, True, 100, False),
+        (1, True, False, 1, False), (1, True, True, 1, True), (137, False, True, 1, True),
+        (137, False, False, 1, False), (138, True, False, 1, True), (138, False, False, 1, False),
+        (2, True, True, 1, False), (0, False, True, 1, False),
+    ],
+)  # fmt: skip
+def test_it_is_requeued_where_there_is_something_to_go_on_from(
+    tmp_path: Path, status: int, saved: bool, saves: bool, turn: int, requeued: bool
+) -> None:
+    """After a stop, and after a lost task or the time limit's signal with a checkpoint."""
+    said, out, programs = tmp_path / "said", tmp_path / "a run", tmp_path / "bin"
+    newer = f'mkdir -p "{out}/checkpoints/step-00000009"; ' if saves else ""
+    programs.mkdir()
+    for name, text in {
+        "scontrol": f'echo "$@" >> {said}',
+        "srun": f'"$@"; {newer}exit {status}',
+        "paddle-dp": f'printf "%s|" "$@" >> {said}; echo >> {said}',
+    }.items():
+        (programs / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    if saved:
+        (out / "checkpoints" / "step-00000004").mkdir(parents=True)
+    (tmp_path / "job.sbatch").write_text(slurm(REQUEST, "by a test"))
+    variables = {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": str(turn), "OUT": str(out)}
+    path = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    words = ("bash", tmp_path / "job.sbatch", "train.batch=64")
+    run_program(*words, env={**variables, **path}, timeout=20, status=status)
+    lines = said.read_text().splitlines()
+    resume = "--resume|" if saved else ""
+    given = "train|r.yaml|name=it's a run|--ranks|8|train.batch=64"
+    assert lines[0] == f"{given}|--nodes|auto|--output-dir|{out}|{resume}"
+    assert lines[1:] == (["requeue 42"] if requeued else [])
