@@ -194,6 +194,37 @@ class PickleMachine:
         return {str(key): value for key, value in zip(keys, values, strict=True)}
 
 
+class RecordMachine(PickleMachine):
+    """Reads objects as dicts of their attributes, whatever their class, which is not looked up.
+
+    The member of an enumeration is its value, and a set a list; the result of any other call is None.
+    """
+
+    def __init__(self, most: int):
+        super().__init__({}, most=most, nested=True)
+
+    def _known(self, name: str) -> PickleName:
+        return PickleName(name)
+
+    def _called(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        is_value = len(arguments) == 1 and isinstance(arguments[0], (*SCALARS, list))
+        return arguments[0] if is_value else None
+
+    def _make(self, name: str, argument: Any) -> None:
+        if name == "NEWOBJ":
+            self.stack[-2:] = [{}]
+        elif name == "BUILD":
+            state, record = self.stack.pop(), self.stack[-1]
+            if isinstance(record, dict) and isinstance(state, dict):
+                record.update(state)
+        elif name == "EMPTY_SET":
+            self.stack.append([])
+        elif name == "ADDITEMS":
+            expect(list, self.stack[self.marks[-1] - 1]).extend(self._marked())
+        else:
+            super()._make(name, argument)
+
+
 def expect(kind: Any, value: Any) -> Any:
     """Returns the value. Raises ValueError unless it is of this type."""
     if not isinstance(value, kind):

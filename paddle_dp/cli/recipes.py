@@ -126,10 +126,23 @@ def new(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A training configuration of PaddleClas.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A training of PaddleClas (YAML), of PaddleNLP, PaddleFormers or Hugging Face's Trainer (JSON, YAML, "
+            "a script with its options).",
+        ),
+    ],
     ranks: Annotated[
         int | None,
         typer.Option(metavar="N", help="For how many cards it is written: its batch size is for one."),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="The folder of the language model's config.json, if FILE names none."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -142,18 +155,14 @@ def import_(
         ),
     ] = False,
 ) -> None:
-    """Make a recipe of another tool's configuration, with every key accounted for (docs/coming-from/paddleclas.md).
+    """Make a recipe of another tool's configuration, with every key accounted for (docs/coming-from).
 
     Comments in the recipe name each key without a counterpart. The screen names those that are not honoured, so that
     something else is learned.
     """
     from paddle_dp.coming_from.importer import import_recipe
 
-    if ranks is None or ranks < 1:
-        raise UsageError(
-            f"{file}: its batch size is for one card. Say for how many it is written: --ranks 4."
-        )
-    print(*import_recipe(file, ranks, out, strict).lines(), sep="\n")
+    print(*import_recipe(file, ranks, out, strict, model).lines(), sep="\n")
 
 
 import_.__name__ = "import"  # the verb's name, which Python allows no function

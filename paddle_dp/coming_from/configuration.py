@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
+from paddle_dp.coming_from.command_line import Command, holds_options
+from paddle_dp.coming_from.training_args_file import BEGINNING, read_training_args
 from paddle_dp.errors import UsageError
 
+_DATA = (".json", ".yaml", ".yml")
+_LARGEST = 2**22  # bytes of a configuration
 _EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")  # a text in YAML 1.1
 
 
@@ -30,38 +34,37 @@ class Configuration:
     such as `transform_ops`, counts as one mapping; a name that occurs again ends in "#2".
 
     `unused`: keys that change nothing that is learned. `lost`: keys that do, and have no counterpart. `differences`:
-    sentences on what is done differently whatever the keys say.
+    sentences on what is done differently whatever the keys say. `to_fill`: what the user has to write into the recipe,
+    as "key: sentence". `folder`: the file's. `launched`: the number of ranks of the launcher in a command, or 0.
     """
 
     name: str
     values: dict[str, Any]
+    folder: Path = field(default_factory=Path)
+    launched: int = 0
     carried: set[str] = field(default_factory=set)
     unused: list[Remark] = field(default_factory=list)
     lost: list[Remark] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+    to_fill: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, file: Path) -> Configuration:
-        """Reads YAML or JSON. Raises UsageError for a file that holds no mapping."""
-        from ruamel.yaml import YAML
-        from ruamel.yaml.error import YAMLError
-
+        """Reads YAML, JSON, the arguments of a command, such as a shell script, or a training_args.bin. Raises
+        UsageError for a file that holds no mapping."""
         try:
-            parser = YAML(typ="safe", pure=True)
-            parser.version = (1, 1)  # PyYAML's, where `no` and `off` are false
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that 1e-8 has no point
-                content = parser.load(file.read_text("utf-8"))
+            if file.stat().st_size > _LARGEST:
+                raise UsageError(f"{file} is no configuration: it is larger than {_LARGEST >> 20} MB")
+            content = file.read_bytes()
+            text = "" if content.startswith(BEGINNING) else content.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from error
-        except RecursionError:
-            raise UsageError(f"{file} is nested too deep") from None
-        except YAMLError as error:
-            raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(content, Mapping):
-            raise UsageError(f"{file} holds no configuration: its content is a {type(content).__name__}")
+        if file.suffix.lower() not in _DATA and holds_options(text):
+            command = Command.read(file, text)
+            return cls(file.name, command.options, file.parent, command.launched)
         try:
-            return cls(file.name, dict(_flat("", content)))
+            keys = yaml_content(file, text) if text else read_training_args(file, content)
+            return cls(file.name, flat_keys(keys), file.parent)
         except RecursionError:
             raise UsageError(f"{file} refers to itself, or is nested too deep") from None
 
@@ -84,6 +87,30 @@ class Configuration:
         """True if there is this key, or a key below it."""
         return any(key == prefix or key.startswith(f"{prefix}.") for key in self.values)
 
+    def give(self, values: Mapping[str, Any]) -> None:
+        """Adds keys of another file that this one names."""
+        self.values |= {key: value for key, value in values.items() if key not in self.values}
+
+    def fill(self, key: str, reason: str) -> None:
+        """Notes a setting of the recipe that the user has to write."""
+        self.to_fill.append(f"{key}: {reason}")
+
+    def remaining(self) -> list[str]:
+        """The keys that nothing has mentioned yet."""
+        mentioned = self.carried.union(*(remark.keys for remark in (*self.unused, *self.lost)))
+        return [key for key in self.values if key not in mentioned]
+
+    def at_rest(self, keys: Sequence[str], reason: str) -> None:
+        """Notes keys with values that change nothing; the recipe lists their names alone."""
+        if keys:
+            self.unused.append(Remark("", tuple(keys), reason))
+
+    def lose_key(self, key: str, reason: str) -> None:
+        """Notes that this one key is not honoured, if it is there; what was carried over is not any more."""
+        if key in self.values:
+            self.carried.discard(key)
+            self.lost.append(Remark(key, (key,), reason))
+
     def without_counterpart(self, pattern: str, reason: str) -> None:
         """Notes that the remaining keys of a pattern change nothing that is learned."""
         self._note(self.unused, pattern, reason)
@@ -102,13 +129,34 @@ class Configuration:
         raise UsageError(f"{self.name}: {key}{'' if value is None else f': {value}'}: {reason}")
 
     def _note(self, remarks: list[Remark], pattern: str, reason: str) -> None:
-        keys = [key for key in self._remaining() if fnmatchcase(key, pattern)]
+        keys = [key for key in self.remaining() if key == pattern or fnmatchcase(key, pattern)]
         if keys:
             remarks.append(Remark(pattern, tuple(keys), reason))
 
-    def _remaining(self) -> list[str]:
-        mentioned = self.carried.union(*(remark.keys for remark in (*self.unused, *self.lost)))
-        return [key for key in self.values if key not in mentioned]
+
+def yaml_content(file: Path, text: str) -> Mapping[Any, Any]:
+    """The mapping in a text of YAML or JSON. Raises UsageError for anything else."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        parser = YAML(typ="safe", pure=True)
+        parser.version = (1, 1)  # PyYAML's, where `no` and `off` are false
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that 1e-8 has no point
+            content = parser.load(text)
+    except RecursionError:
+        raise UsageError(f"{file} is nested too deep") from None
+    except (YAMLError, ValueError) as error:
+        raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{file} holds no configuration: its content is a {type(content).__name__}")
+    return content
+
+
+def flat_keys(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of a nested mapping by their path. Raises RecursionError for one that contains itself."""
+    return dict(_flat(prefix, content))
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

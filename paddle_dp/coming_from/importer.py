@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from paddle_dp.coming_from import paddleclas
+from paddle_dp.coming_from import huggingface, paddleclas, paddlenlp
 from paddle_dp.coming_from.configuration import Configuration
 from paddle_dp.coming_from.recipe_text import recipe_text, summary
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.recipe import read_recipe
+
+
+class Tool(Protocol):
+    """Another tool: a module that recognizes its configurations, and makes a recipe's sections of one.
+
+    `recipe` takes the number of ranks that the configuration is written for, and the folder of the model's config.json.
+    """
+
+    NAME: str
+
+    def recognizes(self, c: Configuration, /) -> bool: ...
+    def recipe(self, c: Configuration, ranks: int, folder: Path | None, /) -> dict[str, Any]: ...
+
+
+TOOLS: tuple[Tool, ...] = (paddleclas, paddlenlp, huggingface)
 
 
 @dataclass(frozen=True)
@@ -21,6 +37,8 @@ class Import:
 
     recipe: Path
     configuration: Configuration
+    tool: str
+    verify: str
     obstacle: str
 
     def lines(self) -> list[str]:
@@ -28,32 +46,48 @@ class Import:
         c = self.configuration
         remarks = {
             "not honoured:": [f"{', '.join(each.keys)}: {each.reason}" for each in c.lost],
+            "to fill in:": c.to_fill,
             "different by design:": c.differences,
             "not ready yet:": [self.obstacle] if self.obstacle else [],
         }
-        lines = [f"{self.recipe}: {summary(c)}"]
+        lines = [f"{self.recipe} of {self.tool}: {summary(c)}"]
         for title, sentences in remarks.items():
             lines += [title, *(f"  {sentence}" for sentence in sentences)] if sentences else []
-        return [*lines, f"next: paddle-dp check {self.recipe}"]
+        return [*lines, f"next: paddle-dp check {self.recipe}", f"then: {self.verify}"]
 
 
-def import_recipe(file: Path, ranks: int, out: Path | None = None, strict: bool = False) -> Import:
-    """Writes the recipe of a configuration for `ranks` cards to `out`, or to NAME.yaml in the current folder.
+def import_recipe(
+    file: Path, ranks: int | None, out: Path | None = None, strict: bool = False, model: Path | None = None
+) -> Import:
+    """Writes the recipe of a configuration for `ranks` cards to `out`, or to NAME.yaml in the current folder. `model`:
+    the folder of the model's config.json, where the file does not name it.
 
-    Raises UsageError for a configuration of an unknown tool or one that no recipe expresses, for a file that is there
-    already, and with `strict` for a key that is not honoured; then nothing is written.
+    Raises UsageError for a configuration of an unknown tool or one that no recipe expresses, without `ranks`, for a
+    file that is there already, and with `strict` for a key that is not honoured; then nothing is written.
     """
     configuration = Configuration.read(file)
-    if not configuration.has("Arch"):
+    tool = next((tool for tool in TOOLS if tool.recognizes(configuration)), None)
+    if tool is None and configuration.has("log_history"):
         raise UsageError(
-            f"{file} has no Arch, so it is no training configuration of PaddleClas, and others are not read: "
-            "docs/coming-from has tables of the keys of PaddleNLP, Hugging Face, Lightning and Megatron."
+            f"{file} is a trainer's progress, without its arguments: training_args.bin next to it has them."
+        )
+    if tool is None:
+        raise UsageError(
+            f"{file} has neither Arch, so it is no training configuration of PaddleClas, nor arguments of PaddleNLP, "
+            "PaddleFormers or Hugging Face's Trainer, such as per_device_train_batch_size. docs/coming-from has tables "
+            "of the keys of these, and of Lightning and Megatron."
+        )
+    if ranks is None or ranks < 1:
+        launched = configuration.launched
+        hint = f"its launcher starts {launched} on a machine: --ranks {launched}" if launched else "--ranks 4"
+        raise UsageError(
+            f"{file}: its batch size is for one card. Say for how many it is written, on all machines: {hint}."
         )
     try:
-        sections = paddleclas.recipe(configuration, ranks)
-    except (TypeError, ValueError, ZeroDivisionError, AttributeError, IndexError) as error:
+        sections = tool.recipe(configuration, ranks, model)
+    except (TypeError, ValueError, ZeroDivisionError, AttributeError, IndexError, OverflowError) as error:
         raise UsageError(
-            f"{file}: a value is not of the kind that PaddleClas takes there: {error}"
+            f"{file}: a value is not of the kind that {tool.NAME} takes there: {error}"
         ) from error
     out = out if out is not None else Path(re.sub(r"[^\w.-]", "_", f"{file.stem.lower()}.yaml"))
     if strict and configuration.lost:
@@ -61,13 +95,19 @@ def import_recipe(file: Path, ranks: int, out: Path | None = None, strict: bool 
         raise UsageError(f"{file} is not honoured whole, and --strict is given:\n{keys}")
     if out.exists():
         raise UsageError(f"{out} exists already: name another file with --out.")
-    commands = [f"paddle-dp train {out.name} --ranks {ranks}", f"paddle-dp verify {out.name} --ranks 2"]
+    commands = [f"paddle-dp train {out.name} --ranks {ranks}", _verify(out, sections)]
 
     def write() -> None:
-        out.write_text(recipe_text(sections, configuration, "PaddleClas", commands), "utf-8")
+        out.write_text(recipe_text(sections, configuration, tool.NAME, commands), "utf-8")
 
     write()
-    return Import(out, configuration, _obstacle(out, sections, configuration, write))
+    return Import(out, configuration, tool.NAME, commands[1], _obstacle(out, sections, configuration, write))
+
+
+def _verify(out: Path, sections: dict[str, Any]) -> str:
+    """The command that compares the recipe with one process: on two ranks, or as many as its axes need."""
+    degrees = [sections["strategy"].get(axis, 1) for axis in ("tensor", "pipeline", "sharding", "sequence")]
+    return f"paddle-dp verify {out} --ranks {max(2, math.prod(degrees))}"
 
 
 def _obstacle(

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from paddle_dp.coming_from.configuration import Configuration
@@ -81,8 +82,19 @@ _LOST: tuple[tuple[str, Used, str], ...] = (
 )  # fmt: skip
 
 
-def recipe(configuration: Configuration, ranks: int) -> Section:
-    """The recipe of a configuration that is meant for `ranks` cards. Raises UsageError for what no recipe expresses."""
+NAME = "PaddleClas"
+
+
+def recognizes(c: Configuration) -> bool:
+    """True for a file with an architecture."""
+    return c.has("Arch")
+
+
+def recipe(configuration: Configuration, ranks: int, folder: Path | None = None) -> Section:
+    """The recipe of a configuration that is meant for `ranks` cards. Raises UsageError for what no recipe expresses,
+    and for a `folder` of a model, which it does not need."""
+    if folder is not None:
+        configuration.refuse("--model", "a model of PaddleClas is named by Arch")
     c = configuration
     if not c.has("Arch") or not c.has("DataLoader.Train"):
         c.refuse("Arch and DataLoader.Train", "missing, so this is no training of PaddleClas")

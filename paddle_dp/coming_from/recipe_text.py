@@ -11,6 +11,7 @@ from paddle_dp.coming_from.configuration import Configuration, Remark
 from paddle_dp.text import plural
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./*-]*( [\w./-]+)*|\d+ [a-z]+")
+_SECRET = re.compile(r"(?i)(token|api_?key|secret|password)$")
 _NO_TEXT = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 WIDTH, MOST_NAMED = 120, 3
 
@@ -22,6 +23,8 @@ def recipe_text(
     no counterpart."""
     lines = [f"# {configuration.name} of {tool}, by paddle-dp import.", *(f"#   {each}" for each in commands)]
     lines += _remarks("Not honoured, so something else is learned", configuration.lost, configuration)
+    lines += ["# To fill in:"] * bool(configuration.to_fill)
+    lines += [line for each in configuration.to_fill for line in _wrapped(each)]
     lines += ["# Different by design:"] * bool(configuration.differences)
     lines += [line for each in configuration.differences for line in _wrapped(each)]
     for key, value in recipe.items():
@@ -45,19 +48,24 @@ def _remarks(title: str, remarks: Sequence[Remark], configuration: Configuration
         return []
     lines = [f"# {title}:"]
     for remark in remarks:
-        named = ", ".join(f"{key}: {_flow(configuration.values[key])}" for key in remark.keys)
+        named = ", ".join(f"{key}: {_shown(key, configuration.values[key])}" for key in remark.keys)
         if len(remark.keys) > MOST_NAMED:
-            named = f"{remark.pattern}, {len(remark.keys)} keys"
+            named = f"{remark.pattern}, {len(remark.keys)} keys" if remark.pattern else ", ".join(remark.keys)
         lines += _wrapped(f"{named} ({remark.reason})")
     return lines
 
 
+def _shown(key: str, value: Any) -> str:
+    """A key's value, but no password: a recipe is shared."""
+    return "(left out)" if _SECRET.search(key) and isinstance(value, str) else _flow(value)
+
+
 def _wrapped(text: str) -> list[str]:
-    """Comment lines; only at spaces."""
+    """Comment lines; only at spaces. Letters that cannot be printed, which may end a line, become spaces."""
     import textwrap
 
     return textwrap.wrap(
-        text,
+        "".join(letter if letter.isprintable() else " " for letter in text),
         WIDTH,
         initial_indent="#   ",
         subsequent_indent="#     ",

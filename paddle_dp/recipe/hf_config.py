@@ -136,6 +136,11 @@ def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path 
 REQUIRED = ("vocab", "width", "depth", "heads")
 
 
+def model_types(use: str, home: Path | None = None) -> tuple[str, ...]:
+    """The values of model_type that a model of ours reads; none without a table."""
+    return tuple(_table_of(use, home).get("must", {}).get("model_type", ())) if "." not in use else ()
+
+
 def has_table(kind: type[Any]) -> bool:
     """True if a model's Config translates Hugging Face's keys, so that a recipe may use `from`."""
     return _table(kind) is not None
@@ -172,8 +177,7 @@ def _wrong_type(
     if model_type is None or not ours:
         return
     if model_type not in ours:
-        tables = {n: _table_of(n, home).get("must", {}) for n in names("models", home) if "." not in n}
-        alternatives = [n for n, must in tables.items() if model_type in must.get("model_type", ())]
+        alternatives = [n for n in names("models", home) if model_type in model_types(n, home)]
         instead = f": use {' or '.join(alternatives)}" if alternatives else ""
         yield f"has model_type {show(model_type)}, and {use} reads {' and '.join(map(show, ours))} only{instead}"
     for key in table.get("needs", {}).get(model_type, ()) if model_type in ours else ():

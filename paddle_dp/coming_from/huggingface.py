@@ -1,0 +1,246 @@
+"""Hugging Face's TrainingArguments (transformers 4 and 5), as JSON, YAML or a command's options, as recipes.
+
+What an argument does was read in `transformers/training_args.py`, `trainer.py` and `optimization.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.coming_from.configuration import Configuration, flat_keys, yaml_content
+from paddle_dp.coming_from.model_folder import PublishedModel, published_model, texts_section
+from paddle_dp.coming_from.trainer_arguments import (
+    Section,
+    batch_section,
+    callbacks_section,
+    choice,
+    count,
+    length_of,
+    loader_section,
+    number,
+    optimizer_section,
+    refuse_tasks,
+    schedule_section,
+    settle,
+    switch,
+)  # fmt: skip
+from paddle_dp.errors import UsageError
+
+# ruff: noqa: E501 - a row of a table is a line
+NAME = "Hugging Face Trainer"
+_TYPICAL = {
+    "per_device_train_batch_size", "gradient_accumulation_steps", "lr_scheduler_type", "adam_beta1", "max_grad_norm",
+    "num_train_epochs", "warmup_ratio", "label_smoothing_factor", "dataloader_drop_last", "eval_strategy",
+    "learning_rate", "save_total_limit", "weight_decay", "max_steps", "warmup_steps", "load_best_model_at_end",
+}  # fmt: skip
+_OPTIMIZERS = {
+    name: "adamw"
+    for name in ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_torch_xla", "adamw_apex_fused",
+                 "adamw_torch_npu_fused", "adamw_torch_4bit", "paged_adamw", "paged_adamw_32bit")
+    if not name.endswith("4bit")
+} | {"sgd": "sgd", "lion_32bit": "lion"}  # fmt: skip
+_UNUSED = """
+output_dir logging_dir overwrite_output_dir | the run's folder is runs/NAME, or --output-dir
+run_name project trackio_space_id trackio_bucket_id trackio_static_space_id | the run is named after the recipe
+do_train do_eval do_predict | verbs: paddle-dp train, evaluate, predict
+resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint | paddle-dp train RECIPE --resume
+per_device_eval_batch_size per_gpu_eval_batch_size eval_accumulation_steps eval_do_concat_batches batch_eval_metrics | evaluations take train.batch samples
+eval_use_gather_object include_for_metrics include_inputs_for_metrics prediction_loss_only past_index | every held-out sample counts once
+max_eval_samples eval_on_start eval_delay evaluate_during_training | every held-out sample counts, at each interval
+bf16_full_eval fp16_full_eval | evaluations compute as the training does
+fp16_opt_level half_precision_backend fp16_backend | train.precision decides
+tf32 | FLAGS_use_tf32 of Paddle
+report_to | metrics.jsonl of the run has the numbers
+log_level log_level_replica log_on_each_node disable_tqdm logging_first_step skip_memory_metrics | the console prints a line at each interval
+logging_nan_inf_filter | a loss that is not finite ends the training: guard
+include_num_input_tokens_seen include_tokens_per_second | the console prints samples and tokens a second
+save_safetensors save_on_each_node save_only_model save_optimizer save_scheduler enable_jit_checkpoint | a checkpoint is whole
+greater_is_better | known by the name of the score
+dispatch_batches even_batches full_determinism use_seedable_sampler | the order of samples depends on train.seed alone
+average_tokens_across_devices | the loss is the mean over all targets of the global batch
+no_cuda use_cpu use_mps_device local_rank ddp_backend xpu_backend device _n_gpu tpu_num_cores ray_scope | train.device is auto, and --ranks starts the ranks
+ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_timeout ddp_timeout_delta | of the exchange of gradients
+dataloader_pin_memory dataloader_persistent_workers dataloader_multiprocessing_context dataloader_in_order | workers last for the whole training
+remove_unused_columns label_names length_column_name | a data set gives inputs and targets
+auto_find_batch_size | more train.micro_batches need less memory, and the update stays the same
+torch_compile torch_compile_backend torch_compile_mode jit_mode_eval torchdynamo use_ipex | train.compile, for the data axis alone
+use_liger_kernel liger_kernel_config torch_empty_cache_steps use_cache attn_implementation use_flash_attention_2 | of the kernels, not of the numbers
+gradient_checkpointing_kwargs activation_checkpointing_kwargs | of the recomputation
+push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision push_to_hub_model_id push_to_hub_organization push_to_hub_token tags language | nothing is uploaded
+debug skip_prepare_dataset mp_parameters tpu_metrics_debug use_legacy_prediction_loop logging_strategy | of other programs
+accelerator_config fsdp fsdp_config fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap sharded_ddp | strategy places the model
+deepspeed.bf16 deepspeed.fp16 | train.precision is of the arguments bf16 and fp16
+deepspeed.zero_optimization deepspeed.activation_checkpointing deepspeed.steps_per_print deepspeed.wall_clock_breakdown | of memory and speed
+deepspeed.train_batch_size deepspeed.train_micro_batch_size_per_gpu deepspeed.zero_allow_untested_optimizer deepspeed.comms_logger | the arguments decide
+train_batch_size eval_batch_size per_gpu_train_batch_size | the size per device decides
+cache_dir overwrite_cache preprocessing_num_workers low_cpu_mem_usage use_fast_tokenizer token use_auth_token trust_remote_code model_revision keep_linebreaks | of the download and the preparation of the data
+nproc_per_node nnodes node_rank master_addr master_port num_processes num_machines machine_rank main_process_ip main_process_port config_file num_gpus num_nodes gpus devices include hostfile rdzv_backend rdzv_endpoint log_dir max_restarts module | of the launcher: paddle-dp train RECIPE --ranks N
+"""
+_LOST = """
+neftune_noise_alpha | | noise on the embeddings is not here
+adafactor optim_args optim_target_modules | | settings of this optimizer are not here
+lr_scheduler_kwargs | | this setting of the schedule is not here
+num_cycles | 0.5 | the cosine falls once
+group_by_length | | windows of texts have one length, and samples are shuffled
+train_sampling_strategy | random | training samples are shuffled
+split_batches accelerator_config.split_batches | | train.batch is the size per device × ranks × accumulation steps
+parallelism_config | | strategy: hybrid has the axes
+max_train_samples streaming | | all samples of the data set are read
+validation_file eval_file | | held-out texts are dataset.held_out of the files
+config_overrides | | sizes are settings of the model
+dtype torch_dtype | float32 | train.precision of level O2 keeps weights in 16 bits
+line_by_line pad_to_max_length | | texts are cut into windows of dataset.length, and none is padded
+deepspeed.optimizer deepspeed.scheduler deepspeed.gradient_clipping | | optimizer and schedule are of the arguments
+dataset_name dataset_config_name | | nothing is downloaded: write it as texts, and name them in dataset.path
+early_stopping_patience | | callbacks has early_stop
+finetuning_type use_peft lora_rank lora_r lora_alpha lora_dropout lora_target lora_target_modules | full | adapter has LoRA: use: lora, with match
+stage | pt | all tokens of a text are learned, those of prompts, too
+template chat_template | | messages and their templates are not here: texts are read
+load_in_4bit load_in_8bit quantization_bit | | base weights are not quantized
+packing | | texts are cut into windows, which go across documents
+"""
+_NOT_HERE = {
+    "beta": "learning from preferences", "loss_type": "learning from preferences", "pref_loss": "learning from preferences",
+    "reward_model": "reinforcement learning", "num_generations": "reinforcement learning",
+    "predict_with_generate": "a model of sequence to sequence", "generation_max_length": "a model of sequence to sequence",
+}  # fmt: skip
+_CARRIED = {
+    "model_name_or_path", "config_name", "tokenizer_name", "model_type", "train_file", "block_size", "max_seq_length", "max_length", "cutoff_len",
+    "validation_split_percentage", "mlm_probability", "bf16", "fp16", "gradient_checkpointing", "optim", "seed",
+    "activation_checkpointing", "deepspeed", "data_seed", "eval_steps", "save_steps", "logging_steps", "save_strategy",
+    "evaluation_strategy", "adam_beta2", "adam_epsilon", "metric_for_best_model", "dataloader_num_workers",
+    "dataloader_prefetch_factor",
+} | _TYPICAL  # fmt: skip
+
+
+def recognizes(c: Configuration) -> bool:
+    """True for a file with some arguments of their Trainer."""
+    return "per_device_train_batch_size" in c.values or len(_TYPICAL & c.values.keys()) >= 3
+
+
+def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
+    """The recipe of arguments for a training on `ranks` devices; `folder` has the model's config.json.
+
+    Raises UsageError for a model, a schedule or a value that no recipe expresses.
+    """
+    refuse_tasks(c, _NOT_HERE)
+    length = length_of(c, 3.0)
+    model = _model(c, folder)
+    sections: Section = {"model": model.section, "dataset": _dataset(c, model)}
+    sections["loss"] = {"use": "cross_entropy"}
+    if smoothing := number(c, "label_smoothing_factor", 0.0):
+        sections["loss"]["label_smoothing"] = smoothing
+    if model.family == "bert":
+        sections["loss"]["ignore_index"] = -100
+    sections["optimizer"] = optimizer_section(c, _OPTIMIZERS)
+    sections["schedule"] = schedule_section(c, length)
+    sections["strategy"] = _strategy(c, ranks)
+    sections["train"] = batch_section(c, length, ranks)
+    if precision := _precision(c):
+        sections["train"]["precision"] = precision
+    sections["loader"] = loader_section(c)
+    theirs = "evaluation_strategy" if "evaluation_strategy" in c.values else "eval_strategy"
+    evaluates = choice(c.take(theirs, "no")) != "no"
+    if not evaluates:
+        c.without_counterpart("eval_steps", "nothing is evaluated")
+    sections["callbacks"] = callbacks_section(c, length, evaluates)
+    settle(c, _UNUSED, _LOST, _CARRIED, "TrainingArguments")
+    return sections
+
+
+def _model(c: Configuration, folder: Path | None) -> PublishedModel:
+    is_new = not c.values.get("model_name_or_path") and bool(c.values.get("config_name"))
+    model = published_model(
+        c, "config_name" if is_new else "model_name_or_path", folder, with_weights=not is_new
+    )
+    for key in ("model_name_or_path", "config_name", "model_type"):
+        c.take(key)
+    return model
+
+
+def _dataset(c: Configuration, model: PublishedModel) -> Section:
+    if model.family == "vit":
+        c.fill("dataset.path", "the folder with train/CLASS and val/CLASS")
+        size = model.sizes.get("image")
+        return {"use": "image_folder", "path": "path/of/the/images", **({"size": size} if size else {})}
+    key = next(
+        (
+            key
+            for key in (
+                "block_size",
+                "max_seq_length",
+                "max_length",
+                "cutoff_len",
+                "max_length",
+                "cutoff_len",
+            )
+            if c.values.get(key)
+        ),
+        None,
+    )
+    section = texts_section(c, model, c.take("train_file"), count(c, key, 1) if key else None)
+    if held_out := number(c, "validation_split_percentage", 0):
+        section["held_out"] = round(held_out / 100, 9)
+    if (share := c.take("mlm_probability")) is not None and model.family == "bert":
+        section["masked"] = share
+    return section
+
+
+def _precision(c: Configuration) -> Any:
+    """DeepSpeed keeps the weights in 16 bits, with float32 copies for the updates: level O2."""
+    bf16, fp16 = switch(c, "bf16"), switch(c, "fp16")
+    if bf16 and fp16:
+        c.refuse("bf16", "fp16 is true, too")
+    dtype = "bfloat16" if bf16 else "float16" if fp16 else None
+    return {"dtype": dtype, "level": "O2"} if dtype and c.has("deepspeed.zero_optimization") else dtype
+
+
+def _strategy(c: Configuration, ranks: int) -> Section:
+    """The ranks share the updates by ZeRO's stage 1 to 3 where DeepSpeed or FSDP does it there."""
+    stage = _zero_stage(c) or _fsdp_stage(c)
+    section: Section = {"use": "data_parallel"}
+    if stage and ranks > 1:
+        section = {"use": "hybrid", "sharding": ranks, "sharding_stage": stage}
+    activations = [
+        c.take(f"fsdp_config.{name}")
+        for name in ("activation_checkpointing", "fsdp_activation_checkpointing")
+    ]
+    renamed = switch(c, "activation_checkpointing")  # the name in transformers 5
+    if switch(c, "gradient_checkpointing") or renamed or any(activations):
+        section["recompute"] = "full"
+    return section
+
+
+def _zero_stage(c: Configuration) -> int:
+    """DeepSpeed's stage, of its settings in the file or in another one that the file names; 0 without."""
+    named = c.values.get("deepspeed")
+    if isinstance(named, str) and named:
+        file = next((f for f in (c.folder / named, Path(named).expanduser()) if f.is_file()), None)
+        if file is None:
+            c.lose_key(
+                "deepspeed", "there is no such file, so its stage is not known: strategy has sharding_stage"
+            )
+            return 0
+        try:
+            c.give(flat_keys(yaml_content(file, file.read_text("utf-8")), "deepspeed"))
+        except (OSError, UnicodeDecodeError, RecursionError) as error:
+            raise UsageError(f"{c.name}: deepspeed: {file} cannot be read: {error}") from error
+        c.take("deepspeed")
+    key = "deepspeed.zero_optimization.stage"
+    stage = count(c, key, 0, 0) if c.has("deepspeed.zero_optimization") else 0
+    return stage if stage <= 3 else c.refuse(key, "stage 0 to 3")
+
+
+def _fsdp_stage(c: Configuration) -> int:
+    theirs = c.values.get("fsdp")
+    modes = theirs if isinstance(theirs, list) else str(theirs or "").split()
+    stages = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "hybrid_shard_zero2": 2, "no_shard": 0}
+    if theirs is True or "true" in map(str.lower, map(str, modes)):
+        modes = [
+            "shard_grad_op" if c.values.get("fsdp_config.reshard_after_forward") is False else "full_shard"
+        ]
+    named = [each for each in modes if each in stages]
+    if named:
+        c.take("fsdp")
+    return stages[named[0]] if named else 0

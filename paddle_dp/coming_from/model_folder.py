@@ -1,0 +1,160 @@
+"""The model of a configuration: the folder that it names, with a config.json, or the family by its name."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.coming_from.configuration import Configuration
+from paddle_dp.errors import RecipeError
+from paddle_dp.part import find, names
+from paddle_dp.recipe import hf_config
+
+_WEIGHTS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "pytorch_model*.bin",
+    "*.bin.index.json",
+    "*.pdparams",
+)
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "sentencepiece.bpe.model")
+TEXTS = "path/of/the/texts"
+_HEAD = 1024  # tokens of a sample where neither the file nor the model says a length
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """The recipe's `model`. `family`: its name here. `folder`: with the tokenizer, if it is known. `sizes`: the
+    settings that config.json gives, or none."""
+
+    section: dict[str, Any]
+    family: str
+    folder: Path | None
+    sizes: dict[str, Any]
+
+
+def published_model(c: Configuration, key: str, folder: Path | None, with_weights: bool) -> PublishedModel:
+    """The model that the user's `folder` holds, that `key` names, or that the config.json next to the file describes.
+
+    `with_weights`: whether the training begins with published weights. Raises UsageError for a model that no family
+    here is.
+    """
+    name = c.take(key)
+    neighbor = c.folder if (c.folder / hf_config.FILE).is_file() else None
+    is_local = isinstance(name, str) and (Path(name).expanduser() / hf_config.FILE).is_file()
+    source = folder or (Path(name).expanduser() if is_local else neighbor)
+    if source is None:
+        return _by_name(c, key, name, with_weights)
+    try:
+        values = hf_config.read(source)
+        family = _family_of(c, key, source, values.get("model_type"))
+        sizes = hf_config.settings_of(values, find("models", family), family, None)
+    except RecipeError as error:
+        c.refuse(key, f"{source}: {error}")
+    for dropout in ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout"):
+        if values.get(dropout):
+            c.differences.append(f"Attention weights are not dropped; theirs are: {dropout} of config.json.")
+    has_weights = any(file for pattern in _WEIGHTS for file in source.glob(pattern))
+    if with_weights and has_weights and source is not neighbor:
+        return PublishedModel({"use": family, "from": str(source)}, family, source, sizes)
+    if with_weights:
+        begun = f"theirs began with those of {name}" if name else "if theirs began with others, name them"
+        c.fill("load", f"weights are drawn here; {begun}: load: {{path: FOLDER}}")
+    return PublishedModel({"use": family, **sizes}, family, source, sizes)
+
+
+def _by_name(c: Configuration, key: str, name: Any, with_weights: bool) -> PublishedModel:
+    """The model by the family in its name: the folder has to be filled in."""
+    if not isinstance(name, str):
+        c.refuse(
+            key, "missing, so the model is not known: name the folder of its config.json, --model FOLDER"
+        )
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    kinds = [
+        (kind, use) for kind, use in _families().items() if re.search(rf"(?<![a-z]){kind}(?![a-z])", last)
+    ]
+    if not kinds:
+        c.refuse(
+            key,
+            f"there is no such folder, and its name has no family of models that is here ({', '.join(_families())}). "
+            "Name the folder of its config.json: --model FOLDER",
+        )
+    family = kinds[-1][1]
+    c.fill(
+        "model.from", f"the folder of {name}, which is not here. {family} is by its name; config.json decides"
+    )
+    if not with_weights:
+        c.fill("model", "theirs draws the weights anew. A folder with a config.json alone gives the sizes")
+    return PublishedModel({"use": family, "from": name}, family, Path(name), {})
+
+
+def _families() -> dict[str, str]:
+    """Hugging Face's model_type → the model here."""
+    return {kind: use for use in names("models") for kind in hf_config.model_types(use)}
+
+
+def _family_of(c: Configuration, key: str, folder: Path, model_type: Any) -> str:
+    families = _families()
+    if model_type not in families:
+        known = ", ".join(families)
+        c.refuse(
+            key,
+            f"{folder / hf_config.FILE} has model_type {json.dumps(model_type)}, and the models here are {known}",
+        )
+    return families[model_type]
+
+
+def texts_section(
+    c: Configuration,
+    model: PublishedModel,
+    path: Any,
+    length: int | None,
+    named: str = "which the file does not name",
+) -> dict[str, Any]:
+    """The data set of a language model: texts in windows of `length` tokens, for BERT with masked tokens. `named`: what
+    the file says of the texts, if it has no `path`."""
+    section: dict[str, Any] = {"use": "masked_texts" if model.family == "bert" else "text_files"}
+    section["path"] = path or TEXTS
+    if not path:
+        c.fill("dataset.path", f"the file or folder of the texts (.txt, .jsonl), {named}")
+    longest = model.sizes.get("length")
+    if length is None:
+        length = min(longest or _HEAD, _HEAD)
+        c.fill("dataset.length", f"tokens of a sample, which the file does not name: {length} here")
+    elif longest and length > longest:
+        c.differences.append(f"Samples have {longest} tokens, as the model reads no more; theirs {length}.")
+        length = longest
+    named_folder = c.take("tokenizer_name_or_path") or c.take("tokenizer_name")
+    folders = [Path(folder) for folder in (named_folder, model.folder) if folder]
+    files = [folder / name for folder in folders for name in _TOKENIZERS]
+    tokenizer = next(filter(Path.is_file, files), None)
+    section["tokenizer"] = str(tokenizer or [*files, Path(TEXTS, _TOKENIZERS[0])][0])
+    if tokenizer is None:
+        c.fill("dataset.tokenizer", "its file, tokenizer.json or a sentencepiece model")
+    section["length"] = length
+    if model.family == "bert":
+        section["mask"] = _mask(c, tokenizer)
+    return section
+
+
+def _mask(c: Configuration, tokenizer: Path | None) -> int:
+    """The number of the mask token, or that of BERT's vocabularies in English."""
+    usual = 103
+    try:
+        content = json.loads(tokenizer.read_text("utf-8")) if tokenizer is not None else {}
+        added = [each["id"] for each in content["added_tokens"] if each["content"] == "[MASK]"]
+        return int(added[0])
+    except (OSError, ValueError, LookupError, TypeError):
+        c.fill("dataset.mask", f"the number of the tokenizer's mask token, {usual} in bert-base-uncased")
+        return usual
+
+
+def blocks_of(c: Configuration, model: PublishedModel) -> list[str]:
+    """Patterns of all Linear layers in the blocks, without the output layer: LoRA of other tools adapts these."""
+    depth = model.sizes.get("depth")
+    if depth is None:
+        c.fill("adapter.match", "a pattern for each block, blocks.1.* to the last one: theirs adapts these")
+    return [f"blocks.{number}.*" for number in range(1, 1 + (depth or 1))]
