@@ -56,14 +56,14 @@ class Configuration:
             if file.stat().st_size > _LARGEST:
                 raise UsageError(f"{file} is no configuration: it is larger than {_LARGEST >> 20} MB")
             content = file.read_bytes()
-            text = "" if content.startswith(BEGINNING) else content.decode("utf-8-sig")
+            text = None if content.startswith(BEGINNING) else content.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from error
-        if file.suffix.lower() not in _DATA and holds_options(text):
+        if text is not None and file.suffix.lower() not in _DATA and holds_options(text):
             command = Command.read(file, text)
             return cls(file.name, command.options, file.parent, command.launched)
         try:
-            keys = yaml_content(file, text) if text else read_training_args(file, content)
+            keys = read_training_args(file, content) if text is None else yaml_content(file, text)
             return cls(file.name, flat_keys(keys), file.parent)
         except RecursionError:
             raise UsageError(f"{file} refers to itself, or is nested too deep") from None

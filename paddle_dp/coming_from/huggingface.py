@@ -16,6 +16,7 @@ from paddle_dp.coming_from.trainer_arguments import (
     callbacks_section,
     choice,
     count,
+    evaluation_section,
     length_of,
     loader_section,
     number,
@@ -45,9 +46,9 @@ output_dir logging_dir overwrite_output_dir | the run's folder is runs/NAME, or 
 run_name project trackio_space_id trackio_bucket_id trackio_static_space_id | the run is named after the recipe
 do_train do_eval do_predict | verbs: paddle-dp train, evaluate, predict
 resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint | paddle-dp train RECIPE --resume
-per_device_eval_batch_size per_gpu_eval_batch_size eval_accumulation_steps eval_do_concat_batches batch_eval_metrics | evaluations take train.batch samples
+per_device_eval_batch_size per_gpu_eval_batch_size eval_accumulation_steps eval_do_concat_batches batch_eval_metrics | evaluation has the batch
 eval_use_gather_object include_for_metrics include_inputs_for_metrics prediction_loss_only past_index | every held-out sample counts once
-max_eval_samples eval_on_start eval_delay evaluate_during_training | every held-out sample counts, at each interval
+eval_on_start eval_delay evaluate_during_training | every held-out sample counts, at each interval
 bf16_full_eval fp16_full_eval | evaluations compute as the training does
 fp16_opt_level half_precision_backend fp16_backend | train.precision decides
 tf32 | FLAGS_use_tf32 of Paddle
@@ -109,7 +110,7 @@ _CARRIED = {
     "model_name_or_path", "config_name", "tokenizer_name", "model_type", "train_file", "block_size", "max_seq_length", "max_length", "cutoff_len",
     "validation_split_percentage", "mlm_probability", "bf16", "fp16", "gradient_checkpointing", "optim", "seed",
     "activation_checkpointing", "deepspeed", "data_seed", "eval_steps", "save_steps", "logging_steps", "save_strategy",
-    "evaluation_strategy", "adam_beta2", "adam_epsilon", "metric_for_best_model", "dataloader_num_workers",
+    "evaluation_strategy", "max_eval_samples", "adam_beta2", "adam_epsilon", "metric_for_best_model", "dataloader_num_workers",
     "dataloader_prefetch_factor",
 } | _TYPICAL  # fmt: skip
 
@@ -142,6 +143,10 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     sections["loader"] = loader_section(c)
     theirs = "evaluation_strategy" if "evaluation_strategy" in c.values else "eval_strategy"
     evaluates = choice(c.take(theirs, "no")) != "no"
+    if evaluates and (evaluation := evaluation_section(c, ranks, ())):
+        sections["evaluation"] = evaluation
+    if evaluates and c.values.get("max_eval_samples"):
+        sections.setdefault("evaluation", {})["samples"] = count(c, "max_eval_samples", 1)
     if not evaluates:
         c.without_counterpart("eval_steps", "nothing is evaluated")
     sections["callbacks"] = callbacks_section(c, length, evaluates)

@@ -17,6 +17,7 @@ from paddle_dp.coming_from.trainer_arguments import (
     callbacks_section,
     choice,
     count,
+    evaluation_section,
     length_of,
     loader_section,
     number,
@@ -52,7 +53,7 @@ output_dir logging_dir overwrite_output_dir log_dir output_signal_dir metrics_ou
 run_name | the run is named after the recipe
 do_train do_eval do_predict do_export | verbs: paddle-dp train, evaluate, predict, export
 resume_from_checkpoint ignore_data_skip ignore_load_lr_and_optim load_sharded_model skip_data_intervals | paddle-dp train RECIPE --resume
-per_device_eval_batch_size eval_accumulation_steps prediction_loss_only eval_iters test_iters max_evaluate_steps minimum_eval_times | every held-out sample counts once, in batches of train.batch
+per_device_eval_batch_size eval_accumulation_steps prediction_loss_only eval_iters test_iters max_evaluate_steps minimum_eval_times | evaluation has the batch and the samples
 eval_with_do_generation save_generation_output top_k top_p | evaluations score the targets
 bf16_full_eval fp16_full_eval | evaluations compute as the training does
 amp_master_grad | gradients are added up in float32
@@ -170,6 +171,8 @@ def recipe(c: Configuration, ranks: int, folder: Path | None = None) -> Section:
     evaluates = bool(c.values.get("do_eval")) or kind != "no"
     if kind == "no":
         c.values.pop("evaluation_strategy", None)  # theirs is then steps, if do_eval is true
+    if evaluates and (evaluation := evaluation_section(c, readers, ("eval_iters", "max_evaluate_steps"))):
+        sections["evaluation"] = evaluation
     sections["callbacks"] = callbacks_section(c, length, evaluates)
     _dropout(c, model, pretrains)
     if not evaluates:

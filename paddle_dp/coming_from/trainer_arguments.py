@@ -104,6 +104,17 @@ def batch_section(
     return section
 
 
+def evaluation_section(c: Configuration, readers: int, limits: Iterable[str]) -> Section:
+    """The batch of evaluations on all `readers`, and the number of samples; `limits` are numbers of such batches."""
+    section: Section = {}
+    if c.values.get("per_device_eval_batch_size"):
+        section["batch"] = count(c, "per_device_eval_batch_size", 8) * readers
+    for key in limits:
+        if (c.values.get(key) or -1) != -1:
+            section["samples"] = count(c, key, 1) * section.get("batch", 8 * readers)
+    return section
+
+
 def loader_section(c: Configuration) -> Section:
     section: Section = {"num_workers": count(c, "dataloader_num_workers", 0, 0)}
     if c.values.get("dataloader_prefetch_factor"):
@@ -196,9 +207,10 @@ def callbacks_section(c: Configuration, length: TrainingLength, evaluates: bool)
     if evaluates:
         callbacks.append({"use": "evaluate", "every": _every(c, "eval", length) or lines})
     save: Section = {"use": "checkpoint", "every": _every(c, "save", length)}
-    limit = c.values.get("save_total_limit")
-    save["keep"] = count(c, "save_total_limit", 3)
-    if not limit:
+    has_limit = bool(c.values.get("save_total_limit"))  # 0 is none
+    save["keep"] = count(c, "save_total_limit", 3) if has_limit else 3
+    if not has_limit:
+        c.take("save_total_limit")
         c.differences.append(
             "The newest 3 checkpoints are kept; theirs keeps all: callbacks.checkpoint.keep."
         )

@@ -82,7 +82,7 @@ def test_a_whole_training(tmp_path: Path) -> None:
             "load_best_model_at_end": True, "metric_for_best_model": "eval_accuracy", "greater_is_better": True,
             "logging_steps": 10, "seed": 7, "data_seed": 7, "dataloader_drop_last": True, "dataloader_num_workers": 2,
             "dataloader_prefetch_factor": 4, "report_to": ["wandb"], "train_file": "texts.txt", "block_size": 32,
-            "validation_split_percentage": 5,
+            "validation_split_percentage": 5, "per_device_eval_batch_size": 16, "max_eval_samples": 100,
         },
     )  # fmt: skip
     sections = recipe(c, 2, model_folder(tmp_path, "llama"))
@@ -93,6 +93,7 @@ def test_a_whole_training(tmp_path: Path) -> None:
     assert sections["loss"] == {"use": "cross_entropy", "label_smoothing": 0.1}
     assert sections["strategy"] == {"use": "data_parallel", "recompute": "full"}
     assert sections["loader"] == {"num_workers": 2, "prefetch": 4}
+    assert sections["evaluation"] == {"batch": 32, "samples": 100}
     assert "clip" not in sections["optimizer"] and sections["optimizer"]["weight_decay"] == 0.1
     assert sections["dataset"]["path"] == "texts.txt" and sections["dataset"]["held_out"] == 0.05
     assert sections["dataset"]["length"] == 32
@@ -126,11 +127,13 @@ def test_a_whole_training(tmp_path: Path) -> None:
         ({"deepspeed": {"zero_optimization": {"stage": 3}}, "bf16": True}, "train", "precision",
          {"dtype": "bfloat16", "level": "O2"}),
         ({"seed": 0}, "train", "seed", 0),
+        ({"save_total_limit": 0}, "callbacks", 2, {"use": "checkpoint", "every": "500 steps", "keep": 3}),
     ],
 )  # fmt: skip
-def test_one_argument(tmp_path: Path, more: dict[str, Any], section: str, name: str, value: Any) -> None:
+def test_one_argument(tmp_path: Path, more: dict[str, Any], section: str, name: Any, value: Any) -> None:
     c = arguments(tmp_path, **FULL | more)
-    assert recipe(c, 4, model_folder(tmp_path, "gpt"))[section].get(name) == value
+    made = recipe(c, 4, model_folder(tmp_path, "gpt"))[section]
+    assert (made[name] if isinstance(made, list) else made.get(name)) == value
     assert_each_key_once(c)
 
 
@@ -312,6 +315,7 @@ def test_bad_input_writes_nothing(tmp_path: Path, more: dict[str, Any], said: st
         ('{"per_device_train_batch_size": 8', ["--ranks", "2"], "is no YAML"),
         ("{}", ["--ranks", "2"], "nor arguments of PaddleNLP, PaddleFormers or Hugging Face's Trainer"),
         ("[" * 3000, ["--ranks", "2"], "nested too deep"),
+        ("", ["--ranks", "2"], "holds no configuration: its content is a NoneType"),
         ("\0", ["--ranks", "2"], "is no YAML"),
     ],
 )  # fmt: skip

@@ -98,6 +98,7 @@ def test_a_pretraining(tmp_path: Path) -> None:
             "precision": {"dtype": "bfloat16", "level": "O2"},
         },
         "loader": {"num_workers": 1},
+        "evaluation": {"batch": 8},
         "callbacks": [
             {"use": "console", "every": "1 step"}, {"use": "metrics", "every": "1 step"},
             {"use": "evaluate", "every": "1000 steps"}, {"use": "checkpoint", "every": "5000 steps", "keep": 2},
@@ -150,6 +151,9 @@ def test_a_training_of_paddleformers(tmp_path: Path) -> None:
         ({"input_dir": None}, "schedule", "floor", None),  # fine-tuning does not read it
         ({"split": "949,50,1"}, "dataset", "held_out", 0.05),
         ({"split": [998, 2]}, "dataset", "held_out", 0.002),
+        ({"eval_iters": 10}, "evaluation", "samples", 80),  # 10 batches of 2 on 4 ranks
+        ({"max_evaluate_steps": 3, "per_device_eval_batch_size": 1}, "evaluation", "samples", 12),
+        ({"max_evaluate_steps": -1}, "evaluation", "samples", None),
         ({"do_eval": False}, "callbacks", 2, {"use": "checkpoint", "every": "5000 steps", "keep": 2}),
     ],
 )  # fmt: skip
