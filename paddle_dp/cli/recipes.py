@@ -127,12 +127,7 @@ def new(
 
 def import_(
     file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            help="A training of PaddleClas (YAML), of PaddleNLP, PaddleFormers or Hugging Face's Trainer (JSON, YAML, "
-            "a script with its options).",
-        ),
+        Path, typer.Argument(metavar="FILE", help="YAML, JSON, training_args.bin, or a script with options.")
     ],
     ranks: Annotated[
         int | None,
@@ -155,7 +150,7 @@ def import_(
         ),
     ] = False,
 ) -> None:
-    """Make a recipe of another tool's configuration, with every key accounted for (docs/coming-from).
+    """Make a recipe of a training of PaddleClas, PaddleNLP, PaddleFormers or Hugging Face's Trainer, key by key.
 
     Comments in the recipe name each key without a counterpart. The screen names those that are not honoured, so that
     something else is learned.
