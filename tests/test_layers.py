@@ -18,12 +18,12 @@ from tools.house import OUTSIDE_CORE, ROOMS, Import, imports, room_of, this_tree
 
 LAYERS: dict[str, float] = {
     "version": -1,  # imports nothing, so the package itself may load it
-    "errors": 0, "units": 0, "unpickle": 0, "text": 0, "tensors": 0, "files": 0, "adjoint": 0,
+    "errors": 0, "units": 0, "unpickle": 0, "text": 0, "scores": 0, "tensors": 0, "files": 0, "adjoint": 0,
     "structure": 0.5,
     "part": 1, "mesh.degrees": 1, "mesh.environment": 1, "mesh.heartbeat": 1, "mesh.late_ranks": 1, "mesh.doors": 1,
     "mesh.secret": 1, "mesh.tape": 1, "mesh.traffic": 1, "mesh.transport": 1,
     "recipe": 1.5, "plan": 1.5, "gloo": 1.5,  # a recipe is made of parts, a plan of degrees
-    "batch": 2, "mesh": 2, "coming_from": 2, "cluster": 2,
+    "batch": 2, "mesh": 2, "coming_from": 2, "cluster": 2, "report": 2,
     # Describing objects is below what is learned, comparing trainings above it.
     "identity.walk": 2, "identity.attributes": 2.5,
     "data": 3, "checkpoint": 3, "core": 3,
@@ -69,12 +69,19 @@ CORE_IMPORTS: set[tuple[str, str]] = {
     ("assembly.assemble", "certificate.certificate"), ("assembly.assemble", "assembly.initial"),
     ("assembly.trainer", "train.rounds"), ("assembly.trainer", "train.measurements"),
 }  # fmt: skip
-STDLIB_ONLY = ("errors", "units", "text", "files")  # and what a quantity needs to be a pydantic field
+STDLIB_ONLY = (
+    "errors",
+    "units",
+    "text",
+    "files",
+    "scores",
+)  # and what a quantity needs to be a pydantic field
 NO_PADDLE = (
     *STDLIB_ONLY,
     "part",
     "recipe",
     "coming_from",
+    "report",
     "plan",
     "cli",
     "",

@@ -66,7 +66,7 @@ HIGHEST_PROSE = {  # per 10,000 words, the highest of seven code bases of the fi
 # elsewhere, too. The first room that claims a file has it.
 ROOMS: dict[str, tuple[int, str]] = {
     "ground": (1000, (
-        "__init__.py __main__.py errors.py units.py structure.py batch.py version.py unpickle.py text.py "
+        "__init__.py __main__.py errors.py units.py scores.py structure.py batch.py version.py unpickle.py text.py "
         "digests.py tensors.py files.py adjoint.py"
     )),
     "recipe": (2950, "recipe/* part/*"),
@@ -114,6 +114,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "train": (1700, "train/*"),
     "plan": (1250, "plan/*"),
     "cli": (850, "cli/*"),
+    "report": (1500, "report/* callbacks/report.py"),
     "dashboard": (1150, (
         "dashboard/* extras/dashboard/* callbacks/dashboard/* "
         "callbacks/_exchange_timeline.py callbacks/timeline.py"
@@ -130,7 +131,7 @@ ROOMS: dict[str, tuple[int, str]] = {
 # Rooms that the core does without: the family, the outer houses and the extras.
 _OUTSIDE_CORE = """
     strategies/async_average strategies/_rounds strategies/parameter_server strategies/branches strategies/replicas
-    launch doctor proof certificate audit why verbs weights dashboard
+    launch doctor proof certificate audit why verbs weights dashboard report
 """
 OUTSIDE_CORE = frozenset(_OUTSIDE_CORE.split())
 # Of one step the files of these are counted apart: how many there are depends on the recipe.

@@ -29,6 +29,7 @@ from paddle_dp.identity.facts import TrainingSettings
 from paddle_dp.learner import Learner, Strategy, Task
 from paddle_dp.mesh import Mesh
 from paddle_dp.mesh.seed import seed_ranks
+from paddle_dp.part import read_part
 from paddle_dp.recipe import Load, LoaderSettings, write_recipe
 from paddle_dp.structure import mapped
 from paddle_dp.train.callback import Callback
@@ -302,7 +303,11 @@ class TrainerBuilder:
         trainer = kind(
             learner,
             self.train_loader,
-            [*self.setup.callbacks(run), CertificateWriter(run)],
+            [
+                *self.setup.callbacks(run),
+                CertificateWriter(run),
+                read_part("callbacks", {"use": "report"}).build(run),
+            ],
             run=run,
             check_every=requested.strategy.config.check_every,
             guard=requested.guard,

@@ -174,6 +174,8 @@ def summary(
     yield f"{done}. The run is in {run.folder}"
     if saved is not None:
         yield f"  checkpoint   {saved}"
+    if run.identity is not None and run.folder.is_dir():  # the callback `report` writes it after this line
+        yield f"  report       {run.folder / 'report.html'}"
     yield f"  dashboard    {shlex.join(['paddle-dp', 'dashboard', str(run.folder.parent)])}"
     yield from _proof(run, took.first)
 

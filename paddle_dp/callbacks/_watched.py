@@ -7,18 +7,8 @@ import re
 from collections.abc import Iterable
 
 from paddle_dp.errors import UsageError, did_you_mean
+from paddle_dp.scores import smaller_is_better
 from paddle_dp.train import Evaluation, Moment
-
-# A number with one of these words in its name should fall; every other number should rise.
-_COSTS = (
-    "loss", "error", "perplexity", "ppl", "bits", "nll", "entropy", "distance", "mse", "msle", "mae", "mape",
-    "rmse", "rmsle", "wer", "cer", "ter", "eer", "fpr", "fnr", "ece", "brier",
-)  # fmt: skip
-
-
-def smaller_is_better(name: str) -> bool:
-    """True if `name` is a cost: loss, error_rate, val_mse are; acc1, f1, iou are not."""
-    return any(token in _COSTS for token in name.lower().replace("-", "_").split("_"))
 
 
 def better(name: str, value: float, than: float | None, by: float = 0.0) -> bool:

@@ -80,7 +80,7 @@ class CertificateWriter(Callback):
             "from": moment.progress.step, "to": moment.progress.step,
             "resumed": None if self.run.resumed is None else str(self.run.resumed.folder),
             "changes": list(self.run.changes), "weights": weights, "saved": [], "differences": [],
-            "refused": [], "verdict": self._verdict(),
+            "refused": [], **self._proof(),
         }  # fmt: skip
         self.content = {
             "format": FORMAT, "name": self.run.name, "steps": moment.trainer.total_steps,
@@ -131,12 +131,16 @@ class CertificateWriter(Callback):
             return
         differences = [str(each) for each in moment.trainer.differences]
         step = moment.progress.step
-        self._attempt.update(ended=_now(), why=why, to=step, differences=differences, verdict=self._verdict())
+        self._attempt.update(ended=_now(), why=why, to=step, differences=differences, **self._proof())
         self._write()
 
-    def _verdict(self) -> str | None:
-        """The key of `paddle-dp verify`'s verdict on this attempt, or None."""
-        return None if self.run.proof is None else self.run.proof().verdict
+    def _proof(self) -> dict[str, str | None]:
+        """The key of `paddle-dp verify`'s verdict on this attempt, and the verdict in words or how to get one; None
+        each if it cannot have one."""
+        if self.run.proof is None:
+            return {"verdict": None, "proof": None}
+        proof = self.run.proof()
+        return {"verdict": proof.verdict, "proof": proof.sentence}
 
     @property
     def _attempt(self) -> Content:

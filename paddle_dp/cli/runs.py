@@ -1,4 +1,4 @@
-"""Verbs that read a run: why, dashboard, and with its trained weights merge, generate, predict, export."""
+"""Verbs that read a run: why, report, dashboard, and with its trained weights merge, generate, predict, export."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paddle_dp.plan.measured import NOT_MEASURED, Measured
 PLAIN = ("strategy.use=single", "train.precision=float32")  # the plain one-process model
 
 
-def report(run: Path, json: bool = False) -> str:
+def step_report(run: Path, json: bool = False) -> str:
     """Returns the lines of a run's last measurement, or one JSON object. Raises UsageError for a run without any."""
     measurement = _last(run)
     measured = Measured.from_fields(measurement)
@@ -63,7 +63,20 @@ def why(
     Reads the run's record, while it runs or afterwards: every training measures a few of its steps, ever more
     rarely (docs/why-slow.md). `paddle-dp train --why` shows it every 50 steps.
     """
-    typer.echo(report(run, json=json))
+    typer.echo(step_report(run, json=json))
+
+
+def report(run: RunFolder) -> None:
+    """Write RUN/report.html: curves, scores, mistakes by class, proof, times, failures, recipe, as one file.
+
+    Every training writes it at its end; this verb writes it again, also while a training runs (docs/report.md).
+    """
+    from paddle_dp.report.report import NAME, write_report
+
+    try:
+        typer.echo(write_report(run))
+    except OSError as error:
+        raise UsageError(f"{run / NAME} cannot be written: {error.strerror}.") from None
 
 
 def dashboard(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -39,7 +40,25 @@ def start(job: Job) -> NoReturn:
     """Runs a job, and exits with its status."""
     from paddle_dp.launch.start import run
 
-    raise typer.Exit(run(job))
+    began = time.time()
+    status = run(job)
+    if status and job.entry_point == "train" and not job.script and not job.node_rank:
+        _report_failure(job, began)
+    raise typer.Exit(status)
+
+
+def _report_failure(job: Job, began: float) -> None:
+    """Writes the report of a training that began and failed once more: a rank that was killed has written none, and
+    the launcher knows the first cause."""
+    try:
+        from paddle_dp.recipe import read_recipe
+        from paddle_dp.report.report import write_report
+
+        folder = read_recipe(job.recipe, job.all_overrides).folder
+        if (folder / "certificate.json").stat().st_mtime >= began:  # else an older run is in the folder
+            write_report(folder)
+    except Exception:  # noqa: BLE001 - the failure of the training is the last on the screen
+        pass
 
 
 def train(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import TYPE_CHECKING, BinaryIO
 
 from paddle_dp.errors import UsageError
-from paddle_dp.launch import console, logs
+from paddle_dp.files import replacing
+from paddle_dp.launch import console, failures, logs
 from paddle_dp.launch.command import Plan, argv, environment
 from paddle_dp.launch.failures import Failure
 from paddle_dp.launch.network import reserved_ports
@@ -33,6 +35,7 @@ from paddle_dp.mesh.heartbeat import STARTED
 if TYPE_CHECKING:
     from paddle_dp.launch.resume import ResumePoint
 
+ENDED = "ended.json"  # in an attempt's folder; report/run_record.py reads it
 Plans = Callable[[Sequence[AttemptResult]], Plan]
 """Makes the next attempt's plan from the results of earlier ones, with as many ranks as are available now."""
 
@@ -80,6 +83,22 @@ def run(
                 console.resized(plan, point.label)
 
 
+def _note_end(outcome: AttemptResult, plan: Plan, began: float) -> None:
+    """Writes how an attempt ended to its folder, for reports: ranks that were killed leave no record themselves.
+
+    `began`: in seconds since 1970. Does not raise on a full disk.
+    """
+    ranks = plan.ranks * plan.nodes
+    cause = f"ended by {outcome.signal}" if outcome.signal else "Paddle's launcher ended"
+    if outcome.cause is not None:
+        cause = failures.in_a_line(outcome.cause, ranks, outcome.consequences)
+        cause = cause.replace(outcome.cause.in_short, f"{outcome.cause.kind}: {outcome.cause.message}"[:4000])
+    stopped = outcome.stopped or bool(outcome.signal)
+    fields = {"status": outcome.status, "stopped": stopped, "cause": cause if outcome.status else ""}
+    with suppress(OSError), replacing(outcome.attempt / ENDED) as partial:
+        partial.write_text(json.dumps({**fields, "began": began, "ended": time.time()}, indent=1))
+
+
 @dataclass
 class _Resizing:
     """Asks `resize` every LOOK seconds for a reason to stop an attempt of `plan`, and keeps that reason."""
@@ -110,17 +129,21 @@ def run_once(  # noqa: PLR0913 - the caller sets each condition of an attempt
     `prepared` starts them if it can, else Paddle's launcher. `started`: start of the job's first attempt, in seconds of
     the monotonic clock. The result's `saved` is not set.
     """
+    began = time.time()
     plan = replace(plan, job=replace(plan.job, resume=point.resume))
     variables = environment(plan, inherited) | {STARTED: repr(started)}
     screen = _screen(plan, variables)
     ended, supervision = watched(plan, attempt, argv(plan, attempt), variables, outside, screen, prepared)
     outcome = AttemptResult(attempt=attempt, status=0, signal=outside.signals.name, began=point.step)
     if not isinstance(ended, Failure):
-        return replace(outcome, status=ended, step=max(supervision.steps.values(), default=point.step))
-    return replace(
-        outcome, status=ended.exit_status, cause=ended, consequences=supervision.consequences,
-        log=supervision.log_of(ended.rank), step=max(point.step, supervision.steps.get(ended.rank, 0)),
-    )  # fmt: skip
+        outcome = replace(outcome, status=ended, step=max(supervision.steps.values(), default=point.step))
+    else:
+        outcome = replace(
+            outcome, status=ended.exit_status, cause=ended, consequences=supervision.consequences,
+            log=supervision.log_of(ended.rank), step=max(point.step, supervision.steps.get(ended.rank, 0)),
+        )  # fmt: skip
+    _note_end(outcome, plan, began)
+    return outcome
 
 
 def watched(  # noqa: PLR0913 - the caller sets each condition of an attempt

@@ -21,6 +21,16 @@ REPLICA_AXES = (
     "sequence",
 )  # axes along which ranks update the same parameters, also under ZeRO
 
+# Pictures explain an axis with these.
+AXIS_ROLES = {
+    "data": "read different samples",
+    "pipeline": "hold different layers, one after another",
+    "sharding": "read different samples, and each keeps a part of the optimizer's state",
+    "sequence": "hold different tokens of the same texts",
+    "tensor": "hold slices of the same layers",
+    "servers": "read nothing, and update a part of the parameters each",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:

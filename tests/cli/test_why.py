@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paddle_dp.cli.runs import report
+from paddle_dp.cli.runs import step_report
 from paddle_dp.errors import UsageError
 
 RANK = {
@@ -29,16 +29,16 @@ def write(folder, lines):
 
 def test_the_last_measurement_is_told_as_lines_or_as_json(tmp_path):
     write(tmp_path, LINES)
-    text = report(tmp_path)
+    text = step_report(tmp_path)
     assert text.startswith("Where a step of 100 ms goes, in ms (steps 101 to 120):")
     assert "loader.num_workers=4" in text
-    found = json.loads(report(tmp_path, json=True))
+    found = json.loads(step_report(tmp_path, json=True))
     assert found["ranks"][0]["data"] == 0.08 and found["changes"][0]["what"] == "loader.num_workers=4"
 
 
 def test_a_run_without_a_measurement_says_how_to_get_one(tmp_path):
     with pytest.raises(UsageError, match=r"metrics.jsonl is not there: give a run's folder"):
-        report(tmp_path)
+        step_report(tmp_path)
     write(tmp_path, [{"event": "step", "step": 7}])
     with pytest.raises(UsageError, match=r"after 7 steps\. .*do not wait for one another.*RECIPE --why"):
-        report(tmp_path)
+        step_report(tmp_path)

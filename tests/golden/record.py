@@ -54,6 +54,7 @@ ENTROPY = ("rng.python", "rng.numpy")  # the recipe seeds Paddle's generator; th
 # Facts of a checkpoint that change with the files of the code, or tell apart as many samples as there was time to read.
 STATE = ("code of ", "package paddle_dp", ".read.sample")
 FILES = ((r"logs/(attempt-\d+)/.*", r"logs/\1/…"),)  # Paddle's launcher leaves there what it likes
+DRAWN = ("report.html",)  # made of the other files
 
 
 def record(case: Case, recipe_text: str, lanes: Lanes, scratch: Path) -> Record:
@@ -144,7 +145,7 @@ def _json(file: Path) -> Any:
 
 
 def _files(run: Path) -> list[str]:
-    names = {file.relative_to(run).as_posix() for file in run.rglob("*") if file.is_file()}
+    names = {file.relative_to(run).as_posix() for file in run.rglob("*") if file.is_file()} - {*DRAWN}
     for pattern, word in FILES:
         names = {re.sub(pattern, word, name) for name in names}
     return sorted(names)

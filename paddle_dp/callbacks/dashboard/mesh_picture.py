@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paddle_dp.callbacks._pictures import new_figure, png_of
-from paddle_dp.mesh.degrees import AXES, Degrees
+from paddle_dp.mesh.degrees import AXES, AXIS_ROLES, Degrees
 
 _SMALLEST = 64
 
@@ -59,14 +59,6 @@ COLORS = {
     "tensor": "#c23b4e",
     "servers": "#7a6a3f",
 }
-SPLITS = {
-    "data": "read different samples",
-    "pipeline": "hold different layers, one after another",
-    "sharding": "read different samples, and each keeps a part of the optimizer's state",
-    "sequence": "hold different tokens of the same texts",
-    "tensor": "hold slices of the same layers",
-    "servers": "read nothing, and update a part of the parameters each",
-}
 # A rank's box; in its units, the margin of a frame and the height of its name; the largest number of frames in a row.
 BOX, MARGIN, NAME, ROW = (1.0, 0.6), 0.12, 0.3, 8
 
@@ -88,7 +80,7 @@ def draw(degrees: Degrees, title: str) -> bytes:
     outer = frame(degrees, split, {})
     if degrees.servers:
         split, outer = ["servers", *split], _with_servers(degrees.servers, outer)
-    legend = [f"{axis} {degrees[axis]}: ranks {SPLITS[axis]}" for axis in split] or [
+    legend = [f"{axis} {degrees[axis]}: ranks {AXIS_ROLES[axis]}" for axis in split] or [
         "one process: nothing is split"
     ]
     width, height = max(outer.width + 2 * MARGIN, 6.0), outer.height + 0.6 + 0.3 * len(legend)
