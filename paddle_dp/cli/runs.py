@@ -1,4 +1,4 @@
-"""Verbs that read a run: why, report, dashboard, and with its trained weights merge, generate, predict, export."""
+"""Verbs that read runs: why, report, compare, dashboard, and with trained weights merge, generate, predict, export."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from paddle_dp.cli.options import Averaged, Checkpoint, RunFolder, averaged, require
 from paddle_dp.cli.training import NO_TRAINING, start
@@ -77,6 +81,35 @@ def report(run: RunFolder) -> None:
         typer.echo(write_report(run))
     except OSError as error:
         raise UsageError(f"{run / NAME} cannot be written: {error.strerror}.") from None
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS…", help="Folders of two runs or more.")],
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write a page with curves to this file."),
+    ] = None,
+) -> None:
+    """Compare runs: the settings that differ, final and best scores, and with --html their curves.
+
+    The page shows each quantity over steps, samples, seconds and bytes sent, as far as the runs have recorded them
+    (docs/report.md).
+    """
+    from paddle_dp.report.comparison import read_runs, tables, write_comparison
+
+    comparison = read_runs(runs)
+    if html is not None:
+        write_comparison(comparison, html)
+    console = Console()
+    for title, head, rows in tables(comparison):
+        shown = Table(*head, title=title, title_justify="left", box=SIMPLE_HEAD)
+        for row in rows:
+            shown.add_row(*map(Text, row))
+        console.print(shown if rows else Text(f"{title}: none"))
+    for sentence in comparison.warnings:
+        console.print(Text(sentence))
+    if html is not None:
+        console.print(Text(f"written to {html}"), soft_wrap=True)
 
 
 def dashboard(

@@ -171,7 +171,8 @@ def _shapes(curve: Curve, x: _Axis, y: _Axis) -> list[str]:
         below = [f"{x(a)},{y(low)}" for (a, _), (low, _) in zip(curve.points, curve.bounds, strict=True)]
         shapes.append(f'<polygon class="band {shade}" points="{" ".join([*above, *reversed(below)])}"/>')
     if len(curve.points) > 1:
-        shapes.append(f'<polyline class="line {shade}" points="{path}"/>')
+        dashes = ' stroke-dasharray="6 3"' if curve.colour >= COLOURS else ""  # a colour that is used again
+        shapes.append(f'<polyline class="line {shade}"{dashes} points="{path}"/>')
     if curve.dots or len(curve.points) == 1:
         few = curve.points[:: -(-len(curve.points) // MOST_DOTS)]
         shapes += [

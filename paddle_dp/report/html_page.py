@@ -95,7 +95,7 @@ def bar(shares: Mapping[str, tuple[float, int]]) -> Html:
 def legend(labels: Mapping[str, int]) -> Html:
     """The colours of a picture, by label."""
     keys = "".join(
-        f'<span class="key"><i class="c{colour}"></i>{escape(label)}</span>'
+        f'<span class="key"><i class="c{colour % 8}"></i>{escape(label)}</span>'
         for label, colour in labels.items()
     )
     return f'<div class="legend">{keys}</div>'
