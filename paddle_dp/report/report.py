@@ -254,7 +254,7 @@ def _saved(run: RunRecord) -> list[tuple[int, str]]:
 def _curves(run: RunRecord) -> Html:
     marks = [
         (line["step"], f"resumed at step {line['step']}")
-        for line in run.events.get("start", ())
+        for line in run.events.get("start", ())[-100:]
         if line["step"] > 0
     ]
     marks += [(line["step"], f"step {line['step']}: refused") for line in run.events.get("refused", ())[:200]]
@@ -306,7 +306,7 @@ def _score_charts(run: RunRecord) -> Iterator[tuple[str, list[Curve]]]:
 
 def _scores(run: RunRecord) -> Html:
     rows = []
-    for name in main_scores(run):
+    for name in main_scores(run)[:_MOST_ROWS]:
         points, best = run.curve("evaluated", name), run.best(name)
         if points and best:
             direction = "smaller" if smaller_is_better(name) else "larger"
@@ -315,7 +315,7 @@ def _scores(run: RunRecord) -> Html:
                 (name, last, _error(run, name, points[-1][1]), f"{best[1]:.4g}", f"{best[0]:.0f}", direction)
             )
     lines = run.events.get("evaluated", ())
-    names = main_scores(run)
+    names = main_scores(run)[:_MOST_CURVES]
     history = [(int(line["step"]), *(number(line.get(name)) for name in names)) for line in lines]
     stride = -(-len(history) // _MOST_ROWS) or 1
     every = f", each {stride}th" if stride > 1 else ""

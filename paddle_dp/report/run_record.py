@@ -6,6 +6,7 @@ import calendar
 import io
 import json
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,10 @@ ENDED = "ended.json"  # in an attempt's folder of logs: launch/attempts.py write
 # Lines of one event that are kept; of more, every second, fourth, … one.
 MOST_LINES = 4000
 MOST_BYTES = 1 << 30  # of metrics.jsonl; of a larger one, blocks that are evenly spread
+_EVENT, _STEP = b'{"event": "', b'{"event": "step"'  # beginnings of lines
+_LAST_COUNTS = (b"measured", b"epoch", b"end", b"failed")  # events of which the last line is read
 _BLOCK = 1 << 20
+_MOST_YAML = 200_000  # characters: YAML is read slowly
 _LARGEST = 1e300  # differences of such numbers are finite
 _MOST_JSON = 32 << 20  # bytes of another file
 # Numbers of a step that are no scores of it.
@@ -46,20 +50,20 @@ class ThinnedLines:
     lines: list[tuple[float, bytes]] = field(default_factory=list)
     stride: int = 1
     count: int = 0
-    last: tuple[float, bytes] | None = None
+    last: tuple[float, bytes] = (0.0, b"")
 
     def add(self, before: float, line: bytes) -> None:
-        self.last = before, line
         if self.count % self.stride == 0:
-            self.lines.append(self.last)
+            self.lines.append((before, line))
             if len(self.lines) > 2 * MOST_LINES:
                 self.lines, self.stride = self.lines[::2], 2 * self.stride
         self.count += 1
+        self.last = before, line
 
     def read(self) -> list[Json]:
         """The lines as JSON, the last one among them."""
-        has_last = not self.lines or self.lines[-1] is self.last
-        rows = self.lines if has_last or self.last is None else [*self.lines, self.last]
+        is_complete = bool(self.lines) and self.lines[-1][1] == self.last[1]
+        rows = self.lines if is_complete else [*self.lines, self.last]
         events = []
         for before, line in rows:
             if event := _parsed(line):
@@ -83,17 +87,22 @@ def _parsed(line: bytes) -> Json:
 
 def read_metrics(path: Path) -> dict[str, ThinnedLines]:
     """The lines of metrics.jsonl by event, thinned. Raises OSError."""
-    events: dict[str, ThinnedLines] = {}
+    steps = ThinnedLines()
+    events = {b"step": steps}
     before, last = 0.0, b""
     for line in _lines(path):
-        name = line[11 : line.find(b'"', 11)] if line.startswith(b'{"event": "') else b""
-        if not name or not line.endswith(b"\n"):
-            continue
-        if name == b"start":
-            before += number(_parsed(last).get("seconds")) or 0.0
-        events.setdefault(name.decode(errors="replace"), ThinnedLines()).add(before, line)
+        if line.startswith(_STEP):  # there may be millions
+            steps.add(before, line)
+        elif line.startswith(_EVENT):
+            name = line[len(_EVENT) : line.find(b'"', len(_EVENT))]
+            if name == b"start":
+                before += number(_parsed(last).get("seconds")) or 0.0
+            if name in _LAST_COUNTS:
+                events[name] = ThinnedLines(last=(before, line))
+            else:
+                events.setdefault(name, ThinnedLines()).add(before, line)
         last = line
-    return events
+    return {name.decode(errors="replace"): lines for name, lines in events.items() if lines.last[1]}
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -165,6 +174,8 @@ class RunRecord:
     @cached_property
     def recipe(self) -> Json:
         """The resolved recipe; {} for a training that is described in Python."""
+        if len(self.recipe_text) > _MOST_YAML:
+            return {}
         try:
             content = YAML(typ="safe", pure=True).load(self.recipe_text)
         except (YAMLError, ValueError, RecursionError):
@@ -245,7 +256,9 @@ class RunRecord:
             [row.get("support") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         )
         total = sum(count for count in counts if type(count) is int and count > 0)
-        return total or sum(map(sum, self.confusion))
+        total = total or sum(map(sum, self.confusion))
+        samples = self.evaluation.get("samples")
+        return total if type(samples) is int and total <= samples else 0
 
     @cached_property
     def confusion(self) -> list[list[int]]:
@@ -259,7 +272,7 @@ class RunRecord:
 
     def bounds(self, name: str, share: float) -> tuple[float, float] | None:
         """The 95 % interval of an accuracy; None for other scores."""
-        is_accuracy = name.removeprefix("ema_").startswith("acc") and 0 <= share <= 1
+        is_accuracy = re.fullmatch(r"(ema_)?acc(uracy)?\d*", name) and 0 <= share <= 1
         return interval(share, self.independent_samples) if is_accuracy and self.independent_samples else None
 
     def shown(self, name: str, value: float) -> str:

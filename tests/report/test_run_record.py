@@ -103,5 +103,8 @@ def test_only_an_accuracy_of_single_decisions_has_an_interval(tmp_path: Path) ->
     run = with_evaluation(runs.evaluation([[8, 2], [0, 10]]))
     assert run.independent_samples == 20 and run.bounds("f1", 0.9) is None
     assert run.bounds("acc1", 0.9) == pytest.approx((0.699, 0.972), abs=1e-3)
+    assert run.bounds("accept_rate", 0.9) is None
+    several = {**runs.evaluation([[8, 2], [0, 10]]), "samples": 4}  # several decisions in a sample
+    assert with_evaluation(several).bounds("acc1", 0.9) is None
     assert with_evaluation({"samples": 20}).bounds("acc1", 0.9) is None  # tokens of a text: not independent
     assert with_evaluation({"confusion": [[1, "x"], [0, 1]]}).confusion == []
