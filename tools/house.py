@@ -114,10 +114,10 @@ ROOMS: dict[str, tuple[int, str]] = {
     "train": (1700, "train/*"),
     "plan": (1250, "plan/*"),
     "cli": (850, "cli/*"),
-    "report": (1500, "report/* callbacks/report.py"),
+    "report": (1600, "report/* callbacks/report.py"),
     "dashboard": (1150, (
         "dashboard/* extras/dashboard/* callbacks/dashboard/* "
-        "callbacks/_exchange_timeline.py callbacks/timeline.py"
+        "callbacks/_exchange_timeline.py callbacks/timeline.py callbacks/tensorboard.py"
     )),
     "callbacks": (1300, "callbacks/*"),
     "plug-ins": (2600, (

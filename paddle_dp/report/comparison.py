@@ -58,7 +58,7 @@ def settings_of(content: Any, prefix: str = "") -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Two or more runs, and their labels."""
 
     runs: Sequence[RunRecord]
@@ -113,7 +113,7 @@ class Comparison:
                 )
             if not run.recipe:
                 sentences.append(f"{label} has no recipe: its settings cannot be compared.")
-        digests = {_held_out_digest(run) for run in self.runs} - {""}
+        digests = {_test_digest(run) for run in self.runs} - {""}
         if len(digests) > 1:
             sentences.append("The held-out data differ: scores on other samples cannot be compared.")
         if sentence := self._chance():
@@ -191,13 +191,13 @@ def _layout(run: RunRecord) -> str:
     return " × ".join(split) or ABSENT
 
 
-def _held_out_digest(run: RunRecord) -> str:
+def _test_digest(run: RunRecord) -> str:
     data = run.certificate.get("data")
     test = data.get("test") if isinstance(data, dict) else None
     return str(test.get("digest", "")) if isinstance(test, dict) else ""
 
 
-def read_runs(folders: Sequence[Path]) -> Comparison:
+def read_runs(folders: Sequence[Path]) -> RunComparison:
     """Reads the runs. Raises UsageError for fewer than two, for one that is given twice, and as `read_run` does."""
     if len(folders) < 2:
         raise UsageError("compare needs two runs or more: paddle-dp compare runs/NAME runs/OTHER")
@@ -210,10 +210,10 @@ def read_runs(folders: Sequence[Path]) -> Comparison:
     labels = [
         name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders, strict=True)
     ]
-    return Comparison([read_run(folder) for folder in folders], labels)
+    return RunComparison([read_run(folder) for folder in folders], labels)
 
 
-def write_comparison(comparison: Comparison, path: Path) -> None:
+def write_comparison(comparison: RunComparison, path: Path) -> None:
     """Writes the page. Raises UsageError if it cannot be written."""
     if path.is_dir():
         raise UsageError(
@@ -225,7 +225,7 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
         raise UsageError(f"--html {path} cannot be written: {error.strerror}.") from None
 
 
-def comparison_page(comparison: Comparison, folder: Path) -> Html:
+def comparison_page(comparison: RunComparison, folder: Path) -> Html:
     """The page; its links to the runs' reports are relative to `folder`."""
     runs, labels = comparison.runs, comparison.labels
     count = plural(len(runs), "run")
@@ -255,7 +255,7 @@ def _links(runs: Sequence[RunRecord], labels: Sequence[str], folder: Path) -> Ht
     return f'<p class="quiet">Reports: {" · ".join(links)}</p>' if links else ""
 
 
-def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[str], Sequence[Row]]]:
+def tables(comparison: RunComparison) -> Iterator[tuple[str, Sequence[str], Sequence[Row]]]:
     """(title, head, rows) of the tables for a terminal."""
     head = ("setting", *comparison.labels)
     yield "Settings that differ", head, comparison.differences

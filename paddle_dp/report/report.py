@@ -512,7 +512,11 @@ def _attempts(run: RunRecord) -> Html:
         if end.status and not any(start <= end.ended for start in begun)
     ]
     refused = [
-        (int(line["step"]), str(line.get("action", "")), str(line.get("why", "")))
+        (
+            int(number(line.get("refused_step")) or line["step"]),
+            str(line.get("action", "")),
+            str(line.get("why", "")),
+        )
         for line in run.events.get("refused", ())
     ][-_MOST_ROWS:]
     failed_saves = [

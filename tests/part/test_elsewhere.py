@@ -126,7 +126,7 @@ def test_every_part_option_and_verb_is_one_of_ours() -> None:
         ("train.step=5", r"train\.length "),
         ("train.steps=5", r"train\.length "),
         ("loader.shuffle=true", "shuffled by train.seed in every epoch"),
-        ("callbacks.5.use=tensorboard", "Here that is dashboard"),
+        ("callbacks.5.use=wandb", "Here that is dashboard"),
         ("optimizer.max_grad_norm=1", r"optimizer\.clip \(by the global norm\)\. optimizer adamw takes"),
         ("schedule.decay_epochs=[30]", r"schedule\.milestones \(.*from the end of the warm-up, so add"),
         ("schedule.values=[0.1]", r"schedule\.factor \(of schedule milestones: one factor for all"),

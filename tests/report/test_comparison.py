@@ -9,7 +9,7 @@ import pytest
 
 from paddle_dp.cli import main
 from paddle_dp.errors import UsageError
-from paddle_dp.report.comparison import Comparison, read_runs, settings_of, write_comparison
+from paddle_dp.report.comparison import RunComparison, read_runs, settings_of, write_comparison
 from paddle_dp.report.report import write_report
 from tests.report import runs
 from tests.report.test_report import EVIL, Balanced, good_run
@@ -25,7 +25,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return good_run(tmp_path / "a"), second
 
 
-def row(comparison: Comparison, key: str) -> tuple[str, ...]:
+def row(comparison: RunComparison, key: str) -> tuple[str, ...]:
     return next(row[1:] for row in comparison.results if row[0].strip() == key)
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,13 +21,15 @@ from paddle_dp.callbacks._pictures import draw_confusion
 from paddle_dp.callbacks.dashboard import mesh_picture, utilisation
 from paddle_dp.callbacks.dashboard.mesh_picture import picture, png
 from paddle_dp.callbacks.dashboard.utilisation import Utilisation
-from paddle_dp.callbacks.dashboard.visualdl import Log, flat_settings
+from paddle_dp.callbacks.dashboard.visualdl import Log, clean_tag, flat_settings, varint
 from paddle_dp.data.randomness import restoring_globals, seed_sample
 from paddle_dp.data.sample import class_names
 from paddle_dp.mesh import Mesh
 from paddle_dp.train import Callback, Evaluation, Moment, Refusal, Run
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Count, Every, Rate
+
+__all__ = ["Config", "CurveLog", "Dashboard", "RankCurves", "clean_tag", "memories", "varint"]
 
 # The curve of each number of a step; other numbers (the loss and its scores) are train/<name>.
 CURVES = {
@@ -69,6 +73,20 @@ class Config:
         return Dashboard(run, self)
 
 
+class CurveLog(Protocol):
+    """A log that a viewer of curves reads; the callback `tensorboard` writes another one."""
+
+    def scalars(self, numbers: Mapping[str, float], step: int) -> None: ...
+
+    def text(self, tag: str, text: str, step: int) -> None: ...
+
+    def picture(self, tag: str, png: bytes, step: int) -> None: ...
+
+    def histogram(self, tag: str, counts: Any, edges: Any, step: int) -> None: ...
+
+    def settings(self, settings: Mapping[str, int | float | str], tags: list[str]) -> None: ...
+
+
 class Dashboard(Callback):
     """Writes one VisualDL log, which a resumed run continues without repeated steps.
 
@@ -77,7 +95,7 @@ class Dashboard(Callback):
 
     def __init__(self, run: Run, config: Config):
         self.run, self.config, self.every = run, config, config.every
-        self.log: Log | None = None
+        self.log: CurveLog | None = None
         self.ranks = RankCurves(run.mesh, config.exchange)
         self._utilisation: Utilisation | str | None = None
         self._listed = False
@@ -90,9 +108,13 @@ class Dashboard(Callback):
             self.run.mesh.wait("FLOPs counted")
         self.ranks.begin()
 
+    def open_log(self, step: int) -> CurveLog:
+        """Opens the log, and removes what it has after `step`."""
+        return Log(self.run.folder / "visualdl", step, self.run.folder.name)
+
     def _open(self, step: int) -> None:
         """Opens the log and writes the constant entries: recipe, samples, mesh, the model's FLOPs."""
-        self.log, self._listed = Log(self.run.folder / "visualdl", step, self.run.folder.name), False
+        self.log, self._listed = self.open_log(step), False
         recipe = self.run.folder / "recipe.yaml"
         if self.run.recipe is not None and recipe.exists():
             # VisualDL shows a text as one paragraph, so a mark separates the sections.
@@ -125,7 +147,7 @@ class Dashboard(Callback):
         self.ranks.begin()
         if self.log and refusal.action == "rewind":  # curves continue from there
             with contextlib.suppress(OSError):  # on a full disk, repeated points appear twice
-                self.log = Log(self.run.folder / "visualdl", moment.progress.step, self.run.folder.name)
+                self.log = self.open_log(moment.progress.step)
         if self.log:
             self.log.scalars({"guard/refused": 1.0}, refusal.step)
 

@@ -64,7 +64,7 @@ def _blank(size: int) -> bytes:
     for tag in ("-", "--"):
         note: bytes = record(values=[record.Value(tag=tag, meta_data=record.MetaData())]).SerializeToString()
         for length in range(max(size - len(note) - 6, 0), size - len(note) - 1):
-            filled = note + _UNKNOWN + _varint(length) + bytes(length)
+            filled = note + _UNKNOWN + varint(length) + bytes(length)
             if len(filled) == size:
                 return filled
         if len(note) == size:
@@ -72,7 +72,7 @@ def _blank(size: int) -> bytes:
     raise ValueError(f"no record has {size} bytes")
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
     """A protobuf varint: 7 bits per byte, lowest first; the highest bit is set except in the last byte."""
     digits = []
     while number > 127:
@@ -84,12 +84,12 @@ def _varint(number: int) -> bytes:
 def points(numbers: Iterable[tuple[str, float]], step: int, now: int) -> Iterator[bytes]:
     """Yields a point of each curve (tag, value) at `step`, `now` in ms. The bytes equal `makers().scalar`'s at a tenth
     of the time, because a dashboard writes nine or more every ten steps."""
-    before = b"\x08" + _varint(step) if step else b""  # protobuf leaves a 0 out
-    after = b"\x18" + _varint(now) + b"\x25"
+    before = b"\x08" + varint(step) if step else b""  # protobuf leaves a 0 out
+    after = b"\x18" + varint(now) + b"\x25"
     for tag, value in numbers:
         name = tag.encode()
-        body = b"".join((before, b"\x12", _varint(len(name)), name, after, _float(value)))
-        yield b"\x0a" + _varint(len(body)) + body
+        body = b"".join((before, b"\x12", varint(len(name)), name, after, _float(value)))
+        yield b"\x0a" + varint(len(body)) + body
 
 
 def _float(number: float) -> bytes:
@@ -139,28 +139,28 @@ class Log:
         else:
             self.path = folder / f"vdlrecords.{int(time.time()):010d}.log"
             shown = f"{name} {time.strftime('%m-%d %H:%M:%S')}" if name else ""
-            meta = self._make.meta_data(display_name=_clean(shown), walltime=_now())
+            meta = self._make.meta_data(display_name=clean_tag(shown), walltime=_now())
             content = framed(meta.SerializeToString())
         replace(self.path, content)
         self._journal = Journal(self.path)
 
     def scalars(self, numbers: Mapping[str, float], step: int) -> None:
         """Adds a point to the curve of each tag."""
-        tags = ((_clean(tag), float(value)) for tag, value in numbers.items())
+        tags = ((clean_tag(tag), float(value)) for tag, value in numbers.items())
         fresh = [(tag, value) for tag, value in tags if self._latest.get(tag, -1) < step]
         if fresh:
             self._journal.add(b"".join(map(framed, points(fresh, step, _now()))))
 
     def text(self, tag: str, text: str, step: int) -> None:
-        self._add([self._make.text(_clean(tag), text, step, _now())])
+        self._add([self._make.text(clean_tag(tag), text, step, _now())])
 
     def picture(self, tag: str, png: bytes, step: int) -> None:
         image = self._make.Record.Image(encoded_image_string=png)
-        value = self._make.Record.Value(id=step, tag=_clean(tag), timestamp=_now(), image=image)
+        value = self._make.Record.Value(id=step, tag=clean_tag(tag), timestamp=_now(), image=image)
         self._add([self._make.Record(values=[value])])
 
     def histogram(self, tag: str, counts: Any, edges: Any, step: int) -> None:
-        self._add([self._make.histogram(_clean(tag), counts, edges, step, _now())])
+        self._add([self._make.histogram(clean_tag(tag), counts, edges, step, _now())])
 
     def settings(self, settings: Mapping[str, int | float | str], tags: list[str]) -> None:
         """Adds the row of the table of runs: the settings, and the curves that end with the results."""
@@ -173,7 +173,7 @@ class Log:
             self._journal.add(b"".join(framed(r.SerializeToString()) for r in fresh))
 
 
-def _clean(tag: str) -> str:
+def clean_tag(tag: str) -> str:
     """`tag` without %, which VisualDL uses to escape slashes in addresses."""
     return tag.replace("%", "_")
 
