@@ -55,6 +55,8 @@ def test_commands_in_an_empty_folder(installed, tmp_path):
     assert "none yet that this is one process's result: paddle-dp verify" in run(
         "train", "configs/digits_mlp.yaml", "--ranks", "2", "train.length=3 epochs"
     )
+    page = (tmp_path / "runs" / "digits_mlp" / "report.html").read_text()
+    assert "prefers-color-scheme" in page  # its style is in the wheel
     accuracy = re.compile(r"acc1 ([\d.]+)")
     before = accuracy.search(run("evaluate", "runs/digits_mlp", "--ranks", "2"))[1]
     np.save(tmp_path / "some.npy", np.zeros((2, 64), "float32"))

@@ -100,39 +100,33 @@ def _headline(run: RunRecord) -> Html:
 
 
 def _story(run: RunRecord) -> str:
-    """One or two sentences: the model, its data, how long on which ranks."""
-    model, dataset = (_use(run.recipe.get(key)) for key in ("model", "dataset"))
-    subject = f"The model {model} was trained on the data set {dataset}" if model and dataset else (
-        "A model of a Python script was trained"
-    )  # fmt: skip
-    samples = _samples(run, "train")
-    subject += f" ({samples:,} samples)" if samples else ""
-    layout = _degrees(run)
-    ranks = (
-        "one process"
-        if run.ranks == 1
-        else f"{run.ranks} ranks ({layout})"
-        if layout
-        else f"{run.ranks} ranks"
+    """A few sentences: the model, its data, how long on which ranks, and what its scores are over."""
+    model, dataset, loss, optimizer = (
+        _use(run.recipe.get(k)) for k in ("model", "dataset", "loss", "optimizer")
     )
-    start = run.last("start")
-    device = start.get("device") or run.attempt.get("device")
+    samples, test_samples, degrees = _samples(run, "train"), _samples(run, "test"), _degrees(run)
+    trained = (
+        f"The model {model} was trained on the data set {dataset}"
+        if model
+        else "A script's model was trained"
+    )
+    trained += f" ({samples:,} samples)" if samples else ""
     batch = _setting(run, "train", "batch")
     steps = plural(run.step, "update") + (f" of {batch} samples" if batch else "")
-    text = f"{subject}: {steps} on {ranks}" + (f", {device}" if device else "")
-    text += f", in {timespan(run.seconds)}." if run.seconds else "."
-    loss, optimizer = (_use(run.recipe.get(key)) for key in ("loss", "optimizer"))
-    text += f" Loss: {loss}, optimizer: {optimizer}." if loss and optimizer else ""
-    test_samples = _samples(run, "test") or int(number(run.last("evaluated").get("held_out")) or 0)
-    if run.events.get("evaluated"):
-        text += (
-            f" Scores are over all {test_samples:,} held-out samples, which it did not learn from."
-            if test_samples
-            else ""
+    ranks = "one process" if run.ranks == 1 else f"{run.ranks} ranks" + (f" ({degrees})" if degrees else "")
+    device = run.last("start").get("device") or run.attempt.get("device")
+    machine = ", ".join([ranks, *([str(device)] if device else [])])
+    sentences = [
+        f"{trained}: {steps} on {machine}" + (f", in {timespan(run.seconds)}." if run.seconds else ".")
+    ]
+    sentences += [f"Loss: {loss}, optimizer: {optimizer}."] if loss and optimizer else []
+    if not run.events.get("evaluated"):
+        sentences.append("It was not evaluated on held-out samples.")
+    elif test_samples:
+        sentences.append(
+            f"Scores are over all {test_samples:,} held-out samples, which it did not learn from."
         )
-    else:
-        text += " It was not evaluated on held-out samples."
-    return text
+    return " ".join(sentences)
 
 
 def _use(entry: Any) -> str:
@@ -167,8 +161,10 @@ def _score_tiles(run: RunRecord) -> Iterator[tuple[str, str, str]]:
         if not points or best is None:
             continue
         limits = run.bounds(name, points[-1][1])
-        more = f"with 95 % confidence {limits[0]:.3g} to {limits[1]:.3g}; " if limits else ""
-        yield f"held-out {name}", f"{points[-1][1]:.4g}", f"{more}best {best[1]:.4g} at step {best[0]:.0f}"
+        more = [f"with 95 % confidence {limits[0]:.3g} to {limits[1]:.3g}"] if limits else []
+        is_last = best[1] == points[-1][1]
+        more += ["the best of all evaluations" if is_last else f"best {best[1]:.4g} at step {best[0]:.0f}"]
+        yield f"held-out {name}", f"{points[-1][1]:.4g}", "; ".join(more)
 
 
 def _tiles(run: RunRecord) -> Iterator[tuple[str, str, str]]:
@@ -194,12 +190,9 @@ def _proof(run: RunRecord) -> Html:
     sentence = attempt.get("proof")
     recipe = shlex.quote(str(folder / "recipe.yaml"))
     if attempt.get("verdict"):
-        body = [
-            note(
-                f"Proven: {sentence or 'paddle-dp verify compared just this training with one process'}.",
-                "good",
-            )
-        ]
+        since = f"; these are the updates since step {attempt.get('from')}" if len(run.attempts) > 1 else ""
+        proven = str(sentence or "paddle-dp verify compared just this training with one process")
+        body = [note(f"Proven: {proven}{since}.", "good")]
     elif isinstance(sentence, str):
         body = [note(f"The proof, when the training ended: {sentence}", "warn")]
     elif run.ranks == 1:
@@ -229,15 +222,16 @@ def _proof(run: RunRecord) -> Html:
             (split, facts.get("samples", ""), str(facts.get("digest", ""))[:12])
             for split, facts in dict(run.certificate.get("data") or {}).items()
         ]
+        replay = " --replay 1" if run.certificate.get("replay") else ""
         body += [
             details(
                 "The certificate: data, weights, and how to check them",
                 table(("data", "samples", "digest"), data),
                 table(("checkpoint of step", "digest of its weights"), _saved(run)),
                 paragraph(
-                    "Compare the checkpoints with their digests, and train a step again on one process:"
+                    "Compare the checkpoints with these digests, and train a part again on one process:"
                 ),
-                command(f"paddle-dp certificate {shlex.quote(str(folder))} --replay 1"),
+                command(f"paddle-dp certificate {shlex.quote(str(folder))}{replay}"),
             )
         ]
     return section("What was proven", *body)
