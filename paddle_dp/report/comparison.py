@@ -115,8 +115,8 @@ class RunComparison:
                 sentences.append(f"{label} has no recipe: its settings cannot be compared.")
         digests = {_test_digest(run) for run in self.runs} - {""}
         if len(digests) > 1:
-            sentences.append("The held-out data differ: scores on other samples cannot be compared.")
-        if sentence := self._chance():
+            sentences.append("The held-out samples differ: scores over other samples cannot be compared.")
+        elif sentence := self._chance():
             sentences.append(sentence)
         return sentences
 
@@ -194,7 +194,8 @@ def _layout(run: RunRecord) -> str:
 def _test_digest(run: RunRecord) -> str:
     data = run.certificate.get("data")
     test = data.get("test") if isinstance(data, dict) else None
-    return str(test.get("digest", "")) if isinstance(test, dict) else ""
+    digest = test.get("digest") if isinstance(test, dict) else None
+    return f"{digest}, {run.last('evaluated').get('held_out')} samples" if digest else ""
 
 
 def read_runs(folders: Sequence[Path]) -> RunComparison:

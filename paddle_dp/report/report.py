@@ -122,10 +122,11 @@ def _story(run: RunRecord) -> str:
     sentences += [f"Loss: {loss}, optimizer: {optimizer}."] if loss and optimizer else []
     if not run.events.get("evaluated"):
         sentences.append("It was not evaluated on held-out samples.")
-    elif test_samples:
-        sentences.append(
-            f"Scores are over all {test_samples:,} held-out samples, which it did not learn from."
+    elif evaluated := int(number(run.last("evaluated").get("held_out")) or test_samples):
+        count = (
+            f"all {evaluated:,}" if evaluated >= test_samples else f"{evaluated:,} of the {test_samples:,}"
         )
+        sentences.append(f"Scores are over {count} held-out samples, which it did not learn from.")
     return " ".join(sentences)
 
 

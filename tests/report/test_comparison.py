@@ -17,7 +17,11 @@ from tests.report.test_report import EVIL, Balanced, good_run
 
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     """Two runs: of 40 steps with acc1 0.9 of 20 samples, and of 10 steps with 0.95, another width and one rank."""
-    short = [runs.start(ranks=1), *runs.steps(1, 10), runs.line("evaluated", 10, acc1=0.95, loss=0.3)]
+    short = [
+        runs.start(ranks=1),
+        *runs.steps(1, 10),
+        runs.line("evaluated", 10, acc1=0.95, loss=0.3, held_out=20),
+    ]
     facts = runs.certificate(runs.attempt(ranks=1, layout={"data": 1}, to=10))
     recipe = runs.RECIPE.replace("64", "32", 1).replace("name: digits", "name: other")
     second = runs.write(tmp_path / "b", *short, recipe=recipe, certificate=facts,
@@ -72,6 +76,11 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
     warnings = read_runs([first, second]).warnings
     assert [w.split(" ")[0:2] for w in warnings] == [["b", "has"], ["b", "has"], ["The", "held-out"]]
     assert read_runs([first, second]).differences == []  # of one recipe
+    runs.write(second, runs.start(), runs.line("evaluated", 9, acc1=0.5, held_out=19),
+               certificate=runs.certificate(runs.attempt()))  # fmt: skip
+    assert any(
+        "held-out samples differ" in w for w in read_runs([first, second]).warnings
+    )  # 20 and 19 of them
 
 
 def test_the_page_has_a_picture_per_quantity_and_position(tmp_path: Path) -> None:

@@ -89,6 +89,12 @@ def test_a_strategy_that_promises_nothing_and_its_differences_are_told(tmp_path:
     assert "Not as on one process: gradients are rounded" in text
 
 
+def test_scores_over_a_part_of_the_held_out_samples_say_so(tmp_path: Path) -> None:
+    assert "Scores are over 20 of the 360 held-out samples" in seen(good_run(tmp_path))
+    runs.write(tmp_path, runs.start(), runs.line("evaluated", 9, acc1=0.5, held_out=360))
+    assert "Scores are over all 360 held-out samples" in seen(tmp_path)
+
+
 def test_a_failed_run_names_the_cause_and_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     facts = runs.certificate(runs.attempt(why="NotFiniteError: the loss is nan at step 3", to=3))
