@@ -93,6 +93,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "exchange": (2000, "exchange/*"),
     "checks": (600, "checks/*"),
     "model": (950, "model/*"),
+    "updates": (400, "core/updates/*"),
     "core": (3300, "core/*"),
     "identity": (1000, "identity/* train/overrides.py"),
     "weights": (1260, (

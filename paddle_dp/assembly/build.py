@@ -78,6 +78,7 @@ def task(recipe: Recipe, steps: int, steps_per_epoch: int) -> Task:
 def _task(recipe: Recipe, model: paddle.nn.Layer, steps: int, steps_per_epoch: int, reason: str = "") -> Task:
     model, before = adapted(model, recipe.adapter, recipe.train.seed)
     group(model, recipe.optimizer.groups, before)
+    recipe.optimizer.prepare(model)
     base, added = base_of(model, before)
     schedule = recipe.schedule.build(steps=steps, steps_per_epoch=steps_per_epoch, batch=recipe.train.batch)
     return Task(

@@ -172,9 +172,11 @@ def trainer_of(  # noqa: PLR0913 - a recipe's keys, as keywords
     loss_function, scored = _loss(loss), [_metric(metric) for metric in metrics]
     _annotate(model, cuts=dict(cuts or {}), attention_methods=dict(attention_methods or {}), blocks=blocks)
 
-    groups = _read_named("optimizers", optimizer).groups if isinstance(optimizer, (str, Mapping)) else ()
+    update = _read_named("optimizers", optimizer) if isinstance(optimizer, (str, Mapping)) else None
     model, before = adapted(model, _read_named("adapters", adapter) if adapter else None, settings.seed)
-    group(model, groups, before)
+    group(model, update.groups if update else (), before)
+    if update:
+        update.prepare(model)
     base, added = base_of(model, before)
 
     def task(steps: int, steps_per_epoch: int) -> Task:

@@ -14,6 +14,10 @@ from paddle.incubate.optimizer import DistributedFusedLamb, LarsMomentumOptimize
 from paddle.nn import ClipGradByGlobalNorm, ClipGradByValue
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
+from paddle_dp.core.updates.adafactor import Adafactor
+from paddle_dp.core.updates.lars import Lars
+from paddle_dp.core.updates.lion import Lion
+from paddle_dp.core.updates.muon import Muon
 from paddle_dp.errors import UsageError
 
 Parameters = list[paddle.Tensor]
@@ -136,12 +140,14 @@ def groups_of(optimizer: Any) -> list[Parameters] | None:
 _ELEMENTWISE = {
     optimizers.SGD, optimizers.Momentum, optimizers.Adam, optimizers.AdamW, optimizers.Adamax, optimizers.NAdam,
     optimizers.RAdam, optimizers.Adagrad, optimizers.Adadelta, optimizers.RMSProp, optimizers.ASGD,
-    optimizers.Rprop,
+    optimizers.Rprop, Lion,
 }  # fmt: skip
 # Subclasses included: a layer's rate uses a norm over its parameter (Lamb, LARS), or products run over all (L-BFGS).
-_BY_FULL_PARAMETER = (optimizers.Lamb, DistributedFusedLamb, LarsMomentumOptimizer, optimizers.LBFGS)
+_BY_FULL_PARAMETER = (
+    optimizers.Lamb, DistributedFusedLamb, LarsMomentumOptimizer, optimizers.LBFGS, Lars, Adafactor, Muon,
+)  # fmt: skip
 # Optimizers that compute parameter by parameter.
-_BY_PARAMETER = {*_ELEMENTWISE, optimizers.Lamb}
+_BY_PARAMETER = {*_ELEMENTWISE, optimizers.Lamb, Lars, Adafactor, Muon}
 
 
 def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
@@ -154,9 +160,14 @@ def check_elementwise(optimizer: Any, tensor: int) -> list[str]:
     if tensor == 1 or type(optimizer) in _ELEMENTWISE:
         return []
     if isinstance(optimizer, _BY_FULL_PARAMETER):
+        work = (
+            "orthogonalizes whole matrices"
+            if isinstance(optimizer, Muon)
+            else "takes norms over whole parameters"
+        )
         raise UsageError(
-            f"strategy.tensor={tensor}: optimizer {name} takes norms over whole parameters, and each rank would take "
-            "them over its slices, so it would learn something else than one process. Choose an optimizer that "
+            f"strategy.tensor={tensor}: optimizer {name} {work}, and each rank would see only its slices, so it would "
+            "learn something else than one process. Choose an optimizer that "
             "computes element by element (such as adamw), or set strategy.tensor=1: sharding, pipeline and data keep "
             "parameters whole."
         )

@@ -15,6 +15,7 @@ from paddle.regularizer import L2Decay
 
 from paddle_dp.core.blocks import blocks_of
 from paddle_dp.core.optimizer import parameters_of
+from paddle_dp.core.updates.by_parameter import DECAY_KEY, ByParameter
 from paddle_dp.part.groups import (
     ParameterGroup,
     choose,
@@ -25,7 +26,6 @@ from paddle_dp.part.groups import (
     named_parameters,
 )
 
-_DECAY = "weight_decay"  # in a parameter's optimize_attr, next to Paddle's learning_rate
 _RATE_KEY = "given_learning_rate"
 
 
@@ -41,7 +41,7 @@ def group(model: nn.Layer, groups: Sequence[ParameterGroup], frozen_names: Colle
         rate = float(attributes.setdefault(_RATE_KEY, attributes["learning_rate"]) or 0.0)
         attributes["learning_rate"] = rate * scale
         if decay is not None:
-            attributes[_DECAY] = decay
+            attributes[DECAY_KEY] = decay
 
 
 def _settings(
@@ -108,19 +108,19 @@ def describe_groups(model: nn.Layer, groups: Sequence[ParameterGroup]) -> list[s
 
 def group_decay(parameter: paddle.Tensor) -> float | None:
     """The weight decay that a group has set for a parameter, or a slice of it."""
-    decay: float | None = parameter.optimize_attr.get(_DECAY)
+    decay: float | None = parameter.optimize_attr.get(DECAY_KEY)
     return decay
 
 
 def use_group_decays(optimizer: Any) -> None:
     """Makes a finished optimizer use the weight decays that groups have set on its parameters.
 
-    AdamW and Lamb have a single decay, which is changed around the update of such a parameter; the others add L2 decay
-    to the gradient, by a parameter's regularizer.
+    AdamW and Lamb have a single decay, which is changed around the update of such a parameter; those of `core.updates`
+    read a parameter's; the others add L2 decay to the gradient, by a parameter's regularizer.
     """
     parameters = parameters_of(optimizer)
     decay_by_name = {p.name: decay for p in parameters if (decay := group_decay(p)) is not None}
-    if not decay_by_name:
+    if not decay_by_name or isinstance(optimizer, ByParameter):
         return
     if isinstance(optimizer, paddle.optimizer.AdamW):
         decides = optimizer._apply_decay_param_fun

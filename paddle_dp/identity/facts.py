@@ -30,6 +30,7 @@ from paddle.optimizer import AdamW, Lamb, Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from paddle_dp.core.parameter_groups import group_decay
+from paddle_dp.core.updates.by_parameter import ByParameter
 from paddle_dp.identity.attributes import PADDLE_ATTRIBUTES
 from paddle_dp.identity.walk import Walker, checksum, hooks_of, is_library, kind_of, prefixed, tensors_of
 from paddle_dp.learner import Task
@@ -77,6 +78,8 @@ def _by_function(optimizer: Any, named: Sequence[tuple[str, Any]]) -> dict[str, 
     rate_ratio: Callable[[Any], float] | None = None
     if isinstance(optimizer, AdamW):
         is_decayed, rate_ratio = optimizer._apply_decay_param_fun, optimizer._lr_ratio
+    elif isinstance(optimizer, ByParameter):
+        is_decayed = optimizer._apply_decay_param_fun
     elif isinstance(optimizer, (Lamb, DistributedFusedLamb)):
         is_excluded = optimizer._exclude_from_weight_decay_fn
     return {

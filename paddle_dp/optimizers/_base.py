@@ -51,6 +51,11 @@ class OptimizerConfig:
             "multi_precision": any(parameter.dtype in (float16, bfloat16) for parameter in parameters),
         }
 
+    def by_parameter(self, learning_rate: Any, named_parameters: Named) -> dict[str, Any]:
+        """The arguments of the optimizers of `core.updates`."""
+        decaying = {parameter.name for parameter in self.decaying(named_parameters)}
+        return {"decays": decaying.__contains__, **self.shared(learning_rate, named_parameters)}
+
     def decaying(self, named_parameters: Named) -> list[Tensor]:
         """The parameters that decay: all, or those with two or more dims."""
         return [parameter for _, parameter in named_parameters if self.decay_all or parameter.ndim > 1]

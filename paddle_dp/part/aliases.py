@@ -115,7 +115,7 @@ one_dim_param_no_weight_decay             | PaddleClas       | optimizer.decay_a
 weight_decay                              | HF               | optimizer.weight_decay |
 no_weight_decay_name no_weight_decay no_decay | PaddleClas   | optimizer.groups       | a list: {match: ['*.bias'], weight_decay: 0}
 layer_decay                               | PaddleClas       | optimizer.groups       | docs/fine-tuning.md, layer-wise decay
-optim optimizer_name                      | HF               | optimizer.use          | adamw, lamb, momentum, sgd, or a class of paddle.optimizer
+optim optimizer_name                      | HF               | optimizer.use          | a word of `paddle-dp parts optimizers`, or a class of paddle.optimizer
 adafactor optim_args optim_target_modules | HF               | optimizer.use          | paddle.optimizer's classes and yours: use: package.Class
 label_smoothing_factor ls_epsilon         | HF, PaddleClas   | loss.label_smoothing   | of loss cross_entropy
 loss_type criterion                       | PaddleNLP, torch | loss.use               |

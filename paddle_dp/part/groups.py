@@ -70,7 +70,11 @@ class Choice:
 
 def matches(group: ParameterGroup, names: Iterable[str]) -> bool:
     """True if a parameter is in a group. A weight that layers share has several `names`."""
-    pattern = group.match
+    return is_match(group.match, names)
+
+
+def is_match(pattern: str, names: Iterable[str]) -> bool:
+    """True if a pattern, or a layer's name, matches one of a parameter's names."""
     return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for name in names)
 
 
@@ -103,7 +107,7 @@ def choose(groups: Sequence[ParameterGroup], named: Sequence[Sequence[str]]) -> 
         path = ("optimizer", KEY, number, "match")
         key = f"optimizer.groups.{number}.match"
         if not inside:
-            message = f"{key}: '{group.match}' matches no parameter.{_known(group.match, named)}"
+            message = f"{key}: '{group.match}' matches no parameter.{known_names(group.match, named)}"
             mistakes.append(Mistake(where="", message=message, path=path))
         elif not news:
             message = (
@@ -118,7 +122,7 @@ def choose(groups: Sequence[ParameterGroup], named: Sequence[Sequence[str]]) -> 
     return [Choice(**fields) for fields in chosen]
 
 
-def _known(pattern: str, named: Sequence[Sequence[str]]) -> str:
+def known_names(pattern: str, named: Sequence[Sequence[str]]) -> str:
     """A hint with some existing names, and the name that was probably meant."""
     names = [name for parameter_names in named for name in parameter_names]
     layers = {name.rpartition(".")[0] for name in names} - {""}

@@ -77,6 +77,11 @@ class Part:
         if hasattr(self.config, "refuse"):
             self.config.refuse(recipe, ranks, device)
 
+    def prepare(self, model: Any) -> list[str]:
+        """Lets an optimizer see the whole model before it is placed; returns its remarks. A Config without a method
+        `prepare` does nothing."""
+        return list(self.config.prepare(model)) if hasattr(self.config, "prepare") else []
+
     def build(self, *arguments: Any, **named: Any) -> Any:
         """Builds the object. Raises RecipeError if a model's annotation does not fit it.
 

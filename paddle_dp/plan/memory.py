@@ -18,8 +18,9 @@ from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# float32 numbers that an optimizer keeps per element of a parameter: moments, velocity.
-STATES = {"sgd": 0, "momentum": 1, "adamw": 2, "lamb": 2}
+# float32 numbers that an optimizer keeps per element of a parameter: moments, velocity. Adafactor keeps a row and a
+# column of a matrix, next to nothing; Muon one number for a hidden matrix and two for the rest: 2 is an upper bound.
+STATES = {"sgd": 0, "momentum": 1, "adamw": 2, "lamb": 2, "lion": 1, "lars": 1, "adafactor": 0, "muon": 2}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -413,7 +413,9 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _groups_fit(self, info: ValidationInfo) -> Recipe:
         """Checks the optimizer's groups and the adapter against the model, if it can be built without memory."""
-        if (self.optimizer.groups or self.adapter) and (info.context or {}).get("tries", True):
+        if (self.optimizer.groups or self.adapter or hasattr(self.optimizer.config, "prepare")) and (
+            info.context or {}
+        ).get("tries", True):
             try:
                 with lazily():
                     self.build_model()
@@ -430,6 +432,7 @@ class Recipe(BaseModel):
         if "optimizer" in self.model_fields_set:  # a script's stand-in recipe has none
             model, before = adapted(model, self.adapter, self.train.seed)
             freeze(model, self.optimizer.groups, before)
+            self.optimizer.prepare(model)
         return model
 
     @property

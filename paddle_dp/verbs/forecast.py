@@ -66,9 +66,11 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
     with lazily():
         model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
         group(model, recipe.optimizer.groups, before)
+        remarks = recipe.optimizer.prepare(model)
         blocks: Blocks = describe_weights(model)
     if recipe.optimizer.groups or recipe.adapter:
         yield from describe_groups(model, recipe.optimizer.groups)
+    yield from remarks
     try:
         layout, blocks = recipe.strategy.config.assigned(recipe, layout, blocks, _bytes(recipe, layout))
     except DataError as error:

@@ -141,6 +141,17 @@ PARTS = [
         ["strategy.tensor=2", "optimizer.use=lamb"],
         "Lamb takes norms over whole parameters",
     ),
+    (
+        "own_models.Padded",
+        ["strategy.tensor=2", "optimizer.use=muon"],
+        "Muon orthogonalizes whole matrices, and each rank would see only its slices",
+    ),
+    (
+        "own_models.Padded",
+        ["strategy.tensor=2", "optimizer.use=adafactor"],
+        "Adafactor takes norms over whole parameters",
+    ),
+    ("own_models.Padded", ["strategy.tensor=2", "optimizer.use=lars"], "Lars takes norms over whole"),
     (CHAIN_OF_4, ["strategy.sharding=2", "optimizer={use: own_models.clipped}"], "not ClipGradByNorm"),
     (CHAIN_OF_4, ["strategy.sharding=2", "optimizer={use: own_models.grouped}"], "has parameter groups"),
     ("own_models.Padded", ["strategy.tensor=2"], "a padding_idx cannot be cut by vocabulary"),

@@ -22,6 +22,9 @@ from paddle_dp.core.optimizer import (
     check_not_wrapper,
     take_clips,
 )
+from paddle_dp.core.updates.adafactor import Adafactor
+from paddle_dp.core.updates.lars import Lars
+from paddle_dp.core.updates.muon import Muon
 from paddle_dp.errors import UsageError
 from paddle_dp.learner import Precision, Task
 from paddle_dp.learner.update import GradientNorm
@@ -157,6 +160,12 @@ ELEMENTWISE = [
 ]  # fmt: skip
 
 
+def test_lion_computes_element_by_element() -> None:
+    lion = read_part("optimizers", {"use": "lion"}).build(0.1, list(nn.Linear(2, 2).named_parameters()))
+    assert check_elementwise(lion, 2) == []
+    assert check_by_parameter(lion, sharding=2) == []
+
+
 def weights() -> list[paddle.Tensor]:
     return nn.Linear(2, 2).parameters()
 
@@ -167,7 +176,8 @@ def test_paddles_own_that_compute_element_by_element(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [paddle.optimizer.Lamb, OwnLamb, LarsMomentumOptimizer, paddle.optimizer.LBFGS]
+    "kind",
+    [paddle.optimizer.Lamb, OwnLamb, LarsMomentumOptimizer, paddle.optimizer.LBFGS, Lars, Adafactor, Muon],
 )
 def test_what_needs_whole_parameters_is_refused_where_they_are_cut(kind: Any) -> None:
     optimizer = object.__new__(kind)  # LARS is made in static graphs only

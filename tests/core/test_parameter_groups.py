@@ -24,6 +24,17 @@ GROUPS = (
 )
 
 
+class _Grouped:
+    """A Config whose optimizer uses the groups' decays."""
+
+    def __init__(self, build: Any, config: Any):
+        self.build, self._config = build, config
+
+    def prepare(self, model: nn.Layer) -> None:
+        if hasattr(self._config, "prepare"):
+            self._config.prepare(model)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_rates_and_decays_are_each_parameters_own(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, more, update = CASES[case]
@@ -38,7 +49,7 @@ def test_rates_and_decays_are_each_parameters_own(case: str, monkeypatch: pytest
         use_group_decays(optimizer)
         return optimizer
 
-    found = run(type("Grouped", (), {"build": staticmethod(built)}), model, grads)
+    found = run(_Grouped(built, config), model, grads)
     for key, value in found.items():
         monkeypatch.setattr("tests.optimizers.test_optimizers.RATE", RATE * SCALES[key])
         expected = wanted(update, {key: weights[key]}, [{key: g[key]} for g in grads], lambda n: DECAYS[n])

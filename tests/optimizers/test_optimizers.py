@@ -10,14 +10,17 @@ import paddle
 import pytest
 from paddle.regularizer import L1Decay
 
-from paddle_dp.optimizers import adamw, lamb, momentum, sgd
+from paddle_dp.optimizers import adafactor, adamw, lamb, lars, lion, momentum, muon, sgd
 
 RATE, STEPS = 0.1, 4
 Array = np.ndarray
 Weights = dict[str, Array]
 State = dict[str, Array]
 Update = Callable[[Array, Array, float, State, int], Array]
-SHELF: dict[str, Any] = {"sgd": sgd, "momentum": momentum, "adamw": adamw, "lamb": lamb}
+SHELF: dict[str, Any] = {
+    "sgd": sgd, "momentum": momentum, "adamw": adamw, "lamb": lamb, "lion": lion, "lars": lars,
+    "adafactor": adafactor, "muon": muon,
+}  # fmt: skip
 
 
 def update_sgd(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
@@ -35,10 +38,10 @@ def update_nesterov(w: Array, g: Array, decay: float, kept: State, step: int) ->
     return w - RATE * (g + 0.9 * kept["v"])
 
 
-def adam(g: Array, kept: State, step: int, epsilon: float) -> Array:
+def adam(g: Array, kept: State, step: int, epsilon: float, beta2: float = 0.999) -> Array:
     kept["m"] = 0.9 * kept.get("m", 0) + 0.1 * g
-    kept["u"] = 0.999 * kept.get("u", 0) + 0.001 * g * g
-    return (kept["m"] / (1 - 0.9**step)) / (np.sqrt(kept["u"] / (1 - 0.999**step)) + epsilon)
+    kept["u"] = beta2 * kept.get("u", 0) + (1 - beta2) * g * g
+    return (kept["m"] / (1 - 0.9**step)) / (np.sqrt(kept["u"] / (1 - beta2**step)) + epsilon)
 
 
 def update_adamw(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
@@ -51,12 +54,62 @@ def update_lamb(w: Array, g: Array, decay: float, kept: State, step: int) -> Arr
     return w - RATE * ratio * way
 
 
+def update_lion(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
+    m = kept.get("m", 0 * g)
+    kept["m"] = 0.99 * m + 0.01 * g
+    return w - RATE * (np.sign(0.9 * m + 0.1 * g) + decay * w)
+
+
+def update_lars(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
+    rate = 0.001 * np.linalg.norm(w) / (np.linalg.norm(g) + decay * np.linalg.norm(w)) if decay else 1.0
+    kept["v"] = 0.9 * kept.get("v", 0) + RATE * rate * (g + decay * w)
+    return w - kept["v"]
+
+
+def rms(x: Array) -> float:
+    return float(np.sqrt(np.mean(x**2)))
+
+
+def update_adafactor(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
+    """Algorithm 4 for matrices, with sums as in the paper (a convolution's kernel belongs to its columns), and 5."""
+    beta2, square = 1 - step**-0.8, (g**2 + 1e-30).reshape(len(g), -1)
+    if g.ndim > 1:
+        kept["r"] = beta2 * kept.get("r", 0) + (1 - beta2) * square.sum(1, keepdims=True)
+        kept["c"] = beta2 * kept.get("c", 0) + (1 - beta2) * square.sum(0, keepdims=True)
+        v = (kept["r"] @ kept["c"] / kept["r"].sum()).reshape(g.shape)
+    else:
+        kept["v"] = v = beta2 * kept.get("v", 0) + (1 - beta2) * (g**2 + 1e-30)
+    u = g / np.sqrt(v)
+    return w - RATE * decay * w - RATE * max(1e-3, rms(w)) * u / max(1.0, rms(u))
+
+
+def newton_schulz(singular: Array) -> Array:
+    for _ in range(5):
+        singular = 3.4445 * singular - 4.7750 * singular**3 + 2.0315 * singular**5
+    return singular
+
+
+def update_muon(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
+    if w.ndim == 1:
+        rate = 0.015 * RATE
+        return w * (1 - rate * decay) - rate * adam(g, kept, step, 1e-10, beta2=0.95)
+    kept["m"] = m = 0.95 * kept.get("m", 0) + 0.05 * g
+    u, s, v = np.linalg.svd((0.95 * m + 0.05 * g).reshape(len(g), -1), full_matrices=False)
+    outputs, inputs = (g.shape[1], g.shape[0]) if g.ndim == 2 else (len(g), g[0].size)
+    way = (u * newton_schulz(s / (np.linalg.norm(s) + 1e-7)) @ v).reshape(g.shape)
+    return w * (1 - RATE * decay) - RATE * max(1, outputs / inputs) ** 0.5 * way
+
+
 CASES: dict[str, tuple[str, dict[str, Any], Update]] = {
     "sgd": ("sgd", {}, update_sgd),
     "momentum": ("momentum", {}, update_momentum),
     "nesterov": ("momentum", {"nesterov": True}, update_nesterov),
     "adamw": ("adamw", {}, update_adamw),
     "lamb": ("lamb", {}, update_lamb),
+    "lion": ("lion", {}, update_lion),
+    "lars": ("lars", {}, update_lars),
+    "adafactor": ("adafactor", {}, update_adafactor),
+    "muon": ("muon", {"adamw": ()}, update_muon),
 }
 
 
@@ -75,6 +128,8 @@ def gradients(weights: Weights) -> list[Weights]:
 
 
 def run(config: Any, model: paddle.nn.Layer, grads: list[Weights]) -> Weights:
+    if hasattr(config, "prepare"):
+        config.prepare(model)
     optimizer = config.build(RATE, list(model.named_parameters()))
     for step in grads:
         for name, parameter in model.named_parameters():
@@ -112,7 +167,7 @@ def test_the_updates_are_the_formulas(case: str, decay_all: bool, clip: dict[str
         np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=2e-6, err_msg=key)
 
 
-@pytest.mark.parametrize("case", ["sgd", "momentum", "nesterov", "adamw"])
+@pytest.mark.parametrize("case", ["sgd", "momentum", "nesterov", "adamw", "lion", "adafactor", "muon"])
 def test_without_decay_nothing_decays(case: str) -> None:
     name, more, update = CASES[case]
     model, weights = layer()
@@ -163,7 +218,10 @@ def test_a_second_optimizer_does_not_inherit_the_decay_of_the_first(name: str) -
 def test_the_rate_is_the_schedules(name: str) -> None:
     model, _ = layer()
     schedule = paddle.optimizer.lr.LambdaDecay(1.0, lambda step: 0.5**step)
-    optimizer = SHELF[name].Config().build(schedule, list(model.named_parameters()))
+    config = SHELF[name].Config()
+    if hasattr(config, "prepare"):
+        config.prepare(model)
+    optimizer = config.build(schedule, list(model.named_parameters()))
     assert optimizer.get_lr() == 1.0
     schedule.step()
     assert optimizer.get_lr() == 0.5

@@ -63,6 +63,7 @@ def _model(recipe: Recipe) -> nn.Layer:
     paddle.seed(recipe.train.seed)
     model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
     group(model, recipe.optimizer.groups, before)
+    recipe.optimizer.prepare(model)
     return model
 
 
