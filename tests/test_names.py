@@ -19,6 +19,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ("place", "function", "learner/task.py"): "the same in the contract",
     ("place_alone", "function", "strategies"): "the same on one process",
     ("held_out", "", "datasets"): "the recipe's word, as in the data sets of texts",
+    ("one_cycle", "file", "schedules"): "the field's word for this schedule",
     ("in_place", "", ""): "`in place` is the field's word for an update without a copy",
     ("dropout_in_place", "", ""): "the same",
     ("Part", "class", "part"): "the shelf's noun: what a recipe names",

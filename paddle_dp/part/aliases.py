@@ -60,7 +60,7 @@ warmup_steps warmup_epochs warmup_epoch lr_warmup_iters | HF, PaddleClas, Megatr
 warmup_ratio warmup_proportion            | HF, PaddleNLP    | schedule.warmup        | {_SHARE}
 lr_warmup_fraction                        | Megatron         | schedule.warmup        | a number of steps, not a share: 0.01 of lr_decay_iters 5000 is '50 steps'
 warmup_start_lr lr_warmup_init            | PaddleClas, Megatron | schedule.warmup_from | a share of the peak rate: 0.01 of 0.1 is 0.1
-lr_scheduler_type lr_scheduler scheduler  | HF, PaddleNLP    | schedule.use           | constant, cosine, milestones, polynomial (linear is polynomial), or a class of paddle.optimizer.lr
+lr_scheduler_type lr_scheduler scheduler  | HF, PaddleNLP    | schedule.use           | a word of `paddle-dp parts schedules` (linear is polynomial), or a class of paddle.optimizer.lr
 lr_scheduler_kwargs                       | HF               | schedule               | its settings stand in the group schedule
 lr_decay gamma                            | PaddleClas, torch | schedule.factor       | of schedule milestones
 values                                    | PaddleClas       | schedule.factor        | of schedule milestones: one factor for all, so values [0.1, 0.01, 0.001] are learning_rate 0.1 and factor 0.1
@@ -116,7 +116,8 @@ weight_decay                              | HF               | optimizer.weight_
 no_weight_decay_name no_weight_decay no_decay | PaddleClas   | optimizer.groups       | a list: {match: ['*.bias'], weight_decay: 0}
 layer_decay                               | PaddleClas       | optimizer.groups       | docs/fine-tuning.md, layer-wise decay
 optim optimizer_name                      | HF               | optimizer.use          | a word of `paddle-dp parts optimizers`, or a class of paddle.optimizer
-adafactor optim_args optim_target_modules | HF               | optimizer.use          | paddle.optimizer's classes and yours: use: package.Class
+adafactor                                 | HF               | optimizer.use          | optimizer: {use: adafactor}
+optim_args optim_target_modules           | HF               | optimizer.use          | paddle.optimizer's classes and yours: use: package.Class
 label_smoothing_factor ls_epsilon         | HF, PaddleClas   | loss.label_smoothing   | of loss cross_entropy
 loss_type criterion                       | PaddleNLP, torch | loss.use               |
 dp dp_degree data_parallel_degree data_parallel_size | fleet, PaddleNLP, Megatron | strategy.data | of strategy hybrid
@@ -277,7 +278,8 @@ PARTS = {
     "optimizers": {"adam": ": adamw with weight_decay: 0 is Adam", "sgdm": "momentum", "nesterov": "momentum"},
     "schedules": {
         "linear": "polynomial", "step": "milestones", "multistep": "milestones", "piecewise": "milestones",
-        "cosine_annealing": "cosine", "constant_with_warmup": "constant",
+        "cosine_annealing": "cosine", "constant_with_warmup": "constant", "noam": "inverse_sqrt",
+        "onecycle": "one_cycle", "warmup_stable_decay": "wsd",
     },
     "callbacks": {
         "tensorboardx": "tensorboard", "visualdl": "dashboard", "wandb": "dashboard", "mlflow": "dashboard",

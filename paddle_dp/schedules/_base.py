@@ -57,14 +57,19 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FallingConfig(ScheduleConfig):
-    """A rate that falls from the end of the warm-up to the end of training, down to `floor` × peak."""
+    """A rate that falls until the end of training, down to `floor` × peak; from the end of the warm-up on, or later."""
 
     floor: Probability = 0.0
     """Rate at the end, as a share of the peak; below 1."""
 
     def level(self, step: int, *, start: int, steps: int, steps_per_epoch: int) -> float:
-        done = min(1.0, (step - start) / max(1, steps - start))
+        first = self.fall(start, steps)
+        done = min(1.0, max(0, step - first) / max(1, steps - first))
         return self.floor + (1 - self.floor) * self.left(done)
+
+    def fall(self, start: int, steps: int) -> int:
+        """The last update at the peak; `start`: the first one after the warm-up."""
+        return start
 
     def left(self, done: float) -> float:
         """The remaining share of the fall, 1 to 0, after the share `done` (0 to 1) of the updates."""

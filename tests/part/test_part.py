@@ -129,7 +129,7 @@ def test_models_without_a_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("settings", "said"),
     [
         ("sgd", "optimizer: a part is a group of settings: write optimizer: {use: sgd}"),
-        ({}, "optimizer needs 'use', the name of a part on the shelf optimizers: adamw, "),
+        ({}, "optimizer needs 'use', the name of a part on the shelf optimizers: adafactor, "),
         ({"use": 3}, "optimizer needs 'use'"),
         (None, "optimizer needs 'use'"),
         (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paddle_dp.schedules import constant, cosine, milestones, polynomial
+from paddle_dp.schedules import constant, cosine, inverse_sqrt, milestones, one_cycle, polynomial, wsd
 from paddle_dp.units import Length
 
 SETTING = {"steps": 100, "steps_per_epoch": 10, "batch": 64}
@@ -15,6 +15,8 @@ ALL: dict[str, Any] = {
     "constant": constant.Config,
     "cosine": cosine.Config,
     "polynomial": polynomial.Config,
+    "wsd": wsd.Config,
+    "inverse_sqrt": inverse_sqrt.Config,
     "milestones": lambda **more: milestones.Config(milestones=lengths("3 epochs", "70 steps"), **more),
 }
 
@@ -56,6 +58,65 @@ def test_milestones_are_paddles() -> None:
 
     theirs = walk(MultiStepDecay(0.5, milestones=[30, 70], gamma=0.2))
     assert rates(ALL["milestones"](learning_rate=0.5, factor=0.2)) == pytest.approx(theirs)
+
+
+@pytest.mark.parametrize(("shape", "paddles"), [("cosine", "cos"), ("linear", "linear")])
+@pytest.mark.parametrize("steps", [10, 100, 173])
+def test_one_cycle_is_paddles(shape: str, paddles: str, steps: int) -> None:
+    from paddle.optimizer.lr import OneCycleLR
+
+    theirs = OneCycleLR(
+        0.5,
+        total_steps=steps,
+        divide_factor=20,
+        end_learning_rate=0.005,
+        phase_pct=0.3,
+        anneal_strategy=paddles,
+    )
+    config = one_cycle.Config(learning_rate=0.5, start=0.05, floor=0.01, shape=shape)
+    ours = rates(config, steps=steps)
+    assert ours == pytest.approx(walk(theirs, steps))
+    assert (ours[0], max(ours), ours[-1]) == pytest.approx((0.025, 0.5, 0.005), rel=0.01)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("rise", [0.01, 0.5, 1.0])
+def test_the_shortest_cycles_have_rates(steps: int, rise: float) -> None:
+    seen = rates(one_cycle.Config(learning_rate=0.5, rise=rise), steps=steps)
+    assert all(0 < rate <= 0.5 for rate in seen)
+
+
+def test_a_cycle_with_a_warm_up_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match=r"^warmup: one_cycle rises by itself: set rise and start"):
+        one_cycle.Config(learning_rate=0.1, warmup=Length.parse("5 steps"))
+
+
+def test_inverse_sqrt_is_paddles_noam_decay() -> None:
+    from paddle.optimizer.lr import NoamDecay
+
+    theirs = walk(NoamDecay(64, warmup_steps=21, learning_rate=1.0), 101)[1:]  # the first one has rate 0
+    config = inverse_sqrt.Config(learning_rate=(64 * 21) ** -0.5, warmup=Length.parse("20 steps"))
+    assert rates(config) == pytest.approx(theirs)
+
+
+def test_inverse_sqrt_can_hold_as_t5s_does() -> None:
+    config = inverse_sqrt.Config(learning_rate=10**-0.5, hold=Length.parse("9 steps"))
+    assert rates(config) == pytest.approx([max(n, 10) ** -0.5 for n in range(1, 101)])
+
+
+@pytest.mark.parametrize("shape", ["linear", "1-sqrt"])
+def test_wsd_is_stable_and_then_decays(shape: str) -> None:
+    config = wsd.Config(learning_rate=0.5, warmup=Length.parse("20 steps"), decay=0.4, floor=0.1, shape=shape)
+    passed = [max(0, step - 60) / 40 for step in range(20, 100)]
+    falls = [1 - (share if shape == "linear" else share**0.5) for share in passed]
+    assert rates(config)[20:] == pytest.approx([0.5 * (0.1 + 0.9 * fall) for fall in falls])
+    assert set(rates(config)[20:61]) == {0.5}
+    assert config.rate(1000, **SETTING) == pytest.approx(0.05)
+
+
+def test_wsd_never_decays_before_its_warm_up_is_over() -> None:
+    seen = rates(wsd.Config(learning_rate=0.5, warmup=Length.parse("90 steps"), decay=1.0))
+    assert seen[90] == 0.5 == max(seen)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -105,9 +166,12 @@ def test_no_milestones_are_a_mistake() -> None:
         milestones.Config(learning_rate=0.1, milestones=())
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, "one_cycle"])
 def test_what_is_built_gives_the_rates_and_goes_on_from_json(name: str) -> None:
-    config = ALL[name](learning_rate=0.5, warmup=Length.parse("1 epoch"), per_batch=32)
+    if name == "one_cycle":
+        config = one_cycle.Config(learning_rate=0.5, per_batch=32)
+    else:
+        config = ALL[name](learning_rate=0.5, warmup=Length.parse("1 epoch"), per_batch=32)
     schedule = config.build(**SETTING)
     assert walk(schedule, 37) == rates(config)[:37]
     state = json.loads(json.dumps(schedule.state_dict()))

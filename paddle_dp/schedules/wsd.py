@@ -1,0 +1,24 @@
+"""Warm-up, stable, decay: the peak until the last part of the training (Hu et al., arXiv:2404.06395)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paddle_dp.schedules._base import FallingConfig
+from paddle_dp.units import Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(FallingConfig):
+    decay: Fraction = 0.2
+    """Part of all updates at the end in which the rate falls."""
+
+    shape: Literal["linear", "1-sqrt"] = "linear"
+    """Shape of the fall: linear, or 1 - √ of its passed share (Hägele et al., arXiv:2405.18392)."""
+
+    def fall(self, start: int, steps: int) -> int:
+        return max(start, steps - round(self.decay * steps))
+
+    def left(self, done: float) -> float:
+        return 1 - (done if self.shape == "linear" else done**0.5)
