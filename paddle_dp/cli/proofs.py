@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -47,10 +48,14 @@ def verify(
 
     import_paddle()
     from paddle_dp import proof
+    from paddle_dp.cli.sized import sizes
 
     try:
+        settings = tuple(overrides or ())
+        there = sizes(recipe, settings, ranks)
+        print(*there.remarks, sep="\n", end="\n" if there.remarks else "", file=sys.stderr, flush=True)
         status = proof.verify(
-            recipe, tuple(overrides or ()), ranks, steps, as_text=not json, rehearse=rehearse, at=at
+            recipe, (*settings, *there.overrides), ranks, steps, as_text=not json, rehearse=rehearse, at=at
         )
     except PaddleDPError as error:
         if error.exit_status == 1:  # which is "different"

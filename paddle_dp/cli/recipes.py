@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -58,18 +59,25 @@ def check(
     loss on them, for 30 s at most: it refuses what train would refuse. --no-run reads only the recipe, for a machine
     that has no data.
     """
+    from paddle_dp.cli.sized import sizes
     from paddle_dp.launch.initial import check_weights
     from paddle_dp.launch.tries import tries
     from paddle_dp.recipe.check import check_all
 
     files, settings = recipes_and_settings(arguments)
+
+    @cache
+    def sized(file: Path) -> tuple[Sequence[str], Sequence[str]]:
+        there = sizes(file, settings, ranks or 1)
+        return (*settings, *there.overrides), there.remarks
+
     with tries() as tried:
 
         def trial_lines(recipe: Recipe, file: Path) -> list[str]:
             lines = check_weights(recipe.load, recipe.model) if recipe.load is not None else []
-            return [*lines, *tried(file, settings)] if run else lines
+            return [*lines, *tried(file, sized(file)[0])] if run else lines
 
-        status = check_all(files, settings, _forecast(ranks, build, link, compute), trial_lines)
+        status = check_all(files, settings, _forecast(ranks, build, link, compute), trial_lines, sized)
     raise typer.Exit(status)
 
 

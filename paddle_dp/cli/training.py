@@ -108,6 +108,8 @@ def train(
     ] = False,
 ) -> None:
     """Train a recipe on any number of processes."""
+    from paddle_dp.cli.sized import sized
+
     if accept is not None and resume is None:
         raise UsageError(
             f"--accept {accept} needs --resume: it lists settings that may differ from the run's."
@@ -125,6 +127,7 @@ def train(
         restarts=restarts,
         extra={**({"accept": split_by_comma(accept)} if accept else {}), **({"why": True} if why else {})},
     )
+    job = sized(job)
     if verify:
         _verify(job)
     start(job)

@@ -82,7 +82,7 @@ rampup_batch_size                         | Megatron         | -                
 accumulate_steps                          | fleet            | train.micro_batches    | both split the batch
 k_steps gradient_merge                    | fleet            | train.micro_batches    | {_MERGE}
 eval_accumulation_steps                   | HF               | -                      | held-out scores are sums, which take no memory
-auto_find_batch_size                      | HF               | train.micro_batches    | more of them need less memory, and the update stays the same
+auto_find_batch_size                      | HF               | train.micro_batches    | auto: the smallest number that fits a transformer; the update stays the same
 dtype fp16 bf16 amp use_amp mixed_precision half_precision_backend fp16_backend fp16_opt_level amp_level bf16_full_eval fp16_full_eval level | HF, PaddleNLP, PaddleClas, Lightning | train.precision | float32, bfloat16, float16 or float64; {_LEVEL}
 amp_master_grad multi_precision use_multi_precision | PaddleNLP, Paddle | train.precision | {_LEVEL}
 loss_scale scale_loss scale_loss_window init_loss_scaling | Paddle, PaddleClas | train.precision | precision: {dtype: float16, scale: …}

@@ -20,18 +20,21 @@ def check_all(
     overrides: Sequence[str] = (),
     forecast: Callable[[Recipe], Iterable[str]] | None = None,
     extra_check: Callable[[Recipe, Path], Iterable[str]] | None = None,
+    sized: Callable[[Path], tuple[Sequence[str], Sequence[str]]] | None = None,
 ) -> int:
     """Prints a line per recipe, and mistakes to stderr. Returns the exit status: 0, or 2 with any mistake.
 
     This process imports the parts' modules, but builds no part; modules outside the package are listed. `forecast`
     builds the model and returns further lines; it may raise UsageError for a layout that cannot run. So does
-    `extra_check`, for the initial weights and for a trial of data, model and loss.
+    `extra_check`, for the initial weights and for a trial of data, model and loss. `sized` returns the overrides of a
+    recipe with numbers that depend on its ranks, and lines on them.
     """
     status = 0
     for file in files:
         try:
             foreign = foreign_code(file, overrides)
-            recipe = read_recipe(file, overrides, tries=forecast is not None)
+            settings, remarks = sized(file) if sized is not None else (overrides, ())
+            recipe = read_recipe(file, settings, tries=forecast is not None)
             if not _may_have_loss(recipe):
                 raise UsageError(
                     f"{file}: model {recipe.model.name} has no method loss(outputs, targets), so the recipe must name "
@@ -39,7 +42,7 @@ def check_all(
                 )
             weights = list(extra_check(recipe, file)) if extra_check is not None else []
             print(f"{file}: {in_short(recipe)}", flush=True)
-            for line in weights:
+            for line in (*remarks, *weights):
                 print(f"  {line}", flush=True)
             if foreign:
                 print(f"  imported: {', '.join(foreign)}", flush=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,13 @@ def foreign_code(path: str | Path, overrides: Sequence[str] = ()) -> list[str]:
     without one. Imports nothing. Raises RecipeError if the file is not YAML."""
     path = Path(path)
     return code.modules(_read_values(path, overrides).values, path)
+
+
+def train_settings(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, Any]:
+    """The recipe's group `train` as it is written, unchecked, with `overrides` applied; empty if it is no group. Raises
+    RecipeError if the file is not YAML."""
+    train = _read_values(Path(path), overrides).values.get("train")
+    return train if isinstance(train, Mapping) else {}
 
 
 def _read_values(path: Path, overrides: Sequence[str]) -> YamlDocument:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     PlainSerializer,
     PlainValidator,
@@ -112,6 +114,22 @@ def _device(name: str) -> str:
     return name
 
 
+def _global_number(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"\s*([0-9]+\s+per\s+rank|auto(\s.*)?)\s*", value):
+        raise ValueError(
+            f"'{value}' depends on the ranks, which only paddle-dp train, verify and check --ranks know. Write the "
+            "number over all ranks here, or take the run's recipe.yaml, which has it"
+        )
+    return value
+
+
+def _or_text(example: str) -> WithJsonSchema:
+    """The schema for editors of a number that may be a text like `example`."""
+    return WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "examples": [example]}]}
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """The training. `batch` is the global batch on any number of ranks; `micro_batches` computes it in parts."""
@@ -119,12 +137,14 @@ class Train:
     length: Annotated[Length, AfterValidator(_positive_length)]
     """How far to train, counted from step 0; a resumed run ends there, too."""
 
-    batch: Positive
-    """Samples per update, over **all** ranks: the optimizer sees the same batch on any number of ranks."""
+    batch: Annotated[Positive, BeforeValidator(_global_number), _or_text("32 per rank")]
+    """Samples per update, over **all** ranks: the optimizer sees the same batch on any number of ranks. `32 per rank`
+    (of the data axis) is resolved when a training begins: the run's recipe has the number over all."""
 
-    micro_batches: Positive = 1
+    micro_batches: Annotated[Positive, BeforeValidator(_global_number), _or_text("auto")] = 1
     """Number of parts in which each batch is computed, one after the other, to save memory; the update stays the same,
-    except that BatchNorm takes the statistics of each part."""
+    except that BatchNorm takes the statistics of each part. `auto`, or `auto 16 GB`: the smallest number with which a
+    transformer fits into a rank's memory, as `paddle-dp check` computes it."""
 
     precision: PrecisionSetting = FLOAT32
     """`float32`, `bfloat16`, `float16` or `float64`, or a mapping of `dtype`, `level` and `scale`."""

@@ -36,6 +36,10 @@ from paddle_dp.text import amount, duration
 from paddle_dp.train.meter import peak_memory
 from paddle_dp.units import Duration, LinkSpeed
 
+LOAD = (
+    0.9  # of a device's memory; the rest is for what arithmetic does not know: kernels' workspaces, fragments
+)
+
 
 def summed(sizes: Mapping[str, float]) -> str:
     """ "weights 128 MB, gradients 128 MB: 256 MB in all"."""
@@ -88,6 +92,40 @@ def forecast(recipe: Recipe, ranks: int, rank: int | None = None, wire: Wire | N
         yield "that is for accelerators: CPUs emulate low precision in float32; train.device=cpu plans for them"
     if rank is not None and rank >= layout.degrees.servers:  # a server runs no layer
         yield _built(recipe, layout, shown)
+
+
+def fitting(recipe: Recipe, ranks: int, limit: float) -> tuple[int, str]:
+    """The smallest number of equal micro-batches with which every rank's weights, gradients, optimizer states and
+    activations take at most `LOAD` of `limit` bytes, and a sentence. Raises UsageError if there is none, or if the
+    activations are not known."""
+    layout = layout_of(recipe, ranks)
+    with lazily():
+        model, before = adapted(recipe.model.build(), recipe.adapter, recipe.train.seed)
+        group(model, recipe.optimizer.groups, before)
+        blocks: Blocks = describe_weights(model)
+    layout, blocks = recipe.strategy.config.assigned(recipe, layout, blocks, _bytes(recipe, layout))
+    memories = rank_memories(blocks, layout)
+    need, allowed = 0.0, f"{LOAD:.0%} of the {amount(limit)} that a rank has"
+    batch = recipe.train.batch
+    for parts in (n for n in range(1, batch // layout.degrees.dp_size + 1) if batch % n == 0):
+        candidate = recipe.model_copy(update={"train": replace(recipe.train, micro_batches=parts)})
+        kept = [(m, activations(candidate, layout, blocks, m)) for m in memories]
+        if all(size is None for _, size in kept):
+            raise UsageError(
+                f"train.micro_batches=auto: what model {recipe.model.name} keeps for its backward is not known by "
+                "arithmetic, which knows transformers only. Give a number: more of them take less memory."
+            )
+        try:
+            layout_of(candidate, ranks)
+        except UsageError:  # a pipeline that needs another number
+            continue
+        need = max(memory.total + (size or 0.0) for memory, size in kept)
+        if need <= LOAD * limit:
+            return parts, f"a rank then takes {amount(need)}, at most {allowed}"
+    raise UsageError(
+        f"train.micro_batches=auto: with as many as there can be a rank takes {amount(need)}, more than {allowed}. "
+        "Take more ranks, or split the model: paddle-dp check --ranks N shows what a layout takes."
+    )
 
 
 def _first_sample(recipe: Recipe) -> Iterator[str]:

@@ -1,0 +1,96 @@
+"""Numbers of a recipe that depend on its ranks, `train.batch: 32 per rank` and `train.micro_batches: auto`, replaced
+by global numbers: a run's recipe has these, and trains the same on any other ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.errors import UsageError
+from paddle_dp.launch.command import Job
+from paddle_dp.launch.machine import Machine, available_memory
+from paddle_dp.launch.silence import import_paddle
+from paddle_dp.recipe import read_recipe
+from paddle_dp.recipe.read import train_settings
+from paddle_dp.text import plural
+from paddle_dp.units import Bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The overrides, and a sentence on each. Both are empty for a recipe with global numbers."""
+
+    overrides: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def sized(job: Job) -> Job:
+    """The job with global numbers in place of those that depend on its ranks, which it prints. Raises UsageError as
+    `sizes` does, and if the number of ranks may change."""
+    from paddle_dp.launch.plan import RankDevices, plan_of
+
+    train = train_settings(job.recipe, job.all_overrides)
+    if not _per_rank(train) and not _auto(train):
+        return job
+    if job.elastic:
+        raise UsageError(
+            "--ranks MIN:MAX lets the number of ranks change, and the batch must stay the same: write train.batch and "
+            "train.micro_batches as numbers over all ranks."
+        )
+    plan = plan_of(job, Machine.here(), str(train.get("device", "auto")), RankDevices(servers=None))
+    there = sizes(job.recipe, job.all_overrides, plan.ranks, plan.nodes)
+    print(*there.remarks, sep="\n", flush=True)
+    return replace(job, overrides=(*job.overrides, *there.overrides))
+
+
+def sizes(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> Sizes:
+    """The recipe's global numbers on `ranks` ranks of each node.
+
+    Raises UsageError if no number of micro-batches fits, or if it cannot be told; RecipeError for other mistakes.
+    """
+    train = train_settings(path, overrides)
+    per_rank, auto = _per_rank(train), _auto(train)
+    settings, remarks = [], []
+    if per_rank:
+        share = int(per_rank[1])
+        stand_ins = [f"train.batch={share * ranks * nodes}", *(["train.micro_batches=1"] if auto else [])]
+        recipe = read_recipe(path, [*overrides, *stand_ins])
+        readers = recipe.strategy.config.layout(ranks * nodes).degrees.dp_size
+        settings.append(f"train.batch={share * readers}")
+        remarks.append(f"train.batch is {share * readers}: {share} × {plural(readers, 'data rank')}")
+    if auto:
+        here = Machine.here()
+        on_cpu = train.get("device", "auto") == "cpu" or not here.devices
+        available = available_memory() if on_cpu and nodes == 1 else None
+        limit = _amount(auto[1]) if auto[1] else available and available / ranks
+        if limit is None:
+            raise UsageError(
+                "train.micro_batches=auto: how much memory the ranks' devices have is not known here. Say how much a "
+                "rank may use: train.micro_batches='auto 16 GB'."
+            )
+        import_paddle()
+        from paddle_dp.verbs.forecast import fitting
+
+        chosen = [*overrides, *settings, "train.micro_batches=1", *(["train.device=cpu"] if on_cpu else [])]
+        parts, sentence = fitting(read_recipe(path, chosen), ranks * nodes, limit)
+        settings.append(f"train.micro_batches={parts}")
+        remarks.append(f"train.micro_batches is {parts}: {sentence}")
+    return Sizes(overrides=tuple(settings), remarks=tuple(remarks))
+
+
+def _per_rank(train: Mapping[str, Any]) -> re.Match[str] | None:
+    return re.fullmatch(r"\s*([0-9]+)\s+per\s+rank\s*", str(train.get("batch")))
+
+
+def _auto(train: Mapping[str, Any]) -> re.Match[str] | None:
+    return re.fullmatch(r"\s*auto(?:\s+(.+))?", str(train.get("micro_batches")))
+
+
+def _amount(text: str) -> int:
+    try:
+        return int(Bytes.parse(text).count)
+    except ValueError as error:
+        raise UsageError(f"train.micro_batches='auto {text}': {error}.") from None

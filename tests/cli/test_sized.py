@@ -1,0 +1,134 @@
+"""Numbers of a recipe that depend on its ranks become numbers over all ranks before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.axes.meta_init import describe_weights
+from paddle_dp.cli import sized as module
+from paddle_dp.cli.sized import sized, sizes
+from paddle_dp.errors import RecipeError, UsageError
+from paddle_dp.launch.command import Job
+from paddle_dp.launch.machine import Machine
+from paddle_dp.part import lazily
+from paddle_dp.plan.rank_memory import rank_memories
+from paddle_dp.recipe import Recipe, read_recipe
+from paddle_dp.verbs.forecast import LOAD, activations, fitting, layout_of
+
+ROOT = Path(__file__).resolve().parents[2]
+GPT, MLP = ROOT / "configs/gpt_tiny.yaml", ROOT / "configs/digits_mlp.yaml"
+AVAILABLE = 4 << 20
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without devices and with 4 MiB."""
+    monkeypatch.setattr(Machine, "here", classmethod(lambda kind: kind(cores=2)))
+    monkeypatch.setattr(module, "available_memory", lambda: AVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "strategy", "batch"),
+    [
+        (1, "strategy.data=auto", 32),
+        (3, "strategy.data=auto", 96),
+        (4, "strategy.tensor=2", 64),
+        (4, "strategy={use: hybrid, sharding: 2, pipeline: 2}", 64),
+        (3, "strategy={use: parameter_server}", 64),  # a server reads nothing
+    ],
+)
+def test_a_batch_per_rank_counts_the_ranks_that_read(ranks: int, strategy: str, batch: int) -> None:
+    there = sizes(GPT, [strategy, "train.batch=32 per rank", "train.micro_batches=2"], ranks)
+    assert there.overrides == (f"train.batch={batch}",)
+    (remark,) = there.remarks
+    assert remark.startswith(f"train.batch is {batch}: 32 × ")
+
+
+def test_several_nodes_have_as_many_ranks_more() -> None:
+    assert sizes(GPT, ["train.batch=32 per rank"], 2, nodes=3).overrides == ("train.batch=192",)
+
+
+def test_numbers_over_all_ranks_stay_as_they_are() -> None:
+    assert sizes(GPT, ["train.batch=64"], 2) == module.Sizes()
+    job = Job(recipe=GPT, least_ranks=1, ranks=2)
+    assert sized(job) is job
+
+
+def test_a_job_gets_the_numbers_over_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    job = sized(Job(recipe=GPT, overrides=("train.batch=6 per rank", "train.micro_batches=auto"), ranks=2))
+    recipe = read_recipe(job.recipe, job.all_overrides)
+    assert (recipe.train.batch, recipe.train.micro_batches) == (12, 2)
+    assert capsys.readouterr().out.startswith(
+        "train.batch is 12: 6 × 2 data ranks\ntrain.micro_batches is 2: "
+    )
+
+
+def test_a_number_of_ranks_that_may_change_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--ranks MIN:MAX .* write train\.batch and"):
+        sized(Job(recipe=GPT, overrides=("train.batch=6 per rank",), least_ranks=1, ranks=2))
+
+
+def bytes_with(recipe: Recipe, ranks: int, parts: int) -> float:
+    cut = recipe.model_copy(update={"train": replace(recipe.train, micro_batches=parts)})
+    layout = layout_of(cut, ranks)
+    with lazily():
+        blocks = describe_weights(cut.build_model())
+    return max(m.total + (activations(cut, layout, blocks, m) or 0.0) for m in rank_memories(blocks, layout))
+
+
+@pytest.mark.parametrize(
+    "strategy", ["{use: hybrid}", "{use: hybrid, pipeline: 2}", "{use: hybrid, sharding: 2}"]
+)
+def test_auto_is_the_smallest_number_that_fits(strategy: str) -> None:
+    recipe = read_recipe(GPT, [f"strategy={strategy}", "train.batch=24", "train.micro_batches=1"])
+    sequence = [n for n in (1, 2, 3, 4, 6, 8, 12, 24) if n <= 24 // layout_of(recipe, 2).degrees.dp_size]
+    needs = [bytes_with(recipe, 2, parts) for parts in sequence]
+    for index, (parts, need) in enumerate(zip(sequence, needs, strict=True)):
+        if need < min(needs[:index], default=float("inf")):
+            assert fitting(recipe, 2, need * 1.0001 / LOAD)[0] == parts
+    with pytest.raises(UsageError, match=r"train\.micro_batches=auto: .* more than 90% of the"):
+        fitting(recipe, 2, min(needs) * 0.9999 / LOAD)
+
+
+def test_auto_takes_the_memory_of_this_machine_or_an_amount() -> None:
+    words = ["train.batch=64"]
+    (here,) = sizes(GPT, [*words, "train.micro_batches=auto"], 2).overrides
+    (same,) = sizes(GPT, [*words, f"train.micro_batches=auto {AVAILABLE // 2} B"], 2).overrides
+    (plenty,) = sizes(GPT, [*words, "train.micro_batches=auto 1 GB"], 2).overrides
+    assert (here, plenty) == (same, "train.micro_batches=1")
+    assert here != plenty
+
+
+@pytest.mark.parametrize(
+    ("file", "word", "nodes", "sentence"),
+    [
+        (MLP, "auto", 1, "what model mlp keeps for its backward is not known by arithmetic"),
+        (GPT, "auto", 2, "how much memory the ranks' devices have is not known here.*'auto 16 GB'"),
+        (GPT, "auto lots", 1, r"'auto lots': 'lots' is not a quantity like '25 MB'"),
+        (GPT, "auto 1 MB", 1, r"with as many as there can be a rank takes .*, more than 90% of the 1\.05 MB"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(file: Path, word: str, nodes: int, sentence: str) -> None:
+    with pytest.raises(UsageError, match=rf"^train\.micro_batches=.*{sentence}"):
+        sizes(file, [f"train.micro_batches={word}"], 2, nodes)
+
+
+def test_with_devices_the_amount_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = Machine(cores=2, kind="gpu", devices=("0", "1"))
+    monkeypatch.setattr(Machine, "here", classmethod(lambda kind: gpus))
+    with pytest.raises(UsageError, match="auto 16 GB"):
+        sizes(GPT, ["train.micro_batches=auto"], 2)
+    assert sizes(GPT, ["train.micro_batches=auto", "train.device=cpu"], 2).overrides
+
+
+@pytest.mark.parametrize(
+    "word", ["train.batch=32 per rank", "train.micro_batches=auto", "train.micro_batches=auto 2 GB"]
+)
+def test_where_ranks_are_not_known_the_recipe_is_refused(word: str) -> None:
+    with pytest.raises(
+        RecipeError, match=r"depends on the ranks, which only paddle-dp train, verify and check"
+    ):
+        read_recipe(GPT, [word])
