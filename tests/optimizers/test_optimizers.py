@@ -54,15 +54,23 @@ def update_lamb(w: Array, g: Array, decay: float, kept: State, step: int) -> Arr
     return w - RATE * ratio * way
 
 
-def update_lion(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
+def update_lion(
+    w: Array, g: Array, decay: float, kept: State, step: int, beta1: float = 0.9, beta2: float = 0.99
+) -> Array:
     m = kept.get("m", 0 * g)
-    kept["m"] = 0.99 * m + 0.01 * g
-    return w - RATE * (np.sign(0.9 * m + 0.1 * g) + decay * w)
+    kept["m"] = beta2 * m + (1 - beta2) * g
+    return w - RATE * (np.sign(beta1 * m + (1 - beta1) * g) + decay * w)
 
 
-def update_lars(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
-    rate = 0.001 * np.linalg.norm(w) / (np.linalg.norm(g) + decay * np.linalg.norm(w)) if decay else 1.0
-    kept["v"] = 0.9 * kept.get("v", 0) + RATE * rate * (g + decay * w)
+def update_lars(
+    w: Array, g: Array, decay: float, kept: State, step: int,
+    momentum: float = 0.9, trust: float = 0.001, always_adapt: bool = False,
+) -> Array:  # fmt: skip
+    """Weights of zeros, which would never move, and parameters that do not decay are not adapted."""
+    rate = 1.0
+    if (decay or always_adapt) and w.any():
+        rate = trust * np.linalg.norm(w) / (np.linalg.norm(g) + decay * np.linalg.norm(w))
+    kept["v"] = momentum * kept.get("v", 0) + RATE * rate * (g + decay * w)
     return w - kept["v"]
 
 
@@ -70,9 +78,12 @@ def rms(x: Array) -> float:
     return float(np.sqrt(np.mean(x**2)))
 
 
-def update_adafactor(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
+def update_adafactor(
+    w: Array, g: Array, decay: float, kept: State, step: int,
+    decay_rate: float = 0.8, clip_update: float = 1.0, relative: bool = True, epsilon2: float = 1e-3,
+) -> Array:  # fmt: skip
     """Algorithm 4 for matrices, with sums as in the paper (a convolution's kernel belongs to its columns), and 5."""
-    beta2, square = 1 - step**-0.8, (g**2 + 1e-30).reshape(len(g), -1)
+    beta2, square = 1 - step**-decay_rate, (g**2 + 1e-30).reshape(len(g), -1)
     if g.ndim > 1:
         kept["r"] = beta2 * kept.get("r", 0) + (1 - beta2) * square.sum(1, keepdims=True)
         kept["c"] = beta2 * kept.get("c", 0) + (1 - beta2) * square.sum(0, keepdims=True)
@@ -80,24 +91,31 @@ def update_adafactor(w: Array, g: Array, decay: float, kept: State, step: int) -
     else:
         kept["v"] = v = beta2 * kept.get("v", 0) + (1 - beta2) * (g**2 + 1e-30)
     u = g / np.sqrt(v)
-    return w - RATE * decay * w - RATE * max(1e-3, rms(w)) * u / max(1.0, rms(u))
+    size = max(epsilon2, rms(w)) if relative else 1.0
+    return w - RATE * decay * w - RATE * size * u / max(1.0, rms(u) / clip_update)
 
 
-def newton_schulz(singular: Array) -> Array:
-    for _ in range(5):
+def newton_schulz(singular: Array, iterations: int) -> Array:
+    for _ in range(iterations):
         singular = 3.4445 * singular - 4.7750 * singular**3 + 2.0315 * singular**5
     return singular
 
 
-def update_muon(w: Array, g: Array, decay: float, kept: State, step: int) -> Array:
+def update_muon(
+    w: Array, g: Array, decay: float, kept: State, step: int,
+    momentum: float = 0.95, nesterov: bool = True, iterations: int = 5, scale: str = "shape",
+    adamw_lr_scale: float = 0.015, beta2: float = 0.95,
+) -> Array:  # fmt: skip
     if w.ndim == 1:
-        rate = 0.015 * RATE
-        return w * (1 - rate * decay) - rate * adam(g, kept, step, 1e-10, beta2=0.95)
-    kept["m"] = m = 0.95 * kept.get("m", 0) + 0.05 * g
-    u, s, v = np.linalg.svd((0.95 * m + 0.05 * g).reshape(len(g), -1), full_matrices=False)
+        rate = adamw_lr_scale * RATE
+        return w * (1 - rate * decay) - rate * adam(g, kept, step, 1e-10, beta2=beta2)
+    kept["m"] = m = momentum * kept.get("m", 0) + (1 - momentum) * g
+    mean = momentum * m + (1 - momentum) * g if nesterov else m
+    u, s, v = np.linalg.svd(mean.reshape(len(g), -1), full_matrices=False)
     outputs, inputs = (g.shape[1], g.shape[0]) if g.ndim == 2 else (len(g), g[0].size)
-    way = (u * newton_schulz(s / (np.linalg.norm(s) + 1e-7)) @ v).reshape(g.shape)
-    return w * (1 - RATE * decay) - RATE * max(1, outputs / inputs) ** 0.5 * way
+    factor = 0.2 * max(outputs, inputs) ** 0.5 if scale == "match_rms" else max(1, outputs / inputs) ** 0.5
+    way = (u * newton_schulz(s / (np.linalg.norm(s) + 1e-7), iterations) @ v).reshape(g.shape)
+    return w * (1 - RATE * decay) - RATE * factor * way
 
 
 CASES: dict[str, tuple[str, dict[str, Any], Update]] = {

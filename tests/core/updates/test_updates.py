@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from paddle import nn
 
 from paddle_dp.core.lora import add_low_rank
+from paddle_dp.core.updates.by_parameter import DECAY_KEY
 from paddle_dp.core.updates.muon import is_hidden_matrix, orthogonalized
 from paddle_dp.errors import RecipeError, UsageError
 from paddle_dp.optimizers import adafactor, lars, lion, muon
@@ -57,6 +60,41 @@ def test_convolutions_and_matrices_of_both_shapes(name: str) -> None:
     expected = wanted(UPDATES[name], weights, grads, lambda key: 0.2 if weights[key].ndim > 1 else 0.0)
     for key, value in run(CONFIGS[name], model, grads).items():
         np.testing.assert_allclose(value, expected[key], rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("lion", {"beta1": 0.5, "beta2": 0.7}),
+    ("lars", {"momentum": 0.5, "trust": 0.3}),
+    ("lars", {"trust": 0.3, "always_adapt": True}),
+    ("adafactor", {"decay_rate": 0.5, "clip_update": 0.3}),
+    ("adafactor", {"relative": False}),
+    ("adafactor", {"epsilon2": 10.0}),
+    ("muon", {"momentum": 0.5, "nesterov": False, "iterations": 3}),
+    ("muon", {"scale": "match_rms", "adamw_lr_scale": 1.0, "beta2": 0.8}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), SETTINGS)
+def test_each_setting_is_the_formulas(name: str, settings: dict[str, Any]) -> None:
+    model = shapes()
+    weights = {key: p.numpy().astype("float64") for key, p in model.named_parameters()}
+    grads = gradients(weights)
+    update = partial(UPDATES[name], **settings)
+    expected = wanted(update, weights, grads, lambda key: 0.2 if weights[key].ndim > 1 else 0.0)
+    for key, value in run(replace(CONFIGS[name], **settings), model, grads).items():
+        np.testing.assert_allclose(value, expected[key], rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_groups_decay_of_0_counts(name: str) -> None:
+    model = shapes()
+    weights = {key: p.numpy().astype("float64") for key, p in model.named_parameters()}
+    grads = gradients(weights)
+    model[1].weight.optimize_attr = {**model[1].weight.optimize_attr, DECAY_KEY: 0.0}
+    expected = wanted(UPDATES[name], weights, grads, lambda key: 0.0)
+    np.testing.assert_allclose(
+        run(CONFIGS[name], model, grads)["1.weight"], expected["1.weight"], rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
