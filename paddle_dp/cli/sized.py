@@ -75,9 +75,9 @@ def sizes(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> S
         from paddle_dp.verbs.forecast import fitting
 
         chosen = [*overrides, *settings, "train.micro_batches=1", *(["train.device=cpu"] if on_cpu else [])]
-        parts, sentence = fitting(read_recipe(path, chosen), ranks * nodes, limit)
-        settings.append(f"train.micro_batches={parts}")
-        remarks.append(f"train.micro_batches is {parts}: {sentence}")
+        count, sentence = fitting(read_recipe(path, chosen), ranks * nodes, limit)
+        settings.append(f"train.micro_batches={count}")
+        remarks.append(f"train.micro_batches is {count}: {sentence}")
     return Sizes(overrides=tuple(settings), remarks=tuple(remarks))
 
 

@@ -107,10 +107,10 @@ def fitting(recipe: Recipe, ranks: int, limit: float) -> tuple[int, str]:
     memories = rank_memories(blocks, layout)
     need, allowed = 0.0, f"{LOAD:.0%} of the {amount(limit)} that a rank has"
     batch = recipe.train.batch
-    for parts in (n for n in range(1, batch // layout.degrees.dp_size + 1) if batch % n == 0):
-        candidate = recipe.model_copy(update={"train": replace(recipe.train, micro_batches=parts)})
-        kept = [(m, activations(candidate, layout, blocks, m)) for m in memories]
-        if all(size is None for _, size in kept):
+    for divisor in (n for n in range(1, max(batch // layout.degrees.dp_size, 1) + 1) if batch % n == 0):
+        candidate = recipe.model_copy(update={"train": replace(recipe.train, micro_batches=divisor)})
+        sizes = [(m, activations(candidate, layout, blocks, m)) for m in memories]
+        if all(size is None for _, size in sizes):
             raise UsageError(
                 f"train.micro_batches=auto: what model {recipe.model.name} keeps for its backward is not known by "
                 "arithmetic, which knows transformers only. Give a number: more of them take less memory."
@@ -119,9 +119,9 @@ def fitting(recipe: Recipe, ranks: int, limit: float) -> tuple[int, str]:
             layout_of(candidate, ranks)
         except UsageError:  # a pipeline that needs another number
             continue
-        need = max(memory.total + (size or 0.0) for memory, size in kept)
+        need = max(memory.total + (size or 0.0) for memory, size in sizes)
         if need <= LOAD * limit:
-            return parts, f"a rank then takes {amount(need)}, at most {allowed}"
+            return divisor, f"a rank then takes {amount(need)}, at most {allowed}"
     raise UsageError(
         f"train.micro_batches=auto: with as many as there can be a rank takes {amount(need)}, more than {allowed}. "
         "Take more ranks, or split the model: paddle-dp check --ranks N shows what a layout takes."
