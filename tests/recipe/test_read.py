@@ -119,7 +119,7 @@ callbacks: [{use: metrics, every: 5}]
         (["strategy.tensor=2"], "'tensor' is a setting of strategy hybrid: strategy.use=hybrid. It takes"),
         (["strategy.tp=2"], "strategy.tensor (of strategy hybrid). 'tensor' is a setting of strategy hybrid"),
         (["callbacks=[{use: evaluate, best: acc1}]"], "a setting of callback checkpoint: callbacks.checkpoint.best."),
-        (["optimizer.beta1=0.9"], "'beta1' is a setting of the optimizers adamw and lamb. It takes clip"),
+        (["optimizer.beta1=0.9"], "'beta1' is a setting of the optimizers adamw, lamb, lion and muon. It takes clip"),
         (["optimizer.learning_rate=1"], "no setting 'learning_rate'. In a recipe that is schedule.learning_rate."),
         (["batch=8"], "a recipe has no setting 'batch'. In a recipe that is train.batch."),
         (["wibble=1"], "a recipe has no setting 'wibble'. It takes adapter, callbacks"),
