@@ -320,8 +320,7 @@ class TrainerBuilder:
 
     def _loader(self, split: Split, dataset: Any, batch: int | None = None, **sampling: Any) -> Loader:
         settings, hook = self.setup.loader, self.setup.delivered
-        sampling = {"samples": len(dataset), "batch": batch or self.setup.batch, **sampling}
-        sampler = Sampler.for_mesh(mesh=self.mesh, **sampling)
+        sampler = Sampler.for_dataset(dataset, batch or self.setup.batch, self.mesh, **sampling)
         if self._scatters:
             dataset = ReadByMain(dataset, self.mesh, None if hook is None else partial(hook, split))
         return Loader(

@@ -22,12 +22,14 @@ from paddle_dp.data.arrays import describe
 from paddle_dp.data.collate import neighbour_dependence
 from paddle_dp.data.randomness import restoring_globals
 from paddle_dp.data.sample import Dataset, file_names, is_stacked, read_samples, uncollated_samples
+from paddle_dp.data.sampler import EpochOrders, Ordered
 from paddle_dp.data.stream import Stream
 from paddle_dp.data.worker import Answer, Progress, Worker, WorkerEndedError, WorkerHungError
 from paddle_dp.errors import DataError, UsageError
 from paddle_dp.structure import leaves
 
 COLLATING = "collating"
+ORDER = "order of epoch 0"
 UNREAD = "cannot be read"
 RANDOM = "is another one each time it is read"
 SECONDS = 0.2  # time for samples; names and sizes of files get another quarter of it
@@ -97,13 +99,32 @@ def _read(dataset: Dataset, seed: int, seconds: float) -> dict[str, str]:
     def sample(indices: Indices) -> str:
         return _samples(dataset, seed, indices)
 
+    drawn, texts = _stated_order(dataset, seed)
     groups = in_order if isinstance(dataset, Stream) else order
-    texts = _walk(groups(len(dataset)), "samples", sample, seconds)
+    texts |= _walk(_drawn(groups, drawn), "samples", sample, seconds)
     texts |= _collating(dataset, seed)
-    name_of = file_names(dataset)
-    if name_of is not None:
-        texts |= _walk(order(len(dataset)), "files", lambda indices: _files(name_of, indices), seconds / 4)
+    file_of = file_names(dataset)
+    if file_of is not None:
+        texts |= _walk(_drawn(order, drawn), "files", lambda indices: _files(file_of, indices), seconds / 4)
     return texts
+
+
+def _stated_order(dataset: Dataset, seed: int) -> tuple[Indices | range, dict[str, str]]:
+    """The indices of epoch 0 as an `Ordered` data set states them, and {ORDER: their CRC-32}; else all indices, {}."""
+    everything = range(len(dataset))
+    if not isinstance(dataset, Ordered):
+        return everything, {}
+    try:
+        drawn = EpochOrders(dataset)(seed, 0)
+    except DataError as error:
+        return everything, {ORDER: f"{UNREAD}: {error}"}
+    return drawn, {ORDER: _described(drawn)}
+
+
+def _drawn(groups: Callable[[int], Iterator[Indices]], drawn: Indices | range) -> Iterator[Indices]:
+    """The groups over the samples of an epoch, as indices: a mixture may draw few of all samples."""
+    for positions in groups(len(drawn)):
+        yield positions if isinstance(drawn, range) else drawn[positions]
 
 
 def _collating(dataset: Dataset, seed: int) -> dict[str, str]:
@@ -202,10 +223,10 @@ def _slices(dataset: Any, indices: Indices) -> Iterator[Indices]:
         yield indices[start : start + step]
 
 
-def _files(name_of: Callable[[int], str], indices: Indices) -> str:
+def _files(file_of: Callable[[int], str | None], indices: Indices) -> str:
     """The CRC-32 of the files' sizes and names, each with one folder, so a copy elsewhere gives the same."""
     try:
-        paths = [name_of(index) for index in indices.tolist()]
+        paths = [path for index in indices.tolist() if (path := file_of(index)) is not None]
         lines = [f"{'/'.join(PurePath(path).parts[-2:])} {os.path.getsize(path)}" for path in paths]
     except Exception as error:  # noqa: BLE001 - name_of may return no file's path
         return f"{UNREAD}: {error}"

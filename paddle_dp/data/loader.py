@@ -54,9 +54,10 @@ class Loader:
     ):
         scattered = dataset if isinstance(dataset, ReadByMain) else None
         dataset = dataset.dataset if isinstance(dataset, ReadByMain) else dataset
-        expected = sampler.dataset_samples or sampler.samples
-        if len(dataset) != expected:
-            raise ValueError(f"sampler: made for {expected} samples, but the data set has {len(dataset)}")
+        if sampler.epoch_orders is None and len(dataset) != sampler.available:
+            raise ValueError(
+                f"sampler: made for {sampler.available} samples, but the data set has {len(dataset)}"
+            )
         if num_workers < 0 or prefetch < 1 or timeout <= 0:
             raise ValueError(
                 f"num_workers: {num_workers}, prefetch: {prefetch}, timeout: {timeout} must be >= 0, >= 1, > 0"
@@ -91,7 +92,7 @@ class Loader:
         """
         names = ("seed", "shuffle", "drop_last", "micro_batches")
         sampler_settings = {name: settings.pop(name) for name in names if name in settings}
-        return cls(dataset, Sampler.for_mesh(len(dataset), batch, mesh, **sampler_settings), **settings)
+        return cls(dataset, Sampler.for_dataset(dataset, batch, mesh, **sampler_settings), **settings)
 
     @property
     def batches(self) -> int:

@@ -14,7 +14,6 @@ import numpy as np
 
 from paddle_dp.data.arrays import Array, Arrays, as_arrays
 from paddle_dp.data.collate import CollateFn, Collates, Uncollated
-from paddle_dp.data.sample import Classified, Named
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError, UsageError, did_you_mean
 from paddle_dp.recipe.schema import LoaderSettings, Pad
@@ -23,13 +22,15 @@ from paddle_dp.structure import named_leaves, structure_of, unflatten
 Pads = Mapping[str, Pad]
 
 
+_FORWARDED = ("classes", "epoch_order", "file_of", "name_of")
+
+
 class Transformed:
-    """`dataset` with `do` applied to each sample; it keeps the names of its classes."""
+    """`dataset` with `do` applied to each sample; it keeps the names and the order of its samples."""
 
     def __init__(self, dataset: Any, do: Callable[[Any], Any]):
         self.dataset, self.do = dataset, do
-        if isinstance(dataset, Classified):
-            self.classes = dataset.classes
+        vars(self).update({name: getattr(dataset, name) for name in _FORWARDED if hasattr(dataset, name)})
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -38,19 +39,9 @@ class Transformed:
         return self.do(self.dataset[index])
 
 
-class TransformedNamed(Transformed):
-    """`Transformed` for a data set with named samples."""
-
-    def name_of(self, index: int) -> str:
-        name: str = self.dataset.name_of(index)
-        return name
-
-
 def each(dataset: Any, do: Callable[[Any], Any]) -> Any:
     """The data set or `Stream` with `do` applied to each sample."""
-    if isinstance(dataset, Stream):
-        return dataset.then(do)
-    return (TransformedNamed if isinstance(dataset, Named) else Transformed)(dataset, do)
+    return dataset.then(do) if isinstance(dataset, Stream) else Transformed(dataset, do)
 
 
 def prepared(dataset: Any, settings: LoaderSettings, collate_fn: CollateFn | None = None) -> Any:

@@ -45,6 +45,15 @@ class Named(Protocol):
 
 
 @runtime_checkable
+class InFiles(Protocol):
+    """A data set with files, whose names and sizes tell one state of the data from another. Without the method,
+    `name_of` gives them."""
+
+    def file_of(self, index: int, /) -> str | None:
+        """The path of the file that has a sample, or None."""
+
+
+@runtime_checkable
 class Classified(Protocol):
     """A data set that knows the names of its classes, in the order of their numbers."""
 
@@ -56,8 +65,10 @@ def is_stacked(dataset: Dataset) -> bool:
     return isinstance(dataset, Stacked)
 
 
-def file_names(dataset: Dataset) -> Callable[[int], str] | None:
-    """The data set's `name_of`, or None."""
+def file_names(dataset: Dataset) -> Callable[[int], str | None] | None:
+    """The data set's `file_of`, else `name_of`, or None."""
+    if isinstance(dataset, InFiles):
+        return dataset.file_of
     return dataset.name_of if isinstance(dataset, Named) else None
 
 
@@ -72,9 +83,10 @@ def class_names(dataset: Dataset) -> tuple[str, ...]:
 
 def name(dataset: Dataset, index: int) -> str:
     """ "sample 17 (path/of/17.jpg)", or "sample 17" if the data set has no names."""
-    name_of = file_names(dataset)
     try:
-        return f"sample {index} ({name_of(index)})" if name_of else f"sample {index}"
+        return (
+            f"sample {index} ({dataset.name_of(index)})" if isinstance(dataset, Named) else f"sample {index}"
+        )
     except Exception:  # noqa: BLE001 - an error here must not hide the error that names the sample
         return f"sample {index}"
 

@@ -1,6 +1,6 @@
 """Assigns every sample of an epoch to exactly one rank, computed from (seed, epoch, dp_rank, dp_size).
 
-    order of an epoch         a permutation that depends on seed and epoch only
+    order of an epoch         a permutation that depends on seed and epoch only, or the data set's `epoch_order`
     global batch k            the k-th run of `batch` samples of that order, on any number of ranks
     micro-batch j of it       the j-th of `micro_batches` consecutive slices, on any number of ranks
     a data rank's slice       dp_rank's slice of that micro-batch; sizes differ by one sample at most, may be 0
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,53 @@ def _in_order(samples: int, dataset_samples: int) -> Indices:
     return order
 
 
+@runtime_checkable
+class Ordered(Protocol):
+    """A data set that states the order of each epoch of a training, such as a mixture."""
+
+    def epoch_order(self, seed: int, epoch: int, /) -> Any:
+        """The indices of the epoch's samples, int [samples], as many in each epoch; a function of (seed, epoch) alone.
+        An index that occurs twice is augmented equally both times."""
+
+
+class EpochOrders:
+    """The orders that `dataset` states, checked; the latest two are kept. Raises DataError for anything but
+    indices."""
+
+    def __init__(self, dataset: Any):
+        self._name, self._count, self._order = type(dataset).__name__, len(dataset), dataset.epoch_order
+        self._checked = lru_cache(maxsize=2)(self._read)
+
+    def __call__(self, seed: int, epoch: int) -> Indices:
+        """The order of an epoch, int64 [samples], read-only."""
+        return self._checked(seed, epoch)
+
+    def refuse_random(self, seed: int) -> None:
+        """Raises DataError if epoch 0 has another order each time."""
+        if not np.array_equal(self(seed, 0), self._read(seed, 0)):
+            raise DataError(
+                f"{self._name}.epoch_order({seed}, 0) is another one each time: draw from "
+                "numpy.random.default_rng((seed, epoch)), so that all ranks and a resumed run have the same"
+            )
+
+    def _read(self, seed: int, epoch: int) -> Indices:
+        call = f"{self._name}.epoch_order({seed}, {epoch})"
+        try:
+            order = np.array(self._order(seed, epoch))
+        except Exception as error:  # the method is the user's
+            raise DataError(f"{call}: {type(error).__name__}: {error}") from error
+        if order.ndim != 1 or order.dtype.kind not in "iu" or not len(order):
+            raise DataError(f"{call} is {order.dtype}{list(order.shape)}, and not a list of indices")
+        low, high = int(order.min()), int(order.max())
+        if low < 0 or high >= self._count:
+            raise DataError(
+                f"{call} has {low} to {high}, and the data set has the indices 0 to {self._count - 1}"
+            )
+        order = order.astype(np.int64, copy=False)
+        order.setflags(write=False)
+        return order
+
+
 @dataclass(frozen=True)
 class Sampler:
     """The samples that data rank `dp_rank` of `dp_size` reads of `samples`, in global batches of `batch`.
@@ -79,6 +126,8 @@ class Sampler:
     dataset_samples: int | None = None
     """The length of the data set, if only `samples` of it are read: at equal distances, since many data sets are sorted
     by class. Without `shuffle` only."""
+    epoch_orders: EpochOrders | None = None
+    """The order of each epoch under `shuffle`, of a data set that states it; else a permutation."""
 
     def __post_init__(self) -> None:
         counts = {"batch": self.batch, "dp_size": self.dp_size, "micro_batches": self.micro_batches}
@@ -103,6 +152,11 @@ class Sampler:
         return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
 
     @property
+    def available(self) -> int:
+        """The samples of an epoch, or, if only some are read, those to choose from."""
+        return self.dataset_samples or self.samples
+
+    @property
     def rows(self) -> int:
         """The largest number of samples, dummies included, that this data rank reads for one global batch."""
         sizes = {self.size(0), self.size(self.batches - 1)}
@@ -121,10 +175,19 @@ class Sampler:
         return min(self.batch, self.samples - k * self.batch)
 
     def order(self, epoch: int) -> Indices:
-        """All samples in this epoch's order, int64 [samples], read-only; depends on (seed, epoch) only."""
-        if self.shuffle:
+        """All samples in this epoch's order, int64 [samples], read-only; depends on (seed, epoch) only. Raises
+        DataError for a stated order of another length."""
+        if not self.shuffle:
+            return _in_order(self.samples, self.available)
+        if self.epoch_orders is None:
             return _order(self.samples, self.seed, epoch)
-        return _in_order(self.samples, self.dataset_samples or self.samples)
+        order = self.epoch_orders(self.seed, epoch)
+        if len(order) != self.samples:
+            raise DataError(
+                f"epoch_order gives {len(order)} samples for epoch {epoch} and {self.samples} for epoch 0: let it give "
+                "as many in each epoch"
+            )
+        return order
 
     def global_batch(self, epoch: int, k: int) -> Indices:
         """The samples of global batch `k` on all ranks."""
@@ -162,3 +225,15 @@ class Sampler:
         """The sampler of this rank of `mesh`; without a mesh, of a single process."""
         coords = {} if mesh is None else {"dp_rank": mesh.dp_rank, "dp_size": mesh.dp_size}
         return cls(samples, batch, **coords, **settings)
+
+    @classmethod
+    def for_dataset(
+        cls, dataset: Any, batch: int, mesh: Any = None, *, samples: int | None = None, **settings: Any
+    ) -> Sampler:
+        """`for_mesh`, in the order that `dataset` states, if it is to be shuffled and is `Ordered`. `samples` of it, by
+        default all, or as many as its order has."""
+        if settings.get("shuffle", True) and isinstance(dataset, Ordered):
+            settings["epoch_orders"] = orders = EpochOrders(dataset)
+            orders.refuse_random(settings.get("seed", 0))
+            samples = len(orders(settings.get("seed", 0), 0))
+        return cls.for_mesh(len(dataset) if samples is None else samples, batch, mesh, **settings)

@@ -20,9 +20,9 @@ import numpy as np
 
 from paddle_dp.data.arrays import Array, Arrays, rows_of
 from paddle_dp.data.sample import BatchShare, BatchSource, MicroArrays, class_names
-from paddle_dp.data.sampler import Indices, Sampler
+from paddle_dp.data.sampler import Indices, Ordered, Sampler
 from paddle_dp.data.stream import Stream
-from paddle_dp.errors import DataError
+from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import Mesh, transport
 from paddle_dp.structure import leaves, mapped, structure_of, unflatten
 
@@ -45,11 +45,18 @@ class Elsewhere:
 
     @classmethod
     def for_rank(cls, dataset: Any, mesh: Mesh) -> Any:
-        """Returns `dataset` on rank 0 and its stand-in on other ranks; None if rank 0 has None. Collective."""
+        """Returns `dataset` on rank 0 and its stand-in on other ranks; None if rank 0 has None. Collective. Raises
+        UsageError, on every rank, for a data set in an order that only rank 0 would know."""
         facts: list[Any] | None = None
         if dataset is not None:
-            facts = [len(dataset), list(map(str, class_names(dataset))), isinstance(dataset, Stream)]
+            classes, is_ordered = list(map(str, class_names(dataset))), isinstance(dataset, Ordered)
+            facts = [len(dataset), classes, isinstance(dataset, Stream), is_ordered]
         main_facts = mesh.gather(facts)[0]
+        if main_facts is not None and main_facts[3]:
+            raise UsageError(
+                "dataset.reading: scatter reads in the sampler's order, and this data set states its epochs' order "
+                "(epoch_order), as a mixture does: leave dataset.reading out."
+            )
         if mesh.is_main or main_facts is None:
             return dataset if mesh.is_main else None
         return cls(main_facts[0], tuple(main_facts[1]), main_facts[2])

@@ -51,3 +51,10 @@ def checked_split(split: str) -> str:
     if split not in ("train", "test"):
         raise ValueError(f"split: '{split}' is neither 'train' nor 'test'")
     return split
+
+
+def permutation(count: int, *key: int) -> Array:
+    """A permutation of 0 to `count` - 1 by the numbers in `key`, int64; of Philox's raw stream, which NumPy never
+    changes."""
+    raw = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
+    return np.argsort(raw, kind="stable")

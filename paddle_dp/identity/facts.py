@@ -14,7 +14,7 @@ import platform
 import shlex
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -297,8 +297,18 @@ def threads(mesh: Mesh) -> dict[str, str]:
 
 def recipe_code(recipe: Recipe) -> dict[str, str]:
     """The checksum of each part's file, if it has one."""
-    parts = (recipe.model, recipe.dataset, recipe.loss, recipe.optimizer, recipe.schedule, recipe.strategy)
+    parts = (
+        recipe.model, *_datasets(recipe.dataset), recipe.loss, recipe.optimizer, recipe.schedule, recipe.strategy,
+    )  # fmt: skip
     return {f"code of {p.shelf} {p.name}": code for p in parts if p is not None and (code := code_of(p))}
+
+
+def _datasets(dataset: Part) -> Iterator[Part]:
+    """Yields the data set, and each one of a mixture."""
+    yield dataset
+    for source in getattr(dataset.config, "sources", ()):
+        if isinstance(nested := getattr(source, "dataset", None), Part):
+            yield from _datasets(nested)
 
 
 def recipe_facts(recipe: Recipe) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def identity(
 ) -> RunSignature:
     """The identity of this training. `loaders` and `prints`, the fingerprints of their data sets, are by split."""
     data = {
-        split: {"samples": len(loader.dataset), "read": prints.get(split, {})}
+        split: {"samples": loader.sampler.available, "read": prints.get(split, {})}
         for split, loader in loaders.items()
         if loader is not None
     }

@@ -193,6 +193,8 @@ max_seq_length max_seq_len seq_length block_size max_length seqlen | HF, PaddleN
 input_dir data_dir data_path dataset_path train_file image_root train_dataset_path | HF, PaddleNLP, PaddleClas | dataset.path |
 split                                     | PaddleNLP, Megatron | dataset.held_out    | a share of the files, such as 0.05: '949,50,1' is about 0.05, and there is no third part
 packing zero_padding                      | PaddleNLP        | -                      | data set text_files cuts texts into windows of dataset.length and pads none; to pack samples is a data set's of your own (docs/add-a-part.md)
+probabilities data_weights                | HF datasets      | dataset.sources        | of data set mixture; each data set has its weight: [{use: …, weight: 0.7}]
+stopping_strategy                         | HF datasets      | dataset.epoch          | of data set mixture: first_exhausted or all_exhausted
 cls_label_path file_list                  | PaddleClas       | dataset.train          | of data set image_list; the list to evaluate on is dataset.test
 class_id_map_file label_list              | PaddleClas, PaddleX | dataset.names       | of data set image_list
 delimiter                                 | PaddleClas       | dataset.separator      | space, tab or comma, of data set image_list
@@ -289,6 +291,7 @@ PARTS = {
     "datasets": {
         "imagenet": "image_folder", "imagefolder": "image_folder", "imagenetdataset": "image_folder",
         "text": "text_files", "json": "text_files", "jsonl": "text_files", "cifar10": "cifar", "cifar100": "cifar",
+        "concat": "mixture", "concatdataset": "mixture", "interleave_datasets": "mixture", "blended": "mixture",
     },
 }  # fmt: skip
 # Options and verbs of launchers and other command lines, and their equivalents here.

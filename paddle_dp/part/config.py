@@ -49,6 +49,8 @@ def describe_type(annotation: Any) -> str:
         return f"mapping of {', '.join(field.name for field in fields(annotation))}"
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
+        if words := [bound for bound in annotation.__metadata__ if isinstance(bound, str)]:
+            return str(words[0])
         bounds = [_BOUNDS[type(b)].format(b) for b in annotation.__metadata__ if type(b) in _BOUNDS]
         return ", ".join([describe_type(inner[0]), *bounds])
     if origin in (Union, UnionType):

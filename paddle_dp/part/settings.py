@@ -79,11 +79,12 @@ def read_settings(
 ) -> T:
     """Makes a `kind` from settings read from YAML. Raises RecipeError with every mistake and its path.
 
-    `home` and `tries` are passed to the parts in a recipe (`read_part`).
+    `home` and `tries` are passed to the parts in a recipe (`read_part`), `owner.prefix` to the parts in a part.
     """
     text = json.dumps(values, default=str)
     try:
-        settings: T = adapter(kind).validate_json(text, strict=True, context={"home": home, "tries": tries})
+        context = {"home": home, "tries": tries, "prefix": owner.prefix}
+        settings: T = adapter(kind).validate_json(text, strict=True, context=context)
         return settings
     except ValidationError as error:
         raise RecipeError(_mistakes(error, kind, json.loads(text), owner)) from None

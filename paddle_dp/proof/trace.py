@@ -108,7 +108,7 @@ def first_samples(
     data: Any = dataset(recipe, "train") if mesh.is_main or not scattered else None
     data = Elsewhere.for_rank(data, mesh) if scattered else data
     shuffle = not is_in_order(data)  # a stream keeps its order, as in training
-    sampler = Sampler(len(data), recipe.train.batch, seed=recipe.train.seed, shuffle=shuffle)
+    sampler = Sampler.for_dataset(data, recipe.train.batch, seed=recipe.train.seed, shuffle=shuffle)
     epoch, begun = (after.epoch, after.batch) if after is not None else (0, 0)
     full = sampler.samples // sampler.batch or 1
     epochs = itertools.count(epoch) if shuffle else range(epoch, epoch + 1)
@@ -206,8 +206,9 @@ class RecordedSide:
         self.start: Checkpoint | None = None if start is None else load(Path(start), joined)
         after = None if self.start is None else progress_of(self.start)
         self.chosen = first_samples(recipe, options["steps"], options["ranks"], joined, after)
-        samples = len(self.chosen.dataset)
-        self.per_epoch = Sampler(samples, recipe.train.batch, drop_last=recipe.train.drop_last).batches
+        self.sampler = Sampler.for_dataset(
+            self.chosen.dataset, train.batch, seed=train.seed, drop_last=train.drop_last
+        )
         self.run_settings = RunSettings(recipe.train.precision)
         self.alone = bool(options.get("alone", joined.ranks == 1))
         splits = {"train": self.chosen, "test": evaluated_samples(recipe, options["ranks"], joined)}
@@ -226,7 +227,8 @@ class RecordedSide:
         """The recipe's task with the precision and the noise of the run that begins."""
         train = replace(self.recipe.train, precision=self.run_settings.precision)
         recipe = self.recipe.model_copy(update={"train": train})
-        recipe_task = task(recipe, train.length.steps(self.per_epoch), self.per_epoch)
+        per_epoch = self.sampler.batches
+        recipe_task = task(recipe, train.length.steps(per_epoch), per_epoch)
         self.parameters = sum(parameter.size for parameter in recipe_task.model.parameters())
         if self.run_settings.noise is not None and self.start is None:
             draw(recipe_task.model)
@@ -254,7 +256,8 @@ class RecordedSide:
         """The identity of a verdict on this side, in the same form as a training's of the recipe. Collective."""
         data, seed = self.chosen.dataset, recipe.train.seed
         read = data_of_main(data, seed, recipe.loader, self.mesh)
-        return verdict_of(facts_of(recipe, self.mesh), {"train": {"samples": len(data), "read": read}})
+        samples = self.sampler.samples
+        return verdict_of(facts_of(recipe, self.mesh), {"train": {"samples": samples, "read": read}})
 
     def _check_fits(self, parameters: int, parameters_by_rank: Sequence[int]) -> None:
         """Raises UsageError, on every rank, if one process, or ranks with `parameters_by_rank`, do not fit."""

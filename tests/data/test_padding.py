@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from paddle_dp.data.prepared import TransformedNamed, pad, prepared
-from paddle_dp.data.sample import class_names, read_sample, read_samples, read_seeded
+from paddle_dp.data.prepared import pad, prepared
+from paddle_dp.data.sample import Named, class_names, read_sample, read_samples, read_seeded
 from paddle_dp.data.stream import as_dataset
 from paddle_dp.errors import DataError, RecipeError, UsageError
 from paddle_dp.recipe import read_recipe
@@ -52,10 +52,10 @@ def test_what_is_longer_is_named_with_its_sample():
             return f"{i}.txt"
 
     data = prepared(Files(), LoaderSettings(pad={"ids": Pad(length=3)}))
-    assert isinstance(data, TransformedNamed)
+    assert isinstance(data, Named)
     with pytest.raises(DataError, match=r"sample 4: ids is 5 long, and loader\.pad\.ids\.length is 3"):
         read_sample(data, 4)
-    assert not isinstance(prepared(Texts(), LoaderSettings(pad=PADS)), TransformedNamed)
+    assert not isinstance(prepared(Texts(), LoaderSettings(pad=PADS)), Named)
 
 
 @pytest.mark.parametrize(

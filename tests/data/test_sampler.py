@@ -147,3 +147,67 @@ def test_some_samples_lie_at_equal_distances_and_are_the_same_for_any_number_of_
     for wrong in ({"shuffle": True, "dataset_samples": 10}, {"shuffle": False, "dataset_samples": 3}):
         with pytest.raises(ValueError, match="dataset_samples"):
             Sampler(4, 3, **wrong)
+
+
+class InOwnOrder:
+    """Ten samples, of which an epoch has the even ones, or `order`."""
+
+    def __init__(self, order=None):
+        self.order = order or (lambda seed, epoch: np.random.default_rng((seed, epoch)).permutation(5) * 2)
+
+    def __len__(self):
+        return 10
+
+    def epoch_order(self, seed, epoch):
+        return self.order(seed, epoch)
+
+
+@pytest.mark.parametrize(("dp_size", "micro_batches"), LAYOUTS)
+def test_a_data_set_states_the_order_of_global_batches(dp_size, micro_batches):
+    data, read = InOwnOrder(), {}
+    for dp_rank in range(dp_size):
+        mesh = type("Mesh", (), {"dp_rank": dp_rank, "dp_size": dp_size})
+        sampler = Sampler.for_dataset(data, 3, mesh, seed=7, micro_batches=micro_batches)
+        assert (sampler.samples, sampler.batches) == (5, 2)
+        for k in range(2):
+            for micro_batch, indices in enumerate(sampler.local_batch(4, k)):
+                read[k, micro_batch, dp_rank] = indices.tolist()
+    assert [index for key in sorted(read) for index in read[key]] == data.epoch_order(7, 4).tolist()
+
+
+def test_without_shuffle_samples_are_read_by_their_index():
+    assert Sampler.for_dataset(InOwnOrder(), 3, shuffle=False).order(0).tolist() == list(range(10))
+    assert (
+        Sampler.for_dataset([1, 2, 3], 3, seed=5).order(1).tolist() == Sampler(3, 3, seed=5).order(1).tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "problem"),
+    [
+        (
+            lambda seed, epoch: np.random.permutation(10),
+            r"InOwnOrder\.epoch_order\(0, 0\) is another one each time",
+        ),
+        (lambda seed, epoch: [0, 10], "has 0 to 10, and the data set has the indices 0 to 9"),
+        (lambda seed, epoch: [0, -1], "has -1 to 0"),
+        (lambda seed, epoch: [0.5], r"is float64\[1\], and not a list of indices"),
+        (lambda seed, epoch: [], r"float64\[0\]"),
+        (lambda seed, epoch: None, r"object\[\]"),
+        (lambda seed, epoch: [[0]], r"int64\[1, 1\]"),
+        (lambda seed, epoch: 1 / epoch, "ZeroDivisionError"),
+        (lambda seed, epoch: range(5 + epoch), "gives 6 samples for epoch 1 and 5 for epoch 0"),
+    ],
+)
+def test_an_order_of_another_kind_is_refused(order, problem):
+    with pytest.raises(DataError, match=problem):
+        Sampler.for_dataset(InOwnOrder(order), 3).order(1)
+
+
+def test_nobody_can_change_a_stated_order():
+    kept = np.arange(5)
+    sampler = Sampler.for_dataset(InOwnOrder(lambda seed, epoch: kept), 3)
+    with pytest.raises(ValueError, match="read-only"):
+        sampler.order(0)[0] = 3
+    kept[0] = 9
+    assert sampler.order(0)[0] == 0

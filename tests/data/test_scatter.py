@@ -11,7 +11,7 @@ from paddle_dp.data import Sampler
 from paddle_dp.data.sample import InProcess
 from paddle_dp.data.scatter import Elsewhere, ReadByMain, Received, Scatterer, is_in_order, pack, unpack
 from paddle_dp.data.stream import Stream
-from paddle_dp.errors import DataError
+from paddle_dp.errors import DataError, UsageError
 from paddle_dp.mesh import Mesh, transport
 from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.structure import leaves
@@ -200,3 +200,12 @@ def test_elsewhere_has_a_length_and_no_sample():
     assert len(data) == 5 and data.classes == ("a", "b") and is_in_order(data)
     with pytest.raises(DataError, match="only rank 0 reads"):
         data[0]
+
+
+def test_a_data_set_in_its_own_order_is_refused_on_every_rank():
+    class Stated(Random):
+        def epoch_order(self, seed, epoch):
+            return [0, 1]
+
+    with pytest.raises(UsageError, match=r"dataset\.reading: scatter .* states its epochs' order"):
+        Elsewhere.for_rank(Stated(), Mesh.alone())
