@@ -386,7 +386,7 @@ def test_the_code_of_each_source_belongs_to_the_run_and_the_first_has_the_length
     inner = "{use: mixture, weight: 1, sources: [{use: tests.datasets.test_mixture.Drawn, weight: 1}]}"
     words = [f"dataset.sources.1={inner}", "dataset.sources.0={use: random_tokens, length: 24, weight: 1}"]
     recipe = read_recipe(path, words, tries=False)
-    assert [*recipe_code(recipe)] == ["code of datasets tests.datasets.test_mixture.Drawn"]
+    assert "code of datasets tests.datasets.test_mixture.Drawn" in recipe_code(recipe)
     assert recipe.dataset.config.length == 24
 
 
