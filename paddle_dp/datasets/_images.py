@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -88,6 +88,10 @@ class Views:
 
     def images(self, split: str, files: Sequence[Path], labels: Array, classes: tuple[str, ...]) -> Images:
         """The data set of these files with the transforms of `split`."""
+        return Images(files, labels, classes, self.view(split))
+
+    def view(self, split: str) -> View:
+        """The function that makes an image the array of a sample of `split`."""
         is_train = checked_split(split) == "train"
         view = self._train_view() if is_train else self._test_view()
         erase = self._erasing() if is_train else None
@@ -96,7 +100,7 @@ class Views:
             pixels = self._normalised(view(image))
             return _channels_first(pixels if erase is None else erase(pixels))
 
-        return Images(files, labels, classes, array)
+        return array
 
     def read_file(self, path: Path) -> list[tuple[Array, None]]:
         """The image as a held-out sample's input. Raises DataError with the path of a file that is no image."""
@@ -175,18 +179,23 @@ class Images:
         self._image, self._formats = Image, [name for name in FORMATS if name in Image.OPEN]
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Array, np.int64]:
         """Input float32 [3, size, size], target int64. Raises DataError with the path of a file that is no image."""
-        path = self.files[index]
+        source = self._source(index)
         try:
-            with self._image.open(path, formats=self._formats) as file:  # reads the header only
+            with self._image.open(source, formats=self._formats) as file:  # reads the header only
                 self._check(file)
                 image = file.convert("RGB")
         except Exception as error:  # Pillow's decoders may raise anything for a damaged file
-            raise DataError(f"{path} cannot be read as an image: {type(error).__name__}: {error}") from error
+            name = self.name_of(index)
+            raise DataError(f"{name} cannot be read as an image: {type(error).__name__}: {error}") from error
         return self._view(image), self.labels[index]
+
+    def _source(self, index: int) -> Path | BinaryIO:
+        """The image's file, for Pillow."""
+        return self.files[index]
 
     def _check(self, file: Image) -> None:
         """Raises ValueError, before decoding, for an image with more pixels than Pillow accepts without a warning."""

@@ -5,8 +5,6 @@ Reads the lists of PaddleClas (`train_list.txt` of ImageNet: `n01440764/a.JPEG 0
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,11 +13,10 @@ import numpy as np
 
 from paddle_dp.datasets._arrays import Array, checked_split
 from paddle_dp.datasets._images import Images, Views
+from paddle_dp.datasets._labels import MOST_CLASSES, class_names, lines, refuse_unknown
 from paddle_dp.datasets._paths import existing_path
 from paddle_dp.errors import DataError
-from paddle_dp.text import and_more
 
-MOST_CLASSES = 1_000_000  # a larger number is a date or an identifier
 _SEPARATORS = {"space": " ", "tab": "\t", "comma": ","}
 
 
@@ -48,17 +45,15 @@ class Config(Views):
         _, learned = listed = self._read(train)
         if checked_split(split) == "test":
             listed = self._read(test)
-            if unknown := sorted({*listed[1].tolist()} - {*learned.tolist()}):
-                which = ", ".join(map(str, unknown[:8])) + and_more(unknown, 8)
-                raise DataError(f"{test} has classes that {train} has no image of: {which}")
-        classes = self._classes(root, int(learned.max()) + 1)
+            refuse_unknown(listed[1], learned, test, train)
+        classes = class_names(root, self.names, int(learned.max()) + 1)
         return self.images(split, [root / file for file in listed[0]], listed[1], classes)
 
     def _read(self, path: Path) -> tuple[list[str], Array]:
         """The files and the labels of a list. Raises DataError for a line of another form, with its number."""
         files: list[str] = []
         labels: list[int] = []
-        for number, line in _lines(path):
+        for number, line in lines(path):
             file, _, label = line.rpartition(_SEPARATORS[self.separator])
             if not file.strip() or not label.isdecimal() or len(label) > 9 or int(label) >= MOST_CLASSES:
                 raise DataError(
@@ -70,31 +65,3 @@ class Config(Views):
         if not files:
             raise DataError(f"{path} lists no image")
         return files, np.array(labels, np.int64)
-
-    def _classes(self, root: Path, count: int) -> tuple[str, ...]:
-        """The names of `count` classes or more."""
-        if self.names is None:
-            return tuple(map(str, range(count)))
-        path = existing_path(str(root / self.names), "the file with the classes' names", "names")
-        lines = [line for _, line in _lines(path)]
-        numbered = [re.fullmatch(r"(\d+)\s+(.+)", line) for line in lines]
-        names = lines
-        if lines and all(numbered):
-            by_number = {int(match[1]): match[2] for match in numbered if match}
-            if sorted(by_number) != list(range(len(lines))):
-                raise DataError(f"{path} numbers its classes, and not each from 0 to {len(lines) - 1} once")
-            names = [by_number[number] for number in range(len(lines))]
-        if len(names) < count:
-            raise DataError(f"{path} names {len(names)} classes, and the lists have {count}")
-        return tuple(names)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the lines of a text that are not empty, stripped, with their numbers from 1."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line := line.strip():
-                    yield number, line
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as a text: {error}") from error

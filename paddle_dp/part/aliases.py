@@ -291,7 +291,7 @@ PARTS = {
     "datasets": {
         "imagenet": "image_folder", "imagefolder": "image_folder", "imagenetdataset": "image_folder",
         "text": "text_files", "json": "text_files", "jsonl": "text_files", "cifar10": "cifar", "cifar100": "cifar",
-        "concat": "mixture", "concatdataset": "mixture", "interleave_datasets": "mixture", "blended": "mixture",
+        "webdataset": "tar_files", "wds": "tar_files", "concat": "mixture", "concatdataset": "mixture", "interleave_datasets": "mixture", "blended": "mixture",
     },
 }  # fmt: skip
 # Options and verbs of launchers and other command lines, and their equivalents here.

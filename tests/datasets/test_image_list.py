@@ -93,7 +93,7 @@ def test_numbered_names_are_in_the_order_of_their_numbers(root: Path, text: str,
 def test_what_is_missing_is_named(root: Path) -> None:
     (root / "labels.txt").write_text("cat\ndog\n")
     for settings, message in (
-        ({"names": "labels.txt"}, "labels.txt names 2 classes, and the lists have 3"),
+        ({"names": "labels.txt"}, "labels.txt names 2 classes, and the labels have 3"),
         ({"train": "none.txt"}, r"dataset\.train: .*none.txt does not exist"),
         ({"names": "none.txt"}, r"dataset\.names: .*none.txt does not exist"),
         ({"train": "images/a.png"}, "cannot be read as a text"),
