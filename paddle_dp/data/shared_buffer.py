@@ -40,6 +40,7 @@ class SampleSpec:
 
     arrays: tuple[ArraySpec, ...]
     structure: Structure = field(default_factory=lambda: [None, None])
+    example: str = "others"  # the name of the sample that they are of
 
     @classmethod
     def from_pair(cls, pair: Pair) -> SampleSpec:

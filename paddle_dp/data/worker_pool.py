@@ -246,7 +246,7 @@ class WorkerPool(Pool):
         finally:
             self.end()
         arrays = tuple(ArraySpec(dtype, tuple(shape)) for dtype, shape in reply["spec"])
-        return SampleSpec(arrays, reply["structure"])
+        return SampleSpec(arrays, reply["structure"], name(self.dataset, index))
 
     def begin(self, epoch: int, job: list[tuple[Indices, int]]) -> None:
         """Starts filling the next slot with the samples of a `Sampler.reads`. The parts rotate, so that all workers get
@@ -359,7 +359,7 @@ def _fill_each(
 def _check(dataset: Dataset, index: int, spec: SampleSpec, pair: Pair) -> None:
     if difference := spec.difference(pair):
         raise DataError(
-            f"{name(dataset, index)} is {difference} as others: they cannot be stacked to a batch{PAD}"
+            f"{name(dataset, index)} is {difference} as {spec.example}: they cannot be stacked to a batch{PAD}"
         )
 
 

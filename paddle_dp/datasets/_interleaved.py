@@ -208,6 +208,9 @@ class InterleavedSamples(Concatenated):
             for length, count in zip(self._lengths, self._counts, strict=True)
         ]
         super().__init__(sources, repeats)
+        if any(hasattr(dataset, "at_epoch") for dataset in datasets):
+            self.at_epoch = lambda seed, epoch: EpochView(self, seed, epoch)
+            vars(self).pop("take", None)
 
     def epoch_order(self, seed: int, epoch: int) -> Array:
         """The indices of an epoch's samples, int64 [draws]."""
@@ -215,6 +218,17 @@ class InterleavedSamples(Concatenated):
         for source in range(len(self._datasets)):
             order[self._sequence == source] = self._drawn(source, seed, epoch)
         return order
+
+    def sample_of(self, index: int, seed: int, epoch: int) -> Any:
+        """A sample as it is in this epoch, where a data set has other samples in each (`at_epoch`): its epochs are the
+        rounds in which all of it is read."""
+        source, sample = self._position(index)
+        dataset = self._datasets[source]
+        if hasattr(dataset, "at_epoch"):
+            first = epoch * self._counts[source] // self._lengths[source]
+            number = (index - self._starts[source]) // self._sizes[source]
+            dataset = dataset.at_epoch(seed, first + number)
+        return dataset[sample]
 
     def _drawn(self, source: int, seed: int, epoch: int) -> Array:
         """The indices that an epoch draws from one data set, in their order."""
@@ -233,6 +247,19 @@ class InterleavedSamples(Concatenated):
         if hasattr(dataset, "epoch_order"):
             return np.asarray(dataset.epoch_order(seed, number), np.int64)
         return permutation(len(dataset), seed % 2**64, number, source)
+
+
+class EpochView:
+    """The samples of a mixture in one epoch."""
+
+    def __init__(self, mixture: InterleavedSamples, seed: int, epoch: int):
+        self._mixture, self._seed, self._epoch = mixture, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self._mixture)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._mixture.sample_of(index, self._seed, self._epoch)
 
 
 def _form(pair: Any) -> str:

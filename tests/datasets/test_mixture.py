@@ -168,6 +168,26 @@ def test_a_mixture_in_a_mixture_is_read_in_its_order() -> None:
     assert all(inputs[0] >= 10 for inputs, _ in drawn)
 
 
+class OfEpochs(InMemory):
+    """Numbers with the epoch and the seed as the target; an epoch has another order, too."""
+
+    def at_epoch(self, seed: int, epoch: int) -> Any:
+        return [(inputs, (epoch, seed)) for inputs, _ in (self[index] for index in range(len(self)))]
+
+
+def test_a_data_set_with_other_samples_in_each_epoch_counts_how_often_it_was_read() -> None:
+    data = mixed(OfEpochs, draws=25)
+    assert not hasattr(data, "take") and not hasattr(mixed(), "at_epoch")
+    rounds: list[list[tuple[int, int]]] = [[], []]
+    for epoch in range(5):
+        order, view = data.epoch_order(6, epoch), data.at_epoch(6, epoch)
+        for source, index in zip(sources_of(data, order), order.tolist(), strict=True):
+            rounds[source].append(view[index][1])
+            assert view[index][0].tolist() == data[index][0].tolist()
+    for drawn, size in zip(rounds, (LARGE, SMALL), strict=True):
+        assert drawn == [(number // size, 6) for number in range(len(drawn))]
+
+
 def test_a_sample_that_comes_again_in_an_epoch_is_augmented_again() -> None:
     data = mixed(Noisy)
     order = data.epoch_order(0, 0)
@@ -245,15 +265,15 @@ def test_many_samples_are_taken_at_once_and_equal_single_ones() -> None:
     assert not hasattr(mixed(Numbers), "take")
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Numbers, InMemory])
-def test_samples_of_other_shapes_name_both_data_sets(kind: Any) -> None:
-    data = InterleavedSamples(
-        {"dataset.sources.0 (a)": kind(9, 2), "dataset.sources.1 (b)": kind(9, 3)}, (1, 1)
-    )
-    with pytest.raises(
-        DataError, match=r"dataset\.sources\.1 \(b\).*float32\[3\].*dataset\.sources\.0 \(a\)"
-    ):
-        read_samples(data, data.epoch_order(0, 0), 0, 0)
+def test_samples_of_other_shapes_name_both_data_sets(kind: Any, workers: int) -> None:
+    sources = {"dataset.sources.0 (a)": kind(9, 2), "dataset.sources.1 (b)": kind(9, 3)}
+    data = InterleavedSamples(sources, (1, 1))
+    with Loader.plain(data, BATCH, num_workers=workers) as loader, pytest.raises(DataError) as error:
+        next(loader.read(0))
+    assert all(name in str(error.value) for name in (*sources, "float32[2]", "float32[3]"))
 
 
 def test_one_changed_sample_of_a_small_data_set_changes_the_fingerprint() -> None:
