@@ -6,16 +6,26 @@ import paddle
 import paddle.nn.functional as F
 
 
-def attention(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor, causal: bool = False) -> paddle.Tensor:
+def attention(
+    q: paddle.Tensor,
+    k: paddle.Tensor,
+    v: paddle.Tensor,
+    causal: bool = False,
+    positions: paddle.Tensor | None = None,
+) -> paddle.Tensor:
     """softmax(q kᵀ / √head_width) v of [n, t, heads, head_width] each, as [n, t, heads · head_width].
 
-    k and v may have more tokens than q. With `causal` a token attends to itself and to earlier ones.
+    k and v may have more tokens than q. With `causal` a token attends to itself and to earlier ones; with `positions`,
+    int64 [n, t], of several documents in a sample, only to those of its document.
     """
+    mask = None if positions is None else _other_documents(positions, q.dtype)
     if not _strided_copies_are_slow(q):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).flatten(2)
+        is_causal = causal and mask is None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal).flatten(2)
     # The same bits and shapes: only the order in memory is head by head, as matmul needs it.
     q, k, v = (_swapped(x).transpose([0, 2, 1, 3]) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=_later(q, k) if causal else None)
+    mask = _later(q, k) if causal and mask is None else mask
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return _swapped(out.transpose([0, 2, 1, 3])).flatten(2)
 
 
@@ -35,6 +45,14 @@ def _later(q: paddle.Tensor, k: paddle.Tensor) -> paddle.Tensor:
     takes as long as the products."""
     mask = paddle.full([1, 1, q.shape[1], k.shape[1]], -1e4, q.dtype)
     return paddle.triu(mask, diagonal=1)
+
+
+def _other_documents(positions: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
+    """The mask [n, 1, t, t] for documents one after another: a token at position p sees itself and p tokens before."""
+    numbers = paddle.arange(positions.shape[1], dtype=positions.dtype)
+    before = numbers.unsqueeze(1) - numbers  # [t, t]: how far the other token is before this one
+    seen = (before >= 0).logical_and(before <= positions.unsqueeze(-1))
+    return (seen.logical_not().astype(dtype) * -1e4).unsqueeze(1)  # paddle.where has no 16 bits on CPUs
 
 
 def _swapped(x: paddle.Tensor) -> paddle.Tensor:

@@ -20,6 +20,15 @@ def divides(config: Any, part: str, whole: str) -> None:
         raise ValueError(f"{part}: {getattr(config, part)} does not divide {whole} {getattr(config, whole)}")
 
 
+def check_length(tokens: Any, length: int) -> None:
+    """Raises ValueError for texts [n, t] longer than `length`."""
+    if tokens.shape[1] > length:
+        raise ValueError(
+            f"length: {length} is less than the {tokens.shape[1]} tokens of a sample: set model.length, or a shorter "
+            "dataset.length"
+        )
+
+
 def check_dropout(config: Any, name: str = "dropout") -> None:
     """Raises ValueError unless the probability is from 0 to below 1."""
     if not 0 <= getattr(config, name) < 1:

@@ -12,15 +12,15 @@ from paddle.nn.initializer import Normal
 
 from models import _transformer
 from models._attention import attention
-from models._chain import Chain
-from models._checks import at_least_one, check_dropout, check_hidden_and_epsilon, divides
+from models._chain import DocumentChain, Hidden, joined, split
+from models._checks import at_least_one, check_dropout, check_hidden_and_epsilon, check_length, divides
 from models._generate import Cache, Generates
 from models._names import Names
 from models._transformer import STD, TiedOutput, linear, residual_std
 
 
 class Embedding(nn.Layer):
-    """Tokens int64 [n, t] → [n, t, width]: token and position embeddings, added."""
+    """Tokens int64 [n, t] → [n, t, width]: token and position embeddings, added. With positions: see DocumentChain."""
 
     cuts: ClassVar[dict[str, str]] = {"token": "vocab"}
 
@@ -32,9 +32,14 @@ class Embedding(nn.Layer):
         )
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, tokens: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
-        start = cache.start if cache else 0
-        return self.dropout(self.token(tokens) + self.position[start : start + tokens.shape[1]])
+    def forward(
+        self, tokens: paddle.Tensor, cache: Cache | None = None, positions: paddle.Tensor | None = None
+    ) -> Hidden:
+        if positions is None:
+            start = cache.start if cache else 0
+            return self.dropout(self.token(tokens) + self.position[start : start + tokens.shape[1]])
+        check_length(tokens, self.position.shape[0])
+        return self.dropout(self.token(tokens) + F.embedding(positions, self.position)), positions
 
 
 class Block(_transformer.Block):
@@ -43,16 +48,20 @@ class Block(_transformer.Block):
     def __init__(self, config: Config):
         super().__init__(config, residual_std(config.depth))
 
-    def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
-        x = x + self.dropout(self.out(self._attend(self.qkv(self.norm1(x)), cache)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate=True)))
+    def forward(self, hidden: Hidden, cache: Cache | None = None) -> Hidden:
+        x, positions = split(hidden)
+        x = x + self.dropout(self.out(self._attend(self.qkv(self.norm1(x)), cache, positions)))
+        x = x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate=True)))
+        return joined(x, positions)
 
-    def _attend(self, qkv: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
+    def _attend(
+        self, qkv: paddle.Tensor, cache: Cache | None = None, positions: paddle.Tensor | None = None
+    ) -> paddle.Tensor:
         q, k, v = qkv.reshape([0, 0, -1, 3 * self.head_width]).split(3, axis=-1)  # -1: the heads on this rank
         if cache:
             k, v = cache.extend(self, k, v)
         causal = cache is None or q.shape[1] > 1  # a single new token follows all others
-        return attention(q, k, v, causal)
+        return attention(q, k, v, causal, positions)
 
 
 class Head(nn.Layer):
@@ -64,11 +73,11 @@ class Head(nn.Layer):
         super().__init__()
         self.norm, self.out = nn.LayerNorm(config.width, config.epsilon), out
 
-    def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
-        return self.out(self.norm(x))
+    def forward(self, hidden: Hidden, cache: Cache | None = None) -> paddle.Tensor:
+        return self.out(self.norm(split(hidden)[0]))
 
 
-class GPT(Generates, Chain):
+class GPT(Generates, DocumentChain):
     """Scores [n, t, vocab] of each next token, for tokens int64 [n, t], t at most `length`."""
 
     def __init__(self, config: Config):

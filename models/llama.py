@@ -12,7 +12,7 @@ from paddle import nn
 from paddle.nn.initializer import Normal
 
 from models._attention import attention
-from models._chain import Chain
+from models._chain import DocumentChain, Hidden, joined, split
 from models._checks import at_least_one, check_epsilon, divides
 from models._generate import Cache, Generates
 from models._names import Names
@@ -47,16 +47,23 @@ class Rope:
         return kept * plain + (1 - kept) * slow
 
 
-def rotate(x: paddle.Tensor, rope: Rope, start: int = 0) -> paddle.Tensor:
-    """[n, t, heads, head_width] with rotary positions, `start` for the first token (Su et al., arXiv:2104.09864).
+def rotate(
+    x: paddle.Tensor, rope: Rope, start: int = 0, positions: paddle.Tensor | None = None
+) -> paddle.Tensor:
+    """[n, t, heads, head_width] with rotary positions (Su et al., arXiv:2104.09864): `positions` int64 [n, t], by
+    default counted from `start` for the first token.
 
     Products of two vectors then depend on their distance only. The pairs that are rotated are element i of the first
     half of a head and element i of the second half, as in the published weights.
     """
     half = x.shape[-1] // 2
     wide = "float64" if x.dtype == paddle.float64 else "float32"
-    positions = paddle.arange(start, start + x.shape[1], dtype=wide)
-    angles = (positions.unsqueeze(-1) * rope.frequencies(half, wide)).unsqueeze(1)  # [t, 1, half]
+    numbers = (
+        paddle.arange(start, start + x.shape[1], dtype=wide) if positions is None else positions.astype(wide)
+    )
+    angles = (numbers.unsqueeze(-1) * rope.frequencies(half, wide)).unsqueeze(
+        -2
+    )  # [t, 1, half] or [n, t, 1, half]
     cos, sin = angles.cos().astype(x.dtype), angles.sin().astype(x.dtype)
     first, second = x.split(2, axis=-1)
     return paddle.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -77,7 +84,7 @@ class RMSNorm(nn.Layer):
 
 
 class Embedding(nn.Layer):
-    """Tokens int64 [n, t] → [n, t, width]; positions are added in attention."""
+    """Tokens int64 [n, t] → [n, t, width]; positions are added in attention. See DocumentChain."""
 
     cuts: ClassVar[dict[str, str]] = {"token": "vocab"}
 
@@ -85,8 +92,10 @@ class Embedding(nn.Layer):
         super().__init__()
         self.token = nn.Embedding(config.vocab, config.width, weight_attr=Normal(0.0, STD))
 
-    def forward(self, tokens: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
-        return self.token(tokens)
+    def forward(
+        self, tokens: paddle.Tensor, cache: Cache | None = None, positions: paddle.Tensor | None = None
+    ) -> Hidden:
+        return joined(self.token(tokens), positions)
 
 
 class Block(nn.Layer):
@@ -113,18 +122,24 @@ class Block(nn.Layer):
         self.gate, self.up = linear(width, hidden, bias=False), linear(width, hidden, bias=False)
         self.down = linear(hidden, width, std, bias=False)
 
-    def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
+    def forward(self, hidden: Hidden, cache: Cache | None = None) -> Hidden:
+        x, positions = split(hidden)
         y = self.norm1(x)
-        x = x + self.out(self._attend(self.q(y), self.k(y), self.v(y), cache))
+        x = x + self.out(self._attend(self.q(y), self.k(y), self.v(y), cache, positions))
         y = self.norm2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return joined(x + self.down(F.silu(self.gate(y)) * self.up(y)), positions)
 
     def _attend(
-        self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor, cache: Cache | None
+        self,
+        q: paddle.Tensor,
+        k: paddle.Tensor,
+        v: paddle.Tensor,
+        cache: Cache | None,
+        positions: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         q, k, v = (x.reshape([0, 0, -1, self.head_width]) for x in (q, k, v))  # -1: the heads on this rank
         start = cache.start if cache else 0
-        q, k = rotate(q, self.rope, start), rotate(k, self.rope, start)
+        q, k = (rotate(x, self.rope, start, positions) for x in (q, k))
         if cache:
             k, v = cache.extend(self, k, v)
         if self.group_size > 1:
@@ -133,7 +148,7 @@ class Block(nn.Layer):
             k = paddle.concat([k] * self.group_size, -1).reshape([0, 0, -1, self.head_width])
             v = paddle.concat([v] * self.group_size, -1).reshape([0, 0, -1, self.head_width])
         causal = cache is None or q.shape[1] > 1  # a single new token follows all others
-        return attention(q, k, v, causal)
+        return attention(q, k, v, causal, positions)
 
 
 class Head(nn.Layer):
@@ -145,11 +160,11 @@ class Head(nn.Layer):
         super().__init__()
         self.norm, self.out = RMSNorm(config.width, config.epsilon), out
 
-    def forward(self, x: paddle.Tensor, cache: Cache | None = None) -> paddle.Tensor:
-        return self.out(self.norm(x))
+    def forward(self, hidden: Hidden, cache: Cache | None = None) -> paddle.Tensor:
+        return self.out(self.norm(split(hidden)[0]))
 
 
-class Llama(Generates, Chain):
+class Llama(Generates, DocumentChain):
     """Scores [n, t, vocab] of each next token, for tokens int64 [n, t]; made for t up to `length`."""
 
     paddle_nlp: ClassVar[dict[str, str]] = {"model.*": "llama.*"}

@@ -37,6 +37,7 @@ from paddle_dp.recipe import Recipe, read_recipe
 MAX_PARAMETERS = 30_000_000  # parameters of a model that is built and run: 120 MB in float32
 SECONDS = 30  # for one recipe, its data set included
 _TOKEN = re.compile(r"expected >= 0 and < (\d+), but got (-?\d+)")
+_DICT = re.compile(r"got dict|'dict' object")
 _KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -129,6 +130,12 @@ def explained(error: Exception, recipe: Recipe, sample: str = "") -> str:
             f"{model} has an embedding of {token[1]} rows, and {data} has the number {token[2]}: set model.vocab "
             "to the tokenizer's number of tokens or more (masked_texts: one more), or take the one that belongs to "
             f"the model (dataset.tokenizer).{samples}"
+        )
+    if _DICT.search(str(error)):
+        return (
+            f"{model} takes one array, and each sample of {data} has several by name: take a model whose forward has "
+            "parameters of these names. The tokens and positions of packed documents are gpt's and llama's."
+            f"{samples}"
         )
     if keyword := _KEYWORD.search(str(error)):
         names = _parameters(error)

@@ -14,6 +14,7 @@ import numpy as np
 
 from paddle_dp.data.arrays import Array, Arrays, as_arrays
 from paddle_dp.data.collate import CollateFn, Collates, Uncollated
+from paddle_dp.data.sample import OfSeedAndEpoch
 from paddle_dp.data.stream import Stream
 from paddle_dp.errors import DataError, UsageError, did_you_mean
 from paddle_dp.recipe.schema import LoaderSettings, Pad
@@ -37,6 +38,12 @@ class Transformed:
 
     def __getitem__(self, index: int) -> Any:
         return self.do(self.dataset[index])
+
+    def at_epoch(self, seed: int, epoch: int) -> Any:
+        """The data set of this epoch, transformed likewise."""
+        if not isinstance(self.dataset, OfSeedAndEpoch):
+            return self
+        return type(self)(self.dataset.at_epoch(seed, epoch), self.do)
 
 
 def each(dataset: Any, do: Callable[[Any], Any]) -> Any:

@@ -20,7 +20,7 @@ from paddle_dp.text import few
 
 
 class Dataset(Protocol):
-    """A data set has `len(ds)` and `ds[i] -> (input, target)`. `Stacked`, `Named` and `Classified` are optional."""
+    """A data set has `len(ds)` and `ds[i] -> (input, target)`. The protocols that follow are optional."""
 
     def __len__(self) -> int: ...
 
@@ -60,9 +60,17 @@ class Classified(Protocol):
     classes: Any
 
 
+@runtime_checkable
+class OfSeedAndEpoch(Protocol):
+    """A data set with other samples in each epoch, decided by (seed, epoch, index) alone."""
+
+    def at_epoch(self, seed: int, epoch: int, /) -> Any:
+        """The data set of this epoch, of the same length."""
+
+
 def is_stacked(dataset: Dataset) -> bool:
-    """True if the data set has `take`, which reads many samples at once and is never random."""
-    return isinstance(dataset, Stacked)
+    """True if the data set has `take`, which reads many samples at once and is never random, nor of an epoch."""
+    return isinstance(dataset, Stacked) and not isinstance(dataset, OfSeedAndEpoch)
 
 
 def file_names(dataset: Dataset) -> Callable[[int], str | None] | None:
@@ -134,6 +142,8 @@ def uncollated_samples(dataset: Dataset, indices: Iterable[int], seed: int, epoc
 def _raw_seeded_sample(dataset: Dataset, seed: int, epoch: int, index: int) -> Any:
     if isinstance(dataset, Stream):
         return raw_sample(dataset.at_epoch(seed, epoch), index)
+    if hasattr(dataset, "at_epoch"):  # isinstance of a protocol takes 8 µs
+        dataset = dataset.at_epoch(seed, epoch)
     seed_sample(seed, epoch, index)
     return raw_sample(dataset, index)
 

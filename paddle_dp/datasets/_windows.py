@@ -10,9 +10,10 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -25,6 +26,11 @@ from paddle_dp.files import replacing
 from paddle_dp.units import Bytes, Fraction, Positive
 
 _VERSION = 1  # of the token files' format
+Filled = TypeVar("Filled", bound=Sized)
+Span = tuple[float, float]
+"""The part of each file to read, start and stop in [0, 1]: of its documents, or of its bytes if it is one document."""
+Encode = Callable[[tuple[Path, ...], Span], tuple[Array, ...]]
+"""Makes arrays of the files' documents, the tokens first."""
 
 
 class Windows:
@@ -89,16 +95,29 @@ class TextConfig:
     def windows(self, split: str) -> Windows:
         """Inputs and targets int64 [length]. No two splits share a file, or a byte of a single file."""
         by = tokenizer(self.tokenizer)
+        files, (tokens,) = self.texts(split, by, arrays=1)
+        return self.filled(Windows(tokens, self.length, files, by), split, tokens, files)
+
+    def texts(self, split: str, by: Tokenizer, arrays: int) -> tuple[tuple[Path, ...], tuple[Array, ...]]:
+        """The files of a split, their tokens and, if `arrays` is 2, the number of tokens up to each document's end."""
+        return self.encoded(split, by, lambda files, span: _encode(files, span, by, self.field), arrays)
+
+    def encoded(
+        self, split: str, by: Tokenizer, encode: Encode, arrays: int, *settings: object
+    ) -> tuple[tuple[Path, ...], tuple[Array, ...]]:
+        """The files of a split, and the first `arrays` arrays that `encode` makes of them, or has made before.
+        `settings`: other settings that it depends on (JSON values)."""
         files, span = self._texts(checked_split(split))
         stats = [file.stat() for file in files]
         states = [
             (str(file), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)
         ]
         lines = [self.field] if any(map(_texts.holds_lines, files)) else []
-        name = _key(states, span, by.identity, *lines)
-        where = _cache_folder(self.cache)
-        tokens = _cached(where, name, lambda: _encode(files, span, by, self.field))
-        data = Windows(tokens, self.length, files, by)
+        name = _key(states, span, by.identity, *lines, *settings)
+        return files, _cached(_cache_folder(self.cache), name, lambda: encode(files, span), arrays)
+
+    def filled(self, data: Filled, split: str, tokens: Array, files: tuple[Path, ...]) -> Filled:
+        """`data`, made of these tokens. Raises DataError if it has no sample."""
         if not len(data):
             sizes = f"{len(tokens)} tokens in {len(files)} files, and a sample needs {self.length + 1}"
             raise DataError(
@@ -122,8 +141,8 @@ class TextConfig:
                 window = tokens[start : start + self.length + 1]
                 yield window[:-1], window[1:]
 
-    def _texts(self, split: str) -> tuple[tuple[Path, ...], tuple[float, float]]:
-        """The files of a split, and the part of each to read: start and stop in [0, 1]."""
+    def _texts(self, split: str) -> tuple[tuple[Path, ...], Span]:
+        """The files of a split, and the part of each to read."""
         files = _texts.text_files(self.path)
         if self.limit:
             files = _texts.first_bytes(files, self.limit.count)
@@ -134,11 +153,12 @@ class TextConfig:
         return tuple(file for name, file in files if (name in test_names) == (split == "test")), (0.0, 1.0)
 
 
-def _encode(files: tuple[Path, ...], span: tuple[float, float], by: Tokenizer, field: str) -> Array:
-    """The tokens of all documents in the files' order, each followed by the token that ends a text. `span`: the part of
-    each file to read, in documents, or in bytes if the file is one document."""
-    end = np.zeros(0, np.int64) if by.end is None else np.array([by.end])
-    pieces = [np.zeros(0, np.int64)]
+def _encode(files: tuple[Path, ...], span: Span, by: Tokenizer, field: str) -> tuple[Array, Array]:
+    """The tokens of all documents in the files' order, each followed by the token that ends a text, and the number of
+    tokens up to the end of each document."""
+    dtype = kind(by.vocab)
+    end = np.array([] if by.end is None else [by.end], dtype)
+    pieces = [np.zeros(0, dtype)]
     for file in files:
         documents: list[bytes] = _texts.documents(file, field)
         if _texts.holds_lines(file):
@@ -147,8 +167,8 @@ def _encode(files: tuple[Path, ...], span: tuple[float, float], by: Tokenizer, f
         else:
             start, stop = (round(share * len(documents[0])) for share in span)
             documents = [documents[0][start:stop]]
-        pieces += [piece for text in documents for piece in (by.encode(text), end)]
-    return np.concatenate(pieces).astype(kind(by.vocab))
+        pieces += [np.concatenate([by.encode(text), end]) for text in documents]
+    return np.concatenate(pieces), np.cumsum([len(piece) for piece in pieces[1:]])
 
 
 def _cache_folder(path: str | None) -> Path:
@@ -164,23 +184,33 @@ def _key(*sources: object) -> str:
     return hashlib.sha256(json.dumps([_VERSION, *sources]).encode()).hexdigest()[:24]
 
 
-def _cached(cache: Path, name: str, make: Callable[[], Array]) -> Array:
-    """The tokens `name`, memory-mapped from the folder `cache`; if they are missing, they are made and written first.
+def _cached(cache: Path, name: str, make: Callable[[], tuple[Array, ...]], arrays: int) -> tuple[Array, ...]:
+    """The first `arrays` arrays of `name`, memory-mapped from the folder `cache`; if one is missing, `make` makes all,
+    and these are written first.
 
-    Several processes may call this: one makes the tokens while the others wait. Without file locks (some network
+    Several processes may call this: one makes the arrays while the others wait. Without file locks (some network
     folders), every process makes them. If the folder cannot be written, they stay in memory.
     """
-    file = cache / f"{name}.npy"
-    if (known := _read(file)) is not None:
+    files = [cache / (f"{name}-{number}.npy" if number else f"{name}.npy") for number in range(arrays)]
+    if (known := _read_all(files)) is not None:
         return known
     with contextlib.ExitStack() as lock:
         try:
             cache.mkdir(parents=True, exist_ok=True)
             lock.enter_context(_alone(cache / f".{name}.lock"))
         except OSError:
-            return make()
-        known = _read(file)  # another process may have made it while this one waited
-        return _write(file, make()) if known is None else known
+            return make()[:arrays]
+        if (known := _read_all(files)) is not None:  # another process has made them while this one waited
+            return known
+        return tuple(map(_write, files, make()))
+
+
+def _read_all(files: Iterable[Path]) -> tuple[Array, ...] | None:
+    """The arrays of the files; None if one of them cannot be read."""
+    read = [_read(file) for file in files]
+    return (
+        None if any(array is None for array in read) else tuple(array for array in read if array is not None)
+    )
 
 
 def _read(file: Path) -> Array | None:

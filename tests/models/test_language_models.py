@@ -78,9 +78,9 @@ class SumOfHalves(nn.Layer):
         self.whole, self.attend_whole = block.out, block._attend
 
     def attend(self, *given):
-        *inputs, cache = given
+        *inputs, cache, positions = given
         halves = [[x.chunk(2, -1)[part] for x in inputs] for part in range(2)]
-        return paddle.concat([self.attend_whole(*half, cache) for half in halves], -1)
+        return paddle.concat([self.attend_whole(*half, cache, positions) for half in halves], -1)
 
     def forward(self, x):
         rows, inputs = self.whole.weight.chunk(2, 0), x.chunk(2, -1)

@@ -31,6 +31,7 @@ from paddle_dp.core.blocks import blocks_of, settle
 from paddle_dp.core.data_group import Group
 from paddle_dp.core.shared import shared
 from paddle_dp.errors import UsageError
+from paddle_dp.structure import mapped
 
 
 def _transposed(x: paddle.Tensor) -> paddle.Tensor:
@@ -126,7 +127,12 @@ class SequenceParallelizer(TensorParallelizer):
                 block.register_forward_pre_hook(self._gather)
         return model
 
-    def _scatter(self, block: nn.Layer, inputs: Any, output: paddle.Tensor) -> paddle.Tensor:
+    def _scatter(self, block: nn.Layer, inputs: Any, outputs: Any) -> Any:
+        return mapped(self._scattered, outputs)
+
+    def _scattered(self, output: paddle.Tensor) -> paddle.Tensor:
+        if not output.is_floating_point():  # positions, which attention reads of all tokens
+            return output
         length = output.shape[1]
         if length % self.group.nranks:
             raise UsageError(
@@ -137,7 +143,10 @@ class SequenceParallelizer(TensorParallelizer):
 
     @staticmethod
     def _gather(block: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (_transposed(GatherOp.apply(_transposed(inputs[0]))), *inputs[1:])
+        def gathered(x: paddle.Tensor) -> paddle.Tensor:
+            return _transposed(GatherOp.apply(_transposed(x))) if x.is_floating_point() else x
+
+        return (mapped(gathered, inputs[0]), *inputs[1:])
 
     def _mark(self, block: nn.Layer) -> None:
         """Prepares a block for sequence shards: it draws its tokens' masks, and its unsharded parameters are marked.

@@ -24,6 +24,7 @@ from paddle_dp.core.loss import Count, Loss, number
 from paddle_dp.core.wrapping import Method, wrap
 from paddle_dp.errors import UsageError
 from paddle_dp.part.annotation import attention_methods_of
+from paddle_dp.structure import mapped
 
 
 def parallelize_sequence(model: nn.Layer, loss: Loss, group: Group) -> tuple[nn.Layer, Loss]:
@@ -106,8 +107,11 @@ def _on_tokens(forward: Method, group: Group) -> Method:
 
 
 def _scatter_output(forward: Method, group: Group) -> Method:
-    def scattered(*inputs: Any) -> paddle.Tensor:
-        return sequence_shard(forward(*inputs), group)
+    def shard(x: paddle.Tensor) -> paddle.Tensor:
+        return sequence_shard(x, group) if x.is_floating_point() else x  # positions stay those of all tokens
+
+    def scattered(*inputs: Any, **named: Any) -> Any:
+        return mapped(shard, forward(*inputs, **named))
 
     return scattered
 
@@ -121,7 +125,10 @@ def _with_all_to_all(attend: Method, group: Group) -> Method:
 
     def attended(*inputs: Any) -> paddle.Tensor:
         exchanged = [
-            WithAdjoint.apply(x, to_heads, to_tokens) if isinstance(x, paddle.Tensor) else x for x in inputs
+            WithAdjoint.apply(x, to_heads, to_tokens)
+            if isinstance(x, paddle.Tensor) and x.is_floating_point()
+            else x
+            for x in inputs
         ]
         return WithAdjoint.apply(attend(*exchanged), to_tokens, to_heads)
 
