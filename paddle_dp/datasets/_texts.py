@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from paddle_dp.datasets._paths import MissingDataError, existing_path
@@ -93,6 +93,29 @@ def documents(file: Path, field: str) -> list[bytes]:
 
     Raises MissingDataError for a file that is no text, and for a line that is not JSON or lacks the field.
     """
+    text = _text(file)
+    if not holds_lines(file):
+        return [text]
+    return [_document(f"{file}:{number}", line, field) for number, line in _lines(text)]
+
+
+def lines(file: Path) -> list[tuple[int, bytes]]:
+    """The lines of a .jsonl file that are not empty, with their numbers. Raises MissingDataError for another file."""
+    if not holds_lines(file):
+        raise MissingDataError(
+            f"dataset.path: {file} is no .jsonl file, with an object a line: name one, or a glob, "
+            "dataset.path='data/**/*.jsonl'."
+        )
+    return list(_lines(_text(file)))
+
+
+def _lines(text: bytes) -> Iterator[tuple[int, bytes]]:
+    lines = enumerate(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1)
+    return ((number, line) for number, line in lines if line.strip())
+
+
+def _text(file: Path) -> bytes:
+    """The content of a file. Raises MissingDataError if it is no text."""
     _refuse_container(file, file.suffix.lower())
     text = file.read_bytes()
     for beginning, kind in _BEGINNINGS.items():
@@ -103,10 +126,7 @@ def documents(file: Path, field: str) -> list[bytes]:
             f"dataset.path: {file} has a byte 0, so it is no text in UTF-8: convert it (iconv -f UTF-16 -t UTF-8), or "
             "leave it out by a glob, dataset.path='texts/**/*.txt'."
         )
-    if not holds_lines(file):
-        return [text]
-    lines = enumerate(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1)
-    return [_document(f"{file}:{number}", line, field) for number, line in lines if line.strip()]
+    return text
 
 
 def _document(label: str, line: bytes, field: str) -> bytes:

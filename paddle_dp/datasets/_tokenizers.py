@@ -25,6 +25,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: bytes) -> Array: ...
 
+    def encode_with_slices(self, text: str) -> tuple[Array, Array]:
+        """The tokens [n], and the slice of the text's characters that each one is made of, int64 [n, 2]."""
+        ...
+
     def decode(self, tokens: Array) -> str: ...
 
 
@@ -37,6 +41,11 @@ class EachByte:
 
     def encode(self, text: bytes) -> Array:
         return np.frombuffer(text, dtype=np.uint8)
+
+    def encode_with_slices(self, text: str) -> tuple[Array, Array]:
+        tokens = self.encode(text.encode())
+        starts = np.cumsum((tokens & 0xC0) != 0x80) - 1  # other bytes begin a character of UTF-8
+        return tokens, np.stack([starts, starts + 1], axis=1)
 
     def decode(self, tokens: Array) -> str:
         return bytes(np.asarray(tokens, dtype=np.uint8)).decode("utf-8", "replace")
@@ -67,6 +76,11 @@ class Trained:
             else self._inner.encode(string)
         )
         return np.array(tokens, dtype=kind(self.vocab))
+
+    def encode_with_slices(self, text: str) -> tuple[Array, Array]:
+        encoding = self._inner.encode(text, add_special_tokens=False)
+        slices = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, dtype=kind(self.vocab)), slices
 
     def decode(self, tokens: Array) -> str:
         return str(self._inner.decode([int(token) for token in tokens]))

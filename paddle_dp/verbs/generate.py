@@ -25,7 +25,7 @@ class Tokenized(Protocol):
 
 
 def generate(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Prints options["prompt"] and `tokens` more, drawn at `temperature` (0: the likeliest) from the `top_k` likeliest.
+    """Prints the prompt and `tokens` more, or of chat the answer, drawn at `temperature` (0: likeliest) from `top_k`.
 
     Raises UsageError for a model without `generate`, or data without a tokenizer.
     """
@@ -43,14 +43,16 @@ def generate(recipe: Recipe, options: dict[str, Any]) -> None:
             "method generate(tokens, steps, …) and a data set with a tokenizer, such as gpt on text_files."
         )
     load_trained(recipe, options, learner)
-    prompt = tokenizer.encode(options["prompt"].encode())
-    if not len(prompt):
+    converses = hasattr(dataset, "answer")  # chat writes a user's turn, and reads an answer up to its end
+    prompt = dataset.prompt(options["prompt"]) if converses else tokenizer.encode(options["prompt"].encode())
+    if not options["prompt"] or not len(prompt):
         raise UsageError("--prompt is empty: give at least one character.")
     tokens = paddle.to_tensor(prompt.astype("int64")[None])
     written = model.generate(
         tokens, options["tokens"], options["temperature"], options["top_k"], options["seed"]
     )
-    show(tokenizer.decode(written.numpy()[0]))
+    numbers = written.numpy()[0]
+    show(dataset.answer(numbers[len(prompt) :]) if converses else tokenizer.decode(numbers))
 
 
 def show(text: str) -> None:

@@ -1,0 +1,230 @@
+"""Conversations as text: the lines of a .jsonl file, checked, and the template that writes them.
+
+A template is Jinja, as in transformers' tokenizers (`chat_template`). It runs in Jinja's sandbox, without a clock, so
+the text depends on the messages alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from paddle_dp.datasets._paths import MissingDataError
+from paddle_dp.errors import DataError, InstallError
+
+ROLES = ("system", "user", "assistant", "tool")
+Message = dict[str, Any]
+Turn = tuple[int, int]
+"""First and last character of an assistant's turn in a conversation's text, as a slice."""
+_OTHER = "QvZjXwKq"  # a content that no template changes
+
+
+class WrongLineError(DataError):
+    """A line is no conversation that can be learned from; the text is the reason, without the place."""
+
+
+def conversation(line: bytes, field: str) -> list[Message]:
+    """The messages of one line of a .jsonl file. Raises WrongLineError."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WrongLineError(f"this line is not JSON: {error}. A .jsonl file has one object a line") from None
+    if not isinstance(record, dict) or field not in record:
+        names = (", ".join(record) or "no fields") if isinstance(record, dict) else type(record).__name__
+        raise WrongLineError(
+            f"there is no field '{field}' with the messages: it has {names}. Name the one that is: dataset.field=…"
+        )
+    messages = record[field]
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise WrongLineError(f'\'{field}\' is no list of objects such as {{"role": "user", "content": "…"}}')
+    for key in ("tools", "functions"):
+        if record.get(key):
+            raise WrongLineError(f"'{key}' are not written into the text: leave them out, or into a message")
+    for number, message in enumerate(messages, 1):
+        _check_message(message, f"message {number}")
+    if not any(map(is_learned, messages)):
+        raise WrongLineError("there is no turn of the assistant to learn: remove the line")
+    return messages
+
+
+def is_learned(message: Message) -> bool:
+    """Whether a turn's tokens are targets: the assistant's, but for those with weight 0."""
+    return message["role"] == "assistant" and message.get("weight", 1) != 0
+
+
+def _check_message(message: Message, label: str) -> None:
+    role, content, weight = message.get("role"), message.get("content"), message.get("weight", 1)
+    if role not in ROLES:
+        have = (
+            f"has the role {role!r}"
+            if "role" in message
+            else f"has no role, but {', '.join(message) or 'nothing'}"
+        )
+        raise WrongLineError(f"{label} {have}: roles are {', '.join(ROLES)}")
+    for key in ("tool_calls", "function_call"):
+        if message.get(key):
+            raise WrongLineError(
+                f"{label} has {key}, which are not written into the text: write them into content"
+            )
+    if not isinstance(content, str):
+        raise WrongLineError(f"{label} has the content {_short(content)}, which is no text")
+    if not content.strip():
+        raise WrongLineError(f"{label} ({role}) is empty: remove it, or the line")
+    if weight not in (0, 1):
+        raise WrongLineError(f"{label} has the weight {_short(weight)}: 1 is learned, 0 is not")
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        raise WrongLineError(
+            f"{label} has half of a character, {content[error.start]!r}: remove it"
+        ) from None
+
+
+def _short(value: Any) -> str:
+    return repr(value) if len(repr(value)) < 40 else type(value).__name__
+
+
+class Template:
+    """Writes a conversation as text. `name` is for messages; `marks`: texts that stand between turns, which no message
+    may contain; `identity`: differs between templates that write other texts (JSON)."""
+
+    def __init__(self, name: str, marks: Sequence[str], identity: object):
+        self.name, self.identity = name, [name, list(marks), identity]
+        self._mark = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"\Z")
+
+    def text(self, messages: Sequence[Message], prompts: bool = False) -> str:
+        """The text of the messages; with `prompts`, and the words that begin an answer. Raises WrongLineError."""
+        raise NotImplementedError
+
+    def write(self, messages: Sequence[Message]) -> tuple[str, list[Turn]]:
+        """The text of a conversation, and in it the content of each turn that is learned, with the mark that ends the
+        turn. Raises WrongLineError."""
+        for number, message in enumerate(messages, 1):
+            mark = self._mark.search(message["content"])
+            if mark is not None and mark[0]:
+                raise WrongLineError(
+                    f"message {number} has {mark[0]!r}, which would be read as a mark between turns: remove it"
+                )
+        text = self.text(messages)
+        return text, [
+            self._turn(text, messages, n) for n, message in enumerate(messages) if is_learned(message)
+        ]
+
+    def _turn(self, text: str, messages: Sequence[Message], number: int) -> Turn:
+        """The slice of `text` that is learned of message `number`, found by writing another content in its place."""
+        other = {**messages[number], "content": _OTHER}
+        before, *after = self.text([*messages[:number], other, *messages[number + 1 :]]).split(_OTHER)
+        if len(after) != 1 or not (text.startswith(before) and text.endswith(after[0])):
+            raise WrongLineError(
+                f"{self.name} does not write the content of message {number + 1} once and as it is, so its tokens "
+                "cannot be told from the prompt's: give the message weight 0, or change the template"
+            )
+        stop = len(text) - len(after[0])
+        mark = re.compile(rf"\s*(?:{self._mark.pattern})").match(text, stop)
+        if mark is None and after[0].strip():
+            raise WrongLineError(
+                f"{self.name} writes no special token behind message {number + 1}, so the model would not learn to end "
+                "its turn: change the template"
+            )
+        return len(before), stop if mark is None else mark.end()
+
+
+class ChatML(Template):
+    """The template of a tokenizer that has none (OpenAI's ChatML)."""
+
+    def __init__(self, marks: Iterable[str] = ()) -> None:
+        super().__init__("ChatML", sorted({"<|im_start|>", "<|im_end|>", *marks}), None)
+
+    def text(self, messages: Sequence[Message], prompts: bool = False) -> str:
+        turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
+        return "".join(turns) + "<|im_start|>assistant\n" * prompts
+
+
+class JinjaTemplate(Template):
+    """A template in Jinja with transformers' settings and names. `tokens`: texts by name, such as bos_token."""
+
+    def __init__(self, source: str, name: str, tokens: Mapping[str, str], marks: Sequence[str]):
+        super().__init__(name, marks, [source, dict(tokens)])
+        jinja2, sandbox = _jinja("jinja2"), _jinja("jinja2.sandbox")
+        # transformers finds answers by {% generation %} … {% endgeneration %}, which Jinja does not know.
+        for word, known in (("generation", "if true"), ("endgeneration", "endif")):
+            source = re.sub(rf"({{%[-+]?)\s*{word}\s*([-+]?%}})", rf"\1 {known} \2", source)
+        environment = sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+        environment.globals["raise_exception"] = _refuse
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise MissingDataError(f"dataset.tokenizer: {name} is no template: {error}") from None
+        self._tokens = dict(tokens)
+
+    def text(self, messages: Sequence[Message], prompts: bool = False) -> str:
+        try:
+            text: str = self._template.render(
+                messages=messages, add_generation_prompt=prompts, tools=None, documents=None, **self._tokens
+            )
+        except Exception as error:  # noqa: BLE001 - a template may raise anything
+            raise WrongLineError(f"{self.name} does not write this conversation: {error}") from None
+        return text
+
+
+def template_of(tokenizer: str) -> Template:
+    """The template beside a tokenizer.json: chat_template.jinja, or `chat_template` in tokenizer_config.json; without,
+    and for bytes, ChatML. Raises MissingDataError for files that are damaged, InstallError without Jinja."""
+    if tokenizer == "bytes":
+        return ChatML()
+    file = Path(tokenizer).expanduser()
+    if file.suffix != ".json":
+        raise MissingDataError(
+            f"dataset.tokenizer: {file} is no tokenizer.json, which chat needs to tell answers from prompts: convert "
+            "it (transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…)), or take bytes."
+        )
+    settings = _json(file.with_name("tokenizer_config.json"))
+    named = file.with_name("chat_template.jinja")
+    source = named.read_text(encoding="utf-8") if named.exists() else settings.get("chat_template")
+    if isinstance(source, list):  # several by name
+        source = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}.get(
+            "default"
+        )
+    tokens = {
+        name: str(value.get("content") if isinstance(value, dict) else value)
+        for name, value in settings.items()
+        if name.endswith("_token") and isinstance(value, str | dict)
+    }
+    added = _json(file).get("added_tokens") or []
+    marks = {str(each.get("content")) for each in added if each.get("special")} | set(tokens.values())
+    if not isinstance(source, str):
+        return ChatML(marks - {""})
+    name = f"the template {named if named.exists() else file.with_name('tokenizer_config.json')}"
+    return JinjaTemplate(source, name, tokens, sorted(marks - {""}))
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """The object in a file; {} without the file."""
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise MissingDataError(f"dataset.tokenizer: {file} is damaged: {error}") from None
+    return read if isinstance(read, dict) else {}
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _jinja(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise InstallError(
+            "dataset.tokenizer: its chat_template is in Jinja, which needs a package: pip install 'paddle_dp[chat]'"
+        ) from None

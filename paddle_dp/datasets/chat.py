@@ -1,0 +1,136 @@
+"""Conversations in .jsonl files, whole and packed into windows; only answers are learned. For gpt and llama."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from paddle_dp.datasets import _texts
+from paddle_dp.datasets._arrays import Array
+from paddle_dp.datasets._chat import Template, WrongLineError, conversation, template_of
+from paddle_dp.datasets._packing import BestFit, Documents, Packed
+from paddle_dp.datasets._paths import MissingDataError, existing_path
+from paddle_dp.datasets._tokenizers import Tokenizer, kind, tokenizer
+from paddle_dp.datasets._windows import Span, TextConfig
+
+
+class Conversations(Packed):
+    """Conversations in windows, and the way to write and read one: `template` is theirs."""
+
+    template: Template
+
+    def prompt(self, text: str) -> Array:
+        """The tokens of a user's message and of the words that begin an answer. Raises WrongLineError."""
+        message = {"role": "user", "content": text}
+        tokens, _ = self.tokenizer.encode_with_slices(self.template.text([message], prompts=True))
+        return tokens
+
+    def answer(self, tokens: Array) -> str:
+        """The text of these tokens, up to the mark that ends the assistant's turn."""
+        example = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        text, ((start, stop),) = self.template.write(example)
+        end, slices = self.tokenizer.encode_with_slices(text[start:stop])
+        end = end[slices[:, 0] >= 1].tolist()  # behind the content
+        ends = (n for n in range(len(tokens)) if end and tokens[n : n + len(end)].tolist() == end)
+        answered: str = self.tokenizer.decode(tokens[: next(ends, len(tokens))])
+        return answered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TextConfig):
+    """The text of a conversation is written by the tokenizer's chat_template, or as ChatML. Only the contents of the
+    assistant count, with the special token that ends each; the loss needs `ignore_index: -100`."""
+
+    field: str = "messages"
+    """The field of a .jsonl line that is its list of {role, content}."""
+
+    longer: Literal["cut", "refuse"] = "cut"
+    """`cut`: of a conversation with more than `length` tokens to predict the first ones are read, and one without an
+    answer in them is left out. `refuse`: it is an error."""
+
+    def build(self, split: str) -> Conversations:
+        """Inputs {"tokens", "positions"} int64 [length] each, targets int64 [length], -100 where none counts. Every
+        conversation is in one window of each epoch."""
+        existing_path(
+            self.path and ".", "a .jsonl file with a conversation a line, a folder of them, or a glob"
+        )
+        template, by = template_of(self.tokenizer), tokenizer(self.tokenizer)
+        encode = partial(_encode, by=by, field=self.field, template=template)
+        files, (tokens, ends, learned) = self.encoded(split, by, encode, 3, template.identity)
+        documents = self._fitting(Documents.until(ends, tokens, learned), split)
+        arrange = BestFit(documents.inputs, self.length)
+        data = Conversations(documents, arrange, self.length, by, split == "test")
+        data.template = template
+        return self.filled(data, split, tokens, files)
+
+    def _fitting(self, documents: Documents, split: str) -> Documents:
+        """The documents, cut to a window. Prints how many are."""
+        long = np.flatnonzero(documents.inputs > self.length)
+        if not len(long):
+            return documents
+        lengths = f"{len(long)} of {len(documents.inputs)} conversations of the {split} split have more than "
+        lengths += f"{self.length} tokens to predict"
+        if self.longer == "refuse":
+            most = int(documents.inputs.max())
+            raise MissingDataError(
+                f"dataset.length: {lengths}, and dataset.longer is refuse: {most} holds all of them. Raise it and "
+                "model.length, or set dataset.longer=cut."
+            )
+        assert documents.learned is not None
+        unlearned = [
+            index
+            for index, begin in zip(long, documents.begins[long] + 1, strict=True)
+            if not documents.learned[begin : begin + self.length].any()
+        ]
+        print(
+            f"chat: {lengths} and are cut; {len(unlearned)} of them are left out: no answer begins there",
+            flush=True,
+        )
+        read = np.setdiff1d(np.arange(len(documents.inputs)), unlearned)
+        if not len(read):
+            raise MissingDataError(
+                f"dataset.length: none of the {len(long)} conversations of the {split} split has an answer in its "
+                f"first {self.length} tokens: raise it, and model.length."
+            )
+        inputs = np.minimum(documents.inputs, self.length)
+        return replace(documents, begins=documents.begins[read], inputs=inputs[read])
+
+
+def _encode(
+    files: tuple[Path, ...], span: Span, by: Tokenizer, field: str, template: Template
+) -> tuple[Array, Array, Array]:
+    """The tokens of all conversations in the files' order, the number of tokens up to each one's end, and whether a
+    token is learned. Raises MissingDataError that names the first wrong line and the number of others."""
+    tokens, learned, wrong = [np.zeros(0, kind(by.vocab))], [np.zeros(0, bool)], []
+    for label, line in _lines(files, span):
+        try:
+            text, turns = template.write(conversation(line, field))
+            pieces, slices = by.encode_with_slices(text)
+            counts = np.zeros(len(pieces), bool)
+            for start, stop in turns:
+                counts |= (slices[:, 1] > start) & (slices[:, 0] < stop)
+        except WrongLineError as error:
+            wrong.append(f"{label}: {error}")
+            continue
+        tokens.append(pieces)
+        learned.append(counts)
+    if wrong:
+        others = (
+            f" So are {len(wrong) - 1} other lines, the next {wrong[1].split(': ')[0]}." if wrong[1:] else ""
+        )
+        raise MissingDataError(f"{wrong[0]}.{others}")
+    ends = np.cumsum([len(piece) for piece in tokens[1:]], dtype=np.int64)
+    return np.concatenate(tokens), ends, np.concatenate(learned)
+
+
+def _lines(files: tuple[Path, ...], span: Span) -> Iterator[tuple[str, bytes]]:
+    """Yields ("file:number", line) of the part of each file to read."""
+    for file in files:
+        lines = _texts.lines(file)
+        start, stop = (round(share * len(lines)) for share in span)
+        yield from ((f"{file}:{number}", line) for number, line in lines[start:stop])

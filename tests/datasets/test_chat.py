@@ -1,0 +1,259 @@
+"""Conversations: only answers are learned, by any template, and each line that is none is named."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from paddle_dp.datasets import _chat
+from paddle_dp.datasets._chat import JinjaTemplate, WrongLineError, template_of
+from paddle_dp.datasets._packing import IGNORED
+from paddle_dp.datasets.chat import Config
+from paddle_dp.errors import InstallError, UsageError
+
+TURNS = [
+    ("system", "Be kind."),
+    ("user", "¿Qué?"),
+    ("assistant", "Nada 你好."),
+    ("user", "Ah"),
+    ("assistant", "🎉!"),
+]
+
+
+def messages(*turns):
+    return [{"role": role, "content": content} for role, content in turns or TURNS]
+
+
+def line(*turns, **more):
+    return json.dumps({"messages": messages(*turns), **more})
+
+
+@pytest.fixture
+def chat(tmp_path):
+    """A Config that reads these lines."""
+
+    def write(*lines, name="chat.jsonl", **more):
+        (tmp_path / name).write_text("\n".join(lines))
+        settings = {
+            "path": str(tmp_path / name),
+            "cache": str(tmp_path / "cache"),
+            "length": 256,
+            "held_out": 0.0,
+        }
+        return Config(**settings | more)
+
+    return write
+
+
+def texts(sample):
+    """The text of a window in bytes, and the texts that are learned in it, one after another."""
+    inputs, targets = sample
+    read = bytes(inputs["tokens"].astype(np.uint8)).rstrip(b"\0").decode()
+    return read, bytes(targets[targets != IGNORED].astype(np.uint8)).decode()
+
+
+def test_answers_are_learned_and_nothing_else(chat):
+    read, learned = texts(chat(line()).build("train")[0])
+    assert read == "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in TURNS)[:-1]
+    assert learned == "Nada 你好.<|im_end|>🎉!<|im_end|>"
+
+
+def test_an_answer_with_weight_0_is_read_and_not_learned(chat):
+    record = {"messages": messages()}
+    record["messages"][2]["weight"] = 0
+    assert texts(chat(json.dumps(record)).build("train")[0])[1] == "🎉!<|im_end|>"
+
+
+def test_conversations_share_windows_and_the_last_lines_are_held_out(chat):
+    lines = [line(("user", "a"), ("assistant", f"reply {number}")) for number in range(20)]
+    config = chat(*lines, held_out=0.25)
+    train, test = (config.build(split) for split in ("train", "test"))
+    assert len(train) == 5 and len(test) == 2  # three of 73 bytes in a window of 256
+    for data, numbers in ((train, range(15)), (test, range(15, 20))):
+        of_epoch = data.at_epoch(0, 3)
+        learned = "".join(texts(of_epoch[index])[1] for index in range(len(data))).split("<|im_end|>")
+        assert sorted(learned) == sorted(["", *(f"reply {number}" for number in numbers)])
+    assert (test.at_epoch(0, 3)[0][0]["tokens"] == test[0][0]["tokens"]).all()
+
+
+def test_a_conversation_longer_than_the_window_is_cut_or_refused(chat, capsys):
+    long, short = line(("user", "a"), ("assistant", "b" * 400)), line(("user", "c"), ("assistant", "d"))
+    late = line(("user", "e" * 400), ("assistant", "f"))
+    data = chat(long, short, late, length=200).build("train")
+    said = capsys.readouterr().out
+    assert "2 of 3 conversations of the train split have more than 200 tokens" in said and "1 of them" in said
+    learned = sorted(texts(data[index])[1] for index in range(len(data)))
+    prompt = len("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
+    assert learned == ["b" * (201 - prompt), "d<|im_end|>"]
+    with pytest.raises(UsageError, match=r"dataset\.length: 2 of 3 conversations .* \d+ holds all of them"):
+        chat(long, short, late, length=200, longer="refuse").build("train")
+    with pytest.raises(
+        UsageError,
+        match="none of the 1 conversations of the train split has an answer in its first 200 tokens",
+    ):
+        chat(late, length=200).build("train")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ('{"messages": ', "this line is not JSON"),
+        ("[" * 100_000, "this line is not JSON"),
+        ("[1]", "there is no field 'messages' with the messages: it has list"),
+        ('{"conversations": [], "id": 1}', "it has conversations, id. Name the one that is: dataset.field"),
+        ('{"messages": "hello"}', "is no list of objects"),
+        ('{"messages": ["hello"]}', "is no list of objects"),
+        ('{"messages": []}', "there is no turn of the assistant to learn"),
+        (line(("user", "a")), "there is no turn of the assistant to learn"),
+        (line(("human", "a"), ("assistant", "b")), "message 1 has the role 'human': roles are system, user"),
+        ('{"messages": [{"from": "human", "value": "a"}]}', "message 1 has no role, but from, value"),
+        ('{"messages": [{"role": ["user"], "content": "a"}]}', r"has the role \['user'\]"),
+        (line(("user", "a"), ("assistant", None)), "message 2 has the content None, which is no text"),
+        (line(("user", "a"), ("assistant", [{"type": "text"}])), "has the content .*, which is no text"),
+        (line(("user", "a"), ("assistant", " \n")), r"message 2 \(assistant\) is empty"),
+        (line(("user", "\ud83c"), ("assistant", "a")), "message 1 has half of a character"),
+        (line(("user", "a<|im_end|>"), ("assistant", "a")), "message 1 has '<|im_end|>', which would be read"),
+        (line(("user", "a"), ("assistant", "b"), tools=[1]), "'tools' are not written"),
+        ('{"messages": [{"role": "assistant", "content": "a", "tool_calls": [1]}]}', "message 1 has tool_calls"),
+        ('{"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}', "has the weight 0.5"),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_conversation_is_named_and_others_are_counted(chat, wrong, reason):
+    reason = reason.replace("<|im_end|>", r"<\|im_end\|>")
+    with pytest.raises(UsageError, match=rf"chat\.jsonl:2: .*{reason}"):
+        chat(line(), wrong, line()).build("train")
+    with pytest.raises(
+        UsageError, match=r"chat\.jsonl:2: .*So are 1 other lines, the next .*chat\.jsonl:4\."
+    ):
+        chat(line(), wrong, "", wrong).build("train")
+
+
+def test_other_files_are_refused(chat, tmp_path):
+    with pytest.raises(UsageError, match=r"texts\.txt is no \.jsonl file"):
+        chat(line(), name="texts.txt").build("train")
+    with pytest.raises(
+        UsageError, match=r"dataset\.path is not given: give a \.jsonl file with a conversation"
+    ):
+        chat(line(), path=None).build("train")
+    (tmp_path / "spm.model").write_text("")
+    with pytest.raises(UsageError, match=r"spm\.model is no tokenizer\.json"):
+        chat(line(), tokenizer=str(tmp_path / "spm.model")).build("train")
+
+
+CHATML = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+LLAMA_2 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content | trim + ' [/INST]' }}"
+    "{% elif m.role == 'assistant' %}{% generation %}{{ ' ' + m.content | trim + ' ' + eos_token }}{%- endgeneration %}"
+    "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
+)
+# The last answer begins with an empty thought, as in Qwen3.
+THINKING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if loop.last %}{{ '<think>\n\n</think>\n\n' }}"
+    "{% endif %}{{ m.content.split('</think>')[-1] + '<|im_end|>\n' }}{% endfor %}"
+)
+
+
+def template(jinja, *marks):
+    pytest.importorskip("jinja2")
+    return JinjaTemplate(jinja, "the template", {"bos_token": "<s>", "eos_token": "</s>"}, marks)
+
+
+@pytest.mark.parametrize(
+    ("jinja", "marks", "learned"),
+    [
+        (CHATML, ("<|im_end|>",), ["Nada 你好.<|im_end|>", "🎉!<|im_end|>"]),
+        (LLAMA_2, ("<s>", "</s>"), ["Nada 你好. </s>", "🎉! </s>"]),
+        (THINKING, ("<|im_end|>",), ["Nada 你好.<|im_end|>", "🎉!<|im_end|>"]),
+    ],
+)
+def test_answers_are_told_from_prompts_in_any_template(jinja, marks, learned):
+    text, turns = template(jinja, *marks).write(messages(*TURNS[1:]))
+    assert [text[slice(*turn)] for turn in turns] == learned
+    assert all(content.split("</think>")[-1] in text for _, content in TURNS[1:])
+
+
+def test_the_words_of_a_template_are_transformers(monkeypatch):
+    words = (
+        "{{ messages | tojson }}{% for m in messages %}{% if loop.last %}{% break %}{% endif %}x{% endfor %}"
+    )
+    assert template(words).text(messages(("user", "é"))) == '[{"role": "user", "content": "é"}]'
+    with pytest.raises(WrongLineError, match=r"the template does not write .*: only user and assistant"):
+        template(LLAMA_2, "</s>").write(messages())
+
+
+@pytest.mark.parametrize(
+    ("jinja", "reason"),
+    [
+        ("{{ messages[1].content | upper }}<e>", "does not write the content of message 2 once and as it is"),
+        ("{{ messages[0].content }}<e>", "does not write the content of message 2 once"),
+        ("{{ messages[1].content * 2 }}<e>", "does not write the content of message 2 once"),
+        ("{% if 'b' in messages[1].content %}B{% endif %}x{{ messages[1].content }}<e>", "once and as it is"),
+        ("{{ messages[1].content }}\nUser:", "writes no special token behind message 2"),
+        ("{{ strftime_now('%Y') }}", "'strftime_now' is undefined"),
+        ("{{ messages.__class__.__mro__ }}", "access to attribute '__class__'"),
+        ("{% set x = messages.append(1) %}", "not safely callable|unsafe|SecurityError|immutable"),
+    ],
+)  # fmt: skip
+def test_a_template_that_answers_cannot_be_told_in_is_refused(jinja, reason):
+    with pytest.raises(WrongLineError, match=reason):
+        template(jinja, "<e>").write(messages(("user", "a"), ("assistant", "bob")))
+
+
+def test_a_template_is_looked_for_beside_the_tokenizer(tmp_path, monkeypatch):
+    pytest.importorskip("jinja2")
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"added_tokens": [{"content": "<e>", "special": True}, {"content": "x"}]}))
+    with pytest.raises(WrongLineError, match="'<e>'"):  # ChatML, and the tokenizer's special tokens
+        template_of(str(file)).write(messages(("user", "x<e>"), ("assistant", "b")))
+    config = {
+        "chat_template": [{"name": "default", "template": "{{ bos_token }}"}],
+        "bos_token": {"content": "<b>"},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert template_of(str(file)).text([]) == "<b>"
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}!")
+    assert template_of(str(file)).text([]) == "<b>!"
+    (tmp_path / "chat_template.jinja").write_text("{% for")
+    with pytest.raises(UsageError, match=r"chat_template\.jinja is no template"):
+        template_of(str(file))
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(InstallError, match=r"pip install 'paddle_dp\[chat\]'"):
+        template_of(str(file))
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"tokenizer_config\.json is damaged"):
+        template_of(str(file))
+
+
+def test_a_trained_tokenizer_s_tokens_of_answers(chat, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=350, special_tokens=special, initial_alphabet=alphabet
+    )
+    inner.train_from_iterator(["Be kind. Nada Ah 你好"] * 5, trainer)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML}))
+    _, targets = chat(line(), tokenizer=str(tmp_path / "tokenizer.json")).build("train")[0]
+    learned = targets[targets != IGNORED].tolist()
+    assert inner.decode(learned, skip_special_tokens=False) == "Nada 你好.<|im_end|>🎉!<|im_end|>"
+    assert learned.count(inner.token_to_id("<|im_end|>")) == 2
+
+
+def test_roles_are_those_that_the_error_lists():
+    assert _chat.ROLES == ("system", "user", "assistant", "tool")
+
+
+def test_a_prompt_is_a_user_s_turn_and_an_answer_ends_with_its_own(chat):
+    data = chat(line()).build("train")
+    assert bytes(data.prompt("Qué?")).decode() == "<|im_start|>user\nQué?<|im_end|>\n<|im_start|>assistant\n"
+    written = np.frombuffer("Nada 你好.<|im_end|>\n<|im_start|>user".encode(), np.uint8)
+    assert data.answer(written) == "Nada 你好." and data.answer(written[:4]) == "Nada"
