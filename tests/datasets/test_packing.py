@@ -171,3 +171,9 @@ class Numbers:
 def test_a_transformed_data_set_without_epochs_has_none():
     transformed = each(Numbers(), lambda sample: sample)
     assert transformed.at_epoch(0, 3) is transformed
+
+
+def test_padding_sees_itself_alone():
+    tokens, positions, targets = windows(packed(BestFit, [9]))
+    assert positions.tolist() == [[*range(8), *[0] * 24]] and tokens[0, 8:].tolist() == [0] * 24
+    assert (targets[0, 8:] == IGNORED).all()

@@ -86,3 +86,9 @@ def test_tied_scores_use_the_embedding_itself() -> None:
     tied = Config(depth=1, tied=True).build()
     assert tied.blocks[-1].out.weight is tied.blocks[0].token.weight
     assert len(tied.parameters()) == len(Config(depth=1).build().parameters()) - 1
+
+
+def test_positions_are_where_a_token_is_turned_to():
+    x = paddle.randn([1, 3, 2, 8])
+    turned = rotate(x, Rope(), positions=paddle.to_tensor([[4, 5, 0]]))
+    assert (turned[:, :2] == rotate(x[:, :2], Rope(), 4)).all() and (turned[:, 2] == x[:, 2]).all()
