@@ -43,7 +43,9 @@ def shard_index(shards: Sequence[Path], image: str | None, label: str, cache: st
         for shard, stat in zip(shards, stats, strict=True)
     ]
     name = _windows._key("tar", _VERSION, states, image, label)
-    return _windows._cached(_windows._cache_folder(cache), name, lambda: _indexed(shards, image, label))
+    folder = _windows._cache_folder(cache)
+    (index,) = _windows._cached(folder, name, lambda: (_indexed(shards, image, label),), arrays=1)
+    return index
 
 
 def _indexed(shards: Sequence[Path], image: str | None, label: str) -> Array:
