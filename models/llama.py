@@ -1,4 +1,7 @@
-"""Llama: a decoder-only transformer with RMSNorm, rotary positions, SwiGLU and grouped-query attention."""
+"""Llama: a decoder-only transformer with RMSNorm, rotary positions, SwiGLU and grouped-query attention.
+
+Mistral, SmolLM2, Qwen2 and Qwen3 are Llamas with other settings: biases, norms of q and k, another head width.
+"""
 
 from __future__ import annotations
 
@@ -102,10 +105,11 @@ class Block(nn.Layer):
     """[n, t, width] → the same: causal self-attention, then a SwiGLU MLP.
 
     `group_size` heads of q share one head of k and v. The number of heads is read from the tensors; `head_width` is the
-    width of each. Only the methods in `attention_methods` mix tokens.
+    width of each. With `qk_norm` each head of q and k is normalized before its rotation (Dehghani et al.,
+    arXiv:2302.05442). Only the methods in `attention_methods` mix tokens.
     """
 
-    cuts: ClassVar[dict[str, str]] = {
+    cuts: dict[str, str] = {  # noqa: RUF012 - as a class's table, to which an instance may add
         "q": "heads", "k": "heads", "v": "heads", "out": "rowwise",
         "gate": "colwise", "up": "colwise", "down": "rowwise",
     }  # fmt: skip
@@ -114,11 +118,19 @@ class Block(nn.Layer):
     def __init__(self, config: Config):
         super().__init__()
         width, hidden, std = config.width, config.hidden, residual_std(config.depth)
-        self.head_width, self.group_size = width // config.heads, config.heads // config.kv_heads
-        self.rope = config.rope
+        self.head_width = config.head_width or width // config.heads
+        self.group_size, queries = config.heads // config.kv_heads, config.heads * self.head_width
+        self.rope, bias = config.rope, config.bias is not None
         self.norm1, self.norm2 = RMSNorm(width, config.epsilon), RMSNorm(width, config.epsilon)
-        self.q, self.out = linear(width, width, bias=False), linear(width, width, std, bias=False)
-        self.k, self.v = (linear(width, config.kv_heads * self.head_width, bias=False) for _ in range(2))
+        self.q, self.out = (
+            linear(width, queries, bias=bias),
+            linear(queries, width, std, config.bias == "qkvo"),
+        )
+        self.k, self.v = (linear(width, config.kv_heads * self.head_width, bias=bias) for _ in range(2))
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(self.head_width, config.epsilon) for _ in range(2))
+            self.cuts = {**self.cuts, "q_norm": "per_head", "k_norm": "per_head"}
         self.gate, self.up = linear(width, hidden, bias=False), linear(width, hidden, bias=False)
         self.down = linear(hidden, width, std, bias=False)
 
@@ -138,6 +150,8 @@ class Block(nn.Layer):
         positions: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         q, k, v = (x.reshape([0, 0, -1, self.head_width]) for x in (q, k, v))  # -1: the heads on this rank
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         start = cache.start if cache else 0
         q, k = (rotate(x, self.rope, start, positions) for x in (q, k))
         if cache:
@@ -167,17 +181,22 @@ class Head(nn.Layer):
 class Llama(Generates, DocumentChain):
     """Scores [n, t, vocab] of each next token, for tokens int64 [n, t]; made for t up to `length`."""
 
-    paddle_nlp: ClassVar[dict[str, str]] = {"model.*": "llama.*"}
-
     def __init__(self, config: Config):
         blocks = [Block(config) for _ in range(config.depth)]
         embedding = Embedding(config)
         out = TiedOutput(embedding.token) if config.tied else linear(config.width, config.vocab, bias=False)
         super().__init__([embedding, *blocks, Head(config, out)])
-        self.length, self.tied = config.length, config.tied
+        self.length, self.tied, self.bias, self.qk_norm = (
+            config.length,
+            config.tied,
+            config.bias,
+            config.qk_norm,
+        )
+        family = "qwen3" if config.qk_norm else "qwen2" if config.bias == "qkv" else "llama"
+        self.paddle_nlp = {"model.*": f"{family}.*"}
 
     def hugging_face(self) -> Names:
-        """The names of the tensors in transformers' LlamaForCausalLM."""
+        """The names of the tensors in transformers' LlamaForCausalLM, and in its Qwen2 and Qwen3."""
         last = len(self.blocks) - 1
         names: Names = {
             "blocks.0.token.weight": "model.embed_tokens.weight",
@@ -197,8 +216,17 @@ class Llama(Generates, DocumentChain):
                 f"{ours}.up.weight": f"{theirs}.mlp.up_proj.weight.T",
                 f"{ours}.down.weight": f"{theirs}.mlp.down_proj.weight.T",
             }
+            biased = {"qkv": ("q", "k", "v"), "qkvo": ("q", "k", "v", "out")}.get(self.bias or "", ())
+            names |= {f"{ours}.{x}.bias": f"{theirs}.self_attn.{x[0]}_proj.bias" for x in biased}
+            normed = ("q_norm", "k_norm") if self.qk_norm else ()
+            names |= {f"{ours}.{x}.weight": f"{theirs}.self_attn.{x}.weight" for x in normed}
         unused = ("*.rotary_emb.inv_freq",)
         return {**names, "": (*unused, "lm_head.weight") if self.tied else unused}
+
+
+# Qwen's keys: attention may see a window of the last tokens, in layers of that type.
+_WINDOW = ("attention_dropout", "sliding_window", "max_window_layers")
+_NO_WINDOW = {"use_sliding_window": (False,), "layer_types": (None, ["full_attention"])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +239,7 @@ class Config:
             "rope_scaling.rope_type": "rope_scaling", "rope_scaling.factor": "rope_factor",
             "rope_scaling.low_freq_factor": "rope_low", "rope_scaling.high_freq_factor": "rope_high",
             "rope_scaling.original_max_position_embeddings": "rope_original_length", "tie_word_embeddings": "tied",
+            "attention_bias": "bias", "head_dim": "head_width",
         },
         "also": {  # synonyms in other versions
             "rope_scaling_type": "rope_scaling.rope_type", "rope_scaling_factor": "rope_scaling.factor",  # PaddleNLP's
@@ -221,17 +250,36 @@ class Config:
             "rope_parameters.high_freq_factor": "rope_scaling.high_freq_factor",
             "rope_parameters.original_max_position_embeddings": "rope_scaling.original_max_position_embeddings",
         },
-        "words": {"rope_scaling": {"default": None, "linear": "linear", "llama3": "llama3"}},
+        "words": {
+            "rope_scaling": {"default": None, "linear": "linear", "llama3": "llama3"},
+            "bias": {False: None, True: "qkvo"},
+        },
         "must": {
-            "model_type": ("llama", "mistral"), "hidden_act": ("silu", "swish"), "pretraining_tp": (1,),
-            "head_dim": ("hidden_size / num_attention_heads",),
+            "model_type": ("llama", "mistral", "qwen2", "qwen3"), "hidden_act": ("silu", "swish"),
+            "pretraining_tp": (1,),
         },
         "absent": {
             "num_key_value_heads": "num_attention_heads", "rope_theta": 10000.0, "tie_word_embeddings": False,
-            "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "attention_bias": False, "head_dim": None,
         },
-        "needs": {"mistral": ("sliding_window", "num_key_value_heads")},
-        "architecture": "LlamaForCausalLM",
+        "computed": {"head_dim": "hidden_size / num_attention_heads"},
+        "types": {
+            "llama": {"always": {"qk_norm": False}, "architecture": "LlamaForCausalLM"},
+            "qwen2": {
+                "always": {"qk_norm": False, "bias": "qkv"}, "must": _NO_WINDOW, "unused": _WINDOW,
+                "absent": {"max_position_embeddings": 32768},
+                "needs": ("num_key_value_heads",), "architecture": "Qwen2ForCausalLM",
+            },
+            "qwen3": {
+                "always": {"qk_norm": True}, "must": _NO_WINDOW, "unused": _WINDOW,
+                "absent": {"max_position_embeddings": 32768, "head_dim": 128},
+                "needs": ("num_key_value_heads",), "architecture": "Qwen3ForCausalLM",
+            },
+            "mistral": {
+                "always": {"qk_norm": False, "bias": None}, "absent": {"max_position_embeddings": 131072},
+                "needs": ("sliding_window", "num_key_value_heads"), "architecture": "MistralForCausalLM",
+            },
+        },
         "unused": ("attention_dropout",),
     }  # fmt: skip
 
@@ -245,10 +293,19 @@ class Config:
     """Number of blocks."""
 
     heads: int = 4
-    """Attention heads of the queries; must divide `width`."""
+    """Attention heads of the queries; must divide `width`, unless `head_width` is set."""
 
     kv_heads: int = 2
     """Heads of keys and values, each shared by `heads` / `kv_heads` of the queries'; must divide `heads`."""
+
+    head_width: int | None = None
+    """Width of a head; `width` / `heads` by default."""
+
+    bias: Literal["qkv", "qkvo"] | None = None
+    """Biases in attention: of q, k and v as in Qwen2, or of its output layer, too."""
+
+    qk_norm: bool = False
+    """Normalizes each head of q and k by an RMSNorm, as Qwen3."""
 
     hidden: int = 352
     """Width inside the SwiGLU MLP."""
@@ -283,11 +340,15 @@ class Config:
 
     def __post_init__(self) -> None:
         at_least_one(self, "vocab", "width", "depth", "heads", "kv_heads", "hidden", "length", "rope_base")
-        divides(self, "heads", "width")
-        if self.width // self.heads % 2:
+        if self.head_width is None:
+            divides(self, "heads", "width")
+        else:
+            at_least_one(self, "head_width")
+        if (wide := self.head_width or self.width // self.heads) % 2:
+            of_width = "" if self.head_width else f" of width {self.width}"
             raise ValueError(
-                f"heads: {self.heads} of width {self.width} are {self.width // self.heads} wide, and rotary positions "
-                "need an even width: choose another heads or width"
+                f"heads: {self.heads}{of_width} are {wide} wide, and rotary positions need an even width: choose "
+                f"another {'head_width' if self.head_width else 'heads or width'}"
             )
         divides(self, "kv_heads", "heads")
         check_epsilon(self)

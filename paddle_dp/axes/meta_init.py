@@ -24,6 +24,7 @@ from paddle_dp.plan.rank_memory import Weight
 UNCUT_PARAMETERS: dict[str, tuple[str, ...]] = {
     "rowwise": ("bias", lora.B)
 }  # parameters that a cut leaves whole
+UNCUT_WAY = "per_head"  # leaves all of them whole
 
 
 def anatomy(build: Callable[[], nn.Layer]) -> Anatomy | None:
@@ -84,6 +85,8 @@ def _sizes(parents: Iterable[tuple[str, nn.Layer]]) -> Iterable[tuple[str, int]]
     for prefix, parent in parents:
         for cut in cut_entries(parent):
             name = f"{prefix}.{cut.name}".lstrip(".")
+            if cut.way == UNCUT_WAY:
+                continue
             if isinstance(cut.value, int):
                 yield name, cut.value
                 continue
@@ -111,7 +114,7 @@ def describe_weights(model: nn.Layer) -> list[list[Weight]]:
         id(parameter)
         for parent in model.sublayers(include_self=True)
         for cut in cut_entries(parent)
-        if isinstance(cut.value, nn.Layer)
+        if isinstance(cut.value, nn.Layer) and cut.way != UNCUT_WAY
         for key, parameter in cut.value.named_parameters(include_sublayers=False)
         if key not in UNCUT_PARAMETERS.get(cut.way, (lora.A,))
     }

@@ -210,6 +210,9 @@ num_layers num_hidden_layers              | Megatron, HF     | model.depth      
 hidden_size                               | Megatron, HF     | model.width            | of models gpt and llama
 num_attention_heads                       | Megatron, HF     | model.heads            | of models gpt and llama
 num_query_groups num_key_value_heads      | Megatron, HF     | model.kv_heads         | of model llama
+head_dim kv_channels                      | HF, Megatron     | model.head_width       | of model llama
+attention_bias qkv_bias add_qkv_bias      | HF, Megatron     | model.bias             | qkv or qkvo, of model llama
+qk_layernorm                              | Megatron         | model.qk_norm          | of model llama
 ffn_hidden_size intermediate_size         | Megatron, HF     | model.hidden           | of models gpt and llama
 hidden_dropout attention_dropout resid_pdrop attn_pdrop | Megatron, HF | model.dropout | of model gpt: 0 unless set, and attention weights are never dropped
 use_ema ema_decay EMA                     | PaddleClas       | ema.decay              |

@@ -19,7 +19,7 @@ from paddle_dp.part.config import Keys, show
 from paddle_dp.text import and_more
 
 Model = TypeVar("Model")
-Way = Literal["colwise", "heads", "rowwise", "channels", "vocab", "classes"]
+Way = Literal["colwise", "heads", "per_head", "rowwise", "channels", "vocab", "classes"]
 CONVOLUTIONS = ("Conv1D", "Conv2D", "Conv3D")
 # Layers that treat each channel separately, by the name of their class or a base class.
 CHANNELWISE = (
@@ -30,6 +30,7 @@ CHANNELWISE = (
 CUTTABLE: dict[str, tuple[str, ...]] = {
     "colwise": ("Linear", "Dropout", "AlphaDropout"),
     "heads": ("Linear",),
+    "per_head": (),
     "rowwise": ("Linear", *CONVOLUTIONS),
     "channels": (*CONVOLUTIONS, *CHANNELWISE),
     "vocab": (),

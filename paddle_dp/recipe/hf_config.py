@@ -42,10 +42,12 @@ class PublishedSizes(Protocol):
     """A Config that translates Hugging Face's config.json. The table's entries:
 
     `sizes`: their key (nested ones with dots) → our field; `also`: a synonym → that key; `words`: our field → their
-    value → ours; `must`: their key → the only values that ours supports, including "as KEY" and "KEY / KEY"; `always`:
-    our field → its value; `least`: our field → the minimum of theirs; `absent`: their key → its default, a text names
-    another key; `needs`: a model_type → required keys, because its defaults differ; `unused`: patterns of irrelevant
-    keys; `architecture`: their class.
+    value → ours; `must`: their key → the only values that ours supports, including "as KEY" and "KEY / KEY", and a list
+    for values that are lists of these; `always`: our field → its value; `least`: our field → the minimum of theirs;
+    `absent`: their key → its default, a text names another key; `computed`: their key → "KEY / KEY", written where our
+    field is None; `needs`: required keys, because the defaults of theirs differ; `unused`: patterns of irrelevant keys;
+    `architecture`: their class; `types`: model_type → entries that are added to these or replace them, of which the
+    first that can express our Config is written.
     """
 
     hugging_face: Mapping[str, Any]
@@ -118,19 +120,24 @@ def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path 
         having = ", ".join(n for n in names("models", home) if "." not in n and _table_of(n, home))
         raise _wrong(f"model {use} has no table of Hugging Face's sizes; those that have: {having}")
     values = _canonical(there, table.get("also", {}))
-    wrong = list(_wrong_type(values, table, use, home)) or list(_wrong_keys(values, table, use))
+    wrong = list(_wrong_type(values, table, use, home))
+    if not wrong:
+        table = _typed_table(table, values.get("model_type"))
+        wrong = list(_wrong_keys(values, table, use))
     if wrong:
         raise RecipeError([Mistake(where="", message=f"model.{KEY}: {FILE} {problem}") for problem in wrong])
-    settings = dict(table.get("always", {}))
+    settings: dict[str, Any] = {}
     for key, field in table["sizes"].items():
         value = values[key] if key in values else table.get("absent", {}).get(key, ...)
         if isinstance(value, str) and value in table["sizes"] and key not in values:
             value = values.get(value, ...)
+        if key in table.get("computed", {}) and value == _meant(table["computed"][key], values):
+            value = None
         if value is not ...:
             settings[field] = _translate(table, field, value)
         elif field in REQUIRED:
             raise _wrong(f"{FILE} has no {key}")
-    return settings
+    return {**settings, **table.get("always", {})}
 
 
 REQUIRED = ("vocab", "width", "depth", "heads")
@@ -144,6 +151,19 @@ def model_types(use: str, home: Path | None = None) -> tuple[str, ...]:
 def has_table(kind: type[Any]) -> bool:
     """True if a model's Config translates Hugging Face's keys, so that a recipe may use `from`."""
     return _table(kind) is not None
+
+
+def _typed_table(table: Mapping[str, Any], model_type: str | None) -> Mapping[str, Any]:
+    """The table for a model_type of its `types`; without one, for the first."""
+    types = table.get("types")
+    if not types:
+        return table
+    name = model_type or next(iter(types))
+    entries = {**types[name], "must": {**types[name].get("must", {}), "model_type": (name,)}}
+    return dict(table) | {
+        entry: {**table.get(entry, {}), **value} if isinstance(value, dict) else value
+        for entry, value in entries.items()
+    }
 
 
 def _table_of(name: str, home: Path | None) -> Mapping[str, Any]:
@@ -179,8 +199,9 @@ def _wrong_type(
     if model_type not in ours:
         alternatives = [n for n in names("models", home) if model_type in model_types(n, home)]
         instead = f": use {' or '.join(alternatives)}" if alternatives else ""
-        yield f"has model_type {show(model_type)}, and {use} reads {' and '.join(map(show, ours))} only{instead}"
-    for key in table.get("needs", {}).get(model_type, ()) if model_type in ours else ():
+        known = " and ".join(filter(None, (", ".join(map(show, ours[:-1])), show(ours[-1]))))
+        yield f"has model_type {show(model_type)}, and {use} reads {known} only{instead}"
+    for key in _typed_table(table, model_type).get("needs", ()) if model_type in ours else ():
         if key not in values:
             yield f"has no {key}, and a {model_type} has another default for it than {use}: write it there"
 
@@ -195,12 +216,19 @@ def _wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) -
                 yield f"has {key} {show(value)}: {use} has {', '.join(map(str, values_by_name))}"
         elif key in must:
             allowed = [_meant(option, values) for option in must[key]]
-            if value is not None and value not in allowed:
+            if value is not None and not any(_is(value, option) for option in allowed):
                 yield f"has {key} {show(value)}: {use} has {' or '.join(map(show, allowed))} only"
         elif value and not any(
             fnmatchcase(key, pattern) for pattern in (*_HARMLESS, *table.get("unused", ()))
         ):
             yield f"has {key} {show(value)}, which {use} does not know"
+
+
+def _is(value: Any, option: Any) -> bool:
+    """True if a value is an allowed one, or a list of the values in an allowed list."""
+    if isinstance(option, list):
+        return isinstance(value, list) and all(element in option for element in value)
+    return bool(value == option)
 
 
 def _meant(allowed: Any, values: Mapping[str, Any]) -> Any:
@@ -225,30 +253,43 @@ def _translate(table: Mapping[str, Any], field: str, value: Any) -> Any:
 def written(config: Any) -> dict[str, Any]:
     """The content of config.json for our Config. Raises UsageError if it has no table, or a value that theirs does not
     support."""
-    table = _table(config)
-    if table is None:
+    general = _table(config)
+    if general is None:
         raise UsageError(f"{type(config).__module__} has no table of Hugging Face's sizes")
     ours = vars(config)
-    for field, value in table.get("always", {}).items():
-        if ours[field] != value:
-            raise UsageError(
-                f"model.{field} is {show(ours[field])}, and {table['architecture']} has {show(value)} only"
-            )
-    for field, least in table.get("least", {}).items():
-        if ours[field] < least:
-            raise UsageError(
-                f"model.{field} is {ours[field]}, and {table['architecture']} has {least} at least"
-            )
+    tables = [_typed_table(general, model_type) for model_type in general.get("types", ("",))]
+    table = min(tables, key=lambda table: len(list(_inexpressible(ours, table))))
+    if reasons := list(_inexpressible(ours, table)):
+        raise UsageError("; ".join(reasons))
     flat: dict[str, Any] = {}
     for key, field in table["sizes"].items():
+        if field in table.get("always", {}):
+            continue
         labels, value = table.get("words", {}).get(field), ours[field]
-        if value is None and labels is None and table.get("absent", {}).get(key, ...) is not None:
+        if value is None and key in table.get("computed", {}):
+            value = _meant(table["computed"][key], flat)
+        elif value is None and labels is None and table.get("absent", {}).get(key, ...) is not None:
             value = 4 * ours["width"]  # the default of `hidden`
         flat[key] = value if labels is None else {v: k for k, v in reversed(labels.items())}[value]
     flat |= {key: _meant(allowed[0], flat) for key, allowed in table.get("must", {}).items()}
     if flat.get("rope_scaling.rope_type") == "default":
         flat = {key: value for key, value in flat.items() if not key.startswith("rope_scaling.")}
     return {"architectures": [table["architecture"]], "torch_dtype": "float32", **_nested(flat)}
+
+
+def _inexpressible(ours: Mapping[str, Any], table: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a message for each of our settings that their class does not have."""
+    architecture, labels = table["architecture"], table.get("words", {})
+    for field, value in table.get("always", {}).items():
+        if ours[field] != value:
+            yield f"model.{field} is {show(ours[field])}, and {architecture} has {show(value)} only"
+    for field in labels.keys() - table.get("always", {}).keys():
+        if ours[field] not in labels[field].values():
+            allowed = " or ".join(map(show, labels[field].values()))
+            yield f"model.{field} is {show(ours[field])}, and {architecture} has {allowed} only"
+    for field, least in table.get("least", {}).items():
+        if ours[field] < least:
+            yield f"model.{field} is {ours[field]}, and {architecture} has {least} at least"
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -320,6 +320,13 @@ class GroupedHeads(Protocol):
     kv_heads: int
 
 
+@runtime_checkable
+class HeadWidth(Protocol):
+    """The settings of a model with heads of another width than `width` / `heads`, which None stands for."""
+
+    head_width: int | None
+
+
 def between(recipe: Recipe, layout: Layout) -> Between | None:
     """The activations between blocks for a step's samples on a rank; None unless the model is a transformer."""
     model = recipe.model.config
@@ -327,10 +334,12 @@ def between(recipe: Recipe, layout: Layout) -> Between | None:
         return None
     samples = -(-recipe.train.batch // layout.degrees.dp_size)
     kv_fraction = model.kv_heads / model.heads if isinstance(model, GroupedHeads) else 1.0
+    head_width = model.head_width if isinstance(model, HeadWidth) else None
+    widths = model.heads * head_width / model.width if head_width else 1.0  # of q and of attention's output
     return Between(
         numbers=samples * model.length * model.width,
         bytes=_bytes(recipe, layout),
-        attention=2 + 2 * kv_fraction,
+        attention=widths * (2 + 2 * kv_fraction),
     )
 
 

@@ -14,6 +14,17 @@ LAYOUTS = [
 ]
 
 
+# Biases of q, k and v, norms of their heads, and heads that are wider together than a token.
+SWITCHED = "llama, bias: qkv, qk_norm: true, head_width: 10"
+
+
+@pytest.mark.parametrize("axis", ["tensor: 2", "pipeline: 2", "tensor: 2, sequence_parallel: true"])
+def test_switches_of_llama_are_one_process(tmp_path, axis):
+    """A norm of heads is whole on each tensor rank, which sees its own heads only: the gradients are summed."""
+    many = run_ranks(train, 2, str(tmp_path), f"{{use: hybrid, {axis}}}", SHORT, model=SWITCHED)
+    assert_same(many, truth(SHORT, model=SWITCHED))
+
+
 def test_tensor_beside_data_is_one_process(tmp_path):
     """The others are in test_pipeline.py and, with their checkpoints, in test_sharding.py."""
     ranks, strategy = LAYOUTS[2]
@@ -24,6 +35,23 @@ def test_tensor_beside_data_is_one_process(tmp_path):
 @pytest.mark.parametrize(("ranks", "strategy"), LAYOUTS)
 def test_a_layout_is_one_process(tmp_path, ranks, strategy):
     assert_same(run_ranks(train, ranks, str(tmp_path), strategy), truth())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "axes"),
+    [
+        (2, "sharding: 2, sharding_stage: 3"),
+        (2, "sequence: 2"),
+        (4, "tensor: 2, data: 2"),
+        (4, "tensor: 2, sharding: 2, sharding_stage: 2"),
+        (4, "tensor: 2, sharding: 2, sharding_stage: 3, sequence_parallel: true"),
+        (4, "tensor: 2, pipeline: 2, recompute: full"),
+    ],
+)
+def test_switches_of_llama_are_one_process_in_every_layout(tmp_path, ranks, axes):
+    many = run_ranks(train, ranks, str(tmp_path), f"{{use: hybrid, {axes}}}", SHORT, model=SWITCHED)
+    assert_same(many, truth(SHORT, model=SWITCHED))
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ MODELS = [
     {"use": "gpt", **SMALL},
     {"use": "gpt", **SMALL, "tied": True},
     {"use": "llama", **SMALL},
+    {"use": "llama", **SMALL, "bias": "qkvo", "qk_norm": True, "head_width": 6},
     {"use": "large_classifier", "classes": 40, "cosines": True},
     {"use": "large_classifier", "classes": 40, "cosines": False},
     {"use": "vit", "image": 8, "patch": 4, "width": 16, "depth": 2, "heads": 4},

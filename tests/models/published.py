@@ -18,6 +18,7 @@ LLAMA = {
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-6,
 }
+SMOLLM2 = {**LLAMA, "tie_word_embeddings": True, "rope_theta": 100000, "rope_interleaved": False}
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -45,6 +46,22 @@ def made(name: str) -> Any:
             tr.LlamaForCausalLM,
         ),
         "llama linear": (lambda: tr.LlamaConfig(**LLAMA, rope_parameters=LINEAR), tr.LlamaForCausalLM),
+        "llama biases": (lambda: tr.LlamaConfig(**LLAMA, attention_bias=True), tr.LlamaForCausalLM),
+        "smollm2": (lambda: tr.LlamaConfig(**SMOLLM2), tr.LlamaForCausalLM),
+        "mistral": (
+            lambda: tr.MistralConfig(**LLAMA, sliding_window=None, head_dim=12),
+            tr.MistralForCausalLM,
+        ),
+        "qwen2": (lambda: tr.Qwen2Config(**LLAMA), tr.Qwen2ForCausalLM),
+        "qwen2 tied": (
+            lambda: tr.Qwen2Config(**LLAMA, tie_word_embeddings=True, sliding_window=16),
+            tr.Qwen2ForCausalLM,
+        ),
+        "qwen3": (lambda: tr.Qwen3Config(**LLAMA, head_dim=16), tr.Qwen3ForCausalLM),
+        "qwen3 biases": (
+            lambda: tr.Qwen3Config(**LLAMA, head_dim=8, attention_bias=True, tie_word_embeddings=True),
+            tr.Qwen3ForCausalLM,
+        ),
         "bert": (lambda: tr.BertConfig(**SMALL, **dense), tr.BertForMaskedLM),
         "bert untied": (
             lambda: tr.BertConfig(**SMALL, **dense, tie_word_embeddings=False),

@@ -26,7 +26,7 @@ import pytest
 
 from tests.ranks import run_ranks
 
-MISSING = [name for name in ("torch", "transformers", "torchvision") if find_spec(name) is None]
+MISSING = [name for name in ("torch", "transformers") if find_spec(name) is None]
 pytestmark = [
     pytest.mark.long,
     pytest.mark.processes,
@@ -34,8 +34,14 @@ pytestmark = [
 ]
 MAKER = Path(__file__).with_name("published.py")
 RATE = 1000.0  # so that a weight's step is large against its rounding
-MODELS = ("gpt", "gpt untied", "llama", "llama tied", "llama linear", "bert", "bert untied", "vit", "resnet")
-COMPARED = (*MODELS, "resnet float64")
+LLAMAS = (
+    "llama", "llama tied", "llama linear", "llama biases", "smollm2", "mistral", "qwen2", "qwen2 tied", "qwen3",
+    "qwen3 biases",
+)  # fmt: skip
+HUGGING_FACE = ("gpt", "gpt untied", *LLAMAS, "bert", "bert untied", "vit")
+TORCHVISION = pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision not installed")
+MODELS = (*HUGGING_FACE, pytest.param("resnet", marks=TORCHVISION))
+COMPARED = (*MODELS, pytest.param("resnet float64", marks=TORCHVISION))
 LAYOUTS = {"tensor": "{use: hybrid, tensor: 2}", "pipeline": "{use: hybrid, pipeline: 2}"}
 RECIPE = """
 model: {model}
@@ -69,7 +75,7 @@ def recipe_of(name: str, folder: str, into: Path) -> Any:
 
     use = name.split()[0]
     model, more = f"{{use: {use}, from: {folder}, dropout: 0}}", ""
-    if use == "llama":
+    if name in LLAMAS:
         model = f"{{use: llama, from: {folder}}}"
     if use == "resnet":
         model, more = "{use: resnet, depth: 18, classes: 10}", f"load: {{path: {folder}/resnet18.pth}}"
@@ -219,7 +225,7 @@ def test_what_is_exported_is_read_by_theirs(name: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet"])  # it has one file only
+@pytest.mark.parametrize("name", HUGGING_FACE)  # the other has one file only
 def test_other_files_of_theirs_have_the_same_numbers(name: str, tmp_path: Path) -> None:
     from paddle_dp.checkpoint.other_names import names_of, translated
     from paddle_dp.checkpoint.source import source

@@ -12,6 +12,9 @@ MODELS = {
     "gpt": lambda **s: gpt.Config(**SMALL | s).build(),
     "gpt_tied": lambda **s: gpt.Config(**SMALL | s, tied=True).build(),
     "llama": lambda **s: llama.Config(**SMALL | s, kv_heads=2, hidden=24).build(),
+    "llama_switched": lambda **s: llama.Config(
+        **SMALL | s, kv_heads=2, hidden=24, head_width=6, bias="qkvo", qk_norm=True
+    ).build(),
 }
 
 
@@ -52,8 +55,11 @@ def test_what_can_be_cut_is_there(model):
     cut = [
         (layer, name, how) for layer in model.sublayers() for name, how in getattr(layer, "cuts", {}).items()
     ]
-    assert {how for _, _, how in cut} == {"heads", "rowwise", "colwise", "vocab"}
+    assert {how for _, _, how in cut} - {"per_head"} == {"heads", "rowwise", "colwise", "vocab"}
     for layer, name, how in cut:
+        if how == "per_head":
+            assert getattr(layer, name).weight.shape == [layer.head_width]
+            continue
         weight = getattr(layer, name).weight
         assert weight.ndim == 2 and (how != "vocab" or 20 in weight.shape)
     linear = [layer for layer in model.sublayers() if isinstance(layer, nn.Linear)]

@@ -57,8 +57,44 @@ def test_a_norm_is_a_scale_in_float32():
     assert np.allclose(RMSNorm(64)(large).numpy(), 1, atol=1e-2)
 
 
-def test_no_layer_has_a_bias():
-    assert all(p.ndim == 2 or "norm" in name for name, p in Config(**SMALL).build().named_parameters())
+def test_attention_alone_has_biases_if_asked():
+    def biased(bias):
+        named = Config(**SMALL, bias=bias).build().blocks[1].named_parameters()
+        return [name for name, p in named if p.ndim == 1 and "norm" not in name]
+
+    assert biased(None) == []
+    assert sorted(biased("qkv")) == ["k.bias", "q.bias", "v.bias"]
+    assert sorted(biased("qkvo")) == ["k.bias", "out.bias", "q.bias", "v.bias"]
+
+
+def test_scores_of_normed_heads_do_not_depend_on_the_length_of_q_and_k(tokens):
+    paddle.seed(0)
+    model = Config(**SMALL, qk_norm=True, head_width=6).build()
+    text, block = tokens(9), model.blocks[1]
+    assert block.q.weight.shape == [16, 24] and block.out.weight.shape == [24, 16]
+    for layer, factor in ((block.q, 100.0), (block.k, 30.0)):
+        layer.weight.set_value(layer.weight * factor)  # far above epsilon
+    before = model(text)
+    for layer, factor in ((block.q, 9.0), (block.k, 2.0)):
+        layer.weight.set_value(layer.weight * factor)
+    assert float((model(text) - before).abs().max()) < 1e-5
+    block.k_norm.weight.set_value(block.k_norm.weight * 3)
+    assert float((model(text) - before).abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"head_width": 0}, "head_width: 0 is less than 1"),
+        ({"head_width": 5}, "heads: 4 are 5 wide, .* even width: choose another head_width"),
+        ({"width": 18}, "heads: 4 does not divide width 18"),
+        ({"width": 12}, "heads: 4 of width 12 are 3 wide, .* choose another heads or width"),
+    ],
+)
+def test_a_width_of_heads_that_cannot_be_is_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        Config(**SMALL | settings)
+    Config(**SMALL | {"width": 18}, head_width=4)  # which heads need not divide
 
 
 def test_positions_are_slowed_as_published() -> None:

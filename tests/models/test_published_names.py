@@ -30,6 +30,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {**WORDS, "hidden": 24, "tied": True, "rope_scaling": "llama3", "rope_factor": 8.0, "rope_base": 5e5},
     ),
+    "llama biases": ("llama", {**WORDS, "hidden": 24, "kv_heads": 2, "bias": "qkvo", "head_width": 6}),
+    "qwen2": ("llama", {**WORDS, "hidden": 24, "kv_heads": 2, "bias": "qkv", "tied": True}),
+    "qwen3": ("llama", {**WORDS, "hidden": 24, "kv_heads": 2, "qk_norm": True, "head_width": 128}),
     "bert": ("bert", {**WORDS, "segments": 2}),
     "bert tied": ("bert", {**WORDS, "segments": 2, "tied": True, "hidden": 24, "epsilon": 1e-12}),
     "vit": ("vit", {"image": 8, "patch": 4, "channels": 1, "classes": 5, "pool": "class", **SMALL}),
@@ -125,13 +128,19 @@ def changed(folder: Path, **keys: Any) -> None:
     ("keys", "said"),
     [
         ({"hidden_act": "gelu"}, r"r\.yaml:2: model\.from: config\.json has hidden_act 'gelu': llama has 'silu'"),
-        ({"attention_bias": True}, "config.json has attention_bias true, which llama does not know"),
+        ({"mlp_bias": True}, "config.json has mlp_bias true, which llama does not know"),
+        ({"attention_bias": "q"}, "config.json has attention_bias 'q': llama has False, True"),
         ({"sliding_window": 4096}, "has sliding_window 4096, which llama does not know"),
-        ({"head_dim": 16}, "has head_dim 16: llama has 4 only"),
+        ({"head_dim": 5}, "heads: 4 are 5 wide, and rotary positions need an even width: choose another head_width"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "has rope_scaling.rope_type 'yarn': llama has default, linear"),
         ({"quantization_config": {"bits": 4}}, "has quantization_config.bits 4, which"),
-        ({"model_type": "bert"}, "has model_type 'bert', and llama reads 'llama' and 'mistral' only: use bert"),
-        ({"model_type": "qwen2"}, "has model_type 'qwen2', and llama reads 'llama' and 'mistral' only"),
+        ({"model_type": "bert"}, "has model_type 'bert', and llama reads 'llama', 'mistral', 'qwen2' and 'qwen3' only: "
+         "use bert"),
+        ({"model_type": "qwen3_moe", "num_experts": 8}, r"config\.json has model_type 'qwen3_moe', and llama reads"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "has use_sliding_window true: llama has false only"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "has layer_types .*sliding"),
+        ({"model_type": "qwen2", "num_key_value_heads": ...}, "has no num_key_value_heads, and a qwen2 has another"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "has sliding_window 4096, which llama does not know"),
         ({"model_type": "mistral"}, "has no sliding_window, and a mistral has another default"),
         ({"alibi": True}, "has alibi true, which llama does not know"),
         ({"rope_interleaved": True}, "has rope_interleaved true, which llama does not know"),
@@ -172,7 +181,7 @@ PADDLE_NLP = {  # what PaddleNLP 2.8.1 and PaddleFormers 0.4.1 write of a Llama,
     "keys",
     [
         pytest.param({"is_llama_config": True, "rope_interleaved": False}, id="SmolLM2"),
-        pytest.param({"model_type": "mistral", "sliding_window": None}, id="Mistral"),
+        pytest.param({"model_type": "mistral", "sliding_window": None, "head_dim": 4}, id="Mistral"),
         pytest.param({**PADDLE_NLP, "rope_scaling": None}, id="PaddleNLP"),
     ],
 )
@@ -181,6 +190,47 @@ def test_what_is_a_llama_is_read_as_one(tmp_path: Path, keys: dict[str, Any]) ->
     before = read_recipe(recipe_at(tmp_path, "llama")).model.settings
     changed(tmp_path, **keys)
     assert read_recipe(recipe_at(tmp_path, "llama")).model.settings == before
+
+
+@pytest.mark.parametrize(
+    ("model_type", "switches", "keys"),
+    [
+        (
+            "qwen2",
+            ("qkv", False, None),
+            {"sliding_window": 131072, "use_sliding_window": False, "head_dim": ...},
+        ),
+        ("qwen3", (None, True, 128), {"layer_types": ["full_attention"] * 2, "head_dim": ...}),
+        ("qwen3", ("qkvo", True, None), {"attention_bias": True, "head_dim": 4, "max_window_layers": 2}),
+        ("mistral", (None, False, 6), {"sliding_window": None, "head_dim": 6}),
+    ],
+)
+def test_the_model_type_switches_what_a_family_has(
+    tmp_path: Path, model_type: str, switches: tuple[Any, ...], keys: dict[str, Any]
+) -> None:
+    folder_of("llama", tmp_path)
+    changed(tmp_path, model_type=model_type, **keys)
+    settings = read_recipe(recipe_at(tmp_path, "llama")).model.settings
+    assert tuple(settings[name] for name in ("bias", "qk_norm", "head_width")) == switches
+
+
+@pytest.mark.parametrize(
+    ("settings", "architecture"),
+    [
+        ({}, "LlamaForCausalLM"),
+        ({"bias": "qkvo"}, "LlamaForCausalLM"),
+        ({"bias": "qkv"}, "Qwen2ForCausalLM"),
+        ({"qk_norm": True}, "Qwen3ForCausalLM"),
+    ],
+)
+def test_the_switches_choose_the_class_that_is_written(settings: dict[str, Any], architecture: str) -> None:
+    config = written(find("models", "llama")(**settings))
+    assert config["architectures"] == [architecture] and config["head_dim"] == 32
+
+
+def test_switches_that_no_class_of_theirs_has_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"model\.(qk_norm is true|bias is 'qkv'), and Qwen"):
+        written(find("models", "llama")(bias="qkv", qk_norm=True))
 
 
 def test_a_linear_scale_of_paddle_nlp_is_ours(tmp_path: Path) -> None:

@@ -16,18 +16,20 @@ DECODERS: dict[str, dict[str, Any]] = {
     "gpt": {"heads": 4},
     "tied": {"heads": 4, "tied": True},
     "llama": {"heads": 4, "kv_heads": 2, "hidden": 96},
+    "wide llama": {"heads": 4, "kv_heads": 2, "hidden": 96, "head_width": 32, "qk_norm": True},
 }
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_needs_what_the_paper_says(name: str) -> None:
     """6N + 12LHQT per token (PaLM, appendix B); N counts the weights that multiply: no embedding that is looked up."""
-    word = "gpt" if name == "tied" else name
+    word = "gpt" if name == "tied" else name.split()[-1]
     config = find("models", word)(vocab=100, width=W, depth=L, length=T, **DECODERS[name])
     looked_up = {"blocks.0.position"} | (set() if name == "tied" else {"blocks.0.token.weight"})
     named = dict(config.build().named_parameters())
     weights = sum(math.prod(p.shape) for n, p in named.items() if p.ndim == 2 and n not in looked_up)
-    assert training_flops(config.build, [T], "int64") == T * (6 * weights + 12 * L * W * T)
+    heads = DECODERS[name]["heads"] * DECODERS[name].get("head_width", W // DECODERS[name]["heads"])
+    assert training_flops(config.build, [T], "int64") == T * (6 * weights + 12 * L * heads * T)
 
 
 def test_a_resnet_50_needs_8_gflop_forward() -> None:

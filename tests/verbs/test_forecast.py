@@ -99,6 +99,9 @@ def test_activations_are_counted_for_transformers_and_their_heads():
     found = between(recipe, layout)
     model = recipe.model.config
     assert found is not None and found.attention == 2 + 2 * model.kv_heads / model.heads
+    wide = read_recipe(CONFIGS / "llama_tiny.yaml", [f"model.head_width={3 * model.width // model.heads}"])
+    apart = between(wide, layout)
+    assert apart is not None and apart.attention == 3 * found.attention and apart.numbers == found.numbers
     assert found.numbers == recipe.train.batch // layout.degrees.dp_size * model.length * model.width
     assert said("large_classifier", 2)[-1] == ACTIVATIONS
 

@@ -18,7 +18,10 @@ from paddle.distributed.fleet.layers.mpu import (
     VocabParallelEmbedding,
     mp_ops,
 )
-from paddle.distributed.fleet.utils.sequence_parallel_utils import ColumnSequenceParallelLinear
+from paddle.distributed.fleet.utils.sequence_parallel_utils import (
+    ColumnSequenceParallelLinear,
+    mark_as_sequence_parallel_parameter,
+)
 
 from paddle_dp.axes.tensor import convolutions
 from paddle_dp.axes.tensor.rng import draw_slice
@@ -190,6 +193,13 @@ class TensorParallelizer:
     def _check_tokens_unsplit(self, full: nn.Layer) -> None:
         """Raises UsageError if activations are sequence shards."""
 
+    def per_head(self, full: nn.Layer) -> nn.Layer:
+        """Keeps a layer whole that treats each head alike, such as a norm of q: it works on this rank's heads, and the
+        marked gradients are summed over the axis (`axes.axes_exchange`)."""
+        for parameter in full.parameters():
+            mark_as_sequence_parallel_parameter(parameter)
+        return full
+
     def vocab(self, full: nn.Layer) -> nn.Layer:
         """Shards the vocabulary of an embedding, of a linear's outputs, or of outputs tied to an embedding."""
         if isinstance(full, nn.Embedding):
@@ -289,6 +299,7 @@ def _attention_methods(layer: nn.Layer) -> tuple[str, ...]:
 WAYS: dict[str, Callable[[TensorParallelizer, Any], Any]] = {
     "colwise": TensorParallelizer.colwise,
     "heads": TensorParallelizer.colwise,  # outputs are ordered by heads, so whole heads are a slice of columns
+    "per_head": TensorParallelizer.per_head,
     "rowwise": TensorParallelizer.rowwise,
     "channels": TensorParallelizer.channels,
     "classes": TensorParallelizer.classes,
