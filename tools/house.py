@@ -96,9 +96,9 @@ ROOMS: dict[str, tuple[int, str]] = {
     "updates": (400, "core/updates/*"),
     "core": (3300, "core/*"),
     "identity": (1000, "identity/* train/overrides.py"),
-    "weights": (1260, (
+    "weights": (1500, (
         "weights/* extras/weights/* checkpoint/pickled.py checkpoint/other_names.py checkpoint/source.py "
-        "checkpoint/matching.py assembly/initial.py launch/initial.py adapters/*"
+        "checkpoint/matching.py checkpoint/peft.py assembly/initial.py launch/initial.py adapters/*"
     )),
     "checkpoint": (1900, "checkpoint/*"),
     "guard": (560, (
@@ -108,7 +108,7 @@ ROOMS: dict[str, tuple[int, str]] = {
         "why/* extras/why/* train/measurements.py train/processors.py plan/changes.py "
         "plan/rank_times.py plan/measured.py"
     )),
-    "verbs": (1510, "verbs/* export/*"),
+    "verbs": (1650, "verbs/* export/*"),
     "cluster": (350, "cluster/*"),
     "certificate": (600, "certificate/* proof/certified.py proof/retrain.py"),
     "assembly": (800, "assembly/* train/run.py"),

@@ -44,14 +44,15 @@ class Opened(WeightSource, Protocol):
 class WeightsOf:
     """The weights and buffers of a checkpoint; with `ema`, averages replace the weights that have one.
 
-    Raises CheckpointError for an adapter's checkpoint, and with `ema` for one without averages.
+    Raises CheckpointError for an adapter's checkpoint, unless its `adapter` is what is read, and with `ema` for one
+    without averages.
     """
 
     from_torch: bool | None = False
 
-    def __init__(self, checkpoint: Checkpoint, *, ema: bool = False):
+    def __init__(self, checkpoint: Checkpoint, *, ema: bool = False, adapter: bool = False):
         self._checkpoint, self.folder = checkpoint, checkpoint.folder
-        if "base" in checkpoint.state:
+        if "base" in checkpoint.state and not adapter:
             raise CheckpointError(
                 f"{self.folder} holds an adapter without the weights that it stands on. Merge them first: paddle-dp "
                 f"merge {self.folder} -o FILE, and take FILE."
@@ -219,6 +220,11 @@ def _file(path: Path) -> Opened | None:
         if not path.is_file():
             raise UsageError(f"load.path: there is no file {path}.")
         return _opened(path)
+    if (path / "adapter_model.safetensors").is_file():
+        raise UsageError(
+            f"load.path: {path} holds a LoRA of PEFT's: give its base model here, and {{use: lora, load: {path}}} as "
+            "adapter."
+        )
     if inside := next((path / name for name in _IN_FOLDER if (path / name).is_file()), None):
         return _opened(inside)
     if not path.exists() and not (path.name in ("best", "newest") or path.name.isdecimal()):

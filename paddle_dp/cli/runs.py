@@ -244,10 +244,18 @@ def export(
             "--hf", metavar="DIR", help="Instead write weights for Hugging Face transformers, or torchvision."
         ),
     ] = None,
+    adapter: Annotated[
+        bool,
+        typer.Option("--adapter", help="With --hf: write only the adapter of a run that has one, for PEFT."),
+    ] = False,
 ) -> None:
     """Write a run's model as a program that runs without this package, proven equal to the model."""
     if hf is not None and (onnx or out is not None):
         raise UsageError("--hf DIR writes weights alone: call export again for a program.")
+    if adapter and hf is None:
+        raise UsageError(
+            "--adapter goes with --hf DIR: paddle-dp merge RUN --adapter -o FILE writes it by our names."
+        )
     if onnx:
         require("--onnx", "onnx", "paddle2onnx", "onnxruntime")
     options = {
@@ -255,5 +263,6 @@ def export(
         "checkpoint": checkpoint,
         **averaged(ema),
         "onnx": onnx,
+        "adapter": adapter,
     }
     ask("export" if hf is None else "export_weights", run, options, PLAIN)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -69,10 +69,18 @@ def adapted_layers(model: nn.Layer) -> Iterator[tuple[str, nn.Layer, LowRank]]:
             yield name, layer, low_rank
 
 
-def add_low_rank(model: nn.Layer, match: Sequence[str], rank: int, scale: float, seed: int) -> nn.Layer:
+def add_low_rank(
+    model: nn.Layer,
+    match: Sequence[str],
+    rank: int,
+    scale: float,
+    seed: int,
+    values: Mapping[str, np.ndarray] | None = None,
+) -> nn.Layer:
     """Adds A and B, in place, to every Linear with a name that a pattern matches; returns the model.
 
-    A is drawn from the seed and the layer's name, independently of other draws. Raises RecipeError for a pattern that
+    A is drawn from the seed and the layer's name, independently of other draws, unless `values` has A and B by name.
+    Raises RecipeError for a pattern that
     matches no Linear, and for a Linear that shares its weight, because merging would change the other layer; UsageError
     for a model that has an adapter.
     """
@@ -97,21 +105,24 @@ def add_low_rank(model: nn.Layer, match: Sequence[str], rank: int, scale: float,
         raise UsageError("adapter: the model has an adapter already. Build a new one.")
     for name, layer in linears.items():
         if any(fnmatchcase(name, pattern) for pattern in match):
-            _add(name, layer, rank, scale, seed)
+            _add(name, layer, rank, scale, seed, values or {})
     return model
 
 
-def _add(name: str, layer: nn.Linear, rank: int, scale: float, seed: int) -> None:
+def _add(
+    name: str, layer: nn.Linear, rank: int, scale: float, seed: int, values: Mapping[str, np.ndarray]
+) -> None:
     inputs, outputs = layer.weight.shape
     # As in PEFT and in PyTorch's Linear: Kaiming's uniform with a gain of sqrt(1/3).
     bound = 1 / np.sqrt(inputs)
     draws = np.random.default_rng([seed, zlib.crc32(name.encode())])
     dtype = layer.weight.dtype
-    first = nn.initializer.Assign(draws.uniform(-bound, bound, [inputs, rank]).astype("float32"))
-    for attribute, shape, begin in (
+    first = draws.uniform(-bound, bound, [inputs, rank]).astype("float32")
+    for attribute, shape, initial in (
         (A, [inputs, rank], first),
-        (B, [rank, outputs], nn.initializer.Constant(0.0)),
+        (B, [rank, outputs], np.zeros([rank, outputs], "float32")),
     ):
+        begin = nn.initializer.Assign(values.get(f"{name}.{attribute}", initial))
         layer.add_parameter(attribute, layer.create_parameter(shape, dtype=dtype, default_initializer=begin))
     LowRank(scale).attach(layer)
 

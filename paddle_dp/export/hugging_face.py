@@ -5,39 +5,48 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from paddle_dp.assembly.build import plain_learner
-from paddle_dp.checkpoint import TensorShard, find, is_adapter, load, tensor_shard
+from paddle_dp.checkpoint import Checkpoint, TensorShard, find, is_adapter, load, tensor_shard
 from paddle_dp.checkpoint.other_names import HUGGING_FACE, PYTORCH, Origin, Translated, names_of, origins_of
+from paddle_dp.checkpoint.peft import CONFIG as ADAPTER_CONFIG
+from paddle_dp.checkpoint.peft import WEIGHTS as ADAPTER
+from paddle_dp.checkpoint.peft import A, B, peft_config, peft_origins
 from paddle_dp.checkpoint.shards import DTYPES
 from paddle_dp.checkpoint.source import SafetensorsFile, WeightsOf
 from paddle_dp.checkpoint.tensor_file import Forms, stream_tensors
 from paddle_dp.checkpoint.tensors import WeightSource
 from paddle_dp.core.lora import merge_low_rank
-from paddle_dp.errors import CheckpointError, ExportError
+from paddle_dp.errors import CheckpointError, ExportError, UsageError
 from paddle_dp.export.target import INFO, check_target, new_export
 from paddle_dp.mesh import join
 from paddle_dp.part import lazily
 from paddle_dp.recipe import Recipe
 from paddle_dp.recipe.hf_config import FILE as CONFIG
 from paddle_dp.recipe.hf_config import written
+from paddle_dp.text import few, plural
 from paddle_dp.train.state import load_model
 
 WEIGHTS = "model.safetensors"
 
 
 def export(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Writes a run's checkpoint into the folder options["to"]: complete or nothing. Merges an adapter into its base.
+    """Writes a run's checkpoint into the folder options["to"]: complete or nothing. Merges an adapter into its base, or
+    with options["adapter"] writes it alone, in PEFT's format.
 
-    options["ema"] writes averages in place of the weights that have one. Raises the errors of `write`, and
-    CheckpointError for a damaged checkpoint or one that holds NaN.
+    options["ema"] writes averages in place of the weights that have one. Raises the errors of `write` and of
+    `write_adapter`, and CheckpointError for a damaged checkpoint or one that holds NaN.
     """
     folder, ema = Path(options["to"]), bool(options.get("ema"))
     check_target(folder)
     checkpoint = find(options.get("checkpoint") or "newest", recipe.folder / "checkpoints")
+    if options.get("adapter"):
+        saved = _without_nan(load(checkpoint))
+        print(folder, write_adapter(recipe, saved, folder, ema=ema), sep="\n  ", flush=True)
+        return
     if is_adapter(checkpoint):
         learner = plain_learner(recipe, join(seed=recipe.train.seed, device=recipe.train.device))
         load_model(load(checkpoint), learner, ema=ema)
@@ -45,13 +54,16 @@ def export(recipe: Recipe, options: dict[str, Any]) -> None:
         shards = {name: tensor_shard(name, tensor) for name, tensor in learner.model.state_dict().items()}
         weights: WeightSource = Shards(checkpoint, shards)
     else:
-        saved = load(checkpoint)
-        if bad := saved.first_nan():
-            raise CheckpointError(
-                f"'{bad}' in {checkpoint} holds NaN, so nothing was written: name an earlier one."
-            )
-        weights = WeightsOf(saved, ema=ema)
+        weights = WeightsOf(_without_nan(load(checkpoint)), ema=ema)
     print(folder, write(recipe, weights, folder), sep="\n  ", flush=True)
+
+
+def _without_nan(saved: Checkpoint) -> Checkpoint:
+    if bad := saved.first_nan():
+        raise CheckpointError(
+            f"'{bad}' in {saved.folder} holds NaN, so nothing was written: name an earlier one."
+        )
+    return saved
 
 
 class Shards:
@@ -107,6 +119,53 @@ def write(recipe: Recipe, weights: WeightSource, folder: Path) -> str:
         (partial / INFO).write_text(json.dumps(info, indent=2) + "\n", "utf-8")
     kind = f"for {config['architectures'][0]}" if config else f"with {naming} names, and no {CONFIG}"
     return f"{recipe.model.name} of {weights.folder}: {len(forms)} tensors, {kind}"
+
+
+@runtime_checkable
+class LowRankSizes(Protocol):
+    """The settings of an adapter of low rank."""
+
+    rank: int
+    alpha: float
+
+
+def write_adapter(recipe: Recipe, saved: Checkpoint, folder: Path, *, ema: bool = False) -> str:
+    """Writes an adapter's checkpoint as PEFT reads it, complete or nothing; returns a summary.
+
+    Raises UsageError for a folder that holds other files, a checkpoint without an adapter, and one that has more than A
+    and B; ExportError if the file, read back, differs from the checkpoint.
+    """
+    check_target(folder)
+    sizes = None if recipe.adapter is None else recipe.adapter.config
+    if "base" not in saved.state or not isinstance(sizes, LowRankSizes):
+        raise UsageError(f"--adapter: {saved.folder} holds no adapter.")
+    weights = WeightsOf(saved, ema=ema, adapter=True)
+    layers = [name.removesuffix(f".{A}") for name in weights.names if name.endswith(f".{A}")]
+    if more := sorted(set(weights.names) - {f"{layer}.{factor}" for layer in layers for factor in (A, B)}):
+        raise UsageError(
+            f"--adapter: this run has trained {few(more, 3)}, too, which are no part of a LoRA: leave --adapter out, "
+            "which writes the whole model."
+        )
+    with lazily():
+        tables = names_of(recipe.model.build())
+    origins = peft_origins(tables, layers)
+    forms, ours = _forms(weights, origins)
+    model = written(recipe.model.config) if HUGGING_FACE in tables.names else {"architectures": [""]}
+    causal = model["architectures"][0].endswith(("CausalLM", "LMHeadModel"))
+    base = recipe.load.path if recipe.load else None
+    config = peft_config(tables, origins, sizes.rank, sizes.alpha, base, "CAUSAL_LM" if causal else None)
+    with new_export(folder) as partial:
+        stream_tensors(
+            partial / ADAPTER,
+            forms,
+            lambda name: origins[ours[name]].written(weights.read(ours[name]))[name],
+            {"format": "pt"},
+        )
+        _compare(partial / ADAPTER, weights, origins)
+        (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        info = {"model": recipe.model.name, "checkpoint": str(weights.folder), "names": "PEFT's"}
+        (partial / INFO).write_text(json.dumps(info, indent=2) + "\n", "utf-8")
+    return f"lora of {weights.folder}: {len(forms)} tensors of {plural(len(layers), 'layer')}, for PEFT"
 
 
 def _forms(weights: WeightSource, origins: dict[str, Origin]) -> tuple[Forms, dict[str, str]]:

@@ -83,15 +83,20 @@ def expand(page: YamlDocument, home: Path) -> None:
         page.source_lines[("load",)] = page.source_line(key_path)
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The keys of a folder's config.json, nested ones with dots. Raises RecipeError if it cannot be read."""
-    file = folder / FILE
+def read(folder: Path, name: str = FILE, setting: str = f"model.{KEY}") -> dict[str, Any]:
+    """The keys of a folder's config.json, or of another file of settings, nested ones with dots. Raises RecipeError,
+    for the recipe's `setting`, if it cannot be read."""
+    file = folder / name
+
+    def _wrong(message: str) -> RecipeError:
+        return RecipeError([Mistake(where="", message=f"{setting}: {message}")])
+
     try:
         if file.stat().st_size > _LARGEST:
-            raise _wrong(f"{file} is no config.json: it is larger than {_LARGEST >> 20} MB")
+            raise _wrong(f"{file} is no {name}: it is larger than {_LARGEST >> 20} MB")
         content = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
-        there = "there is no such folder" if not folder.is_dir() else f"there is no {FILE} in it"
+        there = "there is no such folder" if not folder.is_dir() else f"there is no {name} in it"
         raise _wrong(f"{folder}: {there}") from None
     except OSError as error:
         raise _wrong(f"{file} cannot be read: {error.strerror}") from None
@@ -123,7 +128,7 @@ def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path 
     wrong = list(_wrong_type(values, table, use, home))
     if not wrong:
         table = _typed_table(table, values.get("model_type"))
-        wrong = list(_wrong_keys(values, table, use))
+        wrong = list(wrong_keys(values, table, use))
     if wrong:
         raise RecipeError([Mistake(where="", message=f"model.{KEY}: {FILE} {problem}") for problem in wrong])
     settings: dict[str, Any] = {}
@@ -206,7 +211,7 @@ def _wrong_type(
             yield f"has no {key}, and a {model_type} has another default for it than {use}: write it there"
 
 
-def _wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) -> Iterator[str]:
+def wrong_keys(values: Mapping[str, Any], table: Mapping[str, Any], use: str) -> Iterator[str]:
     """Yields a message for each key that ours does not support."""
     sizes, must = table["sizes"], table.get("must", {})
     for key, value in values.items():
