@@ -1,8 +1,9 @@
-"""Writes a checkpoint as Hugging Face's libraries read it: config.json and model.safetensors, under their names."""
+"""Writes a checkpoint as Hugging Face's libraries read it: config.json, model.safetensors, the tokenizer's files."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -22,6 +23,7 @@ from paddle_dp.checkpoint.tensors import WeightSource
 from paddle_dp.core.lora import merge_low_rank
 from paddle_dp.errors import CheckpointError, ExportError, UsageError
 from paddle_dp.export.target import INFO, check_target, new_export
+from paddle_dp.export.tokenizer import GENERATION, TokenizerFiles, tokenizer_files
 from paddle_dp.mesh import join
 from paddle_dp.part import lazily
 from paddle_dp.recipe import Recipe
@@ -102,7 +104,12 @@ def write(recipe: Recipe, weights: WeightSource, folder: Path) -> str:
         model = recipe.model.build()
     tables = names_of(model).names
     naming = HUGGING_FACE if HUGGING_FACE in tables else PYTORCH
-    config = written(recipe.model.config) if naming == HUGGING_FACE else None
+    config, texts = None, TokenizerFiles()
+    if naming == HUGGING_FACE:
+        config = written(recipe.model.config)
+        if "vocab_size" in config:
+            texts = tokenizer_files(recipe, config["vocab_size"])
+            config |= texts.ids
     origins = origins_of(tables[naming])
     forms, ours = _forms(weights, origins)
 
@@ -115,10 +122,15 @@ def write(recipe: Recipe, weights: WeightSource, folder: Path) -> str:
         _compare(partial / WEIGHTS, weights, origins)
         if config is not None:
             (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        for name, file in texts.files.items():
+            shutil.copyfile(file, partial / name)
+        if GENERATION not in texts.files and any(value is not None for value in texts.ids.values()):
+            (partial / GENERATION).write_text(json.dumps(dict(texts.ids), indent=2) + "\n", "utf-8")
         info = {"model": recipe.model.name, "checkpoint": str(weights.folder), "names": naming}
         (partial / INFO).write_text(json.dumps(info, indent=2) + "\n", "utf-8")
     kind = f"for {config['architectures'][0]}" if config else f"with {naming} names, and no {CONFIG}"
-    return f"{recipe.model.name} of {weights.folder}: {len(forms)} tensors, {kind}"
+    files = f", with {plural(len(texts.files), 'file')} of {texts.folder}" if texts.files else ""
+    return f"{recipe.model.name} of {weights.folder}: {len(forms)} tensors, {kind}{files}"
 
 
 @runtime_checkable
@@ -152,7 +164,9 @@ def write_adapter(recipe: Recipe, saved: Checkpoint, folder: Path, *, ema: bool 
     forms, ours = _forms(weights, origins)
     model = written(recipe.model.config) if HUGGING_FACE in tables.names else {"architectures": [""]}
     causal = model["architectures"][0].endswith(("CausalLM", "LMHeadModel"))
-    base = recipe.load.path if recipe.load else None
+    base = (
+        recipe.load.path if recipe.load and (Path(recipe.load.path).expanduser() / CONFIG).is_file() else None
+    )
     config = peft_config(tables, origins, sizes.rank, sizes.alpha, base, "CAUSAL_LM" if causal else None)
     with new_export(folder) as partial:
         stream_tensors(

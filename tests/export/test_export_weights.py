@@ -67,6 +67,71 @@ def test_what_is_exported_is_where_a_training_can_begin(
         np.testing.assert_array_equal(value, saved.read(f"ema/{name}"))
 
 
+def tokenizer_in(folder: Path, **config: Any) -> None:
+    """Adds a tokenizer with special tokens 17 and 18, and keys of config.json, to a folder."""
+    added = [{"id": 17, "content": "<s>"}, {"id": 18, "content": "</s>"}]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"type": "BPE"}}))
+    settings = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "pad_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    file = folder / "config.json"
+    if file.exists():
+        content = json.loads(file.read_text()) | config
+        file.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
+
+
+@pytest.mark.parametrize(
+    ("config", "ids"),
+    [
+        ({"bos_token_id": 3, "eos_token_id": [4, 5], "pad_token_id": 0}, (3, [4, 5], 0)),
+        ({"bos_token_id": ..., "eos_token_id": ..., "pad_token_id": ...}, (17, 18, None)),
+        ({"bos_token_id": 20, "eos_token_id": [4, 99], "pad_token_id": -1}, (None, None, None)),
+    ],
+)
+def test_the_tokenizer_goes_with_the_model(
+    tmp_path: Path, config: dict[str, Any], ids: tuple[Any, ...]
+) -> None:
+    export(trained(tmp_path, "run"), {"to": str(tmp_path / "hf")})
+    first = json.loads((tmp_path / "hf/config.json").read_text())
+    assert [first[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [
+        None
+    ] * 3  # not the class's defaults
+    tokenizer_in(tmp_path / "hf", **config)
+    made = trained(tmp_path, "again", model=f"{{use: gpt, from: {tmp_path / 'hf'}}}")
+    export(made, {"to": str(tmp_path / "out")})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes()
+    for name in ("config.json", "generation_config.json"):
+        file = tmp_path / "out" / name
+        if file.exists() or any(ids):
+            content = json.loads(file.read_text())
+            assert tuple(content[f"{name}_token_id"] for name in ("bos", "eos", "pad")) == ids
+
+
+def test_the_data_sets_tokenizer_comes_first(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from paddle_dp.export.tokenizer import tokenizer_files
+
+    (tmp_path / "base").mkdir()
+    (tmp_path / "own").mkdir()
+    for name in ("base", "own"):
+        tokenizer_in(tmp_path / name)
+    (tmp_path / "base/generation_config.json").write_text('{"eos_token_id": 9}')
+    (tmp_path / "my.json").write_text((tmp_path / "own/tokenizer.json").read_text())
+    base = SimpleNamespace(path=str(tmp_path / "base"))
+
+    def files(tokenizer: Any) -> Any:
+        data = SimpleNamespace(tokenizer=tokenizer) if tokenizer else SimpleNamespace()
+        return tokenizer_files(SimpleNamespace(dataset=SimpleNamespace(config=data), load=base), 20)  # type: ignore[arg-type]
+
+    assert files("bytes").files == {} and files("bytes").ids["eos_token_id"] is None
+    own = files(str(tmp_path / "own/tokenizer.json"))
+    assert own.folder == tmp_path / "own" and sorted(own.files) == ["tokenizer.json", "tokenizer_config.json"]
+    assert files(str(tmp_path / "my.json")).files == {"tokenizer.json": tmp_path / "my.json"}
+    assert files(None).ids == {"bos_token_id": 17, "eos_token_id": 9, "pad_token_id": None}
+    assert "generation_config.json" in files(None).files
+
+
 def test_a_run_needs_the_folder_no_more_after_it_began(tmp_path: Path) -> None:
     export(trained(tmp_path, "run"), {"to": str(tmp_path / "hf")})
     begun = trained(tmp_path, "begun", model=f"{{use: gpt, from: {tmp_path / 'hf'}, dropout: 0.1}}")
