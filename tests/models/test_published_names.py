@@ -10,6 +10,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_dp.axes.meta_init import size_of
 from paddle_dp.checkpoint import TensorShard
 from paddle_dp.checkpoint.matching import outlook
 from paddle_dp.checkpoint.other_names import HUGGING_FACE, names_of, origins_of, translated
@@ -212,6 +213,41 @@ def test_the_model_type_switches_what_a_family_has(
     changed(tmp_path, model_type=model_type, **keys)
     settings = read_recipe(recipe_at(tmp_path, "llama")).model.settings
     assert tuple(settings[name] for name in ("bias", "qk_norm", "head_width")) == switches
+
+
+QWEN = {
+    "vocab_size": 151936,
+    "max_window_layers": 24,
+    "use_sliding_window": False,
+    "tie_word_embeddings": True,
+}
+KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sizes", "keys"),
+    [
+        pytest.param(494_032_768, (896, 24, 14, 2, 4864), {"model_type": "qwen2", **QWEN}, id="Qwen2.5-0.5B"),
+        pytest.param(
+            596_049_920, (1024, 28, 16, 8, 3072), {"model_type": "qwen3", "head_dim": 128, **QWEN}, id="Qwen3-0.6B"
+        ),
+        pytest.param(
+            134_515_008, (576, 30, 9, 3, 1536),
+            {"model_type": "llama", "vocab_size": 49152, "tie_word_embeddings": True, "rope_interleaved": False},
+            id="SmolLM2-135M",
+        ),
+        pytest.param(
+            7_248_023_552, (4096, 32, 32, 8, 14336),
+            {"model_type": "mistral", "vocab_size": 32768, "sliding_window": None}, id="Mistral-7B-v0.3",
+        ),
+    ],
+)  # fmt: skip
+def test_a_published_model_has_its_number_of_parameters(
+    tmp_path: Path, parameters: int, sizes: tuple[int, ...], keys: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**dict(zip(KEYS, sizes, strict=True)), **keys}))
+    settings = settings_of(read(tmp_path), find("models", "llama"), "llama", None)
+    assert size_of(find("models", "llama")(**settings).build) == parameters
 
 
 @pytest.mark.parametrize(
