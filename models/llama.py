@@ -192,8 +192,7 @@ class Llama(Generates, DocumentChain):
             config.bias,
             config.qk_norm,
         )
-        family = "qwen3" if config.qk_norm else "qwen2" if config.bias == "qkv" else "llama"
-        self.paddle_nlp = {"model.*": f"{family}.*"}
+        self.paddle_nlp = {"model.*": "qwen2.*" if config.bias == "qkv" else "llama.*"}
 
     def hugging_face(self) -> Names:
         """The names of the tensors in transformers' LlamaForCausalLM, and in its Qwen2 and Qwen3."""

@@ -25,9 +25,10 @@ from paddle_dp.checkpoint.tensors import WeightSource
 from paddle_dp.errors import CheckpointError, UsageError, did_you_mean, similar
 
 _MODEL, _EMA = "model/", "ema/"
-# The first of these that exists in a folder is read, in the order of Hugging Face's libraries.
+# The first of these that exists in a folder is read, in the order of Hugging Face's libraries; then PaddleNLP's.
 _IN_FOLDER = (
     "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin",
+    "model_state.pdparams.index.json", "model_state.pdparams",
 )  # fmt: skip
 _KINDS = (
     "a checkpoint, a run's folder (its newest one), RUN/best, RUN/STEP, a folder of Hugging Face's, or a file: "

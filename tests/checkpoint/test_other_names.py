@@ -196,7 +196,13 @@ def in_paddle_nlp(model: Any) -> dict[str, np.ndarray]:
                 f"llama.layers.{n}.{name}.weight": state[f"blocks.{n + 1}.{ours}.weight"]
                 for ours, name in theirs.items()
             }
-        return found
+            found |= {
+                f"llama.layers.{n}.self_attn.{each}_proj.bias": state[f"blocks.{n + 1}.{each}.bias"]
+                for each in "qkv"
+                if f"blocks.{n + 1}.{each}.bias" in state
+            }
+        family = "qwen2" if model.bias == "qkv" else "llama"
+        return {name.replace("llama", family): array for name, array in found.items()}
     first, end = "bert.embeddings", f"blocks.{last}"
     found = {f"{first}.word_embeddings.weight": state["blocks.0.token.weight"]}
     found |= {f"{first}.position_embeddings.weight": state["blocks.0.position"]}
@@ -226,22 +232,22 @@ def in_paddle_nlp(model: Any) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("use", ["llama", "bert"])
-def test_paddle_nlp_s_names_are_known_and_nothing_is_turned(use: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen2", "bert"])
+def test_paddle_nlp_s_names_are_known_and_nothing_is_turned(family: str, tmp_path: Path) -> None:
     """Square matrices: what lies the wrong way would fit."""
     from paddle_dp.part import read_part
 
     sizes = {"vocab": 16, "width": 16, "depth": 2, "heads": 4, "hidden": 16, "length": 16}
-    sizes |= {"segments": 2, "tied": True} if use == "bert" else {}
-    model = read_part("models", {"use": use, **sizes}).build()
+    sizes |= {"bert": {"segments": 2, "tied": True}, "qwen2": {"bias": "qkv"}}.get(family, {})
+    model = read_part("models", {"use": "bert" if family == "bert" else "llama", **sizes}).build()
     with paddle.no_grad():
         for parameter in model.parameters():
             parameter.set_value(DRAW.normal(size=parameter.shape).astype("float32"))
     theirs = in_paddle_nlp(model)
-    for inner in ("", f"{use}."):
+    for inner in ("", f"{family}."):
         saved = {name.removeprefix(inner): paddle.to_tensor(array) for name, array in theirs.items()}
-        paddle.save(saved, str(tmp_path / "w.pdparams"))
-        weights, whose = translated(source(tmp_path / "w.pdparams"), names_of(model), {})
+        paddle.save(saved, str(tmp_path / "model_state.pdparams"))
+        weights, whose = translated(source(tmp_path), names_of(model), {})  # the folder has this file alone
         assert whose == "PaddleNLP's" + ", of the model without its head" * bool(inner)
         for name, tensor in model.state_dict().items():
             np.testing.assert_array_equal(weights.read(name), tensor.numpy(), err_msg=name)
