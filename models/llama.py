@@ -259,7 +259,7 @@ class Config:
         },
         "absent": {
             "num_key_value_heads": "num_attention_heads", "rope_theta": 10000.0, "tie_word_embeddings": False,
-            "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "attention_bias": False, "head_dim": None,
+            "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
         },
         "computed": {"head_dim": "hidden_size / num_attention_heads"},
         "types": {

@@ -142,7 +142,12 @@ def settings_of(there: Mapping[str, Any], kind: type[Any], use: str, home: Path 
             settings[field] = _translate(table, field, value)
         elif field in REQUIRED:
             raise _wrong(f"{FILE} has no {key}")
-    return {**settings, **table.get("always", {})}
+    settings |= (always := table.get("always", {}))
+    return {
+        field: value
+        for field, value in settings.items()
+        if field not in always or value != getattr(kind, field)
+    }
 
 
 REQUIRED = ("vocab", "width", "depth", "heads")

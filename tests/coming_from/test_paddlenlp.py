@@ -252,8 +252,8 @@ def test_a_model_of_another_family_is_refused(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, "llama", model_type="unheard")
     with pytest.raises(UsageError, match=r'config\.json has model_type "unheard", and the models here are'):
         recipe(arguments(tmp_path, **PRETRAIN), 8, folder)
-    folder = model_folder(tmp_path, "llama", attention_bias=True)
-    with pytest.raises(UsageError, match="has attention_bias true, which llama does not know"):
+    folder = model_folder(tmp_path, "llama", mlp_bias=True)
+    with pytest.raises(UsageError, match="has mlp_bias true, which llama does not know"):
         recipe(arguments(tmp_path, **PRETRAIN), 8, folder)
 
 
