@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paddle_dp.errors import UsageError
+from paddle_dp.errors import PaddleDPError, UsageError
 from paddle_dp.launch.command import Job
 from paddle_dp.launch.machine import Machine, available_memory
 from paddle_dp.launch.silence import import_paddle
@@ -32,7 +32,7 @@ def sized(job: Job) -> Job:
     `sizes` does, and if the number of ranks may change."""
     from paddle_dp.launch.plan import RankDevices, plan_of
 
-    train = train_settings(job.recipe, job.all_overrides)
+    train = _train(job.recipe, job.all_overrides)
     if not _per_rank(train) and not _auto(train):
         return job
     if job.elastic:
@@ -51,7 +51,7 @@ def sizes(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> S
 
     Raises UsageError if no number of micro-batches fits, or if it cannot be told; RecipeError for other mistakes.
     """
-    train = train_settings(path, overrides)
+    train = _train(path, overrides)
     per_rank, auto = _per_rank(train), _auto(train)
     settings, remarks = [], []
     if per_rank:
@@ -79,6 +79,14 @@ def sizes(path: Path, overrides: Sequence[str], ranks: int, nodes: int = 1) -> S
         settings.append(f"train.micro_batches={count}")
         remarks.append(f"train.micro_batches is {count}: {sentence}")
     return Sizes(overrides=tuple(settings), remarks=tuple(remarks))
+
+
+def _train(path: Path, overrides: Sequence[str]) -> Mapping[str, Any]:
+    """The settings of `train` as they are written; none of a recipe with mistakes, which its reader reports."""
+    try:
+        return train_settings(path, overrides)
+    except PaddleDPError:
+        return {}
 
 
 def _per_rank(train: Mapping[str, Any]) -> re.Match[str] | None:

@@ -40,7 +40,7 @@ _OPTIMIZERS = {
     for name in ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_torch_xla", "adamw_apex_fused",
                  "adamw_torch_npu_fused", "adamw_torch_4bit", "paged_adamw", "paged_adamw_32bit")
     if not name.endswith("4bit")
-} | {"sgd": "sgd", "lion_32bit": "lion"}  # fmt: skip
+} | {"sgd": "sgd", "lion_32bit": "lion", "adafactor": "adafactor"}  # fmt: skip
 _UNUSED = """
 output_dir logging_dir overwrite_output_dir | the run's folder is runs/NAME, or --output-dir
 run_name project trackio_space_id trackio_bucket_id trackio_static_space_id | the run is named after the recipe

@@ -123,13 +123,16 @@ def loader_section(c: Configuration) -> Section:
 
 
 def optimizer_section(c: Configuration, uses: Mapping[str, str]) -> Section:
-    """`uses`: their names of an optimizer → ours. A name on our shelf is ours; others are lost, for AdamW."""
+    """`uses`: their names of an optimizer → ours with the same settings. Others are lost, for AdamW: an optimizer of
+    the same name may have other defaults."""
     kind = choice(c.take("optim", "adamw"))
-    use = uses.get(kind) or (kind if kind in names("optimizers") else "adamw")
-    if kind not in uses and use != kind:
-        c.lose_key("optim", "this optimizer is not on the shelf: adamw is taken")
+    use = uses.get(kind, "adamw")
+    if kind not in uses:
+        c.lose_key("optim", "adamw is taken")
     takes = fields_of(find("optimizers", use))
     section: Section = {"use": use}
+    if use == "adafactor":
+        section["relative"] = False  # scale_parameter and relative_step are False in theirs
     for ours, (key, default) in {
         "beta1": ("adam_beta1", 0.9), "beta2": ("adam_beta2", 0.999), "epsilon": ("adam_epsilon", 1e-8),
     }.items():  # fmt: skip

@@ -114,12 +114,12 @@ DRAWN = {"temperature": 0.8, "top_k": 2, "seed": 0, "checkpoint": "newest"}
         (
             "export RUN -o x --checkpoint best",
             {"entry_point": "export", "overrides": PLAIN, "ranks": 1, "quiet": True,
-             "extra": {"to": "x", "checkpoint": "best", "onnx": False}},
+             "extra": {"to": "x", "checkpoint": "best", "onnx": False, "adapter": False}},
         ),
         (
             "export RUN --hf x --ema",
             {"entry_point": "export_weights", "overrides": PLAIN, "ranks": 1, "quiet": True,
-             "extra": {"to": "x", "checkpoint": "newest", "ema": True, "onnx": False}},
+             "extra": {"to": "x", "checkpoint": "newest", "ema": True, "onnx": False, "adapter": False}},
         ),
     ],
     ids=["evaluate", "generate", "predict", "export", "export --hf"],

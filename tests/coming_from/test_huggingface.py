@@ -115,7 +115,9 @@ def test_a_whole_training(tmp_path: Path) -> None:
         ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "schedule", "warmup", None),  # theirs passes over it
         ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5}, "schedule", "warmup", "5 steps"),
         ({"fp16": True}, "train", "precision", "float16"),
-        ({"optim": "adafactor"}, "optimizer", "use", "adamw"),
+        ({"optim": "adafactor"}, "optimizer", "relative", False),
+        ({"optim": "lion_32bit", "adam_beta2": 0.95}, "optimizer", "beta2", 0.95),
+        ({"optim": "galore_adamw"}, "optimizer", "use", "adamw"),
         ({"optim": "sgd"}, "optimizer", "use", "sgd"),
         ({"fsdp": "full_shard auto_wrap"}, "strategy", "sharding_stage", 3),
         ({"fsdp": ["shard_grad_op"]}, "strategy", "sharding_stage", 2),

@@ -36,7 +36,7 @@ def test_the_table_has_every_metric() -> None:
 
 
 def test_the_keys_are_a_recipe_s(tmp_path: Path) -> None:
-    (keys,) = (text for kind, text in BLOCKS if kind == "yaml")
+    keys = "".join(text for kind, text in BLOCKS if kind == "yaml")
     model = "model: {use: mlp}\ndataset: {use: digits}\nloss: {use: cross_entropy}\noptimizer: {use: sgd}\n"
     path = tmp_path / "recipe.yaml"
     path.write_text(f"{model}train: {{length: 1 steps, batch: 8}}\n{keys}")
