@@ -2,7 +2,7 @@
 PYTHON ?= python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install fast test sim sim-tests long check format recipes docs pictures site clean
+.PHONY: help install fast test sim sim-tests long check format recipes planner-exam docs pictures site clean
 
 help:            ## these words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -39,6 +39,9 @@ format:          ## mend what can be mended without thinking
 recipes:         ## check every recipe, and run two steps of those that need no data
 	paddle-dp check --no-run configs/*.yaml
 	$(PYTHON) -m pytest tests/test_configs.py
+
+planner-exam:    ## forecasts of `paddle-dp plan` beside published runs: fails when a threshold is missed
+	$(PYTHON) tools/planner_exam.py
 
 docs:            ## write the lists in docs/ anew: recipe keys, the Python API; and the notebooks of docs/learn
 	$(PYTHON) tools/document.py

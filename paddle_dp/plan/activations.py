@@ -22,12 +22,20 @@ from typing import Literal
 from paddle_dp.plan.pipeline_schedule import orders
 from paddle_dp.units import Recompute
 
+# Bytes of a logit while its loss is computed: in float32 the logit, its softmax and its gradient. `Tokens.head` counts
+# what forward keeps of them.
+LOGIT_PEAK = 12
+
 Keeps = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """The sizes of one micro-batch in a block on one rank, and how the tensor axis splits it; `bytes` per number."""
+    """The sizes of one micro-batch in a block on one rank, and how the tensor axis splits it; `bytes` per number.
+
+    `kv_fraction`: heads of keys and values for each of q. An MLP of `hidden` (0: 4·width) numbers has `matrices`
+    products, 3 if it is gated.
+    """
 
     length: int
     samples: int
@@ -37,6 +45,9 @@ class Tokens:
     tensor: int = 1
     sequence_parallel: bool = False
     bytes: int = 2
+    kv_fraction: float = 1.0
+    hidden: int = 0
+    matrices: int = 2
 
     def block(self, keeps: Keeps) -> float:
         """Bytes that one block keeps of one micro-batch."""
@@ -45,10 +56,17 @@ class Tokens:
         if keeps == "full":
             size = 2 * sbh / (t if self.sequence_parallel else 1)
         elif self.sequence_parallel:
-            size = sbh / t * (34 + scores)
+            size = sbh / t * (10 + self.cut_numbers + scores)
         else:
-            size = sbh * (10 + 24 / t + scores / t)
+            size = sbh * (10 + self.cut_numbers / t + scores / t)
         return size * self.bytes / 2
+
+    @property
+    def cut_numbers(self) -> float:
+        """Bytes that the tensor axis splits, for each number of the width: q, the output, keys and values in 16 bits,
+        twice; in the MLP each product's output, and the activation's (GPT: 24)."""
+        hidden = self.hidden or 4 * self.width
+        return 4 + 4 * self.kv_fraction + 2 * self.matrices * hidden / self.width
 
     def head(self) -> float:
         """Bytes that the final norm, the logits and the loss keep of one micro-batch."""
