@@ -16,6 +16,9 @@ from paddle_dp.cli.proofs import audit, certificate, verify
 from paddle_dp.cli.recipes import check, doctor, import_, new, parts, schema
 from paddle_dp.cli.runs import compare, dashboard, export, generate, merge, predict, report, why
 from paddle_dp.cli.training import cluster, evaluate, launch, train
+from paddle_dp.cli.recipes import check, doctor, import_, new, parts, plan, schema
+from paddle_dp.cli.runs import dashboard, export, generate, merge, predict, why
+from paddle_dp.cli.training import evaluate, launch, train
 from paddle_dp.errors import InstallError, PaddleDPError, UsageError
 from paddle_dp.launch.steady import open_standard_files
 
@@ -38,6 +41,7 @@ VERBS = (
     dashboard,
     parts,
     check,
+    plan,
     new,
     import_,
     doctor,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json as json_text
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from collections.abc import Callable, Iterator
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from paddle_dp.cli.options import Master, NodeRank, Nodes, node_options, recipes_and_settings
+from paddle_dp.cli.options import Master, NodeRank, Nodes, Overrides, RecipeFile, recipes_and_settings
 from paddle_dp.errors import UsageError
 from paddle_dp.units import Duration, LinkSpeed, Quantity
 
@@ -106,6 +110,74 @@ def _forecast(
             link=speed, compute=None if compute is None else _quantity("--compute", Duration, compute)
         )
     return lambda recipe: forecast(recipe, ranks, build, wire)
+
+
+def plan(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    ranks: Annotated[
+        str, typer.Option(metavar="N|MIN..MAX", help="Cards: 64; several: 8,12,16; 1..64: 1, 2, 4 … 64.")
+    ] = "1..64",
+    device: Annotated[
+        str,
+        typer.Option(metavar="DEVICE", help="a100-80, a100-40, a800-80, h100, h800, h200, v100-32, v100-16."),
+    ] = "a100-80",
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEED",
+            help="A node's network, all its cards together: '800 Gbit/s'; a DGX's without it.",
+        ),
+    ] = None,
+    node: Annotated[int | None, typer.Option(metavar="N", help="Cards in a node; 8 without it.")] = None,
+    price: Annotated[float | None, typer.Option(metavar="P", help="Of one card for one hour.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the recipe of the layout marked → there.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+) -> None:
+    """Rank every layout of a transformer on cards that are not here, by arithmetic: seconds of a step with the bar
+    within which 8 of 10 published runs lay, bytes, hours, card-hours, price (docs/plan.md).
+
+    Layouts that cannot be told apart share a rank. One number of cards gets a table; several get a line each.
+    """
+    from dataclasses import replace
+
+    from paddle_dp.launch.silence import import_paddle
+    from paddle_dp.plan.devices import device_named
+
+    chosen = device_named(device)
+    if link is not None:
+        chosen = replace(chosen, node_link=_quantity("--link", LinkSpeed, link).bytes_per_second)
+    if node is not None:
+        chosen = replace(chosen, node=_positive("--node", node))
+    if price is not None and not (isfinite(price) and price > 0):
+        raise UsageError(f"--price {price:g}: give the price of one card for one hour, such as 2.5.")
+    import_paddle()
+    from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, write_chosen
+
+    numbers = rank_numbers(ranks)
+    if write is not None and len(numbers) > 1:
+        raise UsageError(f"--write {write} writes one recipe: give one number of cards, such as --ranks 64.")
+    planned = RecipePlan.make(recipe, overrides or (), numbers, chosen, price)
+    path = None if write is None else write_chosen(planned, recipe, overrides or (), write)
+    if json:
+        print(
+            json_text.dumps(planned.as_fields() | {"written": None if path is None else str(path)}, indent=2)
+        )
+        return
+    print(*planned.lines(), sep="\n")
+    if path is not None:
+        print(f"\n{path} is written:  paddle-dp train {shlex.quote(str(path))} --ranks {numbers[0]}")
+        print(
+            "`paddle-dp check` knows no device, and also counts the scores that flash attention does not keep."
+        )
+
+
+def _positive(option: str, number: int) -> int:
+    if number < 1:
+        raise UsageError(f"{option} {number}: give 1 or more.")
+    return number
 
 
 def _quantity(option: str, kind: type[Quantity], text: str) -> Any:

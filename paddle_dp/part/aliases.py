@@ -321,6 +321,7 @@ VERBS = {
     "val": "evaluate", "fit": "train", "finetune": "train", "pretrain": "train", "run": "launch",
     "torchrun": "launch", "spawn": "launch", "env": "doctor", "info": "doctor", "init": "new", "create": "new",
     "help": "--help", "version": "--version", "list": "parts", "convert": "export", "save": "export", "chat": "generate", "profile": "why",
+    "estimate": "plan", "simulate": "plan", "tune": "plan", "autotune": "plan",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ BARS: dict[BarClass, float] = {"a100": 1.09, "h100": 1.27, "narrow": 1.28, "othe
 RUNS = {
     "a100": "136 runs on 8 to 3072 A100", "h100": "18 runs on 48 to 16384 H100",
     "narrow": "1440 runs of narrow blocks on up to 8 A100",
-    "other": "no run on this device: the bar of H100, the widest of a whole device",
+    "other": "no run on this device and in this precision: the bar of H100, the widest of a whole device",
 }  # fmt: skip
 NARROW = 2048  # a block's width up to which kernels are too short for shares of a peak
 # Of two layouts that are foretold closer than this ratio, fewer than 8 of 10 published pairs were in that order.
@@ -25,7 +25,8 @@ STAGE3_RUNS = 13
 
 
 def bar_class(family: str, width: float) -> BarClass:
-    """The class of runs that judges a forecast, for a device's family and the model's width."""
+    """The class of runs that judges a forecast, for a device's family ("": in float32, as no run) and the model's
+    width."""
     if width <= NARROW:
         return "narrow"
     return "a100" if family == "a100" else "h100" if family == "h100" else "other"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -167,11 +166,17 @@ def _uneven(degrees: Degrees, shape: Shape) -> Iterator[str]:
 
 def layouts(ranks: int, axes: tuple[str, ...] = AXES) -> Iterator[Degrees]:
     """Every way to split `ranks` over `axes`."""
-    divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
-    for sizes in itertools.product(divisors, repeat=len(axes)):
-        degrees = Degrees(**dict(zip(axes, sizes, strict=True)))
-        if degrees.ranks == ranks:
-            yield degrees
+    for sizes in _factors(ranks, len(axes)):
+        yield Degrees(**dict(zip(axes, sizes, strict=True)))
+
+
+def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """All tuples of `count` factors of the number, in order."""
+    if count == 1:
+        yield (number,)
+        return
+    for first in (n for n in range(1, number + 1) if number % n == 0):
+        yield from ((first, *others) for others in _factors(number // first, count - 1))
 
 
 def legal_layouts(

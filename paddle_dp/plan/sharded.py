@@ -42,7 +42,8 @@ def chunks(loads: Sequence[Sequence[int]]) -> list[int]:
     sizes = [sum(load) for load in loads]
     if not any(sizes):
         return [0] * len(sizes)
-    typical, ranks = median(size for size in sizes if size >= mean(sizes)), len(loads[0])
+    average, ranks = mean(sizes), len(loads[0])
+    typical = median(size for size in sizes if size >= average)
     widest = WIDE * min(ranks, RANKS) * typical
     cost, begins = [0.0], [0]  # best cost of the first n layers; first layer of their last chunk
     for end in range(1, len(loads) + 1):

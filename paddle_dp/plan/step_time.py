@@ -70,8 +70,8 @@ def step_time(load: Workload, rates: Rates = SHEET) -> StepTime:
 
 
 def rank_weights(load: Workload) -> Numbers:
-    """Elements of the weights on a rank of the fullest stage, before ZeRO, with one table of the vocabulary."""
-    return (load.block_weights * load.full_depth + load.vocab * load.width) / load.tensor
+    """Elements of the weights on a rank of the fullest stage, before ZeRO."""
+    return (load.block_weights * load.full_depth + load.tables * load.vocab * load.width) / load.tensor
 
 
 def _layer(load: Workload, block: BlockTimes, rates: Rates) -> dict[str, Numbers]:

@@ -21,7 +21,8 @@ class Workload:
     """Layouts of training steps, [n] each.
 
     Model: `depth` blocks of `width`, `heads` query heads, `kv_heads` of keys and values, an MLP of `hidden` inside with
-    `matrices` products (2; 3 if it is gated), a head over `vocab` words, `length` tokens a sample.
+    `matrices` products (2; 3 if it is gated), a head over `vocab` words, `length` tokens a sample;
+    `tables` of the vocabulary on the rank with most of them, embedding and head.
     Layout: the degrees `tensor`, `pipeline`, `data` (all ranks with other samples), `sequence`; `sharded`: the ranks
     among which ZeRO shards, `stage` 0 to 3; `virtual_stages` of a rank; `full_depth` and `last_depth`: blocks on the
     fullest rank of the pipeline and on its last one (by default `depth` / `pipeline`). `micro` samples in one of
@@ -42,6 +43,7 @@ class Workload:
     matrices: Numbers
     vocab: Numbers
     length: Numbers
+    tables: Numbers
     tensor: Numbers
     pipeline: Numbers
     data: Numbers
@@ -107,7 +109,7 @@ class Workload:
 
 
 _NEUTRAL = {
-    "matrices": 2, "tensor": 1, "pipeline": 1, "data": 1, "sequence": 1, "stage": 0, "virtual_stages": 1,
+    "matrices": 2, "tables": 1, "tensor": 1, "pipeline": 1, "data": 1, "sequence": 1, "stage": 0, "virtual_stages": 1,
     "sequence_parallel": 0, "ulysses": 0, "flash": 0, "fp8": 0, "overlaps_data": 0, "overlaps_stages": 0,
     "recomputed_blocks": 0, "recomputed_scores": 0, "recomputed_products": 0,
     "number": 2, "gradient": 2, "parameter": 2, "cast": 0,

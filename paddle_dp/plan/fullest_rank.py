@@ -1,0 +1,98 @@
+"""The bytes of a layout's fullest rank, on an accelerator: the arithmetic of `paddle-dp check`, for every stage.
+
+It differs in two things, for the device is known: flash attention keeps no scores, and while the loss is computed, a
+logit takes 12 bytes (`activations.LOGIT_PEAK`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from paddle_dp.plan.activations import LOGIT_PEAK, Tokens, activation_bytes, in_flight
+from paddle_dp.plan.candidates import Candidate, Numerics
+from paddle_dp.plan.memory import state_bytes
+from paddle_dp.plan.rank_memory import Blocks, Layout, RankMemory, distinct, rank_memory
+from paddle_dp.plan.transformer import Transformer
+from paddle_dp.units import Recompute
+
+FREE = 0.92  # of a card's memory: the driver, the communicators and gaps between tensors take the rest
+# Of torchtitan's 8 measured peaks 6 were at most 1.15 times the arithmetic's (tools/planner_exam.py), the largest 1.33:
+# a layout is called tight if so much more would not fit.
+TIGHT = 1.15
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankBytes:
+    """The bytes of one rank: `state` (weights, gradients, optimizer, ZeRO's weights under way) and `activations`, with
+    the logits."""
+
+    state: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        return self.state + self.activations
+
+
+class FullestRank:
+    """Bytes of the fullest rank of layouts of one model; layouts that share their state share its arithmetic."""
+
+    def __init__(self, blocks: Blocks, model: Transformer, numerics: Numerics) -> None:
+        self.blocks, self.model, self.numerics = blocks, model, numerics
+        self._states = lru_cache(maxsize=None)(self._stages)
+
+    def bytes_of(self, choice: Candidate) -> RankBytes:
+        """The rank with most bytes, over all stages of the pipeline and owners of ZeRO."""
+        bare = replace(choice, micro=1, micro_batches=1, recompute=Recompute())
+        ranks = (
+            RankBytes(state=memory.total, activations=self._activations(choice, memory))
+            for memory in self._states(bare)
+        )
+        return max(ranks, key=lambda each: each.total)
+
+    def least(self, choice: Candidate) -> float:
+        """Bytes that no rank arrangement goes below, at once: an even share of the state."""
+        degrees, widths = choice.degrees, self.numerics.widths
+        elements = sum(distinct(self.blocks, range(len(self.blocks)), degrees.tensor)) / degrees.pipeline
+        shards = [degrees.sharding if choice.stage >= stage else 1 for stage in (3, 2, 1)]
+        each = (widths.parameter, widths.gradient, widths.optimizer)
+        return elements * sum(width / shard for width, shard in zip(each, shards, strict=True))
+
+    def _stages(self, choice: Candidate) -> list[RankMemory]:
+        """The fullest owner of each stage of the pipeline."""
+        layout = choice.layout(self.numerics.widths)
+        return [self._owner(layout, stage) for stage in range(choice.degrees.pipeline)]
+
+    def _owner(self, layout: Layout, stage: int) -> RankMemory:
+        degrees = layout.degrees
+        first = rank_memory(self.blocks, layout, degrees.rank({"pipeline": stage}))
+        if degrees.sharding == 1:
+            return first
+        sizes = distinct(self.blocks, first.blocks, degrees.tensor, frozen=False)
+        loads = [
+            each.total for each in state_bytes(sizes, degrees.sharding, layout.sharding_stage, layout.widths)
+        ]
+        owner = loads.index(max(loads))
+        if owner == 0:
+            return first
+        return rank_memory(self.blocks, layout, degrees.rank({"pipeline": stage, "sharding": owner}))
+
+    def _activations(self, choice: Candidate, memory: RankMemory) -> float:
+        """Bytes of a stage's activations of all micro-batches that wait, and of the logits of one."""
+        model, degrees = self.model, choice.degrees
+        tokens = Tokens(
+            length=model.length // degrees.sequence, samples=choice.micro, width=model.width, heads=model.heads,
+            vocab=round(model.vocab), tensor=degrees.tensor, sequence_parallel=choice.sequence_parallel,
+            bytes=self.numerics.number, kv_fraction=model.kv_heads / model.heads, hidden=model.hidden,
+            matrices=model.matrices,
+        )  # fmt: skip
+        recompute = replace(choice.recompute, attention=True) if self.numerics.flash else choice.recompute
+        micro_batches = min(choice.micro_batches, 4 * degrees.pipeline)  # more of them wait no longer
+        waiting = in_flight(
+            choice.schedule, degrees.pipeline, memory.coords["pipeline"], micro_batches, choice.virtual_stages
+        )
+        size = activation_bytes(tokens, memory.stages, len(self.blocks), recompute, waiting)
+        if len(self.blocks) - 1 in memory.blocks:
+            size += (LOGIT_PEAK - 4) * tokens.length * tokens.samples * model.vocab / degrees.tensor
+        return size

@@ -1,0 +1,208 @@
+"""Ranks the layouts of a number of cards by foretold seconds, and says which cannot be told apart, fit, or be foretold.
+
+Published runs judge data, tensor and pipeline axes and sharding of stage 1. No such run has sharding of stage 2 or a
+sequence axis like this package's, and runs with stage 3 took several times their forecast: such layouts have no rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from paddle_dp.plan.candidates import Candidate, Numerics, candidates, workload_of
+from paddle_dp.plan.devices import Device
+from paddle_dp.plan.error_bars import BARS, STAGE3, TIE, BarClass, bar_class
+from paddle_dp.plan.fullest_rank import FREE, TIGHT, FullestRank, RankBytes
+from paddle_dp.plan.legal import Shape
+from paddle_dp.plan.rank_memory import Blocks
+from paddle_dp.plan.step_time import StepTime, step_time
+from paddle_dp.plan.transformer import Transformer
+from paddle_dp.plan.workload import Workload
+
+SHOWN = 12  # layouts of a table
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedLayout:
+    """A layout that fits: `seconds` of a step between `low` and `high`, the fullest rank's bytes, its share of the
+    device's peak, and the shares of the step's time by `step_time.SHARES`.
+
+    `rank`: 1 for the first and all that cannot be told apart from it, and so on; 0: it is not foretold, and `low` is
+    what it takes at least. `tight`: it may not fit.
+    """
+
+    choice: Candidate
+    seconds: float
+    low: float
+    high: float
+    memory: RankBytes
+    peak_share: float
+    shares: dict[str, float]
+    rank: int
+    tight: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misfit:
+    """A kind of layout of which none fits: the one with the fewest bytes."""
+
+    choice: Candidate
+    memory: RankBytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutRanking:
+    """The layouts of `ranks` cards: `legal` of them are there; `ranked` and `unforetold`, the best of each family;
+    `chosen`: the plainest of the first rank (or of those that are not foretold, if no other fits); `current`: the
+    recipe's own, if it runs on so many."""
+
+    ranks: int
+    legal: int
+    ranked: tuple[PlannedLayout, ...]
+    unforetold: tuple[PlannedLayout, ...]
+    misfits: tuple[Misfit, ...]
+    chosen: PlannedLayout | None
+    current: PlannedLayout | Misfit | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    """A model, its batch and a device, for which layouts are ranked. `tied`: embedding and head share a weight."""
+
+    model: Transformer
+    blocks: Blocks
+    shape: Shape
+    device: Device
+    numerics: Numerics
+    tied: bool = False
+
+    @property
+    def bars(self) -> BarClass:
+        """The class of published runs that judges the forecasts."""
+        return bar_class(self.device.family if self.numerics.low else "", self.model.width)
+
+    def ranking(self, ranks: int, current: Candidate | None = None) -> LayoutRanking:
+        """Ranks every legal layout of so many cards; `current`: the recipe's own."""
+        choices = [*candidates(self.shape, ranks, self.numerics.flash, self.tied)]
+        if current is not None and current not in choices:
+            choices.append(current)
+        if not choices:
+            return LayoutRanking(
+                ranks=ranks, legal=0, ranked=(), unforetold=(), misfits=(), chosen=None, current=None
+            )
+        search = LayoutSearch(self, choices)
+        ranked, unforetold = search.best(is_foretold=True), search.best(is_foretold=False)
+        leaders = ranked or unforetold
+        return LayoutRanking(
+            ranks=ranks,
+            legal=len(choices),
+            ranked=tuple(ranked),
+            unforetold=tuple(unforetold),
+            misfits=tuple(search.misfits()),
+            chosen=search.plainest(leaders[0]) if leaders else None,
+            current=None if current is None else search.fitted_or_not(choices.index(current)),
+        )
+
+
+def is_foretold(choice: Candidate) -> bool:
+    """Whether published runs judge layouts like this one."""
+    return choice.stage < 2 and choice.degrees.sequence == 1
+
+
+class LayoutSearch:
+    """The layouts of one number of cards with their forecasts; the bytes of one are computed when asked for."""
+
+    def __init__(self, planner: Planner, choices: Sequence[Candidate]) -> None:
+        self.planner, self.choices = planner, choices
+        self.load: Workload = workload_of(planner.model, choices, planner.device, planner.numerics)
+        self.step: StepTime = step_time(self.load)
+        self.seconds = self.step.seconds
+        self.fullest = FullestRank(planner.blocks, planner.model, planner.numerics)
+        self.free = FREE * planner.device.memory
+
+    def fits(self, index: int) -> bool:
+        """Whether the fullest rank's bytes fit the device."""
+        choice = self.choices[index]
+        return self.fullest.least(choice) <= self.free and self.fullest.bytes_of(choice).total <= self.free
+
+    def order(self, is_foretold_too: bool) -> list[int]:
+        """The indices of the layouts that are foretold, or of those that are not: fastest first, of equal ones the
+        plainest."""
+        indices = [i for i, choice in enumerate(self.choices) if is_foretold(choice) == is_foretold_too]
+        return sorted(indices, key=lambda i: (round(float(self.seconds[i]), 6), self.choices[i].complexity))
+
+    def best(self, is_foretold: bool) -> list[PlannedLayout]:
+        """The fastest layout of each family that fits, up to `SHOWN` of them, in ranks."""
+        planned: list[PlannedLayout] = []
+        families: set[tuple[int, ...]] = set()
+        rank, leader = 0, 0.0
+        for i in self.order(is_foretold):
+            if self.choices[i].family in families or not self.fits(i):
+                continue
+            families.add(self.choices[i].family)
+            if is_foretold and self.seconds[i] > TIE * leader:
+                rank, leader = rank + 1, float(self.seconds[i])
+            planned.append(self.planned(i, rank))
+            if len(planned) == SHOWN:
+                break
+        return planned
+
+    def plainest(self, leader: PlannedLayout) -> PlannedLayout:
+        """Of the layouts that fit and cannot be told apart from the leader, the plainest; of equally plain ones, one
+        that is not tight, and then the fastest."""
+        tied = [i for i in self.order(leader.rank > 0) if self.seconds[i] <= TIE * leader.seconds]
+        tied.sort(key=lambda i: self.choices[i].complexity)  # stable: the fastest stay first
+        first = next(i for i in tied if self.fits(i))
+        plain = self.choices[first].complexity
+        equals = (i for i in tied if self.choices[i].complexity == plain and self.fits(i))
+        roomy = next((i for i in equals if not self.is_tight(i)), first)
+        return self.planned(roomy, leader.rank)
+
+    def is_tight(self, index: int) -> bool:
+        """Whether the layout would not fit if it took `TIGHT` times its bytes."""
+        return self.fullest.bytes_of(self.choices[index]).total * TIGHT > self.free
+
+    def planned(self, index: int, rank: int) -> PlannedLayout:
+        """The layout at this index as a row of the table."""
+        choice, seconds = self.choices[index], float(self.seconds[index])
+        bar = BARS[self.planner.bars]
+        low, high = (1 / bar, bar) if rank else STAGE3 if choice.stage == 3 else (1.0, float("inf"))
+        cards, peak = choice.degrees.ranks, self.load.peak[index]
+        memory = self.fullest.bytes_of(choice)
+        return PlannedLayout(
+            choice=choice,
+            seconds=seconds,
+            low=low * seconds,
+            high=high * seconds,
+            memory=memory,
+            peak_share=float(self.load.flops[index] / (cards * peak * seconds)),
+            shares=self.step.shares(index),
+            rank=rank,
+            tight=self.is_tight(index),
+        )
+
+    def fitted_or_not(self, index: int) -> PlannedLayout | Misfit:
+        """The layout at this index: of rank 1 if it is foretold and fits, of rank 0 if it only fits."""
+        if self.fits(index):
+            return self.planned(index, int(is_foretold(self.choices[index])))
+        return Misfit(choice=self.choices[index], memory=self.fullest.bytes_of(self.choices[index]))
+
+    def misfits(self) -> Iterator[Misfit]:
+        """Of each plain kind of layout, if none of it fits, the one with the fewest bytes."""
+        for kind in _plain_kinds():
+            indices = [i for i, choice in enumerate(self.choices) if kind(choice)]
+            if indices and not any(self.fits(i) for i in indices):
+                misfits = [
+                    Misfit(choice=c, memory=self.fullest.bytes_of(c))
+                    for c in map(self.choices.__getitem__, indices)
+                ]
+                yield min(misfits, key=lambda misfit: (misfit.memory.total, misfit.choice.complexity))
+
+
+def _plain_kinds() -> Iterator[Callable[[Candidate], bool]]:
+    """Layouts along one axis, and sharding of each stage."""
+    yield lambda choice: choice.axes in ((), ("data",))
+    for stage in (1, 2, 3):
+        yield lambda choice, stage=stage: choice.axes == ("sharding",) and choice.stage == stage  # type: ignore[misc]
+    for axis in ("pipeline", "tensor"):
+        yield lambda choice, axis=axis: choice.axes in ((axis,), ("data", axis))  # type: ignore[misc]

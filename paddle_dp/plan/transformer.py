@@ -1,0 +1,82 @@
+"""A transformer's sizes, from a model's settings and the shapes of its weights: what its products follow from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddle_dp.plan.rank_memory import Blocks, Weight
+
+NEAR = 0.01  # a block's matrices may differ from the formula by so much: biases are no matrices, small gates may be
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """Sizes of a model of equal blocks between an embedding and a head.
+
+    `depth` blocks of `width`, with `heads` of q and `kv_heads` of k and v; an MLP of `hidden` with `matrices` products
+    (3: gated); `vocab` words in the head, for each of `length` tokens; `tables`: embedding and head of their own (2) or
+    one for both (1).
+    """
+
+    depth: int
+    width: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    matrices: int
+    vocab: float
+    length: int
+    tables: int
+
+    def columns(self) -> dict[str, float]:
+        """The sizes as columns of a workload, but for `tables`, which depend on the pipeline."""
+        sizes = ("depth", "width", "heads", "kv_heads", "hidden", "matrices", "vocab", "length")
+        return {name: float(getattr(self, name)) for name in sizes}
+
+
+def transformer(config: Any, length: int, blocks: Blocks) -> Transformer | str:
+    """The sizes of a model with this Config and these weights, for samples of `length` tokens (0: of the Config); or
+    the reason why its products cannot be counted, as the end of a sentence.
+
+    The Config has `width`, `depth` and `heads`, and `vocab` and `length`, or an image's `image`, `patch` and `classes`.
+    The matrices of a block must be those of attention and an MLP, so that another architecture is not taken for one.
+    """
+    sizes = {name: getattr(config, name, None) for name in ("width", "depth", "heads", "image", "patch")}
+    width, depth, heads = (size if isinstance(size, int) else 0 for size in list(sizes.values())[:3])
+    if not (width and depth and heads):
+        return "its settings have no width, depth and heads: products are counted for transformers only"
+    length, vocab = length or _integer(config, "length"), float(_integer(config, "vocab"))
+    if isinstance(sizes["image"], int) and isinstance(sizes["patch"], int):
+        length = (sizes["image"] // sizes["patch"]) ** 2
+        vocab = _integer(config, "classes") / length  # one score a sample, not one a token
+    if not (length and vocab):
+        return "its settings have no length and vocab, and no image, patch and classes"
+    if len(blocks) != depth + 2:
+        return f"it has {len(blocks)} ordered blocks, and {depth} between an embedding and a head make {depth + 2}"
+    kv_heads = _integer(config, "kv_heads") or heads
+    hidden = _integer(config, "hidden") or 4 * width
+    attention = width * (2 * width + 2 * kv_heads * width // heads)
+    stored = matrix_elements(blocks[1])
+    matrices = round((stored - attention) / (width * hidden))
+    expected = attention + matrices * width * hidden
+    if matrices not in (2, 3) or abs(stored - expected) > NEAR * expected:
+        return (
+            f"a block's matrices have {stored:,} elements, and attention with an MLP of {hidden} would have "
+            f"{attention + 2 * width * hidden:,}, or gated {attention + 3 * width * hidden:,}"
+        )
+    return Transformer(
+        depth=depth, width=width, heads=heads, kv_heads=kv_heads, hidden=hidden, matrices=matrices, vocab=vocab,
+        length=length, tables=1 if getattr(config, "tied", False) else 2,
+    )  # fmt: skip
+
+
+def _integer(config: Any, name: str) -> int:
+    size = getattr(config, name, 0)
+    return size if isinstance(size, int) else 0
+
+
+def matrix_elements(weights: Sequence[Weight]) -> int:
+    """The elements of a block's matrices: weights with two dims."""
+    return sum(weight.size for weight in weights if len(weight.shape) == 2)

@@ -1,0 +1,160 @@
+"""`paddle-dp plan`: the screen, the object and the recipe of a plan agree, and `check` takes what it chooses."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paddle_dp.cli import main
+from paddle_dp.errors import UsageError
+from paddle_dp.plan.devices import DEVICES
+from paddle_dp.recipe import read_recipe
+from paddle_dp.verbs.forecast import forecast, layout_of
+from paddle_dp.verbs.layout_plan import RecipePlan, rank_numbers, write_chosen
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SMALL = CONFIGS / "llama_7b.yaml"
+SHRUNK = ("model.depth=6", "train.batch=64", "train.micro_batches=2", "train.length=1000 steps")
+
+
+def planned(
+    *settings: str, ranks: str = "8", device: str = "a100-80", price: float | None = None
+) -> RecipePlan:
+    return RecipePlan.make(SMALL, [*SHRUNK, *settings], rank_numbers(ranks), DEVICES[device], price)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `paddle-dp plan` says on stderr; it must end with status 2."""
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *words])
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("64", [64]),
+        ("1..8", [1, 2, 4, 8]),
+        ("3..20", [3, 6, 12, 20]),
+        ("8,12, 8", [8, 12]),
+        ("1..2,6", [1, 2, 6]),
+    ],
+)
+def test_numbers_of_cards(text: str, numbers: list[int]) -> None:
+    assert rank_numbers(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "0", "8..4", "-4", "1-8", "1...8", "four", "8,", "2.5", "9999"])
+def test_other_numbers_of_cards_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--ranks .*(1\.\.64: 1, 2, 4|up to 4096 cards)"):
+        rank_numbers(text)
+
+
+def test_the_screen_has_100_columns_and_what_the_object_has() -> None:
+    plan = planned(price=2.0)
+    lines, fields = [*plan.lines()], plan.as_fields()
+    assert max(map(len, lines)) <= 100
+    chosen = fields["rankings"][0]["chosen"]
+    named = next(line for line in lines if line.startswith("→"))
+    assert chosen["layout"] in named and f"{1000 * chosen['seconds']:.3g} ms" in named
+    cost = next(line for line in lines if "card-hours" in line)
+    assert f"{float(format(chosen['low'] * 1000 / 3600 * 8, '.3g')):g} to" in cost and "price" in cost
+    assert json.loads(json.dumps(fields)) == json.loads(json.dumps(fields, allow_nan=False))
+
+
+def test_several_numbers_get_a_line_each_with_their_efficiency() -> None:
+    plan = planned(ranks="1..8")
+    lines = [*plan.lines()]
+    rows = [line for line in lines if re.match(r" *[1248]  [\d.]+ m?s ", line)]
+    assert len(rows) == 4 and max(map(len, lines)) <= 100
+    first, last = (ranking.chosen for ranking in (plan.rankings[0], plan.rankings[-1]))
+    assert first is not None and last is not None
+    assert f" {first.seconds / 8 / last.seconds:.0%} " in rows[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("llama_7b", 16), ("gpt_6_7b", 8), ("gpt_345m", 4), ("llama_tiny", 2), ("bert_data2", 2)],
+)
+def test_the_chosen_recipe_is_written_and_check_takes_it(name: str, ranks: int, tmp_path: Path) -> None:
+    file = CONFIGS / f"{name}.yaml"
+    plan = RecipePlan.make(file, (), [ranks], DEVICES["a100-80"])
+    path = write_chosen(plan, file, (), tmp_path / "new")
+    recipe = read_recipe(path)
+    chosen = plan.rankings[0].chosen
+    assert chosen is not None
+    layout = layout_of(recipe, ranks)
+    assert (layout.degrees, layout.recompute) == (chosen.choice.degrees, chosen.choice.recompute)
+    assert recipe.train.micro_batches == chosen.choice.micro_batches
+    assert f"{ranks} ranks: {layout}" in next(forecast(recipe, ranks))
+    with pytest.raises(UsageError, match="exists: name another folder"):
+        write_chosen(plan, file, (), tmp_path / "new")
+
+
+def test_weights_gradients_and_states_are_those_of_check(tmp_path: Path) -> None:
+    plan = RecipePlan.make(SMALL, (), [16], DEVICES["a100-80"])
+    chosen = plan.rankings[0].chosen
+    assert chosen is not None
+    lines = [*forecast(read_recipe(write_chosen(plan, SMALL, (), tmp_path)), 16)]
+    sizes = next(line for line in lines if line.startswith("weights"))
+    assert chosen.choice.axes == ("sharding",) and "optimizer 3.43 GB" in sizes
+    assert chosen.memory.state == pytest.approx(6738415616 * (4 + 4 + 8 / 16), rel=0.02)
+
+
+def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
+    plan = RecipePlan.make(SMALL, (), [1], DEVICES["v100-16"].__class__(**vars(DEVICES["a100-40"])))
+    assert plan.rankings[0].chosen is None
+    assert any("none of the" in line for line in plan.lines())
+    with pytest.raises(UsageError, match="no layout of 1 card fits"):
+        write_chosen(plan, SMALL, (), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            [str(SMALL), "--device", "a1000"],
+            "--device a1000: there is no data sheet of that name. Did you mean 'a100",
+        ),
+        ([str(SMALL), "--ranks", "1-64"], "--ranks 1-64: give a number of cards"),
+        ([str(SMALL), "--ranks", "8", "--price", "0"], "--price 0: give the price"),
+        ([str(SMALL), "--ranks", "8", "--price", "nan"], "--price nan: give the price"),
+        ([str(SMALL), "--ranks", "8", "--node", "0"], "--node 0: give 1 or more"),
+        ([str(SMALL), "--ranks", "8", "--link", "fast"], "--link: 'fast' is not a"),
+        ([str(SMALL), "--ranks", "1..8", "--write", "new"], "--write new writes one recipe"),
+        ([str(SMALL), "--device", "v100"], "--device v100-32 has no products of bfloat16"),
+        ([str(SMALL), "train.precision=float64"], "train.precision=float64: no data sheet"),
+        ([str(SMALL), "train.device=cpu"], "train.device=cpu: a plan is for accelerators"),
+        (
+            [str(CONFIGS / "digits_local_sgd.yaml")],
+            "strategy.use=local_sgd: a plan knows the steps of single",
+        ),
+        (
+            [str(CONFIGS / "resnet50_imagenet.yaml")],
+            "model resnet cannot be planned: its settings have no width",
+        ),
+        ([str(CONFIGS / "llama_tiny_lora.yaml")], "adapter: a plan counts the products"),
+    ],
+)
+def test_mistakes_are_met_at_the_door(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in refused(capsys, *words)
+
+
+def test_a_slower_network_takes_longer() -> None:
+    fast = planned(ranks="16").rankings[0].ranked[0].seconds
+    slow_device = replace(DEVICES["a100-80"], node_link=1e9)
+    slow = RecipePlan.make(SMALL, SHRUNK, [16], slow_device).rankings[0].ranked[0].seconds
+    assert slow > 1.2 * fast
+
+
+def test_a_recipe_in_epochs_has_no_hours() -> None:
+    lines = [*planned("train.length=2 epochs").lines()]
+    assert any("no hours: they need a length in steps, and this is 2 epochs" in line for line in lines)
