@@ -105,9 +105,9 @@ class Numerics:
 
 
 def candidates(shape: Shape, ranks: int, flash: bool, tied: bool = False) -> Iterator[Candidate]:
-    """Every layout of `ranks` ranks that can run. Micro-batches have 1, 2, 4 … 64 samples a rank, and divide the batch;
-    tensor ranks also split the tokens between cut layers, where these are divisible. `tied`: a weight is shared by the
-    ends of the model, which sharding in a pipeline refuses."""
+    """Every layout of `ranks` ranks that can run, but for sharding stage 3 in a pipeline. Micro-batches have 1, 2, 4 …
+    64 samples a rank, and divide the batch; tensor ranks also split the tokens between cut layers, where these are
+    divisible. `tied`: a weight is shared by the ends of the model, which sharding in a pipeline refuses."""
     recomputes = recompute_choices(shape, flash)
     for degrees in layouts(ranks):
         if shape.batch % degrees.dp_size or (tied and degrees.sharding > 1 and degrees.pipeline > 1):
@@ -122,6 +122,10 @@ def candidates(shape: Shape, ranks: int, flash: bool, tied: bool = False) -> Ite
                 if stages > 1 and micro_batches % degrees.pipeline:
                     continue
                 for stage in (1, 2, 3) if degrees.sharding > 1 else (0,):
+                    if (
+                        stage == 3 and degrees.pipeline > 1
+                    ):  # legal, but every micro-batch fetches all of a stage
+                        continue
                     for recompute in recomputes:
                         yield Candidate(
                             degrees=degrees, micro=micro, micro_batches=micro_batches, stage=stage,

@@ -41,6 +41,7 @@ class FullestRank:
     def __init__(self, blocks: Blocks, model: Transformer, numerics: Numerics) -> None:
         self.blocks, self.model, self.numerics = blocks, model, numerics
         self._states = lru_cache(maxsize=None)(self._stages)
+        self._elements = lru_cache(maxsize=None)(self._elements_of_all)
 
     def bytes_of(self, choice: Candidate) -> RankBytes:
         """The rank with most bytes, over all stages of the pipeline and owners of ZeRO."""
@@ -54,10 +55,14 @@ class FullestRank:
     def least(self, choice: Candidate) -> float:
         """Bytes that no rank arrangement goes below, at once: an even share of the state."""
         degrees, widths = choice.degrees, self.numerics.widths
-        elements = sum(distinct(self.blocks, range(len(self.blocks)), degrees.tensor)) / degrees.pipeline
+        elements = self._elements(degrees.tensor) / degrees.pipeline
         shards = [degrees.sharding if choice.stage >= stage else 1 for stage in (3, 2, 1)]
         each = (widths.parameter, widths.gradient, widths.optimizer)
         return elements * sum(width / shard for width, shard in zip(each, shards, strict=True))
+
+    def _elements_of_all(self, tensor: int) -> int:
+        """The elements of all stages together, on one rank of the tensor axis."""
+        return sum(distinct(self.blocks, range(len(self.blocks)), tensor))
 
     def _stages(self, choice: Candidate) -> list[RankMemory]:
         """The fullest owner of each stage of the pipeline."""

@@ -17,6 +17,7 @@ import math
 from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 # float32 numbers that an optimizer keeps per element of a parameter: moments, velocity. Adafactor keeps a row and a
 # column of a matrix, next to nothing; Muon one number for a hidden matrix and two for the rest: 2 is an upper bound.
@@ -78,6 +79,11 @@ def owners(sizes: Sequence[int], ranks: int, before: Sequence[int] = ()) -> list
     ranks, the owner is the one with the most distant parameters in the model: neighbours are exchanged at the same
     time, and several owners use several links.
     """
+    return list(_owners(tuple(sizes), ranks, tuple(before)))
+
+
+@lru_cache(maxsize=512)  # equal stages of a pipeline have equal owners, and a plan asks for many layouts
+def _owners(sizes: tuple[int, ...], ranks: int, before: tuple[int, ...]) -> list[int]:
     owner, load = [0] * len(sizes), list(before) or [0] * ranks
     owned: list[list[int]] = [[] for _ in range(ranks)]  # numbers, in order
     for number in sorted(range(len(sizes)), key=lambda n: sizes[n], reverse=True):

@@ -19,7 +19,7 @@ from paddle_dp.plan.step_time import StepTime, step_time
 from paddle_dp.plan.transformer import Transformer
 from paddle_dp.plan.workload import Workload
 
-SHOWN = 12  # layouts of a table
+SHOWN, UNFORETOLD = 12, 4  # layouts of a table, and of those without a rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class LayoutSearch:
         return sorted(indices, key=lambda i: (round(float(self.seconds[i]), 6), self.choices[i].complexity))
 
     def best(self, is_foretold: bool) -> list[PlannedLayout]:
-        """The fastest layout of each family that fits, up to `SHOWN` of them, in ranks."""
+        """The fastest layout of each family that fits, up to `SHOWN` of them, in ranks; `UNFORETOLD` without a rank."""
         planned: list[PlannedLayout] = []
         families: set[tuple[int, ...]] = set()
         rank, leader = 0, 0.0
@@ -143,7 +143,7 @@ class LayoutSearch:
             if is_foretold and self.seconds[i] > TIE * leader:
                 rank, leader = rank + 1, float(self.seconds[i])
             planned.append(self.planned(i, rank))
-            if len(planned) == SHOWN:
+            if len(planned) == (SHOWN if is_foretold else UNFORETOLD):
                 break
         return planned
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import mean, median
@@ -45,21 +46,27 @@ def chunks(loads: Sequence[Sequence[int]]) -> list[int]:
     average, ranks = mean(sizes), len(loads[0])
     typical = median(size for size in sizes if size >= average)
     widest = WIDE * min(ranks, RANKS) * typical
+    # A layer has few parameters, and so few owners: of 1024 ranks only theirs are added.
+    owned = [[(owner, size) for owner, size in enumerate(load) if size] for load in loads]
     cost, begins = [0.0], [0]  # best cost of the first n layers; first layer of their last chunk
     for end in range(1, len(loads) + 1):
-        have, best = [0] * ranks, (float("inf"), 0)
+        have, busiest, total, best = dict[int, int](), 0, 0, (float("inf"), 0)
         for begin in range(end - 1, -1, -1):
-            have = [a + b for a, b in zip(have, loads[begin], strict=True)]
-            if begin < end - 1 and sum(have) > widest:
+            for owner, size in owned[begin]:
+                have[owner] = have.get(owner, 0) + size
+                busiest = max(busiest, have[owner])
+            total += sizes[begin]
+            if begin < end - 1 and total > widest:
                 break
-            best = min(best, (cost[begin] + ranks * max(have) + LAUNCH * typical, begin))
+            best = min(best, (cost[begin] + ranks * busiest + LAUNCH * typical, begin))
         cost.append(best[0])
         begins.append(best[1])
     firsts, end = set(), len(loads)
     while end:
         end = begins[end]
         firsts.add(end)
-    return [sum(first <= layer for first in firsts) - 1 for layer in range(len(loads))]
+    ordered = sorted(firsts)
+    return [bisect_right(ordered, layer) - 1 for layer in range(len(loads))]
 
 
 @lru_cache(maxsize=8)

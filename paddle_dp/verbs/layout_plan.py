@@ -34,7 +34,6 @@ from paddle_dp.verbs.forecast import layout_of
 MOST_RANKS = 4096
 STRATEGIES = ("single", "data_parallel", "hybrid")  # whose steps a plan knows
 _HOUR = 3600.0  # seconds
-_UNFORETOLD = 4  # layouts without a rank on the screen
 _WIDTH = 100
 _HEAD = "rank  data shard pipe tensor batches recompute    8 of 10 within       memory  of peak"
 
@@ -164,7 +163,7 @@ class RecipePlan:
                 "not foretold, for no published run is like them, or (stage 3) such runs took "
                 f"{STAGE3[0]:g} to {STAGE3[1]:g} times as long as is said here:"
             )
-        for row in ranking.unforetold[:_UNFORETOLD]:
+        for row in ranking.unforetold:
             yield f"  {duration(row.seconds)} at least: {_described(row.choice)}, {amount(row.memory.total)}"
         for misfit in ranking.misfits:
             yield f"does not fit: {self._excess(misfit)}"
