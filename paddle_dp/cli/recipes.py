@@ -6,15 +6,21 @@ import json as json_text
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from collections.abc import Callable, Iterator
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from paddle_dp.cli.options import Master, NodeRank, Nodes, node_options, recipes_and_settings
-from paddle_dp.cli.options import Master, NodeRank, Nodes, Overrides, RecipeFile, recipes_and_settings
+from paddle_dp.cli.options import (
+    Master,
+    NodeRank,
+    Nodes,
+    Overrides,
+    RecipeFile,
+    node_options,
+    recipes_and_settings,
+)
 from paddle_dp.errors import UsageError
 from paddle_dp.units import Duration, LinkSpeed, Quantity
 
