@@ -200,6 +200,7 @@ def bars(exam: Exam, runs: dict[str, Runs]) -> None:
             width, share = runs[SINGLE].load.width[half][0], within(ratios[SINGLE][half], limit)
             print(f"  {SINGLE}, width {width:.0f}: bar of the other width {limit:.2f}, {share:.0%} within")
         same(exam, "narrow", error_bars.BARS["narrow"], bar(ratios[SINGLE]))
+    same(exam, "other", error_bars.BARS["other"], max(error_bars.BARS.values()))
 
 
 def memory(exam: Exam, titan: Runs) -> None:

@@ -154,9 +154,10 @@ def plan(
 
     chosen = device_named(device)
     if link is not None:
-        chosen = replace(chosen, node_link=_quantity("--link", LinkSpeed, link).bytes_per_second)
+        speed = _quantity("--link", LinkSpeed, link).bytes_per_second
+        chosen = replace(chosen, node_link=speed, family="")  # no published run has this network
     if node is not None:
-        chosen = replace(chosen, node=_positive("--node", node))
+        chosen = replace(chosen, node=_positive("--node", node), family="")
     if price is not None and not (isfinite(price) and price > 0):
         raise UsageError(f"--price {price:g}: give the price of one card for one hour, such as 2.5.")
     import_paddle()

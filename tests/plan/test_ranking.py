@@ -13,7 +13,7 @@ from paddle_dp.mesh.degrees import Degrees
 from paddle_dp.plan.activations import LOGIT_PEAK, Tokens
 from paddle_dp.plan.candidates import Candidate, Numerics, candidates, depths, micro_sizes, recompute_choices
 from paddle_dp.plan.devices import DEVICES
-from paddle_dp.plan.error_bars import BARS, TIE
+from paddle_dp.plan.error_bars import BARS, TIE, bar_class
 from paddle_dp.plan.fullest_rank import FREE, FullestRank
 from paddle_dp.plan.legal import Anatomy, Shape, layouts, problems
 from paddle_dp.plan.memory import Widths
@@ -128,7 +128,7 @@ def test_layouts_that_no_run_judges_have_no_rank() -> None:
     rows = ranking(16).unforetold
     assert rows and not any(is_foretold(row.choice) or row.rank for row in rows)
     assert all(row.choice.stage >= 2 or row.choice.degrees.sequence > 1 for row in rows)
-    assert all(is_foretold(row.choice) for row in ranking(16).ranked)
+    assert all(row.choice.stage < 2 and row.choice.degrees.sequence == 1 for row in ranking(16).ranked)
 
 
 def test_what_does_not_fit_is_told_with_its_bytes() -> None:
@@ -153,6 +153,15 @@ def test_bytes_are_those_of_check() -> None:
     assert memory.total == pytest.approx(max(first, last))
 
 
+def test_the_logits_of_one_stage_are_in_float32_three_times() -> None:
+    """Forward keeps 4 bytes of a logit (`check`); softmax and gradient are there while the loss is computed."""
+    choice = Candidate(degrees=Degrees(tensor=8), micro=2, micro_batches=128)
+    tokens = Tokens(length=2048, samples=2, width=4096, heads=32, vocab=50304, tensor=8)
+    logits = 2048 * 2 * 50304 / 8
+    kept = 24 * tokens.block("selective") + tokens.head() + 8 * logits
+    assert FullestRank(blocks(), GPT, LOW).bytes_of(choice).activations == pytest.approx(kept)
+
+
 def test_the_even_share_is_never_more_than_the_fullest_rank() -> None:
     fullest = FullestRank(blocks(), GPT, LOW)
     for choice in [*candidates(shape(), 8, flash=True)][::101]:
@@ -175,6 +184,8 @@ def test_no_layout_is_said_so() -> None:
 def test_a_precision_or_device_without_runs_has_the_widest_bar() -> None:
     assert planner().bars == "a100" and planner("h100").bars == "h100"
     assert planner("v100-32").bars == "other" and planner(low=False).bars == "other"
+    assert BARS["other"] == max(BARS.values())
+    assert [bar_class(family, 1024) for family in ("a100", "h100", "v100")] == ["narrow", "other", "other"]
 
 
 class Sizes:
