@@ -192,7 +192,7 @@ tokenizer_name_or_path tokenizer_name tokenizer_model | HF, PaddleNLP, Megatron 
 max_seq_length max_seq_len seq_length block_size max_length seqlen | HF, PaddleNLP, Megatron | dataset.length | and model.length
 input_dir data_dir data_path dataset_path train_file image_root train_dataset_path | HF, PaddleNLP, PaddleClas | dataset.path |
 split                                     | PaddleNLP, Megatron | dataset.held_out    | a share of the files, such as 0.05: '949,50,1' is about 0.05, and there is no third part
-packing zero_padding                      | PaddleNLP        | -                      | data set text_files cuts texts into windows of dataset.length and pads none; to pack samples is a data set's of your own (docs/add-a-part.md)
+packing zero_padding greedy_zero_padding  | HF, PaddleNLP    | dataset                | packed_texts packs documents, chat conversations, and attention does not cross from one to another
 probabilities data_weights                | HF datasets      | dataset.sources        | of data set mixture; each data set has its weight: [{use: …, weight: 0.7}]
 stopping_strategy                         | HF datasets      | dataset.epoch          | of data set mixture: first_exhausted or all_exhausted
 cls_label_path file_list                  | PaddleClas       | dataset.train          | of data set image_list; the list to evaluate on is dataset.test
