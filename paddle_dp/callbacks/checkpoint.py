@@ -18,6 +18,7 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 from paddle_dp.units import Every, Positive
 
+_HELD_OUT = "held_out"  # in best.json: the samples of the evaluation
 _WAITED = 0.2  # seconds of waiting for the previous checkpoint that are worth a line
 
 
@@ -120,7 +121,7 @@ class CheckpointCallback(Callback):
         value = _watched.read(name, evaluation, "checkpoint.best")
         if _watched.better(name, value, than=self._best):
             before, self._best = self._best, value
-            self._save(moment, evaluation.numbers, before)
+            self._save(moment, {**evaluation.numbers, _HELD_OUT: evaluation.samples}, before)
 
     def rewinding(self, moment: Moment) -> None:
         self._finish(moment)
@@ -295,11 +296,20 @@ class CheckpointCallback(Callback):
             print(line, file=sys.stderr, flush=True)
 
     def _remembered(self, step: int) -> float | None:
-        """The best number so far, or None if it was recorded after `step`, from which the run resumes."""
-        best = checkpoints.best(self.folder)
+        """The best number so far; None if it was recorded after `step`, from which the run resumes, or is one of other
+        held-out samples."""
+        best, loader = checkpoints.best(self.folder), self.run.test_loader
         if best is None or checkpoints.step_of(best) > step:
             return None
-        return checkpoints.best_numbers(self.folder).get(str(self.config.best))
+        numbers = checkpoints.best_numbers(self.folder)
+        samples = loader.sampler.samples if loader is not None else 0
+        if (before := numbers.get(_HELD_OUT, samples)) != samples:
+            self._warn(
+                f"{best.name} was the best of {before} held-out samples, and {samples} are evaluated now: the best is "
+                "chosen anew."
+            )
+            return None
+        return numbers.get(str(self.config.best))
 
 
 def _seconds(stalled: float, waited: float, wrote: float) -> dict[str, float]:

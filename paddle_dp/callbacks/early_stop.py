@@ -51,6 +51,7 @@ class EarlyStop(Callback):
         self.history = [*(row for row in self.history if row[0] < step), [step, value]]
         if self.run.mesh.is_main:
             content: dict[str, Any] = {"watch": self.config.watch, "history": self.history}
+            content["held_out"] = evaluation.samples
             self._files.write(self.path, json.dumps(content).encode())
         best, waited = self._waited()
         if waited >= self.config.patience and step < moment.trainer.total_steps:
@@ -70,7 +71,9 @@ class EarlyStop(Callback):
     def _read(self) -> list[list[float]]:
         try:
             content = json.loads(self.path.read_bytes())
-            same = content["watch"] == self.config.watch
+            loader = self.run.test_loader
+            samples = loader.sampler.samples if loader is not None else 0
+            same = content["watch"] == self.config.watch and content.get("held_out", samples) == samples
             return [[int(step), float(value)] for step, value in content["history"]] if same else []
         except (OSError, ValueError, KeyError, TypeError):
             return []

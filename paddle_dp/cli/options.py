@@ -119,6 +119,8 @@ def node_options(
     elif most == "auto":
         stated = engine.allocated(os.environ, master, node_rank)
         if stated.nodes == 1:
+            if least.isdecimal() and int(least) > 1:
+                raise UsageError(f"--nodes {nodes}: {stated.engine} has given this job 1 node.")
             return {"nodes": 1}
         nodes, master, node_rank = f"{least}{colon}{stated.nodes}", stated.master, stated.node_rank
     least_nodes, most_nodes = span("--nodes", nodes)

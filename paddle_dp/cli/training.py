@@ -303,6 +303,7 @@ def cluster(
         time=time, folder=str(output_dir or ""), name=name or "job", image=image, claim=claim, restarts=restarts,
     )  # fmt: skip
     read = checked(request)
+    request = replace(request, folder=request.folder or read.output_dir or "")
     words = " ".join(shlex.quote(word).replace("\n", " ") for word in sys.argv[1:])
     text = engines[engine](replace(request, name=name or name_of(read)), f"Written by paddle-dp {words}")
     print(text, end="")

@@ -23,7 +23,7 @@ Manifest = dict[str, Any]
 
 def kubernetes(request: ClusterRequest, title: str) -> str:
     """Returns an Indexed Job, and the headless Service by which its pods find the first one (1.29 or newer)."""
-    name = request.name
+    name = _quoted(request.name)
     service = {
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
         "spec": {
@@ -40,7 +40,7 @@ def kubernetes(request: ClusterRequest, title: str) -> str:
 
 def jobset(request: ClusterRequest, title: str) -> str:
     """Returns a JobSet, which makes the Service itself."""
-    name = request.name
+    name = _quoted(request.name)
     rule = {"name": "typed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     spec = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
@@ -71,10 +71,11 @@ def volcano(request: ClusterRequest, title: str) -> str:
     }  # fmt: skip
     spec = {
         "schedulerName": "volcano", "minAvailable": request.nodes, "maxRetry": _TRIES,
-        "plugins": {"svc": [], "env": []}, "policies": [{"event": "PodEvicted", "action": "RestartTask"}],
+        "plugins": {"svc": [], "env": []},
+        "policies": [{"event": event, "action": "RestartTask"} for event in ("PodEvicted", "PodFailed")],
         "tasks": [task],
     }  # fmt: skip
-    name = {"name": request.name}
+    name = {"name": _quoted(request.name)}
     manifest = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": name, "spec": spec}
     return _text(title, "kubectl apply -f THIS_FILE, where Volcano is installed", manifest)
 
@@ -87,8 +88,8 @@ def _indexed(request: ClusterRequest, first: str, subdomain: str | None = None) 
             "action": action, "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [status]}
         }  # fmt: skip
 
-    disruption = [{"type": "DisruptionTarget", "status": DoubleQuotedScalarString("True")}]
-    nodes = {"name": "PADDLE_DP_NODES", "value": DoubleQuotedScalarString(str(request.nodes))}
+    disruption = [{"type": "DisruptionTarget", "status": _quoted(True)}]
+    nodes = {"name": "PADDLE_DP_NODES", "value": _quoted(request.nodes)}
     return {
         "completionMode": "Indexed", "completions": request.nodes, "parallelism": request.nodes,
         "backoffLimit": _TRIES,
@@ -110,25 +111,24 @@ def _pod(request: ClusterRequest, first: str | None, variables: list[Manifest]) 
             f"--output-dir {folder}: the claim '{request.claim}' is mounted at the folder above it, so give an "
             f"absolute path such as /runs/{request.name}."
         )
-    master = ("--master", f"{first}:{PORT}") if first else ()
-    restarts = ("--restarts", str(request.restarts)) if request.restarts else ()
-    command = request.command("--nodes auto", *master, *restarts, '--output-dir "$OUT"', '"${resume[@]}"')
+    master = f" --master {first}:{PORT}" if first else ""
+    restarts = f" --restarts {request.restarts}" if request.restarts else ""
     script = f"""\
 resume=()
-if compgen -G "$OUT/checkpoints/step-*" > /dev/null; then resume=(--resume); fi
-exec {command}
+if find "$OUT/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | grep -q .; then resume=(--resume); fi
+exec {_literal(request.command())} --nodes auto{master}{restarts} --output-dir "$OUT" "${{resume[@]}}"
 """
     secret = {"secretKeyRef": {"name": "paddle-dp", "key": "secret", "optional": True}}
     gpus = {"nvidia.com/gpu": request.gpus} if request.gpus else {}
-    cpus = DoubleQuotedScalarString(str(request.cpus))
+    cpus = _quoted(request.cpus)
     return {
         "restartPolicy": "Never", "terminationGracePeriodSeconds": request.grace,
         "containers": [
             {
-                "name": CONTAINER, "image": request.image, "workingDir": "/work", "command": ["bash", "-c"],
+                "name": CONTAINER, "image": _quoted(request.image), "workingDir": "/work", "command": ["bash", "-c"],
                 "args": [LiteralScalarString(script)],
                 "env": [
-                    {"name": "OUT", "value": str(folder)}, *variables,
+                    {"name": "OUT", "value": _quoted(_literal(str(folder)))}, *variables,
                     {"name": "PADDLE_DP_SECRET", "valueFrom": secret},
                 ],
                 "resources": {
@@ -136,16 +136,26 @@ exec {command}
                     "limits": {"memory": request.memory, **gpus},
                 },
                 "volumeMounts": [
-                    {"name": "runs", "mountPath": str(folder.parent)}, {"name": "shm", "mountPath": "/dev/shm"},
+                    {"name": "runs", "mountPath": _quoted(folder.parent)}, {"name": "shm", "mountPath": "/dev/shm"},
                 ],
             }
         ],
         "volumes": [
-            {"name": "runs", "persistentVolumeClaim": {"claimName": request.claim}},
+            {"name": "runs", "persistentVolumeClaim": {"claimName": _quoted(request.claim)}},
             # A container's own has 64 MiB, too little for NCCL.
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "4Gi"}},
         ],
     }  # fmt: skip
+
+
+def _quoted(value: object) -> DoubleQuotedScalarString:
+    """A text that every reader of YAML takes for one: `on` and `1:20` are none in YAML 1.1."""
+    return DoubleQuotedScalarString(str(value))
+
+
+def _literal(text: str) -> str:
+    """Doubles each $, since Kubernetes replaces $(NAME) and $$ in arguments and variables."""
+    return text.replace("$", "$$")
 
 
 def _text(title: str, usage: str, *manifests: Manifest) -> str:

@@ -11,6 +11,7 @@ from paddle_dp.errors import UsageError
 from paddle_dp.recipe import Recipe, read_recipe
 
 MOST_NODES = 64
+_SHORTEST = 60  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,15 @@ class ClusterRequest:
         ):  # fmt: skip
             if not re.fullmatch(pattern, text, re.ASCII):
                 raise UsageError(f"{option} {text}: give it such as {example}.")
+        if self.seconds < _SHORTEST:
+            raise UsageError(
+                f"--time {self.time}: give {_SHORTEST} s or more, or no update is made before the limit."
+            )
+        for text in (str(self.recipe), self.folder, *self.settings):
+            if control := re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]", text):
+                raise UsageError(
+                    f"{text!r} has the control character {control[0]!r}, which a script cannot hold."
+                )
 
     @property
     def ranks_of_node(self) -> int:

@@ -14,7 +14,8 @@ _SCRIPT = """\
 {options}
 set -uo pipefail
 
-out=${{OUT:-{folder}}}
+export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}} # srun does not inherit it since Slurm 22.05
+out={folder}
 newest() {{ # the newest checkpoint, "" without one
     find "$out/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | sort | tail -n 1
 }}
@@ -55,5 +56,5 @@ def slurm(request: ClusterRequest, title: str) -> str:
         "open-mode": "append", "output": "%x-%j.log",
     }  # fmt: skip
     lines = [f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in options.items()]
-    folder = shlex.quote(request.folder) if request.folder else f"$PWD/runs/{request.name}-$SLURM_JOB_ID"
+    folder = shlex.quote(request.folder) if request.folder else f'"$PWD/runs/{request.name}-$SLURM_JOB_ID"'
     return _SCRIPT.format(title=title, options="\n".join(lines), folder=folder, command=request.command())

@@ -70,7 +70,7 @@ def test_the_best_is_the_evaluated_step_whatever_is_told_first(
             tell(callback, name, step, *what)
     best = checkpoints.best(run.folder / "checkpoints")
     assert best is not None and checkpoints.step_of(best) == 8
-    assert checkpoints.best_numbers(run.folder / "checkpoints") == {"acc1": 0.9}
+    assert checkpoints.best_numbers(run.folder / "checkpoints") == {"acc1": 0.9, "held_out": 8}
     assert saved_steps(run) == [8, 16]
 
 
@@ -141,3 +141,24 @@ def test_a_best_that_nobody_measures_is_a_sentence_where_no_one_could_say_so_bef
     trainer.evaluation_names = set  # the run holds nothing out; its script evaluates by itself
     with pytest.raises(UsageError, match=r"checkpoint\.best"):
         tell(built(best="accuracy"), "evaluated", 4, found(acc1=0.5))
+
+
+def test_the_best_of_other_held_out_samples_is_no_best(
+    run: Run,
+    built: Callable[..., Callback],
+    tell: Callable[..., None],
+    found: Found,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """After a resume with another `evaluation.samples`: an accuracy of 1.0 on three samples stayed the best for good."""
+    tell(built(best="acc1"), "evaluated", 4, found(acc1=0.9))
+    tell(built(begin=4, best="acc1"), "evaluated", 8, found(acc1=0.8))
+    assert checkpoints.step_of(checkpoints.best(run.folder / "checkpoints")) == 4
+    assert run.test_loader is not None
+    object.__setattr__(run.test_loader.sampler, "samples", 3)
+    callback = built(begin=8, best="acc1")
+    assert (
+        "step-00000004 was the best of 8 held-out samples, and 3 are evaluated now" in capsys.readouterr().err
+    )
+    tell(callback, "evaluated", 12, found(acc1=0.5))
+    assert checkpoints.step_of(checkpoints.best(run.folder / "checkpoints")) == 12

@@ -129,7 +129,7 @@ def test_the_pods_of_a_job_find_each_other_and_stop_in_good_order() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [kubernetes, jobset, volcano])
 def test_the_container_runs_the_recipe_with_its_settings(kind: Any, tmp_path: Path) -> None:
-    text = kind(request(recipe=Path("a $b.yaml"), folder=str(tmp_path / "runs" / "x")), "")
+    text = kind(request(recipe=Path("a $b.yaml"), folder=str(tmp_path / "runs" / "[x]")), "")
     spec = read(text)[-1]["spec"]
     for key in ("replicatedJobs", "tasks"):
         spec = spec[key][0] if key in spec else spec
@@ -138,8 +138,9 @@ def test_the_container_runs_the_recipe_with_its_settings(kind: Any, tmp_path: Pa
     (script,) = spec["containers"][0]["args"]
     (tmp_path / "paddle-dp").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     (tmp_path / "paddle-dp").chmod(0o755)
-    out = tmp_path / "runs" / "x"
+    out = tmp_path / "runs" / "[x]"
     (out / "checkpoints" / "step-00000004").mkdir(parents=True)
+    script = script.replace("$$", "$")  # as Kubernetes does
     done = run_program("bash", "-c", script, env={"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(out)})
     assert done.stdout.startswith('train|a $b.yaml|name="a b"\nc|--ranks|1|--nodes|auto|')
     assert done.stdout.endswith(f"--restarts|3|--output-dir|{out}|--resume|")
@@ -152,13 +153,20 @@ def test_the_container_runs_the_recipe_with_its_settings(kind: Any, tmp_path: Pa
         ({"time": "4h"}, "--time 4h: give it such as 04:00:00"), ({"memory": "16"}, "--memory 16: give it such as 16"),
         ({"name": "a b"}, "--name a b: give it such as digits-mlp"), ({"image": "a b"}, "--image a b"),
         ({"name": "x\\n#SBATCH --exclusive"}, "--name"), ({"claim": "A"}, "--claim A"),
-        ({"ranks": 0}, "--ranks 0: give 1"),
+        ({"ranks": 0}, "--ranks 0: give 1"), ({"time": "00:00:01"}, "give 60 s or more"),
+        ({"settings": ("name=a\rb",)}, "has the control character '\\r'"), ({"folder": "/runs/\x07"}, "control"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_refused(more: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         request(**more)
     assert message in str(caught.value)
+
+
+def test_a_text_is_a_text_for_every_reader_of_yaml() -> None:
+    text = kubernetes(request(name="on", claim="off", image="1:20"), "")
+    for line in ('name: "on"', 'subdomain: "on"', 'claimName: "off"', 'image: "1:20"', 'job-name: "on"'):
+        assert line in text
 
 
 def test_a_layout_that_does_not_fit_is_refused_before_the_queue(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,8 +90,9 @@ def test_a_job_goes_on_after_its_time_limit(slurm: Run, right: dict[str, np.ndar
     out, log = tmp_path / "run", tmp_path / "log"
     limits = ("--time=00:02:00", "--signal=USR1@30", "--cpus-per-task=1")  # 90 s after the begin
     script = tmp_path / "job.sbatch"
-    script.write_text(slurm("paddle-dp", "cluster", "slurm", RECIPE, "--nodes", "2", "--ranks", "1").stdout)
-    sent = slurm("sbatch", *limits, f"--output={log}", script, OUT=str(out), SLOW="0.5")
+    words = ("--nodes", "2", "--ranks", "1", "--output-dir", out)
+    script.write_text(slurm("paddle-dp", "cluster", "slurm", RECIPE, *words).stdout)
+    sent = slurm("sbatch", *limits, f"--output={log}", script, SLOW="0.5")
     job = sent.stdout.split()[-1]
 
     def state() -> tuple[str, int]:

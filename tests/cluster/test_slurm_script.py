@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,8 @@ def test_it_is_requeued_where_there_is_something_to_go_on_from(
         (programs / name).chmod(0o755)
     if saved:
         (out / "checkpoints" / "step-00000004").mkdir(parents=True)
-    (tmp_path / "job.sbatch").write_text(slurm(REQUEST, "by a test"))
-    variables = {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": str(turn), "OUT": str(out)}
+    (tmp_path / "job.sbatch").write_text(slurm(replace(REQUEST, folder=str(out)), "by a test"))
+    variables = {"SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": str(turn)}
     path = {"PATH": f"{programs}:{os.environ['PATH']}"}
     words = ("bash", tmp_path / "job.sbatch", "train.batch=64")
     run_program(*words, env={**variables, **path}, timeout=20, status=status)

@@ -45,6 +45,8 @@ class Allocation:
                 "paddle-dp starts the ranks of a node itself (--ranks): ask for one task on each node "
                 f"({_TASK_OPTION.get(self.engine, 'as its manual says')}), or give --nodes 1 if each is a separate job."
             )
+        if not 0 <= self.node_rank < self.nodes:
+            raise ValueError(f"number {self.node_rank} of {self.nodes} nodes")
 
 
 _TASK_OPTION = {"Slurm": "--ntasks-per-node=1", "Open MPI": "--map-by ppr:1:node", "MPI": "-ppn 1"}
@@ -57,7 +59,7 @@ def allocation(variables: Mapping[str, str], leftovers: bool = False) -> Allocat
     """
     try:
         return _stated(variables, leftovers)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, ZeroDivisionError) as error:
         raise UsageError(
             f"the cluster's variables cannot be understood ({type(error).__name__}: {error}): give --nodes, "
             "--node-rank and --master."

@@ -90,6 +90,10 @@ def test_the_first_host_of_slurms_list(hosts, first):
         ({**SLURM, "SLURM_NODEID": "?"}, ("auto", None, None), r"variables cannot be understood \(ValueError"),
         ({**PADDLE_JOB, "HOSTNAME": "laptop"}, ("auto", None, None), r"variables cannot be understood"),
         ({}, ("many", None, None), r"--nodes many: give a number"),
+        ({**INDEXED, "PADDLE_DP_NODES": "1"}, ("auto", None, None), r"ValueError: number 1 of 1 nodes"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "0"}, ("auto", None, None), r"variables cannot be understood"),
+        ({**INDEXED, "JOB_COMPLETION_INDEX": "0", "PADDLE_DP_NODES": "1"}, ("2:auto", None, None),
+         r"--nodes 2:auto: Kubernetes has given this job 1 node"),
     ],
 )  # fmt: skip
 def test_what_is_unclear_or_contradicts_is_refused(options, variables, words, message):
