@@ -18,7 +18,7 @@ from paddle_dp.mesh.heartbeat import heartbeat
 from paddle_dp.train import Callback, Evaluation, Moment, Progress, Refusal, Run
 from paddle_dp.units import Every, Positive
 
-_HELD_OUT = "held_out"  # in best.json: the samples of the evaluation
+_SAMPLE_COUNT = "held_out"  # in best.json: the samples of the evaluation
 _WAITED = 0.2  # seconds of waiting for the previous checkpoint that are worth a line
 
 
@@ -121,7 +121,7 @@ class CheckpointCallback(Callback):
         value = _watched.read(name, evaluation, "checkpoint.best")
         if _watched.better(name, value, than=self._best):
             before, self._best = self._best, value
-            self._save(moment, {**evaluation.numbers, _HELD_OUT: evaluation.samples}, before)
+            self._save(moment, {**evaluation.numbers, _SAMPLE_COUNT: evaluation.samples}, before)
 
     def rewinding(self, moment: Moment) -> None:
         self._finish(moment)
@@ -303,7 +303,7 @@ class CheckpointCallback(Callback):
             return None
         numbers = checkpoints.best_numbers(self.folder)
         samples = loader.sampler.samples if loader is not None else 0
-        if (before := numbers.get(_HELD_OUT, samples)) != samples:
+        if (before := numbers.get(_SAMPLE_COUNT, samples)) != samples:
             self._warn(
                 f"{best.name} was the best of {before} held-out samples, and {samples} are evaluated now: the best is "
                 "chosen anew."
