@@ -150,7 +150,7 @@ def test_the_best_of_other_held_out_samples_is_no_best(
     found: Found,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """After a resume with another `evaluation.samples`: an accuracy of 1.0 on three samples stayed the best for good."""
+    """After a resume with another `evaluation.samples`, acc1 1.0 on three samples stayed the best for good."""
     tell(built(best="acc1"), "evaluated", 4, found(acc1=0.9))
     tell(built(begin=4, best="acc1"), "evaluated", 8, found(acc1=0.8))
     assert checkpoints.step_of(checkpoints.best(run.folder / "checkpoints")) == 4
