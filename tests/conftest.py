@@ -30,12 +30,12 @@ watch = Watch()
 GIB_A_WORKER = 3  # pytest, what waits to be forked, and a job of four ranks with its launcher
 # A file runs on one worker from its beginning to its end: one of these, begun last, would keep the others waiting.
 LONGEST_FIRST = (
-    "sim/test_layouts.py", "test_docs.py", "proof/test_verify.py", "test_configs.py", "test_how_to.py",
+    "sim/test_layouts.py", "test_docs.py", "cluster/test_ssh.py", "proof/test_verify.py", "test_configs.py", "test_how_to.py",
     "faults/test_refused_start.py", "proof/zoo/test_zoo.py", "faults/test_failures.py", "train/test_resume.py",
     "faults/test_ends.py",
     "launch/test_steady.py", "certificate/test_verified.py", "faults/test_stop_requests.py", "assembly/test_claims.py",
-    "faults/test_surroundings.py", "faults/test_strangers.py", "sim/test_memory.py", "train/test_run_folder.py",
-    "faults/test_standstill.py", "axes/test_sharding.py", "sim/test_resume.py", "axes/test_hybrid.py",
+    "faults/test_surroundings.py", "faults/test_strangers.py", "train/test_run_folder.py",
+    "faults/test_standstill.py", "axes/test_sharding.py", "axes/test_hybrid.py",
     "cli/test_cli.py", "audit/test_audit.py", "recipe/test_page.py", "proof/mutants/test_mutants.py",
     "axes/test_sequence.py", "launch/test_worker.py", "train/test_blame.py", "axes/test_pipeline.py",
     "identity/test_same_run.py", "test_private_names.py", "launch/test_script.py", "faults/test_first_cause.py",

@@ -65,7 +65,7 @@ def test_every_layout_learns_answers_as_one_process_does(tmp_path, settings, nam
     assert_same(many, truth(SHORT, "llama", more=more))
 
 
-@pytest.mark.parametrize("data", ["packed_texts", "chat"])
+@pytest.mark.parametrize("data", ["packed_texts", pytest.param("chat", marks=pytest.mark.long)])
 def test_a_resume_in_the_middle_of_an_epoch_goes_on_on_other_ranks(tmp_path, settings, data):
     """Six steps, in the second epoch, on two ranks, and the other four on three."""
     more = settings[data]

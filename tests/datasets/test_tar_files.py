@@ -318,6 +318,7 @@ def learn(path: str, folder: str, until: str, resume: bool = False) -> list[list
     return rows
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_ranks_learn_what_one_process_learns_also_when_resumed_in_an_epoch_on_another_number(
     tmp_path: Path, save_image: Callable[..., Path]

@@ -162,7 +162,10 @@ DIFFERENT: list[tuple[Callable[[], dict[str, Any]], str]] = [
         lambda: {"loss": {"use": "cross_entropy", "label_smoothing": 0.3}},
         "loss.label_smoothing: 0.0 on rank 0",
     ),
-    (lambda: {"callbacks": []}, 'callbacks: ["every 10 steps, reads", "always, reads"] on rank 0'),
+    (
+        lambda: {"callbacks": []},
+        'callbacks: ["every 10 steps, reads", "always, reads", "always, reads"] on rank 0',
+    ),
     (lambda: {"precision": "bfloat16"}, "precision: Precision(dtype='float32'"),
     (lambda: {"folder": f"/nowhere/{os.getpid()}"}, ""),
 ]

@@ -25,7 +25,11 @@ def layouts(use: str) -> list[str]:
     return [strategy for name, strategy in LAYOUTS.items() if use == "lion" or name != "tensor"]
 
 
-@pytest.mark.parametrize("use", OPTIMIZERS)
+# Muon has the most to place: matrices, marks of the whole model, and AdamW's states.
+QUICK = [pytest.param(use, marks=[] if use == "muon" else [pytest.mark.long]) for use in OPTIMIZERS]
+
+
+@pytest.mark.parametrize("use", QUICK)
 def test_every_layout_of_two_ranks_is_one_process(use: str, tmp_path: Any) -> None:
     optimizer = OPTIMIZERS[use]
     ranks = run_ranks(train_each, 2, str(tmp_path), layouts(use), optimizer=optimizer, timeout=300)
@@ -43,7 +47,7 @@ def test_three_ranks_are_one_process(use: str, tmp_path: Any) -> None:
         assert_same(many, truth(optimizer=optimizer))
 
 
-@pytest.mark.parametrize("use", OPTIMIZERS)
+@pytest.mark.parametrize("use", QUICK)
 def test_it_goes_on_in_another_layout(use: str, tmp_path: Any) -> None:
     """From two ranks with sharded states to one process, and from there to two stages."""
     optimizer = OPTIMIZERS[use]
@@ -55,7 +59,7 @@ def test_it_goes_on_in_another_layout(use: str, tmp_path: Any) -> None:
     assert_same(many, whole | {"rows": whole["rows"][5:]})
 
 
-@pytest.mark.parametrize("use", OPTIMIZERS)
+@pytest.mark.parametrize("use", QUICK)
 def test_a_resumed_run_has_the_bits_of_one_without_a_stop(use: str, tmp_path: Any) -> None:
     how = {"optimizer": OPTIMIZERS[use], "timeout": 300}
     run_ranks(train, 1, str(tmp_path), "{use: single}", "3 steps", **how)

@@ -47,6 +47,7 @@ def train(folder: str, words: str, width: int, batch: int, limit: float = 0) -> 
 SHARDED = "{use: hybrid, sharding: 2, sharding_stage: %d, recompute: %s}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("small", "width", "batch", "limit"),
     [  # with less than 22 and 16 MB stage 1 alone has no room
@@ -57,7 +58,6 @@ SHARDED = "{use: hybrid, sharding: 2, sharding_stage: %d, recompute: %s}"
             16,
             14e6,
             id="recompute, where activations are much",
-            marks=pytest.mark.long,
         ),
     ],
 )

@@ -44,6 +44,7 @@ def saved(folder: Path) -> dict[str, Any]:
     return weights(str(newest(folder / "checkpoints")))
 
 
+@pytest.mark.long
 def test_after_kill_9_the_device_goes_on_bit_for_bit(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     rows = run_ranks(train, 2, str(whole))[0]
