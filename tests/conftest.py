@@ -30,7 +30,8 @@ watch = Watch()
 GIB_A_WORKER = 3  # pytest, what waits to be forked, and a job of four ranks with its launcher
 # A file runs on one worker from its beginning to its end: one of these, begun last, would keep the others waiting.
 LONGEST_FIRST = (
-    "sim/test_layouts.py", "test_docs.py", "cluster/test_ssh.py", "proof/test_verify.py", "test_configs.py", "test_how_to.py",
+    "sim/test_layouts.py", "test_docs.py", "cluster/test_ssh.py", "proof/test_verify.py", "test_configs.py",
+    "test_how_to.py",
     "faults/test_refused_start.py", "proof/zoo/test_zoo.py", "faults/test_failures.py", "train/test_resume.py",
     "faults/test_ends.py",
     "launch/test_steady.py", "certificate/test_verified.py", "faults/test_stop_requests.py", "assembly/test_claims.py",

@@ -111,12 +111,18 @@ class Template:
                     f"message {number} has {mark[0]!r}, which would be read as a mark between turns: remove it"
                 )
         text = self.text(messages)
-        return text, [
-            self._turn(text, messages, n) for n, message in enumerate(messages) if is_learned(message)
-        ]
+        learned = [n for n, message in enumerate(messages) if is_learned(message)]
+        reasoning = messages[learned[-1]].get("reasoning_content") if learned else None
+        if reasoning and str(reasoning).strip() not in text:
+            raise WrongLineError(
+                f"message {learned[-1] + 1} has reasoning_content, which {self.name} does not write: write it "
+                "into content"
+            )
+        return text, [self._turn(text, messages, n) for n in learned]
 
     def _turn(self, text: str, messages: Sequence[Message], number: int) -> Turn:
-        """The slice of `text` that is learned of message `number`, found by writing another content in its place."""
+        """The slice of `text` that is learned of message `number`: from where a prompt ends, for `generate` asks so, to
+        the mark that ends the turn. The content is found by writing another one in its place."""
         other = {**messages[number], "content": _OTHER}
         before, *after = self.text([*messages[:number], other, *messages[number + 1 :]]).split(_OTHER)
         if len(after) != 1 or not (text.startswith(before) and text.endswith(after[0])):
@@ -126,12 +132,18 @@ class Template:
             )
         stop = len(text) - len(after[0])
         mark = re.compile(rf"\s*(?:{self._mark.pattern})").match(text, stop)
-        if mark is None and after[0].strip():
+        if mark is None or not mark[0].strip():
             raise WrongLineError(
                 f"{self.name} writes no special token behind message {number + 1}, so the model would not learn to end "
                 "its turn: change the template"
             )
-        return len(before), stop if mark is None else mark.end()
+        prompt = self.text(messages[:number], prompts=True) if number else before
+        if not before.startswith(prompt):
+            raise WrongLineError(
+                f"{self.name} begins an answer in another way than it writes message {number + 1}, so the model would "
+                "not be asked as it was taught: give the message weight 0, or change the template"
+            )
+        return len(prompt), mark.end()
 
 
 class ChatML(Template):

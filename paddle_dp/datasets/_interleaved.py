@@ -21,7 +21,8 @@ from paddle_dp.errors import DataError, UsageError
 from paddle_dp.structure import leaves, mapped, structure_of
 
 MOST_DRAWS = 2**30  # samples of an epoch; their order takes 8 bytes each in every rank
-_SHARED = ("tokenizer", "texts", "mask")  # attributes of text data sets, which checks and `generate` read
+# Attributes of text data sets, which checks and `generate` read.
+_SHARED = ("tokenizer", "texts", "mask", "template", "prompt", "answer")
 
 
 def integer_weights(weights: Iterable[float]) -> list[int]:

@@ -112,7 +112,7 @@ def _members(shard: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
                 if member.offset_data + member.size > size:
                     raise DataError(f"{shard} is cut off in its member {member.name}, or still being written")
                 last = f"its member {member.name}"
-                if member.isreg() and path.name[:1] not in (".", "_", ""):
+                if member.isreg() and not path.name.startswith((".", "__")):
                     yield member
             end = archive.offset
     except DataError:

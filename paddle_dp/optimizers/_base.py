@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paddle_dp.units import AboveZero, Rate
 
@@ -20,6 +20,9 @@ Named = Sequence[tuple[str, "Tensor"]]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
+    elementwise: ClassVar[bool] = True
+    """Whether the update of a slice is the slice of the update: without it, no axis cuts tensors."""
+
     weight_decay: Rate = 0.0
     """Strength of the decay of weights towards 0; biases and norms do not decay."""
 

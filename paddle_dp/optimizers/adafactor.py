@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paddle_dp.optimizers._base import Named, OptimizerConfig
 from paddle_dp.units import AboveZero
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(OptimizerConfig):
     """Each update first subtracts learning rate × `weight_decay` × weight."""
+
+    elementwise: ClassVar[bool] = False
 
     decay_rate: AboveZero = 0.8
     """The mean of squared gradients forgets a share t^-`decay_rate` of itself in update t."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paddle_dp.optimizers._base import Named, OptimizerConfig
 from paddle_dp.units import AboveZero, Probability, Rate
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(OptimizerConfig):
+    elementwise: ClassVar[bool] = False
+
     weight_decay: Rate = 0.01
     """`weight_decay` × weight is added to the update before it is scaled; biases and norms do not decay."""
 

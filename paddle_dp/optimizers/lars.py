@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paddle_dp.optimizers._base import Named, OptimizerConfig
 from paddle_dp.units import AboveZero, Probability, Rate
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(OptimizerConfig):
     """The step of a layer is `trust` × |weight| / (|gradient| + `weight_decay` × |weight|) times momentum's."""
+
+    elementwise: ClassVar[bool] = False
 
     weight_decay: Rate = 1e-4
     """`weight_decay` × weight is added to the clipped gradient; biases and norms do not decay."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paddle_dp.optimizers._base import Named, OptimizerConfig
 from paddle_dp.units import AboveZero, Positive, Probability, Rate
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Config(OptimizerConfig):
     """Hidden matrices are weights of linear layers and convolutions; `paddle-dp check` lists them, and all others."""
+
+    elementwise: ClassVar[bool] = False
 
     adamw: tuple[str, ...] | None = None
     """Patterns of parameters that are no hidden matrices, such as [head]; without it, the model's last linear layer."""

@@ -104,12 +104,15 @@ class Numerics:
         return 2 if self.low else 4
 
 
-def candidates(shape: Shape, ranks: int, flash: bool, tied: bool = False) -> Iterator[Candidate]:
+def candidates(
+    shape: Shape, ranks: int, flash: bool, tied: bool = False, elementwise: bool = True
+) -> Iterator[Candidate]:
     """Every layout of `ranks` ranks that can run, but for sharding stage 3 in a pipeline. Micro-batches have 1, 2, 4 …
     64 samples a rank, and divide the batch; tensor ranks also split the tokens between cut layers, where these are
-    divisible. `tied`: a weight is shared by the ends of the model, which sharding in a pipeline refuses."""
+    divisible. `tied`: a weight is shared by the ends of the model, which sharding in a pipeline refuses. Without an
+    `elementwise` optimizer no tensor is cut."""
     recomputes = recompute_choices(shape, flash)
-    for degrees in layouts(ranks):
+    for degrees in (degrees for degrees in layouts(ranks) if elementwise or degrees.tensor == 1):
         if shape.batch % degrees.dp_size or (tied and degrees.sharding > 1 and degrees.pipeline > 1):
             continue
         samples = shape.batch // degrees.dp_size

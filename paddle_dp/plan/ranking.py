@@ -67,7 +67,8 @@ class LayoutRanking:
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """A model, its batch and a device, for which layouts are ranked. `tied`: embedding and head share a weight."""
+    """A model, its batch and a device, for which layouts are ranked. `tied`: embedding and head share a weight.
+    `elementwise`: the optimizer computes element by element, so that tensors may be cut."""
 
     model: Transformer
     blocks: Blocks
@@ -75,6 +76,7 @@ class Planner:
     device: Device
     numerics: Numerics
     tied: bool = False
+    elementwise: bool = True
 
     @property
     def bars(self) -> BarClass:
@@ -83,7 +85,7 @@ class Planner:
 
     def ranking(self, ranks: int, current: Candidate | None = None) -> LayoutRanking:
         """Ranks every legal layout of so many cards; `current`: the recipe's own."""
-        choices = [*candidates(self.shape, ranks, self.numerics.flash, self.tied)]
+        choices = [*candidates(self.shape, ranks, self.numerics.flash, self.tied, self.elementwise)]
         if current is not None and current not in choices:
             choices.append(current)
         if not choices:

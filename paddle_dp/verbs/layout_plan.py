@@ -297,6 +297,7 @@ def planner_of(recipe: Recipe, as_hybrid: Recipe, device: Device) -> Planner:
         device=device,
         numerics=numerics,
         tied=tied,
+        elementwise=getattr(recipe.optimizer.config, "elementwise", True),
     )
 
 

@@ -150,10 +150,12 @@ LLAMA_2 = (
     "{% elif m.role == 'assistant' %}{% generation %}{{ ' ' + m.content | trim + ' ' + eos_token }}{%- endgeneration %}"
     "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
 )
-# The last answer begins with an empty thought, as in Qwen3.
+# The last answer begins with a thought, empty without reasoning_content, as in Qwen3; a prompt ends before it.
 THINKING = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if loop.last %}{{ '<think>\n\n</think>\n\n' }}"
-    "{% endif %}{{ m.content.split('</think>')[-1] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if loop.last and m.role == 'assistant' %}"
+    "{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}{% endif %}"
+    "{{ m.content.split('</think>')[-1] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
@@ -166,14 +168,31 @@ def template(jinja, *marks):
     ("jinja", "marks", "learned"),
     [
         (CHATML, ("<|im_end|>",), ["Nada 你好.<|im_end|>", "🎉!<|im_end|>"]),
-        (LLAMA_2, ("<s>", "</s>"), ["Nada 你好. </s>", "🎉! </s>"]),
-        (THINKING, ("<|im_end|>",), ["Nada 你好.<|im_end|>", "🎉!<|im_end|>"]),
+        (LLAMA_2, ("<s>", "</s>"), [" Nada 你好. </s>", " 🎉! </s>"]),
+        (THINKING, ("<|im_end|>",), ["Nada 你好.<|im_end|>", "<think>\n\n</think>\n\n🎉!<|im_end|>"]),
     ],
 )
 def test_answers_are_told_from_prompts_in_any_template(jinja, marks, learned):
     text, turns = template(jinja, *marks).write(messages(*TURNS[1:]))
     assert [text[slice(*turn)] for turn in turns] == learned
     assert all(content.split("</think>")[-1] in text for _, content in TURNS[1:])
+
+
+def test_what_follows_a_prompt_is_learned_and_a_thought_is_not_lost():
+    talk = messages(*TURNS[1:])
+    talk[-1]["reasoning_content"] = "a party"
+    text, turns = template(THINKING, "<|im_end|>").write(talk)
+    assert text[slice(*turns[-1])] == "<think>\na party\n</think>\n\n🎉!<|im_end|>"
+    with pytest.raises(WrongLineError, match="has reasoning_content, which the template does not write"):
+        template(CHATML, "<|im_end|>").write(talk)
+    other = CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>bot\\n'")
+    assert other != CHATML
+    with pytest.raises(WrongLineError, match="begins an answer in another way than it writes message 2"):
+        template(other, "<|im_end|>").write(messages(*TURNS[1:]))
+    with pytest.raises(WrongLineError, match="writes no special token behind message 2"):
+        template("{% for m in messages %}{{ m.content }}{% endfor %}").write(
+            messages(("user", "a"), ("assistant", "b"))
+        )
 
 
 def test_the_words_of_a_template_are_transformers(monkeypatch):

@@ -330,3 +330,15 @@ def test_ranks_learn_what_one_process_learns_also_when_resumed_in_an_epoch_on_an
     run_ranks(learn, 2, str(tmp_path), str(tmp_path / "2"), "6 steps")  # an epoch has 4
     for rows in run_ranks(learn, 3, str(tmp_path), str(tmp_path / "2"), "8 steps", resume=True):
         np.testing.assert_allclose(rows, alone[6:], rtol=1e-5)
+
+
+def test_a_name_may_begin_with_a_line_and_hidden_files_are_left_out(
+    tmp_path: Path, save_image: Callable[..., Path]
+) -> None:
+    """Names of videos begin with _ as with any letter: a class of them was gone."""
+    image, members = save_image(tmp_path / "a.png").read_bytes(), {}
+    for stem, label in (("_vid", b"1"), ("vid", b"0"), (".vid", b"2"), ("__meta__", b"2")):
+        members |= {f"{stem}.png": image, f"{stem}.cls": label}
+    tar_of(tmp_path / "train-0.tar", members)
+    data = config(tmp_path, cache=str(tmp_path / "cache"), train="train-0.tar").build("train")
+    assert sorted(int(data[number][1]) for number in range(len(data))) == [0, 1]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paddle_dp.mesh.degrees import Degrees
+from paddle_dp.part import read_part
 from paddle_dp.plan.activations import LOGIT_PEAK, Tokens
 from paddle_dp.plan.candidates import Candidate, Numerics, candidates, depths, micro_sizes, recompute_choices
 from paddle_dp.plan.devices import DEVICES
@@ -87,6 +88,16 @@ def test_shared_weights_keep_sharding_out_of_pipelines() -> None:
     assert any(c.degrees.sharding > 1 and c.degrees.pipeline > 1 for c in candidates(shape(), 4, flash=True))
     tied = [*candidates(shape(), 4, flash=True, tied=True)]
     assert tied and not any(c.degrees.sharding > 1 and c.degrees.pipeline > 1 for c in tied)
+
+
+def test_an_optimizer_of_whole_parameters_keeps_tensors_whole() -> None:
+    """`train` refuses muon under tensor cuts: a plan named such a layout first."""
+    choices = [*candidates(shape(), 4, flash=True, elementwise=False)]
+    assert choices and all(choice.degrees.tensor == 1 for choice in choices)
+    assert any(choice.degrees.tensor > 1 for choice in candidates(shape(), 4, flash=True))
+    for use in ("lamb", "lars", "adafactor", "muon"):
+        assert read_part("optimizers", {"use": use}).config.elementwise is False
+    assert read_part("optimizers", {"use": "lion"}).config.elementwise
 
 
 def test_micro_batches_divide_and_flash_attention_keeps_no_scores_to_recompute() -> None:

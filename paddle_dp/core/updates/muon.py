@@ -6,7 +6,7 @@ Parameters are marked on the whole model, before it is placed: a pipeline's stag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import paddle
@@ -106,14 +106,15 @@ def is_hidden_matrix(parameter: Tensor) -> bool:
 def mark(model: nn.Layer, adamw: Sequence[str] | None) -> None:
     """Marks each parameter of a whole model as a hidden matrix, the weight of a Linear or a convolution or a LoRA
     factor, or as another one. `adamw`: patterns of parameters and layers that are none; None: the last of those layers,
-    as a rule the head.
+    as a rule the head, unless the scores come from a weight that an embedding shares.
 
     A weight that an embedding shares is none. Raises RecipeError for a pattern that matches nothing.
     """
     layers = dict(model.named_sublayers(include_self=True))
     named = named_parameters(model)
     linears = [name for name, layer in layers.items() if isinstance(layer, _LAYERS)]
-    patterns = linears[-1:] if adamw is None else adamw
+    is_tied = any(len(names) > 1 and _embeds(layers, names) for names, _ in named)
+    patterns = (() if is_tied else linears[-1:]) if adamw is None else adamw
     _check_patterns(adamw or (), [names for names, _ in named])
     for names, parameter in named:
         hidden = (
@@ -122,6 +123,11 @@ def mark(model: nn.Layer, adamw: Sequence[str] | None) -> None:
             and not any(is_match(pattern, names) for pattern in patterns)
         )
         parameter.optimize_attr = {**parameter.optimize_attr, _MARK: hidden}
+
+
+def _embeds(layers: Mapping[str, nn.Layer], names: Sequence[str]) -> bool:
+    """Whether one of these names of a parameter is an embedding's."""
+    return any(isinstance(layers[name.rpartition(".")[0]], nn.Embedding) for name in names)
 
 
 def describe(model: nn.Layer) -> list[str]:

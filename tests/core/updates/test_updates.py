@@ -217,3 +217,15 @@ def test_the_states_of_a_matrix_have_the_sizes_that_the_docs_tell(name: str, siz
     muon.Config(adamw=()).prepare(model)
     shapes_by_state = config.build(0.1, list(model.named_parameters())).state_shapes(model.weight)
     assert sum(int(np.prod(shape)) for shape in shapes_by_state.values()) == size
+
+
+def test_no_hidden_matrix_counts_as_the_head_of_a_tied_model():
+    """The last linear layer of a tied GPT is the last block's `down`, and had AdamW's small rate."""
+    from models.gpt import Config
+    from paddle_dp.core.updates.muon import is_hidden_matrix, mark
+
+    for tied in (True, False):
+        model = Config(width=16, depth=1, heads=2, vocab=8, length=4, tied=tied).build()
+        mark(model, None)
+        matrices = [name for name, p in model.named_parameters() if is_hidden_matrix(p)]
+        assert [name.split(".")[2] for name in matrices] == ["qkv", "out", "up", "down"]
